@@ -1,0 +1,136 @@
+"""The command line: check, train, preview, export. Heavy imports stay inside the commands."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sslpipe.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Self-supervised contrastive pretraining on webdataset shards.",
+    epilog="Shards are made with `python -m tools.shards`; features are measured with "
+    "`python -m tools.evaluate`.",
+    rich_markup_mode="rich",
+)
+
+RecipePath = Annotated[Path, typer.Argument(help="A TOML recipe, e.g. recipes/demo.toml.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings instead of the recipe's."),
+]
+DataPath = Annotated[
+    str | None, typer.Option("--data", help="The data set's dataset.json: a path or a URL.")
+]
+
+
+@app.command(
+    epilog="Example: sslpipe check recipes/demo.toml --data out/demo/data/dataset.json "
+    "data.batch_size=512"
+)
+def check(recipe: RecipePath, overrides: Overrides = None, data: DataPath = None) -> None:
+    """Validate a recipe without training; print its settings, sizes and estimates."""
+    from sslpipe.check import check as check_recipe
+    from sslpipe.check import render
+    from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    Console().print(render(check_recipe(loaded, load_index(data) if data else None)))
+
+
+@app.command(
+    epilog="Examples: sslpipe train recipes/demo.toml --data out/demo/data/dataset.json "
+    "--run-dir runs/demo | accelerate launch --config_file launch/cpu2.yaml -m sslpipe train "
+    "recipes/demo.toml --data out/demo/data/dataset.json --run-dir runs/demo optim.peak_lr=0.1"
+)
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    data: Annotated[str, typer.Option("--data", help="The data set's dataset.json.")] = ...,  # type: ignore[assignment]
+    run_dir: Annotated[Path, typer.Option(help="Where the run lives; the same one resumes.")] = ...,  # type: ignore[assignment]
+) -> None:
+    """Pretrain, or go on where this run directory's last checkpoint ends."""
+    from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
+    from sslpipe.train import train as run
+
+    run(load_recipe(recipe, overrides or []), load_index(data), run_dir)
+
+
+@app.command(
+    epilog="Example: sslpipe preview recipes/demo.toml --data out/demo/data/dataset.json "
+    "--out views.png"
+)
+def preview(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    data: Annotated[str, typer.Option("--data", help="The data set's dataset.json.")] = ...,  # type: ignore[assignment]
+    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("views.png"),
+    images: Annotated[int, typer.Option(min=1, help="How many images.")] = 8,
+    ids: Annotated[list[int] | None, typer.Option(help="These samples instead.")] = None,
+    epoch: Annotated[int, typer.Option(min=0, help="The first epoch whose views are shown.")] = 0,
+) -> None:
+    """Draw images beside the views that training makes of them, with the parameters drawn."""
+    import numpy as np
+
+    from sslpipe.augment.preview import preview_grid
+    from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
+    from sslpipe.stateless import permutation
+    from sslpipe.train import build_augment
+
+    loaded, index = load_recipe(recipe, overrides or []), load_index(data)
+    split = index.split(loaded.data.split)
+    index.check_files(loaded.data.split, allow_pipe=loaded.run.allow_pipe)
+    wrong = [i for i in ids or [] if not 0 <= i < len(split)]
+    if wrong:
+        raise UserError(f"--ids {wrong[0]} is not in the split's 0 to {len(split) - 1}")
+    chosen = np.sort(ids or permutation(len(split), loaded.seed)[:images])
+    grid = preview_grid(
+        index,
+        split,
+        build_augment(loaded, index),
+        seed=loaded.seed,
+        epoch=epoch,
+        ids=chosen,
+        canvas_px=loaded.data.canvas_px,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    grid.save(out)
+    Console().print(f"{len(chosen)} images and their views: {out}", highlight=False)
+
+
+@app.command(
+    epilog="Example: sslpipe export runs/demo --out out/backbone --format safetensors,torchvision"
+)
+def export(
+    run: Annotated[Path, typer.Argument(help="The run directory of a training.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = ...,  # type: ignore[assignment]
+    format: Annotated[str, typer.Option(help="Formats, separated by commas.")] = "safetensors",
+) -> None:
+    """Write the trained backbone; each format is loaded again in a clean process and compared."""
+    from sslpipe.export import export_backbone
+
+    for name, path in export_backbone(run, out, tuple(format.split(","))).items():
+        Console().print(f"{name}: {path}, proved equal in a clean process", highlight=False)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit status 2."""
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True).print(
+            f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""dataset.json and the member offsets beside it: what is there, before anything is read.
+
+Layout of a data set, in one folder (or under one URL):
+
+    dataset.json                   the fields of `Manifest` below
+    train-000000.tar               webdataset: KEY.jpg|png|webp + optional KEY.cls, members adjacent
+    train-000000.offsets.npy       (samples, 3) int64: first byte of the sample's first tar header,
+                                   one past its last padded member, label (-1: none)
+
+A sample's id is its place in its split: shards in index order, samples in file order.
+"""
+
+import hashlib
+import io
+import json
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sslpipe.data.storage import join, read_bytes, size_of
+from sslpipe.errors import DataError
+from sslpipe.recipe import explain
+
+SCHEMA_VERSION = 1
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Triple = tuple[float, float, float]
+
+
+class ShardFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    file: str  # relative to dataset.json, or a URL
+    samples: int = Field(ge=1)
+    bytes: int = Field(ge=1)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    offsets: str  # the sidecar, relative to dataset.json
+    offsets_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Manifest(BaseModel):
+    """dataset.json. mean, std: RGB in [0, 1], of the train split; source, license: free text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schema_version: int
+    name: str
+    source: str = ""
+    license: str = ""
+    classes: tuple[str, ...] = ()  # names by label; empty where unlabelled
+    mean: Triple = IMAGENET_MEAN
+    std: Triple = IMAGENET_STD
+    splits: dict[str, tuple[ShardFile, ...]]
+
+
+class Split:
+    """One split's shards in index order, and where each sample lies in them."""
+
+    def __init__(self, folder: str, name: str, shards: tuple[ShardFile, ...]) -> None:
+        self.folder, self.name, self.shards = folder, name, shards
+        sizes = np.array([shard.samples for shard in shards], dtype=np.int64)
+        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # (shards + 1,)
+        self.offsets = cache(self._read_offsets)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def locate(self, ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Shard number and row within it for each sample id. (n,) -> (n,), (n,)."""
+        ids = np.asarray(ids, dtype=np.int64)
+        shard = np.searchsorted(self.starts, ids, side="right") - 1
+        return shard, ids - self.starts[shard]
+
+    def url(self, shard: int) -> str:
+        return join(self.folder, self.shards[shard].file)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """(samples,) int64, -1 for none; read from the sidecars, not from the tars."""
+        return np.concatenate([self.offsets(k)[:, 2] for k in range(len(self.shards))])
+
+    def _read_offsets(self, shard: int) -> NDArray[np.int64]:
+        """(samples, 3) int64: start, end, label."""
+        entry = self.shards[shard]
+        url = join(self.folder, entry.offsets)
+        raw = read_bytes(url)
+        if hashlib.sha256(raw).hexdigest() != entry.offsets_sha256:
+            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {_REINDEX}")
+        rows: NDArray[np.int64] = np.load(io.BytesIO(raw), allow_pickle=False)
+        if rows.shape != (entry.samples, 3) or rows.dtype != np.int64:
+            raise DataError(f"{url}: {rows.dtype} {rows.shape}, not int64 ({entry.samples}, 3)")
+        starts, ends = rows[:, 0], rows[:, 1]
+        if (starts < 0).any() or (ends <= starts).any() or (ends > entry.bytes).any():
+            raise DataError(f"{url}: offsets lie outside {entry.file}; {_REINDEX}")
+        return rows
+
+
+_REINDEX = "write the index again with `python -m tools.shards index`"
+
+
+class DatasetIndex:
+    """A data set's manifest, where it lies, and its sha256 (part of every run's digest)."""
+
+    def __init__(self, folder: str, manifest: Manifest, sha256: str) -> None:
+        self.folder, self.manifest, self.sha256 = folder, manifest, sha256
+
+    def split(self, name: str) -> Split:
+        if name not in self.manifest.splits:
+            known = ", ".join(sorted(self.manifest.splits))
+            raise DataError(f"{self.folder} has no split {name!r}; it has: {known}")
+        return Split(self.folder, name, self.manifest.splits[name])
+
+    def check_files(self, split: str, *, allow_pipe: bool = False) -> None:
+        """Raise one DataError naming every shard of the split that is missing or has another size."""
+        wrong = []
+        for shard in self.manifest.splits[split]:
+            if allow_pipe and shard.file.startswith("pipe:"):
+                continue  # a command's output has no size before it runs
+            size = size_of(join(self.folder, shard.file))
+            if size is None:
+                wrong.append(f"{shard.file} is missing")
+            elif size != shard.bytes:
+                wrong.append(f"{shard.file} has {size} bytes, the index says {shard.bytes}")
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise DataError(
+                f"{self.folder}, split {split!r}: {'; '.join(wrong[:5])}{more}. "
+                "Copy the shards again, or `python -m tools.shards verify` to see all damage"
+            )
+
+
+def load_index(location: str | Path) -> DatasetIndex:
+    """Read dataset.json. location: the file or its folder, a path or a URL.
+
+    Raises: DataError where it is missing, of another schema, or names a key that does not exist.
+    """
+    url = str(location)
+    if not url.endswith(".json"):
+        url = join(url, "dataset.json")
+    raw = read_bytes(url)
+    try:
+        tree: Any = json.loads(raw)
+    except ValueError as error:
+        raise DataError(f"{url} is not JSON: {error}") from error
+    version = tree.get("schema_version") if isinstance(tree, dict) else None
+    if version != SCHEMA_VERSION:
+        raise DataError(f"{url}: schema_version = {version!r}, this program reads {SCHEMA_VERSION}")
+    try:
+        manifest = Manifest.model_validate(tree)
+    except ValidationError as error:
+        raise DataError(explain(error, Manifest, url)) from None
+    return DatasetIndex(url.rpartition("/")[0] or ".", manifest, hashlib.sha256(raw).hexdigest())

@@ -1,0 +1,312 @@
+"""Batches of decoded images along the planned order, read and decoded ahead by threads.
+
+Threads, because the decoders release the GIL: nothing is pickled, and no byte is read twice.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.index import Split
+from sslpipe.data.order import Order, StreamPlan
+from sslpipe.data.reader import Raw, Reader
+from sslpipe.distributed import Shard
+from sslpipe.errors import DataError
+from sslpipe.recipe import Data, Run
+
+T = TypeVar("T")
+Image = NDArray[np.uint8]
+Integers = NDArray[np.int64]
+
+STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
+
+
+class Batch(NamedTuple):
+    """One rank's part of a global step; B rows, stream-major."""
+
+    images: Tensor  # (B, 3, H, W) uint8 RGB; each image in the top-left corner, the rest zero
+    sizes: Tensor  # (B, 2) int64, the valid height and width
+    labels: Tensor  # (B,) int64, -1 for none
+    ids: Tensor  # (B,) int64, the positions' samples: they name the random numbers
+    source_ids: Tensor  # (B,) int64, the samples really read: others than ids where one was bad
+    epoch: int
+
+    def to(self, device: torch.device) -> "Batch":
+        moved = [part.to(device, non_blocking=True) for part in self[:5]]
+        return Batch(moved[0], moved[1], moved[2], moved[3], moved[4], self.epoch)
+
+
+class Quarantined(NamedTuple):
+    """A sample that could not be used."""
+
+    id: int
+    shard: str
+    key: str
+    reason: str
+
+
+OnBad = Callable[[Quarantined], None]
+
+
+class ImageStore:
+    """Images by sample id: read, decoded, and kept where a cache is asked for.
+
+    canvas_px: longer images are reduced to it. on_bad: told once of each bad sample.
+    """
+
+    def __init__(self, reader: Reader, *, canvas_px: int, keep: bool, on_bad: OnBad) -> None:
+        self.reader, self.canvas_px, self.keep = reader, canvas_px, keep
+        self._kept: dict[int, Image] = {}
+        self._on_bad, self._bad, self._lock = on_bad, set[int](), threading.Lock()
+
+    def holds(self, sample_id: int) -> bool:
+        return sample_id in self._kept
+
+    def get(self, sample_id: int, raw: Raw | None = None) -> Image | None:
+        """(3, h, w) uint8, or None where the sample is bad. raw: its bytes, where already read."""
+        if sample_id in self._kept:
+            return self._kept[sample_id]
+        if sample_id in self._bad:
+            return None
+        raw = raw or self.reader.one(sample_id)
+        try:
+            if isinstance(raw.image, BadSample):
+                raise raw.image
+            image = decode(raw.image, self.canvas_px)
+        except BadSample as error:
+            self._report(sample_id, raw.key, str(error))
+            return None
+        if self.keep:
+            self._kept[sample_id] = image
+        return image
+
+    def _report(self, sample_id: int, key: str, reason: str) -> None:
+        with self._lock:
+            if sample_id in self._bad:  # another thread was first
+                return
+            self._bad.add(sample_id)
+        shard = int(self.reader.split.locate([sample_id])[0][0])
+        self._on_bad(Quarantined(sample_id, self.reader.split.shards[shard].file, key, reason))
+
+
+class _StreamReader:
+    """The raw samples of one stream, one window at a time."""
+
+    def __init__(self, order: Order, store: ImageStore, number: int) -> None:
+        self._order, self._store, self._number = order, store, number
+        self._window: tuple[int, int] = (-1, -1)
+        self._raw: dict[int, Raw] = {}
+
+    def take(self, step: int) -> tuple[list[int], list[Raw | None], StreamPlan, int]:
+        """Ids and bytes for a global step (None where the image is kept), the plan, the position."""
+        order = self._order
+        epoch, within = divmod(step, order.steps_per_epoch)
+        plan = order.epoch(epoch).stream(self._number)
+        share = order.batch_size // order.num_streams
+        begin = within * share
+        ids = plan.ids(begin, begin + share).tolist()
+        raws: list[Raw | None] = []
+        for position, sample_id in enumerate(ids, begin):
+            if self._store.holds(sample_id):
+                raws.append(None)
+                continue
+            window = plan.window_at(position)
+            if self._window != (epoch, window):
+                self._window = (epoch, window)
+                self._raw = self._read(plan, window)
+            raws.append(self._raw.get(sample_id))
+        return ids, raws, plan, begin
+
+    def _read(self, plan: StreamPlan, window: int) -> dict[int, Raw]:
+        ids = plan.window_ids(window)
+        wanted = ids[[not self._store.holds(i) for i in ids.tolist()]]
+        shard = int(plan.windows[window, 0])
+        rows = wanted - self._order.starts[shard]
+        return dict(zip(wanted.tolist(), self._store.reader.rows(shard, rows), strict=True))
+
+
+def batches(
+    split: Split,
+    order: Order,
+    data: Data,
+    run: Run,
+    shard: Shard,
+    *,
+    first_step: int = 0,
+    pin: bool = False,
+    on_bad: OnBad,
+) -> Iterator[Batch]:
+    """This rank's part of every global step from `first_step` on, endless.
+
+    The same arguments give the same batches, whatever run.num_workers, run.cache and shard are:
+    the ranks' parts, put together in rank order, are the one-process batch.
+    A bad sample's place is taken by the next good one half a segment further in its stream.
+    Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
+    """
+    reader = Reader(split, window_bytes=run.window_bytes, allow_pipe=run.allow_pipe)
+    store = ImageStore(reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad)
+    streams = range(
+        shard.rank * data.num_streams // shard.world,
+        (shard.rank + 1) * data.num_streams // shard.world,
+    )
+    readers = [_StreamReader(order, store, number) for number in streams]
+
+    def read(step: int) -> list[tuple[list[int], list[Raw | None], StreamPlan, int]]:
+        return [reader.take(step) for reader in readers]
+
+    def decoded(
+        taken: tuple[list[int], list[Raw | None], StreamPlan, int],
+    ) -> list[tuple[int, Image]]:
+        ids, raws, plan, begin = taken
+        return [
+            _image_or_stand_in(store, plan, position, sample_id, raw)
+            for position, (sample_id, raw) in enumerate(zip(ids, raws, strict=True), begin)
+        ]
+
+    def batch(step: int, parts: list[list[tuple[int, Image]]]) -> Batch:
+        epoch, ids = order.ids(step, streams)
+        rows = [row for part in parts for row in part]
+        return _collate(split, ids, rows, epoch, pin)
+
+    yield from _pipelined(
+        iter(count(first_step)), read, decoded, batch, run.num_workers, run.prefetch
+    )
+
+
+def one_pass(
+    split: Split,
+    *,
+    ids: Integers | None = None,
+    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    batch_size: int = 256,
+    canvas_px: int = 256,
+    num_workers: int = 2,
+    window_bytes: int = 64 * 2**20,
+    allow_pipe: bool = False,
+    on_bad: OnBad | None = None,
+) -> Iterator[Batch]:
+    """This rank's contiguous part of the samples, each exactly once, in id order.
+
+    ids: (n,) the samples wanted, sorted; all of the split by default. A bad sample is left out and
+    reported: to `on_bad`, or as a DataError where there is none.
+    """
+    wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
+    begin, end = (len(wanted) * r // shard.world for r in (shard.rank, shard.rank + 1))
+    wanted = wanted[begin:end]
+    reader = Reader(split, window_bytes=window_bytes, allow_pipe=allow_pipe)
+    store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse)
+
+    def read(start: int) -> list[tuple[Integers, list[Raw]]]:
+        part = wanted[start : start + batch_size]
+        shards, rows = split.locate(part)
+        return [
+            (part[shards == k], reader.rows(int(k), rows[shards == k])) for k in np.unique(shards)
+        ]
+
+    def decoded(taken: tuple[Integers, list[Raw]]) -> list[tuple[int, Image]]:
+        images = [
+            (i, store.get(i, raw)) for i, raw in zip(taken[0].tolist(), taken[1], strict=True)
+        ]
+        return [(sample_id, image) for sample_id, image in images if image is not None]
+
+    def batch(start: int, parts: list[list[tuple[int, Image]]]) -> Batch:
+        rows = [row for part in parts for row in part]
+        return _collate(split, np.array([i for i, _ in rows], np.int64), rows, 0, pin=False)
+
+    starts = iter(range(0, len(wanted), batch_size))
+    for result in _pipelined(starts, read, decoded, batch, num_workers, prefetch=4):
+        if len(result.ids):
+            yield result
+
+
+def _refuse(bad: Quarantined) -> None:
+    raise DataError(f"{bad.shard}, key {bad.key!r} (id {bad.id}): {bad.reason}")
+
+
+def _image_or_stand_in(
+    store: ImageStore, plan: StreamPlan, position: int, sample_id: int, raw: Raw | None
+) -> tuple[int, Image]:
+    image = store.get(sample_id, raw)
+    if image is not None:
+        return sample_id, image
+    for further in range(min(STAND_IN_TRIES, plan.length)):
+        place = (position + plan.length // 2 + further) % plan.length
+        candidate = int(plan.ids(place, place + 1)[0])
+        image = store.get(candidate)
+        if image is not None:
+            return candidate, image
+    raise DataError(
+        f"{min(STAND_IN_TRIES, plan.length)} samples in a row cannot be decoded, the last with id "
+        f"{candidate}; `python -m tools.shards verify` lists every bad one"
+    )
+
+
+def _collate(
+    split: Split, ids: Integers, rows: list[tuple[int, Image]], epoch: int, pin: bool
+) -> Batch:
+    sources = np.array([source for source, _ in rows], np.int64)
+    sizes = np.array([image.shape[1:] for _, image in rows], np.int64).reshape(-1, 2)
+    height, width = sizes.max(axis=0, initial=1)
+    if (sizes == (height, width)).all() and rows:
+        images = np.stack([image for _, image in rows])
+    else:
+        images = np.zeros((len(rows), 3, height, width), np.uint8)
+        for slot, (_, image) in zip(images, rows, strict=True):
+            slot[:, : image.shape[1], : image.shape[2]] = image
+    tensors = [
+        torch.from_numpy(part) for part in (images, sizes, split.labels[sources], ids, sources)
+    ]
+    if pin:
+        tensors = [tensor.pin_memory() for tensor in tensors]
+    return Batch(tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], epoch)
+
+
+Read = TypeVar("Read")
+Decoded = TypeVar("Decoded")
+
+
+def _pipelined(
+    items: Iterator[int],
+    read: Callable[[int], list[Read]],
+    decode_part: Callable[[Read], Decoded],
+    finish: Callable[[int, list[Decoded]], T],
+    num_workers: int,
+    prefetch: int,
+) -> Iterator[T]:
+    """finish(item, [decode_part(p) for p in read(item)]) for each item, in order, up to `prefetch`
+    items ahead: one thread reads in order, `num_workers` decode. 0 workers: all in the caller."""
+    if not num_workers:
+        for item in items:
+            yield finish(item, [decode_part(part) for part in read(item)])
+        return
+    with ExitStack() as stack:
+        reading = ThreadPoolExecutor(1, "sslpipe-read")
+        decoding = ThreadPoolExecutor(num_workers, "sslpipe-decode")
+        for pool in (
+            decoding,
+            reading,
+        ):  # left in the opposite order; what has not begun is dropped
+            stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+
+        def start(item: int) -> list[Future[Decoded]]:
+            return [decoding.submit(decode_part, part) for part in read(item)]
+
+        ahead: deque[tuple[int, Future[list[Future[Decoded]]]]] = deque()
+        for item in items:
+            ahead.append((item, reading.submit(start, item)))
+            if len(ahead) > prefetch:
+                done, parts = ahead.popleft()
+                yield finish(done, [part.result() for part in parts.result()])
+        while ahead:
+            done, parts = ahead.popleft()
+            yield finish(done, [part.result() for part in parts.result()])

@@ -1,0 +1,178 @@
+"""Which sample stands where: a pure function of integers, computed without reading anything.
+
+An epoch lays the shards, in a permuted order, end to end as one line of samples, turns the line
+by a drawn offset, and cuts it to a whole number of global batches. The line is split into
+`num_streams` equal segments; each segment is cut into windows (a contiguous run of one shard, at
+most `window` samples); the windows of a segment are permuted, and so are the samples in each. A
+global step takes `batch_size / num_streams` samples from every stream. Neither processes nor
+workers appear anywhere here, so they cannot change the order.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.errors import DataError
+from sslpipe.stateless import hash_integers, permutation
+
+ORDER_VERSION = 1  # part of every digest: raise it whenever an order below changes
+
+_SHARDS, _TURN, _WINDOWS, _SAMPLES, _HOLDOUT = range(5)  # names of independent draws
+
+Integers = NDArray[np.int64]
+
+
+def held_out(labels: Integers, count: int) -> Integers:
+    """Ids of a fixed, class-stratified slice: the lowest hashes of each class.
+
+    labels: (N,) int64. Class c gives its share of `count`, rounded to nearest. Samples without a
+    label (-1) are never taken. Returns sorted ids; empty where count is 0 or nothing is labelled.
+    """
+    labelled = np.flatnonzero(labels >= 0)
+    if not count or not len(labelled):
+        return np.zeros(0, np.int64)
+    if count >= len(labelled):
+        raise DataError(
+            f"data.holdout = {count} leaves nothing to train on; {len(labelled)} samples are labelled"
+        )
+    taken = []
+    for label in np.unique(labels[labelled]):
+        members = np.flatnonzero(labels == label)
+        share = round(count * len(members) / len(labelled))
+        taken.append(members[np.argsort(hash_integers(_HOLDOUT, members), kind="stable")[:share]])
+    return np.sort(np.concatenate(taken)).astype(np.int64)
+
+
+class Order:
+    """The order of a whole run over one split.
+
+    starts: (shards + 1,) first id of each shard, as Split.starts. without: sorted ids that are
+    never served. Raises: DataError where no global batch can be filled.
+    """
+
+    def __init__(
+        self,
+        starts: Integers,
+        *,
+        seed: int,
+        batch_size: int,
+        num_streams: int,
+        window: int,
+        without: Integers | None = None,
+    ) -> None:
+        self.seed, self.window = seed, window
+        self.batch_size, self.num_streams = batch_size, num_streams
+        self.starts = starts
+        without = np.zeros(0, np.int64) if without is None else without
+        cuts = np.searchsorted(without, starts)  # without[cuts[k]:cuts[k+1]] lie in shard k
+        # row j of these: how many kept samples of the shard precede its j-th excluded one
+        self._excluded = [
+            without[a:b] - start - np.arange(b - a)
+            for a, b, start in zip(cuts[:-1], cuts[1:], starts[:-1], strict=True)
+        ]
+        self.kept = np.diff(starts) - np.diff(cuts)  # (shards,) samples served, by shard
+        self.samples = int(self.kept.sum())
+        self.steps_per_epoch = self.samples // batch_size
+        if not self.steps_per_epoch:
+            raise DataError(
+                f"data.batch_size = {batch_size} is more than the {self.samples} samples to train on; "
+                f"use at most {self.samples}"
+            )
+        self.epoch = lru_cache(maxsize=2)(self._plan)
+
+    def rows(self, shard: int, kept: Integers) -> Integers:
+        """Rows in the shard's file of its samples number `kept` among those served."""
+        return kept + np.searchsorted(self._excluded[shard], kept, side="right")
+
+    def ids(self, step: int, streams: range) -> tuple[int, Integers]:
+        """The epoch, and the ids that the given streams serve in global step `step`, stream-major."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        share = self.batch_size // self.num_streams
+        plan = self.epoch(epoch)
+        parts = [plan.stream(s).ids(within * share, (within + 1) * share) for s in streams]
+        return epoch, np.concatenate(parts)
+
+    def _plan(self, epoch: int) -> "EpochPlan":
+        return EpochPlan(self, epoch)
+
+
+class EpochPlan:
+    """One epoch's line of samples and its segments."""
+
+    def __init__(self, order: Order, epoch: int) -> None:
+        self.order, self.epoch = order, epoch
+        shards = permutation(len(order.kept), order.seed, epoch, _SHARDS)
+        turn = int(hash_integers(order.seed, epoch, _TURN)) % order.samples
+        ends = np.cumsum(order.kept[shards])
+        starts = ends - order.kept[shards]
+        # The turned line: the shard at `turn` gives its later part first and its earlier part last.
+        first = int(np.searchsorted(ends, turn, side="right"))
+        pieces = [
+            np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)[first:],
+            np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)[: first + 1],
+        ]
+        line = np.concatenate(pieces)  # (shards + 1, 3): shard, first and last + 1 kept sample
+        line[0, 1] = line[-1, 2] = turn - starts[first]
+        line = line[line[:, 1] < line[:, 2]]
+        self.line = line
+        self.line_ends = np.cumsum(line[:, 2] - line[:, 1])
+        self.segment = order.steps_per_epoch * order.batch_size // order.num_streams
+        self.stream = lru_cache(maxsize=None)(self._stream)
+
+    def _stream(self, number: int) -> "StreamPlan":
+        return StreamPlan(self, number)
+
+
+class StreamPlan:
+    """One segment's windows in the order they are read, and the samples inside each."""
+
+    def __init__(self, plan: EpochPlan, number: int) -> None:
+        order = plan.order
+        self._order, self._epoch, self.length = order, plan.epoch, plan.segment
+        begin, end = number * plan.segment, (number + 1) * plan.segment
+        first, last = np.searchsorted(plan.line_ends, [begin, end - 1], side="right")
+        windows = []
+        for (shard, low, high), stop in zip(
+            plan.line[first : last + 1].tolist(),
+            plan.line_ends[first : last + 1].tolist(),
+            strict=True,
+        ):
+            start = stop - (high - low)  # where this piece begins on the line
+            low, high = low + max(0, begin - start), high - max(0, stop - end)
+            edges = np.arange(low, high, order.window)
+            windows.append(
+                np.stack(
+                    [
+                        np.full_like(edges, shard),
+                        edges,
+                        np.minimum(edges + order.window, high),
+                    ],
+                    axis=1,
+                )
+            )
+        every = np.concatenate(windows)  # (windows, 3): shard, first and last + 1 kept sample
+        self.windows = every[permutation(len(every), order.seed, plan.epoch, _WINDOWS, number)]
+        self.ends = np.cumsum(self.windows[:, 2] - self.windows[:, 1])  # (windows,) in the stream
+        self.window_ids = lru_cache(maxsize=2)(self._window_ids)
+
+    def window_at(self, position: int) -> int:
+        """Number of the window that holds the stream's sample `position`."""
+        return int(np.searchsorted(self.ends, position, side="right"))
+
+    def _window_ids(self, window: int) -> Integers:
+        shard, low, high = self.windows[window].tolist()
+        order = self._order
+        ids = order.starts[shard] + order.rows(shard, np.arange(low, high))
+        return ids[np.argsort(hash_integers(order.seed, self._epoch, _SAMPLES, ids), kind="stable")]
+
+    def ids(self, begin: int, end: int) -> Integers:
+        """Ids of the stream's samples begin to end - 1."""
+        parts = []
+        while begin < end:
+            window = self.window_at(begin)
+            stop = int(self.ends[window])
+            start = stop - int(self.windows[window, 2] - self.windows[window, 1])
+            parts.append(self.window_ids(window)[begin - start : min(end, stop) - start])
+            begin = min(end, stop)
+        return np.concatenate(parts)

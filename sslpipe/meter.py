@@ -1,0 +1,50 @@
+"""How fast training goes, and how much of the time it waits for data."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Meter:
+    """Speed between two readings, without the time spent in evaluation and in saving.
+
+    batch_size: images of a global step. flops: of a global step. peak: FLOP/s of one process's
+    device, None where unknown. world: processes.
+    """
+
+    def __init__(self, batch_size: int, flops: float, peak: float | None, world: int) -> None:
+        self._batch_size, self._flops = batch_size, flops
+        self._peak = peak * world if peak else None
+        self._begin_s = time.perf_counter()
+        self._wait_s, self._steps = 0.0, 0
+
+    def waiting(self, stream: Iterator[T]) -> Iterator[T]:
+        """The stream's items; the time each takes to come counts as waiting."""
+        while True:
+            begin_s = time.perf_counter()
+            item = next(stream)  # the stream is endless
+            self._wait_s += time.perf_counter() - begin_s
+            yield item
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        begin_s = time.perf_counter()
+        yield
+        self._begin_s += time.perf_counter() - begin_s
+
+    def read(self, steps_done: int) -> dict[str, float]:
+        """images_per_s, data_wait_percent and, where the peak is known, mfu_percent since the
+        last reading. steps_done: optimizer steps of this process so far."""
+        now_s = time.perf_counter()
+        elapsed_s, steps = now_s - self._begin_s, steps_done - self._steps
+        numbers = {
+            "images_per_s": self._batch_size * steps / elapsed_s,
+            "data_wait_percent": 100 * self._wait_s / elapsed_s,
+        }
+        if self._peak:
+            numbers["mfu_percent"] = 100 * self._flops * steps / elapsed_s / self._peak
+        self._begin_s, self._wait_s, self._steps = now_s, 0.0, steps_done
+        return numbers

@@ -1,0 +1,50 @@
+"""The wish to stop, from a signal or a file, and the marker that tells a batch script what came of it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+MARKERS = ("DONE", "PREEMPTED", "FAILED")  # exit codes do not survive a launcher; files do
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class StopRequest:
+    """True once SIGTERM, SIGUSR1 or Ctrl-C arrived, or the stop file exists. Call it every step.
+
+    The handlers only set a flag; the loop saves and ends. A second Ctrl-C ends at once.
+    stop_file: looked for at most once a second (the environment's SSLPIPE_STOP_FILE); rank 0 only.
+    """
+
+    def __init__(self, stop_file: str | None) -> None:
+        self._flag, self._looked_s = False, 0.0
+        self._stop_file = stop_file
+        self._old = {number: signal.signal(number, self._handle) for number in SIGNALS}
+
+    def __call__(self) -> bool:
+        now_s = time.monotonic()
+        if self._stop_file and not self._flag and now_s - self._looked_s >= 1.0:
+            self._looked_s = now_s
+            self._flag = os.path.exists(self._stop_file)
+        return self._flag
+
+    def restore_handlers(self) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._flag and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._flag = True
+
+
+def write_marker(run_dir: Path, marker: str, text: str = "") -> None:
+    """Leave exactly one of MARKERS in the run directory."""
+    clear_markers(run_dir)
+    (run_dir / marker).write_text(text + "\n")
+
+
+def clear_markers(run_dir: Path) -> None:
+    for name in MARKERS:
+        (run_dir / name).unlink(missing_ok=True)

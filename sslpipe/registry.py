@@ -1,0 +1,44 @@
+"""A table of names and constructors, and the one way from a recipe's section to an object."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.recipe import Component
+
+T = TypeVar("T")
+
+
+def build(
+    table: Mapping[str, Callable[..., T]], component: Component, *, section: str, **given: Any
+) -> T:
+    """Call the constructor that `component.kind` names with the recipe's arguments.
+
+    section: the recipe's section ("loss"), for messages. given: arguments that come from the
+    program, not from the recipe (mean and std of the data, say); one that the constructor
+    does not take is left out, and the recipe's own value wins.
+    Raises: RecipeError naming the key, its value and the nearest valid one.
+    """
+    if component.kind not in table:
+        hint = did_you_mean(component.kind, table)
+        raise RecipeError(
+            f"{section}.kind = {component.kind!r} is unknown{hint}; known: {', '.join(sorted(table))}"
+        )
+    constructor = table[component.kind]
+    parameters = inspect.signature(constructor).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments = component.arguments
+    for key in arguments:
+        if key not in parameters and not takes_any:
+            raise RecipeError(
+                f"{section}.{key} is not an argument of {section}.kind = {component.kind!r}"
+                f"{did_you_mean(key, parameters)}; it takes: {', '.join(parameters) or 'none'}"
+            )
+    given = {k: v for k, v in given.items() if (k in parameters or takes_any)}
+    try:
+        return constructor(**{**given, **arguments})
+    except RecipeError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"[{section}] kind = {component.kind!r}: {error}") from error

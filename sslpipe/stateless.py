@@ -1,0 +1,48 @@
+"""Random numbers as a pure function of integers: no generator, no state, nothing to save.
+
+Each number is splitmix64's finaliser (Steele, Lea and Flood 2014, OOPSLA, fig. 19; constants of
+variant 13) folded over the integers that name it. It depends on nothing else: not on the process,
+the worker, the batch, the platform or a library's version.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def hash_integers(*words: ArrayLike) -> NDArray[np.uint64]:
+    """One uniform 64-bit word for each tuple of integers; the arguments broadcast.
+
+    Order matters: (1, 2) and (2, 1) differ. Returns an array of the broadcast shape, uint64.
+    """
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
+        state = np.zeros((), np.uint64)
+        for word in words:
+            unsigned = np.asarray(word).astype(np.int64).astype(np.uint64)
+            state = _mix((state ^ _mix(unsigned + _GOLDEN)) + _GOLDEN)
+    return np.asarray(state)
+
+
+def uniform(seed: int, epoch: int, ids: ArrayLike, view: int, lanes: int) -> NDArray[np.float64]:
+    """Independent numbers in [0, 1) for one view of each sample.
+
+    ids: (n,) integers. Returns (n, lanes) float64; row i depends on (seed, epoch, ids[i], view) only.
+    """
+    rows = np.asarray(ids, dtype=np.int64)[:, None]
+    words = hash_integers(seed, epoch, rows, view, np.arange(lanes)[None, :])  # (n, lanes)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permutation(n: int, *words: int) -> NDArray[np.int64]:
+    """A permutation of range(n) named by `words`: the order of their hashes. Returns (n,) int64."""
+    keys: Any = hash_integers(*words, np.arange(n))
+    return np.argsort(keys, kind="stable").astype(np.int64)

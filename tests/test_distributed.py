@@ -1,0 +1,376 @@
+"""Ranks' talk and the global BatchNorm, each against what one process computes."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sslpipe.batchnorm import SyncBatchNorm, global_moments, sync_batchnorm
+from sslpipe.distributed import (
+    Shard,
+    agree,
+    all_gather_rows,
+    broadcast_object,
+    current_shard,
+    gather_objects,
+    gather_with_grad,
+    global_row_mean,
+    row_counts,
+)
+from sslpipe.losses import NTXentLoss
+from sslpipe.optim import build_optimizer, lr_at, set_lr
+from sslpipe.recipe import Optim
+from tests.processes import run_processes
+
+SPLITS = [(6, 6), (8, 4), (2, 10), (3, 4, 5), (3, 3, 3, 3), (5, 1, 0, 6)]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+
+
+def shares(x: Tensor, split: tuple[int, ...], shard: Shard) -> Tensor:
+    return x.split(split)[shard.rank]
+
+
+# -- talk ------------------------------------------------------------------------------------------
+
+
+def test_without_a_process_group_everything_is_the_identity() -> None:
+    x = torch.randn(5, 2, requires_grad=True)
+    assert current_shard() == Shard(0, 1)
+    assert row_counts(5) == (5,)
+    assert torch.equal(all_gather_rows(x), x)
+    assert not all_gather_rows(x).requires_grad
+    assert gather_with_grad(x) is x
+    assert torch.equal(global_row_mean(x[:, 0]), x[:, 0].mean())
+    assert [agree(flag) for flag in (True, False)] == [True, False]
+    assert broadcast_object({"a": 1}) == {"a": 1}
+    assert gather_objects("a") == ["a"]
+
+
+def _talk(shard: Shard, splits: list[tuple[int, ...]]) -> dict[str, object]:
+    for split in splits:
+        for dtype in DTYPES:
+            everyone = (torch.randn(12, 3, generator=torch.Generator().manual_seed(1)) * 9).to(
+                dtype
+            )
+            mine = shares(everyone, split, shard)
+            assert row_counts(len(mine)) == split
+            assert torch.equal(all_gather_rows(mine), everyone), (split, dtype)
+            assert torch.equal(all_gather_rows(mine[:, 0], split), everyone[:, 0])
+    return {
+        "nobody": agree(False),
+        "last": agree(shard.rank == shard.world - 1),
+        "all": agree(True),
+        "from_zero": broadcast_object({"precision": "bf16", "rank": shard.rank}),
+        "objects": gather_objects(("bad", shard.rank)),
+        "shard": current_shard(),
+    }
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_gathered_rows_stand_in_rank_order_and_flags_and_objects_agree(world: int) -> None:
+    splits = [split for split in SPLITS if len(split) == world]
+    for rank, said in enumerate(run_processes(_talk, world, splits)):
+        assert said == {
+            "nobody": False,
+            "last": True,
+            "all": True,
+            "from_zero": {"precision": "bf16", "rank": 0},
+            "objects": [("bad", r) for r in range(world)],
+            "shard": (rank, world),
+        }
+
+
+def _mean_square_of_cosines(w: Tensor, x: Tensor, everyone: Tensor, z: Tensor) -> Tensor:
+    """A row's value depends on all rows: what a metric loss looks like."""
+    del w, x
+    return ((z @ everyone.T).tanh().square().sum(1) / everyone.shape[0]).tanh()
+
+
+def _metric_loss(
+    shard: Shard, split: tuple[int, ...], x: Tensor, w: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    w = w.clone().requires_grad_()
+    mine = shares(x, split, shard)
+    z = mine @ w
+    z.retain_grad()
+    loss = global_row_mean(_mean_square_of_cosines(w, mine, gather_with_grad(z), z))
+    loss.backward()
+    assert w.grad is not None
+    assert z.grad is not None
+    for t in (w.grad, value := loss.detach().clone()):
+        dist.all_reduce(t)  # DDP's mean, and the mean of the local values
+        t /= shard.world
+    return value, w.grad, z.grad
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_gather_with_grad_and_row_mean_give_one_process_gradient(split: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 5, dtype=torch.float64)
+    w = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    z = x @ w
+    z.retain_grad()
+    expected = _mean_square_of_cosines(w, x, z, z).mean()
+    expected.backward()
+    assert w.grad is not None
+    assert z.grad is not None
+    answers = run_processes(_metric_loss, len(split), split, x, w.detach())
+    for value, grad_w, _ in answers:
+        torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(grad_w, w.grad, rtol=1e-12, atol=1e-15)
+    remote = torch.cat([grad_z for *_, grad_z in answers]) / len(split)
+    torch.testing.assert_close(remote, z.grad, rtol=1e-12, atol=1e-15)
+
+
+def _fail_on_rank_one(shard: Shard) -> None:
+    if shard.rank == 1:
+        raise ValueError("rank one has had enough")
+    dist.barrier()
+
+
+def test_a_failing_rank_ends_the_others_and_is_quoted() -> None:
+    with pytest.raises(AssertionError, match="rank one has had enough"):
+        run_processes(_fail_on_rank_one, 2)
+
+
+# -- BatchNorm -------------------------------------------------------------------------------------
+
+SHAPES = {1: (7,), 2: (6, 5), 3: (3, 4, 2), 0: ()}  # what follows (rows, channels)
+
+
+def _one_norm(
+    shape: tuple[int, ...], dtype: torch.dtype, momentum: float | None, affine: bool
+) -> nn.Module:
+    kind = [nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d][len(shape)]
+    torch.manual_seed(3)
+    norm = kind(4, momentum=momentum, affine=affine).to(dtype)
+    if affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return norm
+
+
+def _norm_cases() -> list[tuple[tuple[int, ...], float | None, bool]]:
+    return list(itertools.product(SHAPES.values(), (0.1, None), (True, False)))
+
+
+def _run_norm(norm: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
+    """Two training steps and an eval forward; the gradients of the second step."""
+    norm((x * 2 + 1).detach())
+    x = x.detach().requires_grad_()
+    y = norm(x)
+    y.backward(upstream)
+    assert x.grad is not None
+    grads = {f"grad_{name}": p.grad for name, p in norm.named_parameters()}
+    norm.eval()
+    out = {"y": y.detach(), "grad_x": x.grad, "evaluated": norm(x).detach(), **grads}
+    return {**out, **norm.state_dict()}
+
+
+def _norm_data(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(12, 4, *shape, generator=generator, dtype=torch.float64)
+    x = x * torch.rand(12, 1, *[1] * len(shape), generator=generator) + torch.arange(4.0).view(
+        1, 4, *[1] * len(shape)
+    )
+    return x, torch.randn(x.shape, generator=generator, dtype=torch.float64)
+
+
+def _norms(shard: Shard, splits: list[tuple[int, ...]]) -> list[dict[str, Tensor]]:
+    answers = []
+    for split in splits:
+        for shape, momentum, affine in _norm_cases():
+            norm = sync_batchnorm(_one_norm(shape, torch.float64, momentum, affine), shard.world)
+            assert isinstance(norm, SyncBatchNorm)
+            x, upstream = (shares(t, split, shard) for t in _norm_data(shape))
+            answers.append(_run_norm(norm, x, upstream))
+    return answers
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_sync_batchnorm_equals_one_process_in_value_gradient_and_statistics(world: int) -> None:
+    splits = [split for split in SPLITS if len(split) == world]
+    by_rank = run_processes(_norms, world, splits)
+    cases = [(split, *case) for split in splits for case in _norm_cases()]
+    for i, (_, shape, momentum, affine) in enumerate(cases):
+        norm = _one_norm(shape, torch.float64, momentum, affine)
+        expected = _run_norm(norm, *_norm_data(shape))
+        for key, value in expected.items():
+            parts = [answers[i][key] for answers in by_rank]
+            if key in ("y", "grad_x", "evaluated"):
+                torch.testing.assert_close(torch.cat(parts), value, rtol=1e-9, atol=1e-12)
+            elif key.startswith("grad_"):
+                total = torch.stack(parts).sum(0)  # each rank's share
+                torch.testing.assert_close(total, value, rtol=1e-9, atol=1e-12)
+            else:
+                for part in parts:  # buffers: the same on every rank
+                    torch.testing.assert_close(part, value, rtol=1e-9, atol=1e-12)
+
+
+def test_sync_batchnorm_passes_finite_differences() -> None:
+    norm = sync_batchnorm(nn.BatchNorm2d(3, track_running_stats=False).double(), 2)
+    x = torch.randn(4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: torch.func.functional_call(norm, {"weight": w, "bias": b}, (x,)),
+        (x, torch.rand(3).double().requires_grad_(), torch.rand(3).double().requires_grad_()),
+    )
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_moments_keep_their_digits_beside_a_large_mean(memory_format: torch.memory_format) -> None:
+    """float32 at mean 4096, spread 1: E[x^2] - E[x]^2 would be off by about 1."""
+    torch.manual_seed(0)
+    x = (torch.randn(64, 8, 16, 16) + 4096).to(memory_format=memory_format)
+    mean, var, count = global_moments(x)
+    exact_var, exact_mean = torch.var_mean(x.double(), dim=(0, 2, 3), correction=0)
+    torch.testing.assert_close(mean, exact_mean, rtol=1e-9, atol=0)
+    torch.testing.assert_close(var, exact_var, rtol=1e-5, atol=0)
+    assert count == 64 * 16 * 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_dtype_and_memory_format_with_float32_statistics(
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 4, 6, 6, dtype=dtype).to(memory_format=torch.channels_last)
+    norm, plain = SyncBatchNorm(4), nn.BatchNorm2d(4)
+    wide = x.detach().float().requires_grad_()
+    x.requires_grad_()
+    y, expected = norm(x), plain(wide)
+    upstream = torch.randn(y.shape).to(dtype)
+    y.backward(upstream)
+    expected.backward(upstream.float())
+    assert y.dtype is dtype
+    assert x.grad is not None
+    assert wide.grad is not None
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert x.grad.is_contiguous(memory_format=torch.channels_last)
+    one_rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(y.float(), expected, rtol=one_rounding, atol=one_rounding)
+    torch.testing.assert_close(x.grad.float(), wide.grad, rtol=one_rounding, atol=one_rounding)
+    torch.testing.assert_close(norm.running_var, plain.running_var, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(norm.running_mean, plain.running_mean, rtol=1e-5, atol=1e-6)
+
+
+def test_conversion_keeps_names_values_mode_and_order_of_a_real_backbone() -> None:
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    plain = resnet18(num_classes=3)
+    torch.manual_seed(0)
+    model = resnet18(num_classes=3)
+    assert sync_batchnorm(model, 1) is model
+    assert not any(isinstance(m, SyncBatchNorm) for m in model.modules())
+    parameters = list(model.parameters())
+    model.layer1.eval()
+    model = sync_batchnorm(model, 2)
+    assert sum(isinstance(m, SyncBatchNorm) for m in model.modules()) == 20
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert not model.layer1[0].bn1.training
+    assert model.layer2[0].bn1.training
+    plain.load_state_dict(model.state_dict(), strict=True)
+    x = torch.randn(2, 3, 32, 32)
+    model.train()
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+def test_conversion_keeps_timms_activation_and_refuses_an_unknown_norm() -> None:
+    from timm.layers import BatchNormAct2d
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 5, 5)
+    norm = sync_batchnorm(BatchNormAct2d(3), 2)
+    assert isinstance(norm, SyncBatchNorm)
+    torch.testing.assert_close(norm(x), F.relu(nn.BatchNorm2d(3)(x)))
+
+    class Doubled(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    with pytest.raises(TypeError, match="Doubled is a BatchNorm with a forward of its own"):
+        sync_batchnorm(nn.Sequential(Doubled(3)), 2)
+
+
+# -- a small run under DDP -------------------------------------------------------------------------
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 16, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Linear(6, 5),
+    ).double()
+
+
+OPTIMS = {
+    "sgd": Optim(kind="sgd", peak_lr=0.3, weight_decay=1e-3, warmup_steps=2),
+    "lars": Optim(
+        kind="lars", peak_lr=2.0, weight_decay=1e-3, warmup_steps=2, trust_coefficient=0.05
+    ),
+    "adamw": Optim(kind="adamw", peak_lr=0.01, weight_decay=0.1, warmup_steps=2),
+}
+
+
+def _steps(
+    shard: Shard, split: tuple[int, ...], kind: str, first: Tensor, second: Tensor, ids: Tensor
+) -> dict[str, object]:
+    """Five steps on 12 images; everything that has to be the same for any number of processes."""
+    model = sync_batchnorm(_net(), shard.world)
+    wrapped: nn.Module = model
+    if shard.world > 1:
+        wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+    loss_fn, optim = NTXentLoss(0.2, tile_rows=5), OPTIMS[kind]
+    optimizer = build_optimizer(model, optim)
+    losses, rates, grads = [], [], {}
+    for step in range(5):
+        rates.append(set_lr(optimizer, lr_at(step, optim, steps=6)))
+        views = torch.cat([shares(first[step], split, shard), shares(second[step], split, shard)])
+        z_a, z_b = wrapped(views).chunk(2)
+        loss = loss_fn(z_a, z_b, ids=shares(ids, split, shard), labels=None)
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"losses": losses, "rates": rates, "grads": grads, "state": model.state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("split", "kind"),
+    [
+        ((6, 6), "sgd"),
+        ((8, 4), "sgd"),
+        ((2, 10), "lars"),
+        ((3, 4, 5), "sgd"),
+        ((3, 3, 3, 3), "lars"),
+        ((5, 1, 2, 4), "adamw"),
+    ],
+)
+def test_five_steps_under_ddp_equal_one_process(split: tuple[int, ...], kind: str) -> None:
+    torch.manual_seed(1)
+    first, second = torch.randn(2, 5, 12, 3, 4, 4, dtype=torch.float64).unbind(0)
+    ids = torch.arange(12)
+    ids[7] = ids[2]  # twins on different ranks
+    expected = _steps(Shard(), (12,), kind, first, second, ids)
+    answers = run_processes(_steps, len(split), split, kind, first, second, ids)
+    for answer in answers:
+        assert answer["losses"] == answers[0]["losses"]  # bitwise equal on all ranks
+        torch.testing.assert_close(answer["losses"], expected["losses"], rtol=1e-9, atol=0)
+        assert answer["rates"] == expected["rates"]
+        for what in ("grads", "state"):
+            torch.testing.assert_close(answer[what], expected[what], rtol=1e-9, atol=1e-12)
