@@ -47,7 +47,7 @@ class StepGuard:
         skips the step itself and lowers its scale; the buffers go back all the same.
         Raises: UserError after max_bad_steps non-finite steps in a row.
         """
-        value, norm = float(loss), float(grad_norm)
+        value, norm = float(loss.detach()), float(grad_norm)
         overflow = accelerator.scaler is not None and math.isfinite(value)
         if math.isfinite(value) and (math.isfinite(norm) or overflow):
             optimizer.step()

@@ -105,11 +105,13 @@ class RunLog:
 
     def say(self, text: str) -> None:
         if self.enabled:
-            self.console.print(text, highlight=False, markup=False)
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         if self.enabled:
-            self.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
+            self.console.print(
+                f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True
+            )
 
     def close(self) -> None:
         if not self.enabled:

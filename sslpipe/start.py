@@ -29,9 +29,13 @@ def start_processes(recipe: Recipe) -> Shard:
     if recipe.run.device == "cuda" and wants_cpu:
         raise RecipeError("run.device = 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'")
     timeout = timedelta(seconds=recipe.run.timeout_s)
-    distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    state = PartialState(cpu=wants_cpu, **({"timeout": timeout} if distributed else {}))
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    launched = int(os.environ.get("WORLD_SIZE", "1"))  # read first: accelerate overwrites it
+    if launched > 1 and "LOCAL_RANK" not in os.environ:
+        raise UserError(
+            f"WORLD_SIZE = {launched} is set, but no launcher started this one process; unset it, "
+            "or start with `accelerate launch --config_file launch/...`"
+        )
+    state = PartialState(cpu=wants_cpu, **({"timeout": timeout} if launched > 1 else {}))
     if launched != state.num_processes:
         raise UserError(
             f"the launcher started WORLD_SIZE = {launched} processes, but accelerate joined "

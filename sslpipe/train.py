@@ -3,12 +3,14 @@
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.batchnorm import sync_batchnorm
@@ -16,10 +18,10 @@ from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.loader import Quarantined, batches
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
-from sslpipe.batchnorm import sync_batchnorm
-from sslpipe.distributed import Shard, agree, gather_objects
+from sslpipe.distributed import Shard, agree, broadcast_object, gather_objects
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.monitor import monitor
+from sslpipe.faults import fault
 from sslpipe.flops import peak_flops, step_flops
 from sslpipe.guard import StepGuard
 from sslpipe.health import health
@@ -99,13 +101,16 @@ def _train(
 
     flops = step_flops(model, recipe.data.batch_size, augment.crop_px)
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    model = model.to(device, dtype, memory_format=torch.channels_last)
+    model = model.to(device, dtype).to(memory_format=torch.channels_last)
     if recipe.batchnorm == "global":
         model = sync_batchnorm(model, shard.world)
     optimizer = build_optimizer(model, recipe.optim)
-    wrapped, optimizer = accelerator.prepare(
-        torch.compile(model) if every.compile else model, optimizer
-    )  # never the data (the stream shards itself), never the schedule (it would step W times)
+    with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate does not yet
+        warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+        # never the data (the stream shards itself), never the schedule (it would step W times)
+        wrapped, optimizer = accelerator.prepare(
+            torch.compile(model) if every.compile else model, optimizer
+        )
 
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loss": loss_fn}
     if accelerator.scaler is not None:
@@ -139,6 +144,7 @@ def _train(
     )
     if warning := stem_warning(recipe.backbone, augment.crop_px):
         log.warn(warning)
+    view = eval_view_for(augment.crop_px, index.manifest.mean, index.manifest.std)
     holdout_ids = held_out(split.labels, recipe.data.holdout)
     if every.monitor_steps and not len(holdout_ids):
         log.warn(
@@ -183,6 +189,7 @@ def _train(
             guard.step_or_undo(accelerator, optimizer, step, batch.ids, loss, grad_norm)
 
             done = step + 1
+            fault("train.step")
             log.step_done(done)
             if _due(done, every.log_steps) or done == steps:  # all ranks; rank 0 writes
                 quarantined += _collect(bad, log)
@@ -190,7 +197,7 @@ def _train(
                 log.train(
                     done,
                     {
-                        "loss": float(loss),
+                        "loss": float(loss.detach()),
                         "lr": lr,
                         "grad_norm": float(grad_norm),
                         "epoch": done / order.steps_per_epoch,

@@ -1,0 +1,40 @@
+# `make demo` and `make test` set up everything that they need with pip alone.
+PYTHON ?= python3.11
+VENV := .venv
+RUN := $(VENV)/bin
+OUT ?= out/demo
+# SHORT=1: a demo of about a minute, for a first look and for CI; its numbers mean nothing
+STEPS := $(if $(SHORT),steps=40 optim.warmup_steps=10 run.monitor_steps=20)
+
+.PHONY: demo test check bench clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/pip install --quiet --upgrade pip
+	$(RUN)/pip install --quiet -e ".[dev,report]"
+	touch $@
+
+demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluation -> export -> report
+	$(RUN)/python -m tools.shards build $(OUT)/data --source idx --root assets/fashion-mnist-10k --test-fraction 0.2 --scatter
+	$(RUN)/sslpipe check recipes/demo.toml --data $(OUT)/data/dataset.json $(STEPS)
+	$(RUN)/sslpipe preview recipes/demo.toml --data $(OUT)/data/dataset.json --out $(OUT)/run/views.png
+	OMP_NUM_THREADS=1 $(RUN)/accelerate launch --config_file launch/cpu2.yaml -m sslpipe train recipes/demo.toml --data $(OUT)/data/dataset.json --run-dir $(OUT)/run $(STEPS)
+	$(RUN)/python -m tools.evaluate suite $(OUT)/run --data $(OUT)/data/dataset.json
+	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format safetensors
+	$(RUN)/python -m tools.report $(OUT)/run --data $(OUT)/data/dataset.json
+
+test: $(VENV)/.installed  ## the whole suite, on 2 cores in under 8 minutes
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest
+
+check: $(VENV)/.installed  ## everything that must be clean before a commit
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest
+
+bench: $(VENV)/.installed  ## ours against the peers, which the extra `bench` installs
+	$(RUN)/pip install --quiet -e ".[bench]"
+	$(RUN)/python -m benchmarks.nt_xent
+
+clean:  ## the demo's output, not the environment
+	rm -rf out

@@ -1,0 +1,48 @@
+"""Is the backbone getting better? kNN inside a slice of train that training never sees."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import Split
+from sslpipe.distributed import Shard
+from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.knn import knn
+
+MONITOR_K = 20  # DINO's script reports its best at 10 and 20
+
+
+def monitor(
+    backbone: nn.Module,
+    view: EvalView,
+    split: Split,
+    ids: NDArray[np.int64],
+    shard: Shard,
+    *,
+    canvas_px: int,
+    num_workers: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """Leave-one-out weighted kNN over the held-out samples `ids`: {"holdout_knn": top-1 in [0, 1]}.
+
+    Every rank embeds its part and has all rows afterwards; train or eval mode, weights and buffers
+    are as before. A sample that cannot be decoded is left out.
+    """
+    features = embed(
+        backbone,
+        view,
+        split,
+        ids=ids,
+        shard=shard,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        device=device,
+        on_bad=lambda _: None,  # quarantine.jsonl lists what training meets; this is a monitor
+    )
+    if shard.rank != 0:
+        return {}
+    k = min(MONITOR_K, len(features.ids) - 1)
+    (accuracy,) = knn(features, features, k=(k,), exclude_same_id=True).values()
+    return {"holdout_knn": accuracy}

@@ -1,0 +1,90 @@
+"""Promise 1: the recipe decides the run; the machine does not."""
+
+import pytest
+import torch
+
+from sslpipe.log import read_metrics
+from tests.dataset import write_dataset
+from tests.runs import RECIPE, final_weights, train_over, write_recipe
+
+FP64 = ("optim.precision=fp64", "steps=5", "run.monitor_steps=5")
+OPTIMIZERS = {
+    "sgd": ("optim.kind=sgd", "optim.peak_lr=0.05", "optim.nesterov=true"),
+    "adamw": ("optim.kind=adamw", "optim.peak_lr=0.001"),
+    "lars": ("optim.kind=lars", "optim.peak_lr=0.5"),
+}
+# Equal from step to step: measured on W = 1, 2, 4 in float64, relative
+TOLERANCE = 1e-9
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
+
+
+@pytest.fixture(scope="module")
+def one_process(data, tmp_path_factory):
+    """Optimizer name -> run directory and what one process saw."""
+    folder = tmp_path_factory.mktemp("one")
+    recipe = write_recipe(folder)
+    return {
+        name: (folder / name, train_over(1, recipe, data, folder / name, *FP64, *settings))
+        for name, settings in OPTIMIZERS.items()
+    }
+
+
+@pytest.mark.parametrize(("world", "optimizer"), [(2, "sgd"), (4, "sgd"), (2, "adamw"), (2, "lars")])
+def test_processes_change_neither_samples_nor_draws_nor_numbers(
+    data, one_process, tmp_path, world, optimizer
+):
+    run_dir, [(_, whole)] = one_process[optimizer]
+    recipe = write_recipe(tmp_path)
+    ranks = train_over(world, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS[optimizer])
+    for step, (ids, drawn) in enumerate(whole):
+        parts = [seen[step] for _, seen in ranks]
+        assert torch.equal(torch.cat([part[0] for part in parts]), ids)
+        rows = len(ids) // world
+        for number, tensor in enumerate(drawn):  # (2B, ...): all first views, then all second
+            first = torch.cat([part[1][number][:rows] for part in parts])
+            second = torch.cat([part[1][number][rows:] for part in parts])
+            assert torch.equal(torch.cat([first, second]), tensor)
+    expected, found = read_metrics(run_dir), read_metrics(tmp_path / "run")
+    assert len(found) == len(expected) == 5
+    for a, b in zip(expected, found, strict=True):
+        assert a["lr"] == b["lr"]
+        assert a["negatives_per_anchor"] == b["negatives_per_anchor"] == 2 * 16 - 2
+        for key in ("loss", "grad_norm", "alignment", "uniformity", "effective_rank"):
+            assert b[key] == pytest.approx(a[key], rel=1e-6 if key == "uniformity" else TOLERANCE)
+    assert_equal_weights(final_weights(run_dir), final_weights(tmp_path / "run"))
+    knn = [read_metrics(folder, "eval")[-1]["holdout_knn"] for folder in (run_dir, tmp_path / "run")]
+    assert knn[0] == knn[1]
+
+
+def assert_equal_weights(expected, found):
+    assert expected.keys() == found.keys()
+    assert any("running_var" in key for key in expected)  # BatchNorm's statistics are among them
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
+
+
+@pytest.mark.parametrize(
+    "run", ["run.num_workers=0", "run.cache=memory", "run.window_bytes=1", "run.log_steps=3"]
+)
+def test_settings_of_run_change_no_weight(data, one_process, tmp_path, run):
+    run_dir, _ = one_process["sgd"]
+    recipe = write_recipe(tmp_path)
+    train_over(1, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS["sgd"], run)
+    found = final_weights(tmp_path / "run")
+    for key, value in final_weights(run_dir).items():
+        assert torch.equal(found[key], value), key
+
+
+def test_local_batchnorm_depends_on_the_process_count_as_it_says(data, tmp_path):
+    recipe = write_recipe(tmp_path, RECIPE.replace("steps = 12", 'steps = 2\nbatchnorm = "local"'))
+    for world in (1, 2):
+        train_over(world, recipe, data, tmp_path / str(world), "optim.precision=fp64")
+    one, two = (final_weights(tmp_path / str(world)) for world in (1, 2))
+    key = "backbone.stem.1.running_mean" if "backbone.stem.1.running_mean" in one else next(
+        key for key in one if key.endswith("running_mean")
+    )
+    assert not torch.allclose(one[key], two[key], rtol=1e-6)

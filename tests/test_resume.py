@@ -1,0 +1,172 @@
+"""Promise 2: stop anywhere, go on exactly."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from sslpipe.log import read_metrics
+from tests.dataset import write_dataset
+from tests.processes import run_processes
+from tests.runs import ROOT, command_line, final_weights, train_in_rank, train_over, write_recipe
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
+
+
+@pytest.fixture(scope="module")
+def straight(data, tmp_path_factory):
+    """World -> the run directory of a run that nothing stopped (7 steps are an epoch; it has 12)."""
+    folder = tmp_path_factory.mktemp("straight")
+    recipe = write_recipe(folder)
+    for world in (1, 2):
+        train_over(world, recipe, data, folder / str(world))
+    return folder
+
+
+def assert_bitwise(expected, found):
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
+def killed_in_rank(shard, point, *arguments):
+    os.environ["SSLPIPE_FAULT"] = point
+    train_in_rank(shard, *arguments)
+
+
+POINTS = (
+    "train.step:3",  # before the first save
+    "train.step:7",  # on the last step of the epoch
+    "train.step:9",  # in the middle of the second
+    "checkpoint.model:2",
+    "checkpoint.before_manifest:2",
+    "checkpoint.before_rename:1",
+    "checkpoint.before_prune:2",
+)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(
+    data, straight, tmp_path, point, world
+):
+    recipe = write_recipe(tmp_path)
+    arguments = (str(recipe), str(data), str(tmp_path / "run"))
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(killed_in_rank, world, point, *arguments)
+    assert not (tmp_path / "run" / "DONE").exists()
+    done = [last for last, _ in train_over(world, recipe, data, tmp_path / "run")]
+    assert done == [12] * world
+    assert_bitwise(final_weights(straight / str(world)), final_weights(tmp_path / "run"))
+    expected = {m["step"]: m["loss"] for m in read_metrics(straight / str(world))}
+    assert {m["step"]: m["loss"] for m in read_metrics(tmp_path / "run")} == expected
+
+
+def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the_save(
+    data, straight, tmp_path
+):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    command = ["train", str(recipe), "--data", str(data), "--run-dir", str(run_dir)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sslpipe", *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not (run_dir / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    last = read_metrics(run_dir)[-1]["step"]
+    result = command_line(*command)
+    assert result.returncode == 0, result.stderr
+    assert "going on from step 5" in result.stderr or last >= 10
+    assert_bitwise(final_weights(straight / "1"), final_weights(run_dir))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_resumed_with_another_process_count_it_sees_the_same_samples(
+    data, tmp_path, before, after
+):
+    recipe, fp64 = write_recipe(tmp_path), "optim.precision=fp64"
+    arguments = (str(recipe), str(data), str(tmp_path / "run"), fp64)
+    with pytest.raises(AssertionError):
+        run_processes(killed_in_rank, before, "train.step:6", *arguments)
+    ranks = train_over(after, recipe, data, tmp_path / "run", fp64)
+    [(_, whole)] = train_over(1, recipe, data, tmp_path / "reference", fp64)
+    assert len(ranks[0][1]) == 7  # steps 5 to 11: the save was after 5
+    for step in range(7):
+        ids = torch.cat([seen[step][0] for _, seen in ranks])
+        assert torch.equal(ids, whole[5 + step][0])
+    expected = final_weights(tmp_path / "reference")
+    for key, value in final_weights(tmp_path / "run").items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-11)
+
+
+def signalled_in_rank(shard, number, *arguments):
+    """Rank 1 alone is signalled, at its third step."""
+    import sslpipe.train
+
+    original, steps = sslpipe.train.draws, []
+
+    def signalling(*args):
+        steps.append(1)
+        if len(steps) == 3 and shard.rank == shard.world - 1:
+            os.kill(os.getpid(), number)
+        return original(*args)
+
+    sslpipe.train.draws = signalling
+    return train_in_rank(shard, *arguments)[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_run_goes_on(
+    data, straight, tmp_path, number
+):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    arguments = (str(recipe), str(data), str(run_dir))
+    assert run_processes(signalled_in_rank, 2, number, *arguments) == [3, 3]
+    assert (run_dir / "PREEMPTED").read_text() == "step 3\n"
+    assert [last for last, _ in train_over(2, recipe, data, run_dir)] == [12, 12]
+    assert not (run_dir / "PREEMPTED").exists()
+    assert (run_dir / "DONE").exists()
+    assert_bitwise(final_weights(straight / "2"), final_weights(run_dir))
+
+
+def test_a_stop_file_stops_the_run(data, tmp_path):
+    stop = tmp_path / "STOP"
+    stop.touch()
+    command = ["train", str(write_recipe(tmp_path)), "--data", str(data)]
+    result = command_line(
+        *command, "--run-dir", str(tmp_path / "run"), SSLPIPE_STOP_FILE=str(stop)
+    )
+    assert result.returncode == 0
+    assert (tmp_path / "run" / "PREEMPTED").read_text() == "step 1\n"
+
+
+def test_the_same_command_after_the_end_does_nothing_more(data, straight, tmp_path):
+    recipe = write_recipe(tmp_path)
+    train_over(1, recipe, data, tmp_path / "run")
+    before = final_weights(tmp_path / "run")
+    assert [last for last, _ in train_over(1, recipe, data, tmp_path / "run")] == [12]
+    assert_bitwise(before, final_weights(tmp_path / "run"))
+
+
+def test_a_run_with_another_recipe_is_refused_with_the_keys_that_differ(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    command = ["train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "run")]
+    assert command_line(*command, "steps=5").returncode == 0
+    result = command_line(*command, "steps=5", "loss.temperature=0.5", "optim.weight_decay=0.1")
+    assert result.returncode == 2
+    assert "recipe.loss.temperature: 0.2 -> 0.5" in result.stderr
+    assert "recipe.optim.weight_decay: 1e-06 -> 0.1" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert command_line(*command, "steps=5", "run.log_steps=2").returncode == 0
