@@ -2,7 +2,7 @@
 
     RUN/checkpoints/step-00001234/
         model.safetensors   weights and buffers of the bare model
-        parts.pt            the other parts' state_dicts (optimizer, loss, scaler); weights_only load
+        parts.pt            state_dicts of the other parts (optimizer, loss, scaler); weights_only
         state.json          step, digest, resolved recipe, processes, versions
         MANIFEST.json       bytes and sha256 of the files above; written last
     RUN/checkpoints/latest  the newest name: a hint for people, never read here

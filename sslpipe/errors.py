@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake in the input, not in the program; the command line prints it without a stack trace."""
+    """A mistake in the input, not in the program; printed in one line, without a stack trace."""
 
 
 class RecipeError(UserError):

@@ -1,11 +1,12 @@
 """What a run says: metrics.jsonl always, a progress bar or plain lines, trackers when named.
 
 metrics.jsonl is the truth: one JSON object a line, with step, wall (seconds since the epoch) and
-restart (how often the run was resumed). After a kill some steps stand twice; the later line counts
+restart (how often the run was resumed); a number that is not finite is null. After a kill some steps stand twice; the later line counts
 (`read_metrics`). A tracker is a copy and can never stop a run.
 """
 
 import json
+import math
 import os
 import re
 import time
@@ -134,6 +135,10 @@ class RunLog:
                 del self._trackers[tracker_name]
 
     def _line(self, record: dict[str, Any]) -> None:
+        record = {  # JSON knows no NaN
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
         record = {**record, "wall": round(time.time(), 3), "restart": self._restart}
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()

@@ -1,4 +1,4 @@
-"""A run's settings: TOML in, one frozen tree out. Every setting is documented where it is defined."""
+"""A run's settings: TOML in, one frozen tree out; each is documented where it is defined."""
 
 import hashlib
 import json

@@ -23,7 +23,8 @@ def build(
     if component.kind not in table:
         hint = did_you_mean(component.kind, table)
         raise RecipeError(
-            f"{section}.kind = {component.kind!r} is unknown{hint}; known: {', '.join(sorted(table))}"
+            f"{section}.kind = {component.kind!r} is unknown{hint}; "
+            f"known: {', '.join(sorted(table))}"
         )
     constructor = table[component.kind]
     parameters = inspect.signature(constructor).parameters

@@ -1,4 +1,4 @@
-"""From a launcher's environment to an Accelerator: device, processes, precision; said aloud, checked."""
+"""From a launcher's environment to an Accelerator: device, processes, precision."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def start_accelerator(recipe: Recipe, precision: str) -> Accelerator:
 
 
 def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: int) -> str:
-    """fp64, fp32, bf16 or fp16. `auto` is what the run was started with, else the faster of fp32 and bf16.
+    """fp64, fp32, bf16 or fp16; `auto` is what the run was started with, else the faster one.
 
     model: bare, on any device; its weights and buffers are as before afterwards. Collective.
     """
@@ -119,7 +119,7 @@ def _time_precisions(
 
 
 def environment() -> dict[str, Any]:
-    """Versions and devices that a result depends on; no variables of the shell, no names of people."""
+    """Versions and devices that a result depends on; nothing of the shell or its user."""
     import platform
 
     import accelerate

@@ -35,7 +35,7 @@ def hash_integers(*words: ArrayLike) -> NDArray[np.uint64]:
 def uniform(seed: int, epoch: int, ids: ArrayLike, view: int, lanes: int) -> NDArray[np.float64]:
     """Independent numbers in [0, 1) for one view of each sample.
 
-    ids: (n,) integers. Returns (n, lanes) float64; row i depends on (seed, epoch, ids[i], view) only.
+    ids: (n,) integers. Returns (n, lanes) float64; row i depends on seed, epoch, ids[i] and view.
     """
     rows = np.asarray(ids, dtype=np.int64)[:, None]
     words = hash_integers(seed, epoch, rows, view, np.arange(lanes)[None, :])  # (n, lanes)

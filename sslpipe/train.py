@@ -12,7 +12,7 @@ from torch import nn
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.parameters import draws
-from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.augment.two_views import AUGMENTS, Views
 from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex
@@ -52,7 +52,7 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
     )
 
 
-def build_augment(recipe: Recipe, index: DatasetIndex) -> nn.Module:
+def build_augment(recipe: Recipe, index: DatasetIndex) -> Views:
     """The recipe's views, with the data set's mean and std unless the recipe gives its own."""
     manifest = index.manifest
     return build(AUGMENTS, recipe.augment, section="augment", mean=manifest.mean, std=manifest.std)
@@ -144,7 +144,7 @@ def _train(
     )
     if warning := stem_warning(recipe.backbone, augment.crop_px):
         log.warn(warning)
-    view = eval_view_for(augment.crop_px, index.manifest.mean, index.manifest.std)
+    view = eval_view_for(augment.crop_px, augment.mean.tolist(), augment.std.tolist())
     holdout_ids = held_out(split.labels, recipe.data.holdout)
     if every.monitor_steps and not len(holdout_ids):
         log.warn(

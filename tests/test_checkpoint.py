@@ -90,7 +90,7 @@ def test_only_damaged_checkpoints_are_an_error_never_a_fresh_start(tmp_path):
     checkpoints = a_checkpointer(tmp_path)
     checkpoints.save(1, some_parts(), {})
     cut_in_half(tmp_path / "checkpoints" / "step-00000001" / "parts.pt")
-    with pytest.raises(CheckpointError, match="every checkpoint in .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
         checkpoints.restore(some_parts())
 
 
@@ -118,7 +118,7 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path):
     raw = (folder / "parts.pt").read_bytes()
     manifest["parts.pt"] = [len(raw), hashlib.sha256(raw).hexdigest()]
     (folder / "MANIFEST.json").write_text(json.dumps(manifest))
-    with pytest.raises(Exception, match="[Ww]eights.only"):
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
         checkpoints.restore(some_parts())
     assert not canary.exists()
 

@@ -19,7 +19,10 @@ def an_order(split):
     return Order(split.starts, seed=1, batch_size=16, num_streams=4, window=6)
 
 
-def take(index, steps, *, first=0, shard=Shard(), bad=None, **run):
+ONE = Shard()
+
+
+def take(index, steps, *, first=0, shard=ONE, bad=None, **run):
     split = index.split("train")
     stream = batches(
         split,

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -85,7 +87,7 @@ def test_neighbouring_windows_meet_in_different_epochs():
     """Samples served in the first tenth of an epoch are not the same ones every epoch."""
     order = an_order((500,), batch_size=10, num_streams=2, window=20)
     first = [set(epoch_ids(order, epoch)[:50].tolist()) for epoch in range(10)]
-    shared = [len(a & b) for a, b in zip(first, first[1:], strict=False)]
+    shared = [len(a & b) for a, b in pairwise(first)]
     assert sum(shared) / len(shared) < 15  # 5 of 50 expected by chance
 
 

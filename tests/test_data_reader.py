@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -39,7 +41,7 @@ def test_a_read_is_one_range_of_whole_members_at_most_window_bytes(tmp_path, mon
     assert asked[0][0] == offsets[0, 0]
     assert asked[-1][1] == offsets[-1, 1]
     assert all(b - a <= 6000 for a, b in asked)
-    assert all(before[1] == after[0] for before, after in zip(asked, asked[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(asked))
 
 
 def test_far_rows_are_read_apart(tmp_path, monkeypatch):

@@ -93,9 +93,7 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_resumed_with_another_process_count_it_sees_the_same_samples(
-    data, tmp_path, before, after
-):
+def test_resumed_with_another_process_count_it_sees_the_same_samples(data, tmp_path, before, after):
     recipe, fp64 = write_recipe(tmp_path), "optim.precision=fp64"
     arguments = (str(recipe), str(data), str(tmp_path / "run"), fp64)
     with pytest.raises(AssertionError):
@@ -145,9 +143,7 @@ def test_a_stop_file_stops_the_run(data, tmp_path):
     stop = tmp_path / "STOP"
     stop.touch()
     command = ["train", str(write_recipe(tmp_path)), "--data", str(data)]
-    result = command_line(
-        *command, "--run-dir", str(tmp_path / "run"), SSLPIPE_STOP_FILE=str(stop)
-    )
+    result = command_line(*command, "--run-dir", str(tmp_path / "run"), SSLPIPE_STOP_FILE=str(stop))
     assert result.returncode == 0
     assert (tmp_path / "run" / "PREEMPTED").read_text() == "step 1\n"
 

@@ -114,7 +114,7 @@ class DatasetIndex:
         return Split(self.folder, name, self.manifest.splits[name])
 
     def check_files(self, split: str, *, allow_pipe: bool = False) -> None:
-        """Raise one DataError naming every shard of the split that is missing or has another size."""
+        """Raise one DataError naming every shard that is missing or has another size."""
         wrong = []
         for shard in self.manifest.splits[split]:
             if allow_pipe and shard.file.startswith("pipe:"):
@@ -123,7 +123,7 @@ class DatasetIndex:
             if size is None:
                 wrong.append(f"{shard.file} is missing")
             elif size != shard.bytes:
-                wrong.append(f"{shard.file} has {size} bytes, the index says {shard.bytes}")
+                wrong.append(f"{shard.file} has {size} bytes, not the index's {shard.bytes}")
         if wrong:
             more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise DataError(

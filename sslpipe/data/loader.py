@@ -108,7 +108,7 @@ class _StreamReader:
         self._raw: dict[int, Raw] = {}
 
     def take(self, step: int) -> tuple[list[int], list[Raw | None], StreamPlan, int]:
-        """Ids and bytes for a global step (None where the image is kept), the plan, the position."""
+        """Ids and bytes of a global step (None: the image is kept), the plan, the position."""
         order = self._order
         epoch, within = divmod(step, order.steps_per_epoch)
         plan = order.epoch(epoch).stream(self._number)

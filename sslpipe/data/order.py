@@ -34,7 +34,7 @@ def held_out(labels: Integers, count: int) -> Integers:
         return np.zeros(0, np.int64)
     if count >= len(labelled):
         raise DataError(
-            f"data.holdout = {count} leaves nothing to train on; {len(labelled)} samples are labelled"
+            f"data.holdout = {count} leaves nothing to train on; {len(labelled)} are labelled"
         )
     taken = []
     for label in np.unique(labels[labelled]):
@@ -76,8 +76,8 @@ class Order:
         self.steps_per_epoch = self.samples // batch_size
         if not self.steps_per_epoch:
             raise DataError(
-                f"data.batch_size = {batch_size} is more than the {self.samples} samples to train on; "
-                f"use at most {self.samples}"
+                f"data.batch_size = {batch_size} is more than the {self.samples} samples to "
+                f"train on; use at most {self.samples}"
             )
         self.epoch = lru_cache(maxsize=2)(self._plan)
 
@@ -86,7 +86,7 @@ class Order:
         return kept + np.searchsorted(self._excluded[shard], kept, side="right")
 
     def ids(self, step: int, streams: range) -> tuple[int, Integers]:
-        """The epoch, and the ids that the given streams serve in global step `step`, stream-major."""
+        """The epoch, and the ids that the streams serve in global step `step`, stream-major."""
         epoch, within = divmod(step, self.steps_per_epoch)
         share = self.batch_size // self.num_streams
         plan = self.epoch(epoch)

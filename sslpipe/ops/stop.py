@@ -1,4 +1,4 @@
-"""The wish to stop, from a signal or a file, and the marker that tells a batch script what came of it."""
+"""The wish to stop, from a signal or a file, and the marker that says what came of it."""
 
 import os
 import signal

@@ -1,0 +1,100 @@
+"""The published views by name, and how a recipe's own values change them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sslpipe.augment.parameters import PAIR_FIELDS, ViewSpec
+from sslpipe.errors import RecipeError, did_you_mean
+
+_FIELDS = [field.name for field in dataclasses.fields(ViewSpec) if field.name != "crop_px"]
+_MOCO_JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+_BYOL = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+# What each preset changes of ViewSpec's defaults, first and second view.
+PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # Chen et al. 2020, arXiv:2002.05709, appendix A, strength 1.0
+    "simclr": ({}, {}),
+    # the same paper, appendix B.9 (CIFAR-10, 32 px): strength 0.5, no blur
+    "simclr_small": ({**_MOCO_JITTER, "blur_prob": 0.0},) * 2,
+    # Chen et al. 2020, arXiv:2003.04297 and its code
+    "mocov2": ({**_MOCO_JITTER, "crop_area": (0.2, 1.0)},) * 2,
+    # Grill et al. 2020, arXiv:2006.07733, table 6
+    "byol": (
+        {**_BYOL, "blur_prob": 1.0},
+        {**_BYOL, "blur_prob": 0.1, "solarize_prob": 0.2},
+    ),
+    # gray images with an upright object: nothing that only moves colour, nothing mirrored
+    "grayscale": (
+        {
+            "crop_area": (0.3, 1.0),
+            "rotation_deg": 20.0,
+            "flip_prob": 0.0,
+            "brightness": 0.6,
+            "contrast": 0.6,
+            "saturation": 0.0,
+            "hue": 0.0,
+            "grayscale_prob": 0.0,
+            "blur_prob": 0.0,
+        },
+    )
+    * 2,
+}
+
+
+def view_specs(
+    preset: str, crop_px: int, overrides: Mapping[str, Any] | None = None
+) -> tuple[ViewSpec, ViewSpec]:
+    """The two views of a preset, with the recipe's own values put in.
+
+    overrides: fields of ViewSpec. One value serves both views; a list of two gives each view its
+    own (blur_prob = [1.0, 0.1]; crop_area = [[0.3, 1], [0.1, 0.3]]). `jitter_strength = s` is
+    SimCLR's s: brightness, contrast and saturation become 0.8 s, hue 0.2 s; what the preset leaves
+    out stays out; a field given by its own name wins.
+    Raises: RecipeError on an unknown preset or field; ValueError naming field and value.
+    """
+    overrides = dict(overrides or {})
+    if preset not in PRESETS:
+        raise RecipeError(
+            f"augment.preset = {preset!r} is unknown{did_you_mean(str(preset), PRESETS)}; "
+            f"known: {', '.join(PRESETS)}"
+        )
+    known = [*_FIELDS, "jitter_strength"]
+    for key in overrides:
+        if key not in known:
+            raise RecipeError(
+                f"augment.{key} is not a setting of the views{did_you_mean(key, known)}; "
+                f"known: {', '.join(known)}"
+            )
+    strength = overrides.pop("jitter_strength", None)
+    first, second = (
+        ViewSpec(
+            **{
+                "crop_px": crop_px,
+                **fields,
+                **_jitter_of(strength, fields),
+                **{key: _of_view(key, value, view) for key, value in overrides.items()},
+            }
+        )
+        for view, fields in enumerate(PRESETS[preset])
+    )
+    return first, second
+
+
+def _jitter_of(strength: object, fields: Mapping[str, Any]) -> dict[str, float]:
+    if strength is None:
+        return {}
+    if isinstance(strength, bool) or not isinstance(strength, int | float) or strength < 0:
+        raise ValueError(f"jitter_strength = {strength!r} is not a number >= 0")
+    simclr = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
+    return {key: base * strength for key, base in simclr.items() if fields.get(key, base) > 0}
+
+
+def _of_view(key: str, value: Any, view: int) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    nested = any(isinstance(item, list | tuple) for item in value)
+    if key in PAIR_FIELDS and not nested:
+        return value
+    if len(value) != 2:
+        raise ValueError(f"{key} = {value!r}: give one value, or two, one a view")
+    return value[view]

@@ -1,0 +1,155 @@
+"""A picture of what training sees: images beside their views, with the numbers that were drawn."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from sslpipe.augment.parameters import Draws, ViewSpec, draws
+from sslpipe.augment.two_views import Views
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.loader import Batch, one_pass
+
+_CELL_PX = 176  # about a cell's width; small views are enlarged by a whole factor, unsmoothed
+_GAP_PX, _ROW_GAP_PX, _MARGIN_PX, _LINE_PX = 16, 26, 28, 17
+_BACKGROUND, _INK, _FAINT = (250, 250, 248), (34, 34, 34), (120, 120, 116)
+_VIEW_COLOURS = ((214, 92, 32), (32, 104, 190))  # first view, second view
+_FONT = ImageFont.load_default(size=13)
+_TITLE_FONT = ImageFont.load_default(size=15)
+
+
+class _Cell(NamedTuple):
+    pixels: Image.Image
+    lines: list[str]
+    colour: tuple[int, int, int]
+
+
+def preview_grid(
+    index: DatasetIndex,
+    split: Split,
+    augment: Views,
+    *,
+    seed: int,
+    epoch: int,
+    ids: ArrayLike,
+    canvas_px: int,
+    num_epochs: int = 2,
+) -> Image.Image:
+    """A row a sample: the image with the first epoch's crops framed, then both views of each epoch.
+
+    ids: (n,) sorted sample ids; num_epochs: epochs shown, from `epoch` on. The views are those of
+    training, normalisation undone. Raises: DataError where a sample cannot be read.
+    """
+    ids = np.asarray(ids, dtype=np.int64)
+    rows = []
+    for batch in one_pass(split, ids=ids, canvas_px=canvas_px, batch_size=16, num_workers=0):
+        rows += _rows(batch, augment, seed, range(epoch, epoch + num_epochs))
+    names = index.manifest.classes
+    for row, sample, label in zip(rows, ids.tolist(), split.labels[ids].tolist(), strict=True):
+        row[0].lines.insert(0, f"id {sample}")
+        row[0].lines.insert(1, names[label] if 0 <= label < len(names) else "no label")
+    titles = ["image"] + [
+        f"epoch {number}, view {view}"
+        for number in range(epoch, epoch + num_epochs)
+        for view in (1, 2)
+    ]
+    return _drawn(titles, rows)
+
+
+def _rows(batch: Batch, augment: Views, seed: int, epochs: range) -> list[list[_Cell]]:
+    count, factor = len(batch.ids), max(1, round(_CELL_PX / augment.crop_px))
+    rows: list[list[_Cell]] = [[] for _ in range(count)]
+    scale, shift = augment.std[:, None, None].cpu(), augment.mean[:, None, None].cpu()
+    for epoch in epochs:
+        drawn = draws(seed, epoch, batch.ids, batch.sizes, augment.specs)
+        views = augment(batch, drawn).cpu() * scale + shift  # (2B, 3, S, S) in [0, 1]
+        for row, cells in enumerate(rows):
+            if epoch == epochs[0]:
+                cells.append(_original(batch, row, drawn, augment.crop_px * factor))
+            for view, spec in enumerate(augment.specs):
+                place = row + view * count
+                height, width = batch.sizes[row].tolist()
+                lines = _described(drawn.rows(slice(place, place + 1)), spec, height * width)
+                cells.append(_Cell(_to_image(views[place], factor), lines, _VIEW_COLOURS[view]))
+    return rows
+
+
+def _original(batch: Batch, row: int, drawn: Draws, cell_px: int) -> _Cell:
+    """The image, as large as a cell allows, with the box of each view."""
+    height, width = batch.sizes[row].tolist()
+    image = Image.fromarray(batch.images[row, :, :height, :width].permute(1, 2, 0).cpu().numpy())
+    factor = cell_px / max(height, width)
+    size = (max(1, round(width * factor)), max(1, round(height * factor)))
+    image = image.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
+    pen = ImageDraw.Draw(image)
+    for view, colour in enumerate(_VIEW_COLOURS):
+        top, left, box_h, box_w = (
+            factor * side for side in drawn.boxes[row + view * len(batch.ids)].tolist()
+        )
+        corners = (left, top, left + box_w - 1, top + box_h - 1)
+        pen.rectangle(corners, outline=(255, 255, 255), width=4)
+        pen.rectangle(tuple(np.add(corners, (1, 1, -1, -1))), outline=colour, width=2)
+    return _Cell(image, [f"{width} x {height} px"], _INK)
+
+
+def _described(draw: Draws, spec: ViewSpec, area_px: int) -> list[str]:
+    """What was done to one view, in the order in which it was done."""
+    _, _, height, width = draw.boxes[0].tolist()
+    words = [f"crop {height * width / area_px:.0%} {width / height:.2f}:1"]
+    words += ["mirrored"] if draw.flip else []
+    words += [f"turned {draw.angle_deg.item():+.0f}°"] if spec.rotation_deg else []
+    if draw.jitter:
+        short = ("bright", "contrast", "satur.", "hue")
+        for op in draw.order[0].tolist():
+            factor = draw.factors[0, op].item()
+            if spec.jitter_strengths[op]:
+                words.append(
+                    f"{short[op]} {factor:+.2f}" if op == 3 else f"{short[op]} {factor:.2f}"
+                )
+    words += ["gray"] if draw.grayscale else []
+    words += [f"blur {draw.sigma.item():.1f} px"] if draw.blur else []
+    words += ["solarized"] if draw.solarize else []
+    return _wrapped(words, _CELL_PX)
+
+
+def _wrapped(words: list[str], width_px: int) -> list[str]:
+    lines = [words[0]]
+    for word in words[1:]:
+        longer = f"{lines[-1]}, {word}"
+        if _FONT.getlength(longer) <= width_px:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def _to_image(view: Tensor, factor: int) -> Image.Image:
+    pixels = view.mul(255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    return Image.fromarray(pixels.repeat(factor, axis=0).repeat(factor, axis=1))
+
+
+def _drawn(titles: list[str], rows: list[list[_Cell]]) -> Image.Image:
+    cell_px = max(_CELL_PX, *(cell.pixels.width for row in rows for cell in row))
+    heights = [
+        max(cell.pixels.height + len(cell.lines) * _LINE_PX for cell in row) + _ROW_GAP_PX
+        for row in rows
+    ]
+    top, step_x = _MARGIN_PX + 26, cell_px + _GAP_PX
+    size = (2 * _MARGIN_PX + len(titles) * step_x - _GAP_PX, top + sum(heights) + _GAP_PX)
+    page = Image.new("RGB", size, _BACKGROUND)
+    pen = ImageDraw.Draw(page)
+    for column, (title, cell) in enumerate(zip(titles, rows[0], strict=True)):
+        x = _MARGIN_PX + column * step_x
+        pen.text((x, _MARGIN_PX - 4), title, cell.colour, _TITLE_FONT)
+    for row, height in zip(rows, heights, strict=True):
+        for column, cell in enumerate(row):
+            x = _MARGIN_PX + column * step_x
+            page.paste(cell.pixels, (x, top))
+            for line, text in enumerate(cell.lines):
+                y = top + cell.pixels.height + 5 + line * _LINE_PX
+                pen.text((x, y), text, _INK if line == 0 else _FAINT, _FONT)
+        top += height
+    return page

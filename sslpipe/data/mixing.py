@@ -1,0 +1,35 @@
+"""How well a plan mixes the classes: its batches' label entropy against a uniform shuffle's."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.stateless import permutation
+
+_UNIFORM = 0x5F  # names the uniform shuffle's draw
+
+
+def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:
+    """Mean label entropy of the batches over that of as many drawn uniformly without replacement.
+
+    batches: labels of each, (B,) int64, all of one length. pool: (N,) labels of all that can be
+    drawn, N >= B. 1: as mixed as a uniform shuffle; 0: each batch has one class.
+    None where a label is missing (-1), or the pool has one class.
+    """
+    if (pool < 0).any() or (pool == pool[0]).all():
+        return None
+    rows = len(batches[0])
+    uniform: list[NDArray[np.int64]] = []
+    while len(uniform) < len(batches):
+        shuffled = pool[permutation(len(pool), _UNIFORM, len(uniform))]
+        uniform += list(shuffled[: len(pool) // rows * rows].reshape(-1, rows))
+    return _mean_entropy(batches) / _mean_entropy(uniform[: len(batches)])
+
+
+def _mean_entropy(batches: list[NDArray[np.int64]]) -> float:
+    """In nats."""
+    values = []
+    for labels in batches:
+        shares = np.bincount(labels) / len(labels)
+        shares = shares[shares > 0]
+        values.append(-(shares * np.log(shares)).sum())
+    return float(np.mean(values))

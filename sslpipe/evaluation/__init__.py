@@ -1,0 +1,14 @@
+"""EVALS: frozen features in, numbers out; each with its protocol, counts and an interval."""
+
+from collections.abc import Callable
+
+from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.linear_probe import linear_probe
+from sslpipe.evaluation.result import Result
+
+# (bank, queries, *, options) -> results; each entry is a subcommand of `python -m tools.evaluate`
+EVALS: dict[str, Callable[..., list[Result]]] = {
+    "few-shot": few_shot_knn,
+    "knn": knn_results,
+    "linear": linear_probe,
+}

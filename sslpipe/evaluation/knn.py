@@ -1,0 +1,235 @@
+"""k nearest neighbours by cosine: the label of a query from the labels around it."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings, check_embeddings
+from sslpipe.evaluation.neighbours import Neighbours, Search, nearest
+from sslpipe.evaluation.result import Result, accuracy, bootstrap95
+from sslpipe.stateless import permutation
+
+Vote = Literal["weighted", "majority"]
+
+DINO_K = (10, 20, 100, 200)  # Caron et al. 2021, arXiv:2104.14294, its evaluation script
+INSTDISC_TEMPERATURE = 0.07  # Wu et al. 2018, arXiv:1805.01978, section 3.4, with k = 200
+VOTE_ROWS = 4096  # queries voted on at a time
+
+
+def knn(
+    bank: Embeddings,
+    queries: Embeddings,
+    *,
+    k: Sequence[int] = DINO_K,
+    temperature: float = INSTDISC_TEMPERATURE,
+    vote: Vote = "weighted",
+    search: Search = "torch",
+    exclude_same_id: bool = False,
+    num_classes: int | None = None,
+) -> dict[str, float]:
+    """Top-1 accuracy by protocol: {"knn-weighted k=20 T=0.07 cosine": 0.81, ...}.
+
+    The values of `knn_results`, which says what the arguments mean.
+    """
+    results = knn_results(
+        bank,
+        queries,
+        k=k,
+        temperature=temperature,
+        vote=vote,
+        search=search,
+        exclude_same_id=exclude_same_id,
+        num_classes=num_classes,
+    )
+    return {result.protocol: result.value for result in results}
+
+
+def knn_results(
+    bank: Embeddings,
+    queries: Embeddings,
+    *,
+    k: Sequence[int] = DINO_K,
+    temperature: float = INSTDISC_TEMPERATURE,
+    vote: Vote = "weighted",
+    search: Search = "torch",
+    exclude_same_id: bool = False,
+    num_classes: int | None = None,
+) -> list[Result]:
+    """Top-1 accuracy for each k, all from one exact search.
+
+    bank, queries: features of any scale, compared by cosine in float32; every row labelled.
+    temperature: T of the weighted vote; > 0.
+    exclude_same_id: leave one out, for bank and queries of the same split.
+    num_classes: by default one more than the largest label on either side.
+    Raises: DataError for missing labels, features that are not finite, k larger than the bank.
+    """
+    predicted = knn_predictions(
+        bank,
+        queries,
+        k=k,
+        temperature=temperature,
+        vote=vote,
+        search=search,
+        exclude_same_id=exclude_same_id,
+        num_classes=num_classes,
+    )
+    labels = queries.labels.cpu().numpy()
+    return [
+        accuracy(protocol_id(each, temperature, vote), rows, labels, bank=len(bank.ids))
+        for each, rows in predicted.items()
+    ]
+
+
+def knn_predictions(
+    bank: Embeddings,
+    queries: Embeddings,
+    *,
+    k: Sequence[int] = DINO_K,
+    temperature: float = INSTDISC_TEMPERATURE,
+    vote: Vote = "weighted",
+    search: Search = "torch",
+    exclude_same_id: bool = False,
+    num_classes: int | None = None,
+) -> dict[int, NDArray[np.int64]]:
+    """The predicted label of each query, (Q,) int64, for each k; arguments as in `knn_results`."""
+    check_pair(bank, queries)
+    if not k:
+        raise DataError("k is empty; name at least one number of neighbours")
+    if temperature <= 0:
+        raise DataError(f"temperature = {temperature} must be > 0")
+    if vote not in ("weighted", "majority"):
+        raise DataError(f"vote = {vote!r} is unknown; known: weighted, majority")
+    present = 1 + max(int(bank.labels.max()), int(queries.labels.max()))
+    if num_classes is not None and num_classes < present:
+        raise DataError(f"num_classes = {num_classes}, but there is a label {present - 1}")
+    found = nearest(
+        bank.features,
+        queries.features,
+        max(k),
+        search=search,
+        bank_ids=bank.ids if exclude_same_id else None,
+        query_ids=queries.ids if exclude_same_id else None,
+    )
+    return {
+        each: _vote(found, bank.labels, each, temperature, vote, num_classes or present)
+        for each in sorted(set(k))
+    }
+
+
+def protocol_id(k: int, temperature: float, vote: Vote) -> str:
+    weighting = f" T={temperature:g}" if vote == "weighted" else ""
+    return f"knn-{vote} k={k}{weighting} cosine"
+
+
+def few_shot_knn(
+    bank: Embeddings,
+    queries: Embeddings,
+    *,
+    labels_per_class: int,
+    k: Sequence[int] = (10,),
+    draws: int = 5,
+    seed: int = 0,
+    temperature: float = INSTDISC_TEMPERATURE,
+    vote: Vote = "weighted",
+    search: Search = "torch",
+) -> list[Result]:
+    """Mean top-1 over banks of a few labels a class; one result for each k.
+
+    Draw d takes labels_per_class rows of each class, chosen by hashes of seed, d and the row's
+    place among the sorted ids: the same rows for every backbone. details["draws"]: the accuracy
+    of each; details["spread"]: their standard deviation (n - 1). The interval is over queries and
+    draws.
+    Raises: DataError where a class has fewer rows.
+    """
+    check_pair(bank, queries)
+    if draws < 2:
+        raise DataError(f"draws = {draws}: a spread needs at least 2")
+    labels = queries.labels.cpu().numpy()
+    right: dict[int, list[NDArray[np.bool_]]] = {each: [] for each in sorted(set(k))}
+    size = 0
+    for draw in range(draws):
+        few = bank.rows(few_rows(bank, labels_per_class, seed, draw))
+        size = len(few.ids)
+        predicted = knn_predictions(
+            few, queries, k=k, temperature=temperature, vote=vote, search=search
+        )
+        for each, rows in predicted.items():
+            right[each].append(rows == labels)
+    results = []
+    for each, per_draw in right.items():
+        hits = np.stack(per_draw)  # (draws, Q)
+        accuracies = hits.mean(axis=1)
+        results.append(
+            Result(
+                f"{protocol_id(each, temperature, vote)} "
+                f"{labels_per_class}/class draws={draws} seed={seed}",
+                "top1",
+                float(accuracies.mean()),
+                bootstrap95(hits),
+                len(labels),
+                size,
+                {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))},
+            )
+        )
+    return results
+
+
+def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> Tensor:
+    """Row numbers of one draw, sorted, (classes * labels_per_class,) int64."""
+    order = torch.argsort(bank.ids).cpu().numpy()  # so that the rows' own order does not matter
+    shuffled = order[permutation(len(order), seed, draw)]
+    labels = bank.labels.cpu().numpy()
+    chosen = []
+    for label in np.unique(labels):
+        members = shuffled[labels[shuffled] == label][:labels_per_class]
+        if len(members) < labels_per_class:
+            raise DataError(
+                f"class {label} has {len(members)} rows in the bank, fewer than the "
+                f"{labels_per_class} labels a class asked for"
+            )
+        chosen.append(members)
+    rows = np.sort(np.concatenate(chosen))
+    return torch.from_numpy(rows).to(bank.features.device)
+
+
+def check_pair(bank: Embeddings, queries: Embeddings) -> None:
+    """Raise DataError unless both sides are complete, labelled and of one width."""
+    check_embeddings(bank, "the bank")
+    check_embeddings(queries, "the queries")
+    if bank.features.shape[1] != queries.features.shape[1]:
+        raise DataError(
+            f"the bank has {bank.features.shape[1]} features and the queries "
+            f"{queries.features.shape[1]}; they come from different backbones"
+        )
+
+
+def _vote(
+    found: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote, num_classes: int
+) -> NDArray[np.int64]:
+    """Class with the most votes among the k nearest; of equal classes, the one met first."""
+    predicted = []
+    for indices, similarities in zip(
+        torch.split(found.indices, VOTE_ROWS),
+        torch.split(found.similarities, VOTE_ROWS),
+        strict=True,
+    ):
+        classes = labels[indices[:, :k]]  # (q, k)
+        near = similarities[:, :k].double()
+        # the nearest has weight 1: the same winner as exp(S / T), without overflow at small T
+        weights = ((near - near[:, :1]) / temperature).exp()
+        if vote == "majority":
+            weights = torch.ones_like(weights)
+        shape = (len(classes), num_classes)
+        votes = weights.new_zeros(shape).scatter_add_(1, classes, weights)  # (q, C)
+        ranks = torch.arange(k, device=classes.device).expand_as(classes)
+        first = torch.full(shape, k, device=classes.device).scatter_reduce_(
+            1, classes, ranks, reduce="amin"
+        )  # (q, C) the rank at which each class is met first
+        tied = votes == votes.max(dim=1, keepdim=True).values
+        predicted.append(first.masked_fill(~tied, k + 1).argmin(dim=1).cpu().numpy())
+    return np.concatenate(predicted)

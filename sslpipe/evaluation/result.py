@@ -1,0 +1,75 @@
+"""What every evaluation returns, and the 95 % interval beside each number."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One number and what is needed to compare it with another.
+
+    protocol: names everything that decides the number but the features and the data, as in
+        "knn-weighted k=20 T=0.07 cosine"; two results compare only where it is the same.
+    value: in [0, 1]. interval95: over test samples (and draws of labels, where there are any).
+    queries: test samples scored, each counted once. bank: labelled train samples used.
+    details: chosen C, per-class accuracy, confusion matrix, spread over draws: plain JSON values.
+    """
+
+    protocol: str
+    metric: str
+    value: float
+    interval95: Interval
+    queries: int
+    bank: int
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def accuracy(
+    protocol: str,
+    predicted: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    *,
+    bank: int,
+    **details: Any,
+) -> Result:
+    """Share of right predictions with Wilson's interval. predicted, labels: (Q,) int64."""
+    right = int((predicted == labels).sum())
+    interval = wilson95(right, len(labels))
+    return Result(protocol, "top1", right / len(labels), interval, len(labels), bank, details)
+
+
+def wilson95(right: int, total: int) -> Interval:
+    """Wilson's score interval of a share; within [0, 1] also at 0 % and 100 %.
+
+    Source: Wilson 1927, JASA 22(158), as in Brown, Cai and DasGupta 2001, eq. 4.
+    """
+    share, z2 = right / total, Z95**2
+    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = Z95 / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
+
+
+def bootstrap95(right: NDArray[np.bool_], *, resamples: int = 2000, seed: int = 0) -> Interval:
+    """Percentile interval of the mean over draws and queries, both drawn again.
+
+    right: (draws, queries), whether each query was predicted right in each draw.
+    """
+    generator = np.random.default_rng(seed)
+    draws, queries = right.shape
+    per_draw = generator.multinomial(draws, np.full(draws, 1 / draws), size=resamples) / draws
+    means = np.empty(resamples)
+    for resample in range(resamples):  # one at a time: (resamples, queries) may not fit
+        times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
+        means[resample] = per_draw[resample] @ (right @ times) / queries
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)

@@ -1,0 +1,49 @@
+"""PCA whitening: learned on train features, applied alike to both sides of every comparison."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sslpipe.evaluation.embed import Embeddings
+
+# Of the mean variance, added to every variance: directions of noise stay small. Chosen on train:
+# kNN on raw pixels, Fashion-MNIST, 8,000 of train against 2,000 of train: 86 %, with no floor 83 %.
+FLOOR = 0.1
+
+
+class Whitening(NamedTuple):
+    """features -> (features - mean) @ projection. mean: (F,), projection: (F, F), float64."""
+
+    mean: Tensor
+    projection: Tensor
+
+    def __call__(self, rows: Embeddings) -> Embeddings:
+        parts = torch.split(rows.features, 16384)  # float64 copies of a part at a time
+        white = [((part.double() - self.mean) @ self.projection).float() for part in parts]
+        return rows._replace(features=torch.cat(white))
+
+
+def fit_whitening(train: Embeddings, floor: float = FLOOR) -> Whitening:
+    """Rotate to the principal axes of `train` and divide each by its spread.
+
+    floor: added to each variance, as a share of the mean variance; 0 whitens fully and needs
+    more rows than features.
+    """
+    features = train.features
+    mean = features.double().mean(dim=0)  # (F,)
+    covariance = mean.new_zeros(len(mean), len(mean))
+    for part in torch.split(features, 16384):
+        centred = part.double() - mean
+        covariance += centred.T @ centred / len(features)  # (F, F)
+    variances, axes = torch.linalg.eigh(covariance)
+    spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
+    # an axis without variance and without floor carries nothing
+    scale = torch.where(spread > 1e-10 * spread.max(), 1 / spread, torch.zeros_like(spread))
+    return Whitening(mean, axes * scale)
+
+
+def whiten(fit_on: Embeddings, *others: Embeddings, floor: float = FLOOR) -> list[Embeddings]:
+    """`fit_on` and the others, all whitened with what was learned on `fit_on` alone."""
+    whitening = fit_whitening(fit_on, floor)
+    return [whitening(rows) for rows in (fit_on, *others)]

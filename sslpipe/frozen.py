@@ -1,0 +1,160 @@
+"""A trained backbone to use, from an export or a run directory, and all it needs beside it."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sslpipe.augment.eval_view import EvalView, eval_view_for
+from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.checkpoint import latest
+from sslpipe.errors import ExportError, UserError
+from sslpipe.evaluation.embed import module_sha256
+from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.recipe import Component, Section, parse_recipe
+from sslpipe.registry import build
+
+
+class Config(Section):
+    """config.json. Unknown keys are an error: a newer format has a higher version.
+
+    backbone: kind and arguments that build the same network, with the stem that training chose.
+    view: arguments of EvalView; features are those of images seen through it.
+    weights_sha256: module_sha256 of the backbone. facts: run name, recipe, digest, steps, data set
+    and evaluation numbers, for people.
+    """
+
+    format_version: Literal[1]
+    backbone: Component
+    crop_px: int
+    num_features: int
+    view: dict[str, Any]
+    weights_sha256: str
+    facts: dict[str, Any]
+
+
+class FrozenBackbone(nn.Module):
+    """A backbone to use: eval mode, no gradient asked for, with the view that its features need.
+
+    forward: (B, 3, S, S) normalised floats -> (B, num_features), not normalised.
+    encode: (B, 3, H, W) uint8 RGB, all of one size -> the same, through `view`.
+    """
+
+    def __init__(self, backbone: Backbone, view: EvalView, config: Config) -> None:
+        super().__init__()
+        self.backbone, self.view, self.config = backbone, view, config
+        self.num_features = backbone.num_features
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.backbone(images)  # (B, F)
+        return features
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        sizes = torch.tensor(images.shape[-2:]).expand(len(images), 2)
+        return self.forward(self.view(images, sizes))
+
+
+def load_backbone(path: str | Path) -> FrozenBackbone:
+    """The backbone of an export or of a run directory; eval mode, on the CPU.
+
+    path: the folder of an export with the safetensors format, or a run directory.
+    Safe for files from strangers: safetensors and JSON are read, nothing is unpickled or run.
+    Raises: ExportError where files are missing, damaged, or not what config.json says.
+    """
+    path = Path(path)
+    if (path / "recipe.json").is_file():
+        return load_run(path)
+    try:
+        text = (path / "config.json").read_text(encoding="utf-8")
+        config = Config.model_validate_json(text)
+        backbone = build_backbone(config.backbone, crop_px=config.crop_px)
+        backbone.load_state_dict(load_file(path / "model.safetensors"), strict=True)
+        view = EvalView(**config.view)
+    except FileNotFoundError as error:
+        raise ExportError(
+            f"{path} is neither an export in the safetensors format nor a run: {error.filename} "
+            "is missing"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "config.json"
+        raise ExportError(f"{path}/config.json: {key}: {first['msg']}") from None
+    except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
+        raise ExportError(f"{path}: {error}") from error
+    if module_sha256(backbone) != config.weights_sha256:
+        raise ExportError(
+            f"{path}: the weights are not those that config.json names; copy the export again"
+        )
+    return FrozenBackbone(backbone, view, config)
+
+
+def load_run(run_dir: Path) -> FrozenBackbone:
+    """The backbone of a run's newest whole checkpoint. The one place that knows a run's files."""
+    checkpoint = latest(run_dir)
+    recipe = parse_recipe(_read_json(run_dir / "recipe.json"), f"{run_dir}/recipe.json")
+    data = _read_json(run_dir / "data.json")
+    state = _read_json(checkpoint / "state.json")
+    views = build(AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"])
+    crop_px = int(views.crop_px)
+    given = recipe.augment.arguments
+    numbers = (given.get("mean", data["mean"]), given.get("std", data["std"]))
+    view = eval_view_for(crop_px, *(numbers if given.get("normalize", True) else ()))
+
+    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+    tensors = load_file(checkpoint / "model.safetensors")
+    prefix = "backbone."
+    own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+    backbone.load_state_dict(own, strict=True)
+    facts = {
+        "name": recipe.name,
+        "recipe": recipe.model_dump(mode="json"),
+        "digest": state["identity"]["digest"],
+        "step": state["step"],
+        "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
+    }
+    if (run_dir / "eval.json").is_file():
+        facts["evaluation"] = _headline(_read_json(run_dir / "eval.json"))
+    return freeze(backbone, recipe.backbone, view, facts)
+
+
+def freeze(
+    backbone: Backbone, component: Component, view: EvalView, facts: dict[str, Any]
+) -> FrozenBackbone:
+    """The backbone with everything an export writes. component: what it was built from."""
+    arguments = component.arguments
+    if backbone.stem is not None:  # resolved, so that a later rule for "auto" changes nothing
+        arguments["stem"] = backbone.stem
+    config = Config(
+        format_version=1,
+        backbone=Component.model_validate({"kind": component.kind, **arguments}),
+        crop_px=view.crop_px,
+        num_features=backbone.num_features,
+        view=view.config(),
+        weights_sha256=module_sha256(backbone),
+        facts=facts,
+    )
+    return FrozenBackbone(backbone, view, config)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}; is it a run directory?") from error
+    return tree
+
+
+def _headline(suite: dict[str, Any]) -> list[dict[str, Any]]:
+    """The numbers in the table of RUN/eval.json, without their details."""
+    return [
+        {key: value for key, value in row.items() if key != "details"}
+        for row in suite["rows"]
+        if row["column"] is not None
+    ]

@@ -1,0 +1,84 @@
+"""Is training healthy? A few numbers about the embeddings, cheap enough for every log line."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sslpipe.distributed import agree, all_gather_rows, row_counts
+
+MOST_IMAGES = 512  # both views of each: 1,024 rows
+
+
+@torch.no_grad()
+def health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
+    """Numbers on the directions u of the two views' projections, z_a and z_b (B, D), any scale.
+
+    alignment: mean |u_a - u_b|^2 of positive pairs; 0 to 4, small is aligned.
+    uniformity: log of the mean of exp(-2 |u_i - u_j|^2) over the pairs of one view, averaged over
+        the views; 0 when all are one point, near -4 on a uniform sphere of many dimensions.
+    embedding_std: mean over the dimensions of the standard deviation, times sqrt(D): 1 when spread
+        over the sphere, 0 when collapsed.
+    effective_rank: exp of the entropy of the normalised singular values of all rows, not centred;
+        1 (collapsed) to D.
+    positive_similarity, negative_similarity: mean cosine of the views of one image, and of views of
+        two different images (any views).
+    The effective rank is over all rows of the global batch, the rest over at most 512 images at
+    evenly spaced places of it. Equal on all ranks; collective.
+    Source: Wang & Isola 2020, arXiv:2005.10242, eq. 4 and 5 (alpha = t = 2); Garrido et al. 2023
+    (RankMe), arXiv:2210.02885, eq. 1, without its epsilon.
+    """
+    counts = row_counts(z_a.shape[0], z_a.device)
+    z_all = all_gather_rows(torch.cat([z_a, z_b], dim=1), counts)  # (N, 2D)
+    z_all = z_all.to(torch.promote_types(z_all.dtype, torch.float32))
+    u_a, u_b = (F.normalize(view, dim=1) for view in z_all.chunk(2, dim=1))  # (N, D) each
+    rank = effective_rank(torch.cat([u_a, u_b]))
+
+    images = min(sum(counts), MOST_IMAGES)
+    at = torch.arange(images, device=u_a.device) * sum(counts) // images
+    u_a, u_b = u_a[at], u_b[at]
+    u = torch.cat([u_a, u_b])  # (2M, D)
+    positive = (u_a * u_b).sum(1).mean()
+    # the sum of all cosines is the squared length of the sum; less those of an image with itself
+    of_one_image = (u_a + u_b).square().sum()
+    negative = (u.sum(0).square().sum() - of_one_image) / max(1, 4 * images * (images - 1))
+    numbers = {
+        "alignment": (u_a - u_b).square().sum(1).mean(),
+        "uniformity": (_uniformity(u_a) + _uniformity(u_b)) / 2,
+        "embedding_std": u.std(0, correction=0).mean() * math.sqrt(u.shape[1]),
+        "effective_rank": rank,
+        "positive_similarity": positive,
+        "negative_similarity": negative,
+    }
+    values = torch.stack([value.double() for value in numbers.values()]).tolist()  # one copy
+    return dict(zip(numbers, values, strict=True))
+
+
+def effective_rank(rows: Tensor) -> Tensor:
+    """exp(entropy of s / sum(s)), s the singular values of rows (R, D); NaN where a row is not finite.
+
+    From the smaller Gram matrix, in float64."""
+    rows = rows.double()  # squaring halves the digits of small singular values
+    gram = rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
+    if not bool(torch.isfinite(gram).all()):  # eigvalsh would raise
+        return gram.new_full((), math.nan)
+    s = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+    p = s / s.sum().clamp_min(torch.finfo(s.dtype).tiny)
+    entropy: Tensor = torch.special.entr(p).sum()
+    return entropy.exp()
+
+
+def _uniformity(u: Tensor) -> Tensor:
+    """log mean over pairs i < j of exp(-2 |u_i - u_j|^2); 0 for a single row."""
+    if len(u) < 2:
+        return u.new_zeros(())
+    cosines = u @ u.T  # (M, M), M <= 512
+    upper = torch.triu_indices(len(u), len(u), 1, device=u.device)
+    return torch.logsumexp(4 * cosines[upper[0], upper[1]] - 4, 0) - math.log(upper.shape[1])
+
+
+def finite_everywhere(loss: Tensor, grad_norm: Tensor) -> bool:
+    """Whether both are finite on every rank. Collective, one number."""
+    both = torch.stack([loss.detach().float(), grad_norm.detach().float()])
+    return not agree(not bool(torch.isfinite(both).all()))

@@ -1,0 +1,1 @@
+"""Backbones, projectors and how they are put together."""

@@ -1,0 +1,261 @@
+"""BACKBONES: a name and arguments -> a network giving one feature vector an image.
+
+A recipe names one by `kind`: "small_resnet", "torchvision/resnet18", "timm/vit_small_patch16_224".
+What stands before the slash is the table's entry, what stands after it the architecture.
+No pretrained weights are ever loaded: a run starts from a recipe and a seed.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torchvision
+from torch import Tensor, nn
+
+from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.recipe import Component
+from sslpipe.registry import build
+
+Stem = Literal["imagenet", "small_pool", "small"]
+STEMS: dict[str, str] = {
+    "imagenet": "7x7 stride-2 convolution and max-pool: 1/4 of the resolution",
+    "small_pool": "3x3 stride-1 convolution and max-pool: 1/2 of the resolution",
+    "small": "3x3 stride-1 convolution, no max-pool: full resolution",
+}
+
+
+class Backbone(nn.Module):
+    """A network without its classifier: (B, 3, H, W) normalised floats -> (B, num_features).
+
+    num_features: F, the width of the pooled features.
+    stem: which first layers a ResNet got ("imagenet", "small_pool", "small"); None where the
+        architecture has no choice. An export needs it to build the same network again.
+    State dict keys: `network.` and the keys of the architecture's own library.
+    """
+
+    def __init__(self, network: nn.Module, num_features: int, stem: Stem | None = None) -> None:
+        super().__init__()
+        self.network = network
+        self.num_features = num_features
+        self.stem = stem
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.network(images)  # (B, F)
+        return features
+
+
+def build_backbone(component: Component, *, crop_px: int) -> Backbone:
+    """The network that `backbone.kind` names, with random weights from torch's generator.
+
+    crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
+    does not, and the position table of a vision transformer.
+    Raises: RecipeError for a kind, an architecture or an argument that does not exist.
+    """
+    family, _, architecture = component.kind.partition("/")
+    if family in NAMED and not architecture:
+        raise RecipeError(
+            f"backbone.kind = {component.kind!r} names no architecture; "
+            f"write {family}/NAME, as in {NAMED[family]!r}"
+        )
+    if family in BACKBONES and architecture and family not in NAMED:
+        raise RecipeError(f"backbone.kind = {component.kind!r}: write {family!r}")
+    inner = Component.model_validate({"kind": family, **component.arguments})
+    return build(BACKBONES, inner, section="backbone", architecture=architecture, crop_px=crop_px)
+
+
+def fitting_stem(crop_px: int) -> Stem:
+    """The stem for square images of this size.
+
+    32 px: every reference recipe drops both strides; 64 px: W-MSE (Ermolov et al. 2021, their
+    code) keeps the max-pool; from 65 px on the ImageNet stem.
+    """
+    return "small" if crop_px <= 40 else "small_pool" if crop_px <= 64 else "imagenet"
+
+
+def stem_warning(component: Component, crop_px: int) -> str | None:
+    """One sentence where a stem asked for does not fit the image size; None where it does."""
+    asked = component.arguments.get("stem", "auto")
+    fitting = fitting_stem(crop_px)
+    if asked in ("auto", fitting) or asked not in STEMS:
+        return None
+    return (
+        f"backbone.stem = {asked!r} ({STEMS[asked]}) does not fit {crop_px} px crops; "
+        f"{fitting!r} ({STEMS[fitting]}) does: leave the key out, or set it to 'auto'"
+    )
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut. Source: He et al. 2015, arXiv:1512.03385, fig. 2."""
+
+    def __init__(self, in_width: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_width, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_width != width:
+            projection = nn.Conv2d(in_width, width, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out)) + self.shortcut(x)
+        return self.relu(out)  # type: ignore[no-any-return]
+
+
+def small_resnet(widths: tuple[int, ...] = (32, 64, 128), blocks: int = 1) -> Backbone:
+    """A ResNet for small images on a CPU: a 4x4 stride-2 stem, one stage of basic blocks a width.
+
+    widths: channels of the stages; each but the first halves the resolution. The last is the
+    number of features. blocks: basic blocks in each stage.
+    """
+    if not widths or min(widths) < 1 or blocks < 1:
+        raise ValueError(f"widths = {widths} and blocks = {blocks} must be positive")
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, widths[0], 4, 2, 1, bias=False),
+        nn.BatchNorm2d(widths[0]),
+        nn.ReLU(inplace=True),
+    ]
+    in_width = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(BasicBlock(in_width, width, stride))
+            in_width = width
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):  # torchvision's rule for ResNets
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return Backbone(network, widths[-1])
+
+
+# torchvision's classes and the attribute that holds the classifier behind the pooled features
+HEADS = {
+    "ConvNeXt": "classifier.2",
+    "DenseNet": "classifier",
+    "EfficientNet": "classifier",
+    "MobileNetV2": "classifier",
+    "MobileNetV3": "classifier",
+    "RegNet": "fc",
+    "ResNet": "fc",
+    "ShuffleNetV2": "fc",
+    "SwinTransformer": "head",
+    "VisionTransformer": "heads",
+}
+# the same as prefixes of architecture names, so that an unknown one is refused before it is built
+PREFIXES = (
+    "convnext_",
+    "densenet",
+    "efficientnet_",
+    "mobilenet_",
+    "regnet_",
+    "resnet",
+    "resnext",
+    "shufflenet_",
+    "swin_",
+    "vit_",
+    "wide_resnet",
+)
+
+
+def torchvision_backbone(
+    architecture: str, *, crop_px: int, stem: str = "auto", zero_init_residual: bool = False
+) -> Backbone:
+    """A torchvision classifier with its head cut off, initialised as torchvision does.
+
+    stem: "auto", or one of STEMS; only ResNets have the choice.
+    zero_init_residual: ResNets only; the last BatchNorm scale of each block starts at 0.
+    """
+    every = torchvision.models.list_models(module=torchvision.models)
+    known = [name for name in every if name.startswith(PREFIXES)]
+    if architecture not in known:
+        raise RecipeError(
+            f"backbone.kind: torchvision has no usable {architecture!r}"
+            f"{did_you_mean(architecture, known)}; usable: {', '.join(known)}"
+        )
+    arguments: dict[str, Any] = {}
+    if architecture.startswith(("resnet", "resnext", "wide_resnet")):
+        arguments["zero_init_residual"] = zero_init_residual
+    elif zero_init_residual:
+        raise RecipeError(f"backbone.zero_init_residual: {architecture!r} is not a ResNet")
+    if architecture.startswith("vit_"):
+        _check_patches(architecture, int(architecture.rpartition("_")[2]), crop_px)
+        arguments["image_size"] = crop_px
+    network = torchvision.models.get_model(architecture, weights=None, **arguments)
+
+    parent_name, _, head_name = HEADS[type(network).__name__].rpartition(".")
+    parent = network.get_submodule(parent_name)
+    head = parent.get_submodule(head_name)
+    linear = next(module for module in head.modules() if isinstance(module, nn.Linear))
+    setattr(parent, head_name, nn.Identity())
+    stem_is = _set_stem(network, torchvision.models.ResNet, stem, crop_px)
+    return Backbone(network, linear.in_features, stem_is)
+
+
+def timm_backbone(
+    architecture: str, *, crop_px: int, stem: str = "auto", **arguments: Any
+) -> Backbone:
+    """A timm model with num_classes=0. arguments: go to timm.create_model (drop_path_rate, ...).
+
+    stem: "auto", or one of STEMS; only ResNets with timm's plain 7x7 stem have the choice.
+    """
+    import timm  # takes seconds, and most runs have no use for it
+
+    for key in ("pretrained", "num_classes", "checkpoint_path"):
+        if key in arguments:
+            raise RecipeError(
+                f"backbone.{key} cannot be set: the backbone starts from random weights"
+            )
+    if not timm.is_model(architecture):
+        hint = did_you_mean(architecture, timm.list_models())
+        raise RecipeError(f"backbone.kind: timm has no {architecture!r}{hint}")
+    network = timm.create_model(architecture, num_classes=0, **arguments)
+    if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
+        _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
+        network.set_input_size(img_size=(crop_px, crop_px))
+    stem_is = _set_stem(network, timm.models.ResNet, stem, crop_px)
+    return Backbone(network, int(network.head_hidden_size), stem_is)
+
+
+def _check_patches(architecture: str, patch_px: int, crop_px: int) -> None:
+    if crop_px % patch_px:
+        raise RecipeError(
+            f"backbone.kind: {architecture!r} cuts images into {patch_px} px patches and the crops "
+            f"have {crop_px} px; use a crop of {crop_px // patch_px * patch_px or patch_px} px"
+        )
+
+
+def _set_stem(network: nn.Module, resnet: type[nn.Module], stem: str, crop_px: int) -> Stem | None:
+    """Give a ResNet the stem asked for, in place; return what it now has, None without a choice."""
+    valid = ("auto", *get_args(Stem))
+    if stem not in valid:
+        raise RecipeError(
+            f"backbone.stem = {stem!r} is unknown{did_you_mean(stem, valid)}; "
+            f"known: {', '.join(valid)}"
+        )
+    conv = network.conv1 if isinstance(network, resnet) else None
+    if not isinstance(conv, nn.Conv2d) or conv.kernel_size != (7, 7):
+        if stem != "auto":
+            raise RecipeError(
+                f"backbone.stem = {stem!r}: this architecture has no ResNet stem to replace; "
+                "leave the key out"
+            )
+        return None
+    chosen: Stem = fitting_stem(crop_px) if stem == "auto" else stem  # type: ignore[assignment]
+    if chosen != "imagenet":
+        network.conv1 = nn.Conv2d(3, conv.out_channels, 3, 1, 1, bias=False)
+        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+    if chosen == "small":
+        network.maxpool = nn.Identity()
+    return chosen
+
+
+# families whose kind goes on with a slash and an architecture
+NAMED = {"torchvision": "torchvision/resnet18", "timm": "timm/vit_small_patch16_224"}
+
+BACKBONES: dict[str, Callable[..., Backbone]] = {
+    "small_resnet": small_resnet,
+    "timm": timm_backbone,
+    "torchvision": torchvision_backbone,
+}

@@ -1,0 +1,50 @@
+"""SimCLR's network: a backbone for features, a projector for the loss."""
+
+from torch import Tensor, nn
+
+from sslpipe.models.backbones import Backbone
+from sslpipe.recipe import Projector
+
+
+def build_projector(num_features: int, projector: Projector) -> nn.Sequential:
+    """An MLP (B, num_features) -> (B, out_dim): ReLU between its linear layers.
+
+    With BatchNorm, every linear layer is followed by one and has no bias of its own; the last
+    BatchNorm has neither scale nor shift. SimCLR's code keeps a learned scale there (`center=False`
+    only); MoCo v3's drops both, as here: the loss normalises z, and a shift would move every z
+    towards one point.
+    Source: Chen et al. 2020, arXiv:2002.05709, section 4.2; Chen et al. 2021, arXiv:2104.02057.
+    """
+    widths = [num_features, *[projector.hidden_dim] * (projector.num_layers - 1), projector.out_dim]
+    layers: list[nn.Module] = []
+    for layer in range(projector.num_layers):
+        is_last = layer == projector.num_layers - 1
+        layers.append(nn.Linear(widths[layer], widths[layer + 1], bias=not projector.batchnorm))
+        if projector.batchnorm:
+            layers.append(nn.BatchNorm1d(widths[layer + 1], affine=not is_last))
+        if not is_last:
+            layers.append(nn.ReLU(inplace=True))
+    return nn.Sequential(*layers)
+
+
+class SimCLR(nn.Module):
+    """Backbone and projector; weights as torch and torchvision initialise them.
+
+    forward: views (2B, 3, S, S) -> z (2B, D), not normalised; the loss normalises.
+    embed: images (B, 3, S, S) -> h (B, F), the features that are evaluated and exported.
+    Source: Chen et al. 2020, arXiv:2002.05709, fig. 2.
+    """
+
+    def __init__(self, backbone: Backbone, projector: Projector) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projector = build_projector(backbone.num_features, projector)
+
+    def forward(self, views: Tensor) -> Tensor:
+        h = self.backbone(views)  # (2B, F)
+        z: Tensor = self.projector(h)  # (2B, D)
+        return z
+
+    def embed(self, images: Tensor) -> Tensor:
+        h: Tensor = self.backbone(images)  # (B, F)
+        return h

@@ -1,0 +1,155 @@
+"""Optimizers with their parameter groups, LARS, and the learning rate as a function of the step."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from sslpipe.recipe import Optim
+
+
+def lr_at(step: int, optim: Optim, steps: int) -> float:
+    """The learning rate of one step; step counts from 0, steps is the length of the run.
+
+    With w = warmup_steps: peak_lr * step / w for step < w, so 0 at step 0 and peak_lr at step w
+    (as in SimCLR's code). From there on, for the cosine schedule,
+    peak_lr * (1 + cos(pi (step - w) / (steps - w))) / 2: peak_lr / 2 at w + (steps - w) / 2, 0 at
+    step = steps, which is one past the last; for "constant" peak_lr. A run shorter than its
+    warm-up ends inside it.
+    """
+    warmup = optim.warmup_steps
+    if step < warmup:
+        return optim.peak_lr * step / warmup
+    if optim.schedule == "constant":
+        return optim.peak_lr
+    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return optim.peak_lr * (1 + math.cos(math.pi * progress)) / 2
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> float:
+    """Set every group's learning rate; returns it, for the log."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return lr
+
+
+def build_optimizer(model: nn.Module, optim: Optim) -> Optimizer:
+    """The recipe's optimizer over the model's trainable parameters, in one or two groups.
+
+    "decay": parameters of two or more dimensions. "no_decay": biases, norms, scalars, which get no
+    weight decay and no LARS adaptation unless optim.decay_one_dim. Told apart by shape, since names
+    differ from backbone to backbone.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in parameters if p.ndim > 1 or optim.decay_one_dim]
+    spared = [p for p in parameters if not (p.ndim > 1 or optim.decay_one_dim)]
+    groups: list[dict[str, Any]] = []
+    if decayed:
+        groups.append({"name": "decay", "params": decayed, "weight_decay": optim.weight_decay})
+    if spared:
+        groups.append({"name": "no_decay", "params": spared, "weight_decay": 0.0})
+    match optim.kind:
+        case "sgd":
+            return SGD(groups, lr=optim.peak_lr, momentum=optim.momentum, nesterov=optim.nesterov)
+        case "adamw":
+            return AdamW(groups, lr=optim.peak_lr, betas=optim.betas)
+        case "lars":
+            for group in groups:
+                group["adapt"] = group["name"] == "decay"
+            return LARS(
+                groups,
+                lr=optim.peak_lr,
+                momentum=optim.momentum,
+                trust_coefficient=optim.trust_coefficient,
+            )
+
+
+def describe_groups(optimizer: Optimizer) -> str:
+    """One line a group: its name, tensors, numbers, weight decay, and whether LARS adapts it."""
+    lines = []
+    for group in optimizer.param_groups:
+        numbers = sum(p.numel() for p in group["params"])
+        adapted = {True: ", adapted layer by layer", False: ", not adapted", None: ""}
+        name = group.get("name", "parameters")
+        lines.append(
+            f"{name}: {len(group['params'])} tensors, {numbers:,} numbers,"
+            f" weight decay {group['weight_decay']:g}{adapted[group.get('adapt')]}"
+        )
+    return "\n".join(lines)
+
+
+class LARS(Optimizer):
+    """SGD with momentum whose step is scaled layer by layer to the layer's own length.
+
+    For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
+    |w| / |u| (1 where |w| or |u| is 0), v = momentum v + lr ratio u, w = w - v. The learning rate
+    stands inside the momentum, as in SimCLR's code, so a changed rate leaves past steps alone.
+    lr, momentum, weight_decay, trust_coefficient: >= 0. adapt: false in a group means ratio 1.
+    Source: You et al. 2017, arXiv:1708.03888, alg. 1; google-research/simclr lars_optimizer.py.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        adapt: bool = True,
+    ) -> None:
+        for name, value in (
+            ("lr", lr),
+            ("momentum", momentum),
+            ("weight_decay", weight_decay),
+            ("trust_coefficient", trust_coefficient),
+        ):
+            if not value >= 0:
+                raise ValueError(f"{name} = {value} must be 0 or more")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "adapt": adapt,
+        }
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._step_group(group)
+        return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        weights = [p for p in group["params"] if p.grad is not None]
+        if not weights:
+            return
+        for p in weights:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        velocity = [self.state[p]["momentum_buffer"] for p in weights]
+        updates = [p.grad for p in weights]
+        if group["weight_decay"]:
+            updates = list(torch._foreach_add(updates, weights, alpha=group["weight_decay"]))
+        if group["adapt"]:
+            lengths = torch.stack(torch._foreach_norm(weights))  # (tensors,)
+            strides = torch.stack(torch._foreach_norm(updates))
+            ratios = group["trust_coefficient"] * lengths / strides
+            ratios = torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
+            updates = list(torch._foreach_mul(updates, list(ratios.unbind())))
+        torch._foreach_mul_(velocity, group["momentum"])
+        torch._foreach_add_(velocity, updates, alpha=group["lr"])
+        torch._foreach_sub_(weights, velocity)

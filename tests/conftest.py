@@ -1,0 +1,14 @@
+"""What every test shares: one thread, CUDA tests only where there is CUDA."""
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run beside others; a thread pool per process only gets in the way
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

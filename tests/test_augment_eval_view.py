@@ -1,0 +1,53 @@
+"""sslpipe.augment.eval_view against torchvision's resize, center_crop and normalize."""
+
+import json
+
+import pytest
+import torch
+import torchvision.transforms.v2.functional as reference
+
+from sslpipe.augment.eval_view import EvalView, eval_view_for
+
+MEAN, STD = (0.48, 0.45, 0.40), (0.22, 0.23, 0.25)
+SIZES = [(40, 52), (33, 33), (20, 64), (64, 20), (33, 33), (64, 64), (31, 30)]
+
+
+@pytest.mark.parametrize(("crop_px", "resize_px"), [(32, 32), (28, 33), (64, 73), (96, 96)])
+def test_the_view_equals_torchvisions_for_every_size(crop_px: int, resize_px: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (7, 3, 64, 64), dtype=torch.uint8, generator=generator)
+    view = EvalView(crop_px, resize_px, MEAN, STD)
+    ours = view(images, torch.tensor(SIZES))
+    assert ours.shape == (7, 3, crop_px, crop_px)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    for row, (height, width) in enumerate(SIZES):
+        pixels = images[row, :, :height, :width].float() / 255
+        pixels = reference.resize(pixels, [resize_px], antialias=True)
+        pixels = reference.center_crop(pixels, [crop_px, crop_px])
+        expected = reference.normalize(pixels, list(MEAN), list(STD))
+        assert (ours[row] - expected).abs().max() <= 1e-6
+
+
+def test_an_image_of_the_right_size_is_only_normalised() -> None:
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    ours = EvalView(32, 32)(images, torch.tensor([[32, 32]] * 3))
+    assert torch.equal(ours, images / 255)
+
+
+def test_the_resize_belongs_to_the_crop() -> None:
+    sides = {crop_px: eval_view_for(crop_px).resize_px for crop_px in (28, 32, 96, 128, 160, 224)}
+    assert sides == {28: 28, 32: 32, 96: 96, 128: 146, 160: 183, 224: 256}
+
+
+def test_a_view_is_made_again_from_its_config() -> None:
+    view = eval_view_for(96, MEAN, STD)
+    again = EvalView(**json.loads(json.dumps(view.config())))
+    images = torch.randint(0, 256, (2, 3, 120, 150), dtype=torch.uint8)
+    sizes = torch.tensor([[120, 150], [99, 111]])
+    assert again.config() == view.config()
+    assert torch.equal(again(images, sizes), view(images, sizes))
+
+
+def test_a_crop_larger_than_the_resize_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"crop_px = 40 is not in 1\.\.resize_px = 32"):
+        EvalView(40, 32)

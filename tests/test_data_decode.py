@@ -1,0 +1,231 @@
+"""sslpipe.data.decode: equal to Pillow's pixels, upright, bounded, and every fault a BadSample."""
+
+import io
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from sslpipe.data.decode import MAX_BYTES, BadSample, decode
+
+CANVAS_PX = 256
+
+
+def photo(width: int = 64, height: int = 48, seed: int = 0) -> Image.Image:
+    coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def by_pillow(raw: bytes) -> NDArray[np.uint8]:
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(raw)))
+    if image.mode == "P":
+        image = image.convert("RGBA")
+    return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [
+        *((mode, "PNG") for mode in ("1", "L", "LA", "P", "RGB", "RGBA")),
+        *((mode, "JPEG") for mode in ("L", "RGB", "CMYK")),
+        *((mode, "WEBP") for mode in ("RGB", "RGBA")),
+    ],
+)
+def test_every_mode_gives_the_rgb_pixels_of_pillow(mode: str, form: str) -> None:
+    raw = encoded(photo().convert(mode), form)
+    pixels = decode(raw, CANVAS_PX)
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == (3, 48, 64)
+    assert pixels.flags.c_contiguous
+    np.testing.assert_array_equal(pixels, by_pillow(raw))
+
+
+def test_alpha_is_dropped_and_hidden_colour_kept() -> None:
+    rgba = np.zeros((4, 5, 4), np.uint8)
+    rgba[..., 0] = 200  # alpha 0: invisible red
+    expected = np.broadcast_to(np.array([200, 0, 0], np.uint8)[:, None, None], (3, 4, 5))
+    np.testing.assert_array_equal(
+        decode(encoded(Image.fromarray(rgba), "PNG"), CANVAS_PX), expected
+    )
+
+
+def test_a_palette_with_transparency_decodes_without_a_warning() -> None:
+    raw = encoded(photo().convert("P"), "PNG", transparency=bytes(range(256)))
+    np.testing.assert_array_equal(decode(raw, CANVAS_PX), by_pillow(raw))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sixteen_bit_png_keeps_the_high_byte(channels: int) -> None:
+    values = np.random.default_rng(1).integers(0, 65536, (6, 7, channels)).astype(">u2")
+    eight = decode(png16(values), CANVAS_PX).transpose(1, 2, 0)[..., :channels]
+    np.testing.assert_array_equal(eight, values >> 8)
+    assert np.abs(eight - values / 257).max() < 1
+    stretched = (np.arange(42).reshape(6, 7, 1) * 6 * 257).astype(">u2").repeat(channels, axis=2)
+    exact = decode(png16(stretched), CANVAS_PX).transpose(1, 2, 0)[..., :channels]
+    np.testing.assert_array_equal(exact, stretched // 257)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_applied_as_by_pillow(form: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    raw = encoded(photo(31, 20), form, exif=exif)
+    np.testing.assert_array_equal(decode(raw, CANVAS_PX), by_pillow(raw))
+
+
+def test_a_large_jpeg_is_turned_upright_too() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    raw = encoded(photo(640, 320), "JPEG", exif=exif)
+    small, full = decode(raw, 64), decode(raw, 640)
+    assert small.shape == (3, 64, 32)
+    mean = full.reshape(3, 64, 10, 32, 10).mean(axis=(2, 4))
+    assert np.abs(small - mean).mean() < 6
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [
+        (256, 100, (100, 256)),
+        (257, 257, (256, 256)),
+        (1000, 500, (128, 256)),
+        (300, 1, (1, 256)),
+        (3, 2000, (256, 1)),
+        (1, 1, (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_the_longer_side_fits_the_canvas_and_the_aspect_is_kept(
+    form: str, width: int, height: int, expected: tuple[int, int]
+) -> None:
+    assert decode(encoded(photo(width, height), form), CANVAS_PX).shape == (3, *expected)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("side", [90, 300])  # JPEG: below and above twice the canvas
+def test_reduction_is_antialiased(form: str, side: int) -> None:
+    """Lines of one pixel become an even grey, where a plain bilinear sample would alias."""
+    stripes = np.zeros((side, side), np.uint8)
+    stripes[:, ::2] = 255
+    small = decode(encoded(Image.fromarray(stripes), form, quality=100), 48).astype(int)
+    assert np.abs(small[:, :, 2:-2] - 127.5).max() < 40
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "empty"),
+        (b"<!DOCTYPE html><p>404", "HTML"),
+        (b"\x80\x04\x95pickle", "not a JPEG, PNG or WebP"),
+        (b"GIF89a" + bytes(100), "not a JPEG, PNG or WebP"),
+        (b"\xff\xd8\xff", "truncated"),
+        (b"\x89PNG\r\n\x1a\n", "truncated"),
+        (b"RIFF\0\0\0\0WEBPVP8X", "truncated"),
+        (b"RIFF\0\0\0\0WEBPJUNK" + bytes(20), "first chunk"),
+    ],
+)
+def test_what_is_no_image_says_why(raw: bytes, reason: str) -> None:
+    with pytest.raises(BadSample, match=reason):
+        decode(raw, CANVAS_PX)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("canvas_px", [16, 256])
+def test_a_truncated_image_is_bad_wherever_it_is_cut(form: str, canvas_px: int) -> None:
+    raw = encoded(photo(), form)
+    for share in (0.05, 0.3, 0.6, 0.9):
+        with pytest.raises(BadSample):
+            decode(raw[: int(share * len(raw))], canvas_px)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_random_damage_gives_an_image_or_bad_sample_and_no_crash(form: str) -> None:
+    """800 damaged files a format, of which some crash other decoders."""
+    whole = [encoded(photo(), form), encoded(photo(), form, exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0")]
+    bad = 0
+    for seed in range(800):
+        random = np.random.default_rng(seed)
+        raw = bytearray(whole[seed % 2])
+        for at in random.integers(2, len(raw), 3):
+            raw[at] = random.integers(256)
+        try:
+            assert decode(bytes(raw), (16, 256)[seed % 4 // 2]).shape[0] == 3
+        except BadSample:
+            bad += 1
+    assert bad > 50
+
+
+@pytest.mark.parametrize("header", ["png", "jpg", "webp"])
+def test_a_decompression_bomb_is_refused_by_its_header(header: str) -> None:
+    if header == "png":
+        raw = png_chunks(14000, 14000, 8, 0, zlib.compress(bytes(14001 * 14000), 9))
+    elif header == "jpg":
+        whole = bytearray(encoded(photo(), "JPEG"))
+        at = whole.index(b"\xff\xc0")
+        whole[at + 5 : at + 9] = (60000).to_bytes(2, "big") * 2
+        raw = bytes(whole)
+    else:
+        raw = b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\xff\x3f\0\xff\x3f\0" + bytes(50)
+    start = time.perf_counter()
+    with pytest.raises(BadSample, match="limit"):
+        decode(raw, CANVAS_PX)
+    assert time.perf_counter() - start < 0.1
+
+
+def test_too_many_bytes_are_refused() -> None:
+    with pytest.raises(BadSample, match="bytes"):
+        decode(encoded(photo(), "PNG") + bytes(MAX_BYTES), CANVAS_PX)
+
+
+def test_a_second_png_header_cannot_hide_a_bomb() -> None:
+    raw = png_chunks(4, 4, 8, 0, zlib.compress(bytes(20)))
+    second = png_chunks(60000, 60000, 8, 0, b"")[8:33]
+    with pytest.raises(BadSample):
+        decode(raw[:33] + second + raw[33:], CANVAS_PX)
+
+
+def test_threads_decode_what_one_thread_does() -> None:
+    raws = [encoded(photo(40, 30, seed), form) for seed in range(20) for form in ("PNG", "JPEG")]
+    expected = [decode(raw, 32) for raw in raws]
+    results: list[list[NDArray[np.uint8]]] = [[] for _ in range(4)]
+
+    def work(k: int) -> Callable[[], None]:
+        return lambda: results[k].extend(decode(raw, 32) for raw in raws)
+
+    threads = [threading.Thread(target=work(k)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for got in results:
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def png16(values: NDArray[Any]) -> bytes:
+    """A 16-bit PNG written by hand. values: (h, w, C) big-endian uint16."""
+    height, width, channels = values.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    return png_chunks(width, height, 16, {1: 0, 3: 2}[channels], zlib.compress(rows))
+
+
+def png_chunks(width: int, height: int, bits: int, colour: int, data: bytes) -> bytes:
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    chunks = [(b"IHDR", size + bytes((bits, colour, 0, 0, 0))), (b"IDAT", data), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
+        for kind, body in chunks
+    )

@@ -1,0 +1,240 @@
+"""kNN against brute force in float64, with ties, missing classes, and without faiss."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation import neighbours
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.knn import few_rows, few_shot_knn, knn, knn_predictions, knn_results
+from sslpipe.evaluation.neighbours import nearest
+
+
+def rows(features, labels, first_id=0):
+    features = torch.as_tensor(np.asarray(features, np.float32))
+    labels = torch.as_tensor(np.asarray(labels, np.int64))
+    return Embeddings(features, labels, torch.arange(first_id, first_id + len(labels)))
+
+
+def random_rows(n, width, classes, seed, first_id=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(classes, size=n)
+    centres = np.random.default_rng(99).normal(size=(classes, width))
+    return rows(centres[labels] + 2 * rng.normal(size=(n, width)), labels, first_id)
+
+
+def tied_rows(n, width, classes, seed, first_id=0):
+    """Few different vectors, so that nearly every similarity is shared by many rows."""
+    rng = np.random.default_rng(seed)
+    return rows(rng.integers(1, 3, (n, width)), rng.integers(classes, size=n), first_id)
+
+
+def brute_similarities(bank, queries, exclude_same_id=False):
+    """(Q, N) float32 by one float64 dot product a pair of float32 unit vectors."""
+
+    def unit(x):
+        x = x.numpy()
+        norms = np.array([np.sqrt((row.astype(np.float64) ** 2).sum()) for row in x])
+        return x / norms.astype(np.float32)[:, None]
+
+    b, q = unit(bank.features), unit(queries.features)
+    table = np.array([[np.float32(np.dot(u.astype(float), v.astype(float))) for v in b] for u in q])
+    if exclude_same_id:
+        table[queries.ids.numpy()[:, None] == bank.ids.numpy()[None]] = -np.inf
+    return table
+
+
+def brute_knn(bank, queries, k, temperature, vote, exclude_same_id=False):
+    """Loops: nearest first, ties by row; the class with most votes, among equals the first met."""
+    predicted = []
+    for similarities in brute_similarities(bank, queries, exclude_same_id):
+        order = sorted(range(len(similarities)), key=lambda j: (-similarities[j], j))[:k]
+        votes, first = {}, {}
+        for rank, j in enumerate(order):
+            label = int(bank.labels[j])
+            s = float(similarities[j]) - float(similarities[order[0]])
+            votes[label] = votes.get(label, 0.0) + (
+                np.exp(s / temperature) if vote == "weighted" else 1
+            )
+            first.setdefault(label, rank)
+        most = max(votes.values())
+        predicted.append(min((first[c], c) for c in votes if votes[c] == most)[1])
+    return np.array(predicted)
+
+
+@pytest.mark.parametrize("search", ["torch", "faiss"])
+@pytest.mark.parametrize("vote", ["weighted", "majority"])
+@pytest.mark.parametrize("make", [random_rows, tied_rows])
+def test_knn_equals_brute_force_in_float64(make, vote, search):
+    bank, queries = make(150, 6, 5, seed=1), make(40, 6, 5, seed=2, first_id=1000)
+    found = knn_predictions(bank, queries, k=(1, 4, 20, 150), vote=vote, search=search)
+    for k, predicted in found.items():
+        np.testing.assert_array_equal(predicted, brute_knn(bank, queries, k, 0.07, vote))
+
+
+@pytest.mark.parametrize("make", [random_rows, tied_rows])
+def test_torch_and_faiss_find_the_same_neighbours_in_the_same_order(make, monkeypatch):
+    bank, queries = make(1500, 8, 5, seed=3), make(300, 8, 5, seed=4)
+    by_torch = nearest(bank.features, queries.features, 50, search="torch")
+    by_faiss = nearest(bank.features, queries.features, 50, search="faiss")
+    assert torch.equal(by_torch.indices, by_faiss.indices)
+    assert torch.equal(by_torch.similarities, by_faiss.similarities)
+    monkeypatch.setattr(neighbours, "BANK_ROWS", 128)
+    monkeypatch.setattr(neighbours, "QUERY_ROWS", 7)
+    tiled = nearest(bank.features, queries.features, 50, search="torch")
+    assert torch.equal(by_torch.indices, tiled.indices)
+
+
+def test_ties_rank_by_the_lower_row_of_the_bank_even_when_more_rows_tie_than_fit():
+    bank = torch.ones(500, 3)
+    found = nearest(bank, torch.ones(2, 3), 10)
+    assert found.indices.tolist() == [list(range(10))] * 2
+
+
+def test_nearly_equal_features_still_give_the_exact_order():
+    # a collapsed backbone: all cosines within 1e-7, where a float32 product alone is noise
+    rng = np.random.default_rng(5)
+    bank = rows(1 + 1e-4 * rng.normal(size=(400, 16)), rng.integers(3, size=400))
+    queries = bank.rows(torch.arange(30))
+    table = brute_similarities(bank, queries)
+    expected = [sorted(range(400), key=lambda j, row=row: (-row[j], j))[:15] for row in table]
+    assert nearest(bank.features, queries.features, 15).indices.tolist() == expected
+
+
+def test_leave_one_out_removes_a_query_by_its_id_and_nothing_else():
+    bank = random_rows(120, 6, 4, seed=6)
+    shuffled = bank.rows(torch.randperm(120, generator=torch.Generator().manual_seed(0)))
+    (predicted,) = knn_predictions(bank, shuffled, k=(5,), exclude_same_id=True).values()
+    expected = brute_knn(bank, shuffled, 5, 0.07, "weighted", exclude_same_id=True)
+    np.testing.assert_array_equal(predicted, expected)
+    with_itself = knn(bank, bank, k=(1,))
+    assert list(with_itself.values()) == [1.0]
+    assert next(iter(knn(bank, bank, k=(1,), exclude_same_id=True).values())) < 1.0
+
+
+def test_classes_missing_on_either_side_do_not_shift_the_others():
+    bank = rows([[1, 0], [0.9, 0.1], [0, 1]], [2, 2, 7])
+    queries = rows([[1, 0.05], [0.1, 1], [1, 0]], [2, 7, 5], first_id=10)
+    for vote in ("weighted", "majority"):
+        assert knn_predictions(bank, queries, k=(1,), vote=vote)[1].tolist() == [2, 7, 2]
+    (result,) = knn_results(bank, queries, k=(1,), num_classes=11)
+    assert result.value == pytest.approx(2 / 3)
+
+
+def test_an_equal_vote_goes_to_the_class_met_first():
+    bank = rows([[1, 0], [1, 0.1], [1, 0.2], [1, 0.3]], [3, 0, 0, 3])
+    query = rows([[1, 0]], [3], first_id=9)
+    assert knn_predictions(bank, query, k=(2, 4), vote="majority") == {2: [3], 4: [3]}
+
+
+def test_knn_is_perfect_on_separated_clusters_and_chance_on_noise():
+    centres = np.eye(8) * 10
+    labels = np.arange(400) % 8
+    noise = np.random.default_rng(7).normal(size=(400, 8))
+    assert set(knn(rows(centres[labels] + noise, labels), rows(centres, range(8))).values()) == {1}
+    # 400 queries, 8 classes: 12.5 % with a standard deviation of 1.7 %; 5 of them
+    bank = rows(noise, labels)
+    queries = rows(np.random.default_rng(8).normal(size=(400, 8)), labels, first_id=1000)
+    assert all(abs(v - 0.125) < 0.085 for v in knn(bank, queries, k=(1, 20)).values())
+
+
+def test_the_scale_of_features_does_not_matter_and_a_small_temperature_stays_finite():
+    bank, queries = random_rows(200, 6, 5, seed=9), random_rows(50, 6, 5, seed=10)
+    scaled = Embeddings(queries.features * 1e-6, queries.labels, queries.ids)
+    assert knn(bank, queries, k=(20,)) == knn(bank, scaled, k=(20,))
+    sharp = knn_predictions(bank, queries, k=(20,), temperature=1e-5)[20]
+    assert sharp.tolist() == knn_predictions(bank, queries, k=(1,))[1].tolist()
+
+
+def test_every_result_names_its_protocol_and_counts():
+    results = knn_results(random_rows(50, 4, 3, 1), random_rows(20, 4, 3, 2), k=(10, 1))
+    assert [r.protocol for r in results] == [
+        "knn-weighted k=1 T=0.07 cosine",
+        "knn-weighted k=10 T=0.07 cosine",
+    ]
+    assert {(r.queries, r.bank, r.metric) for r in results} == {(20, 50, "top1")}
+
+
+def test_knn_works_without_faiss_and_asking_for_it_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)  # import faiss now raises ImportError
+    bank, queries = random_rows(50, 4, 3, 1), random_rows(20, 4, 3, 2)
+    assert len(knn(bank, queries, k=(5,))) == 1
+    with pytest.raises(DataError, match="pip install faiss"):
+        knn(bank, queries, k=(5,), search="faiss")
+
+
+def _with(bank, **changes):
+    return bank._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda b: (b, {"k": (10, 51)}), "k = 51 does not fit a bank of 50 rows"),
+        (lambda b: (b, {"k": (50,), "exclude_same_id": True}), "use 1 <= k <= 49"),
+        (lambda b: (b, {"k": ()}), "k is empty"),
+        (lambda b: (b, {"k": (0,)}), "k = 0"),
+        (lambda b: (b, {"temperature": 0.0}), "must be > 0"),
+        (lambda b: (b, {"vote": "most"}), "known: weighted, majority"),
+        (lambda b: (b, {"search": "annoy"}), "known: faiss, torch"),
+        (lambda b: (b, {"num_classes": 2}), "there is a label 2"),
+        (
+            lambda b: (_with(b, labels=b.labels.clone().fill_(-1)), {}),
+            "50 of 50 rows have no label",
+        ),
+        (lambda b: (_with(b, labels=b.labels.int()), {}), "not int64"),
+        (lambda b: (_with(b, features=b.features.double()), {}), "not float32"),
+        (lambda b: (_with(b, features=b.features * torch.nan), {}), "50 rows of features are not"),
+        (lambda b: (_with(b, features=b.features[:, :3]), {}), "different backbones"),
+        (lambda b: (b.rows(torch.arange(0)), {}), "no rows"),
+    ],
+)
+def test_wrong_input_is_one_clear_error(change, told):
+    full = random_rows(50, 4, 3, 1)
+    bank, options = change(full)
+    with pytest.raises(DataError) as error:
+        knn(bank, full, **{"k": (5,), **options})
+    assert told in str(error.value)
+
+
+def test_few_shot_takes_n_rows_of_each_class_and_other_rows_in_each_draw():
+    bank = random_rows(300, 6, 5, seed=11)
+    draws = [few_rows(bank, 7, 0, draw) for draw in range(3)]
+    for chosen in draws:
+        assert torch.bincount(bank.labels[chosen]).tolist() == [7] * 5
+    assert not torch.equal(draws[0], draws[1])
+    backwards = bank.rows(torch.arange(299, -1, -1))
+    again = backwards.ids[few_rows(backwards, 7, 0, 0)]
+    assert sorted(again.tolist()) == sorted(bank.ids[draws[0]].tolist())
+
+
+def test_few_shot_is_the_mean_over_its_draws():
+    bank, queries = random_rows(300, 6, 5, seed=11), random_rows(80, 6, 5, seed=12)
+    (result,) = few_shot_knn(bank, queries, labels_per_class=7, k=(5,), draws=3)
+    expected = [
+        (
+            brute_knn(bank.rows(few_rows(bank, 7, 0, d)), queries, 5, 0.07, "weighted")
+            == queries.labels.numpy()
+        ).mean()
+        for d in range(3)
+    ]
+    assert result.details["draws"] == pytest.approx(expected)
+    assert result.value == pytest.approx(np.mean(expected))
+    assert result.details["spread"] == pytest.approx(np.std(expected, ddof=1))
+    assert (result.bank, result.queries) == (35, 80)
+    assert result.interval95[0] < result.value < result.interval95[1]
+    with pytest.raises(DataError, match="fewer than the 100 labels"):
+        few_shot_knn(bank, queries, labels_per_class=100)
+
+
+def test_the_matmul_precision_of_training_is_put_back():
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        nearest(torch.randn(50, 4), torch.randn(5, 4), 3)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)

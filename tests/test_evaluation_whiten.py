@@ -1,0 +1,47 @@
+"""Whitening is learned on train, makes its covariance the identity, and treats both sides alike."""
+
+import torch
+
+from sslpipe.evaluation.whiten import fit_whitening, whiten
+from tests.test_evaluation_knn import random_rows
+
+
+def covariance(features):
+    centred = features.double() - features.double().mean(0)
+    return centred.T @ centred / len(features)
+
+
+def test_without_a_floor_the_covariance_of_train_is_the_identity():
+    train = random_rows(500, 8, 3, seed=1)
+    (white,) = whiten(train, floor=0)
+    torch.testing.assert_close(
+        covariance(white.features), torch.eye(8, dtype=torch.float64), rtol=0, atol=1e-5
+    )
+    assert float(white.features.mean(0).abs().max()) < 1e-5
+
+
+def test_distances_are_mahalanobis_distances_with_the_floor_as_ridge():
+    train, test = random_rows(500, 8, 3, seed=1), random_rows(50, 8, 3, seed=2)
+    white_train, white = whiten(train, test, floor=0.3)
+    c = covariance(train.features)
+    inverse = torch.linalg.inv(c + 0.3 * c.diagonal().mean() * torch.eye(8, dtype=torch.float64))
+    difference = (test.features[:, None] - train.features[None, :20]).double()
+    expected = torch.einsum("qnf,fg,qng->qn", difference, inverse, difference).sqrt()
+    found = torch.cdist(white.features.double(), white_train.features[:20].double())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_fitted_on_the_first_argument_alone_and_keeps_labels_and_ids():
+    train, test = random_rows(200, 5, 3, seed=1), random_rows(40, 5, 3, seed=2, first_id=900)
+    together = whiten(train, test)
+    assert torch.equal(together[0].features, whiten(train)[0].features)
+    assert torch.equal(together[1].features, fit_whitening(train)(test).features)
+    assert torch.equal(together[1].labels, test.labels)
+    assert torch.equal(together[1].ids, test.ids)
+
+
+def test_constant_features_stay_finite():
+    train = random_rows(50, 4, 3, seed=1)
+    flat = train._replace(features=torch.cat([train.features, torch.ones(50, 3)], 1))
+    for floor in (0, 0.1):
+        assert torch.isfinite(whiten(flat, floor=floor)[0].features).all()

@@ -1,0 +1,81 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from sslpipe.errors import UserError
+from sslpipe.ops.lock import STALE_AFTER_S, RunLock
+from sslpipe.ops.stop import StopRequest, clear_markers, write_marker
+
+
+def test_a_second_job_is_refused_and_told_who_holds_the_directory(tmp_path):
+    lock = RunLock(tmp_path)
+    with pytest.raises(
+        UserError, match=rf"in use by process {os.getpid()} on {socket.gethostname()}"
+    ):
+        RunLock(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()
+
+
+def test_the_lock_of_a_killed_job_is_taken_over(tmp_path):
+    code = "import sys, os, pathlib; from sslpipe.ops.lock import RunLock; "
+    code += "RunLock(pathlib.Path(sys.argv[1])); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60).returncode == 9
+    assert (tmp_path / "lock").exists()
+    RunLock(tmp_path).release()
+
+
+def test_a_process_that_got_the_dead_ones_number_does_not_hold_the_lock(tmp_path):
+    lock = RunLock(tmp_path)
+    holder = json.loads(lock.path.read_text())
+    lock.path.write_text(json.dumps({**holder, "start": "1"}))
+    RunLock(tmp_path).release()
+
+
+def test_another_hosts_lock_counts_until_it_is_stale(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "start": "1"}))
+    with pytest.raises(UserError, match="in use by process 1 on elsewhere"):
+        RunLock(tmp_path)
+    old_s = path.stat().st_mtime - STALE_AFTER_S - 1
+    os.utime(path, (old_s, old_s))
+    RunLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_asks_for_a_stop_and_the_second_sigterm_means_no_more(number):
+    before = signal.getsignal(number)
+    stop = StopRequest(None)
+    assert not stop()
+    os.kill(os.getpid(), number)
+    assert stop()
+    if number == signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    else:
+        os.kill(os.getpid(), number)  # Slurm and the launcher both send one
+        assert stop()
+    stop.restore_handlers()
+    assert signal.getsignal(number) is before
+
+
+def test_the_stop_file_is_seen(tmp_path):
+    stop = StopRequest(str(tmp_path / "STOP"))
+    assert not stop()
+    (tmp_path / "STOP").touch()
+    stop._looked_s -= 1.0
+    assert stop()
+    stop.restore_handlers()
+
+
+def test_one_marker_at_a_time(tmp_path):
+    write_marker(tmp_path, "FAILED", "x")
+    write_marker(tmp_path, "DONE", "step 3")
+    assert [p.name for p in tmp_path.iterdir()] == ["DONE"]
+    clear_markers(tmp_path)
+    assert list(tmp_path.iterdir()) == []

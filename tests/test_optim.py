@@ -1,0 +1,231 @@
+"""Learning rate, parameter groups and LARS against written-out numbers and plain numpy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sslpipe.optim import LARS, build_optimizer, describe_groups, lr_at, set_lr
+from sslpipe.recipe import Optim
+
+
+def optim(**settings: object) -> Optim:
+    return Optim.model_validate({"peak_lr": 0.8, **settings})
+
+
+def test_the_rate_rises_linearly_and_falls_as_half_a_cosine() -> None:
+    settings = optim(warmup_steps=10)
+    trace = {step: lr_at(step, settings, steps=110) for step in (0, 5, 10, 35, 60, 85, 109, 110)}
+    assert trace == pytest.approx(
+        {
+            0: 0.0,
+            5: 0.4,
+            10: 0.8,
+            35: 0.8 * (1 + math.sqrt(0.5)) / 2,
+            60: 0.4,
+            85: 0.8 * (1 - math.sqrt(0.5)) / 2,
+            109: 0.8 * math.sin(math.pi / 200) ** 2,
+            110: 0.0,
+        },
+        rel=1e-12,
+        abs=1e-16,
+    )
+
+
+def test_without_warmup_the_first_rate_is_the_peak_and_constant_stays_there() -> None:
+    assert lr_at(0, optim(), steps=7) == 0.8
+    rates = [lr_at(step, optim(schedule="constant", warmup_steps=2), 6) for step in range(6)]
+    assert rates == [0.0, 0.4, 0.8, 0.8, 0.8, 0.8]
+
+
+def test_a_run_inside_its_warmup_never_divides_by_zero_or_falls() -> None:
+    rates = [lr_at(step, optim(warmup_steps=8), steps=4) for step in range(12)]
+    assert rates[:9] == [0.1 * step for step in range(9)] == sorted(rates[:9])
+    assert lr_at(9, optim(warmup_steps=8), steps=8) == 0.0
+
+
+def test_set_lr_reaches_every_group() -> None:
+    optimizer = build_optimizer(net(), optim())
+    assert set_lr(optimizer, 0.125) == 0.125
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "lars"])
+def test_every_one_dimensional_parameter_is_spared_and_each_stands_in_one_group(kind: str) -> None:
+    model = net()
+    optimizer = build_optimizer(model, optim(kind=kind, weight_decay=0.1))
+    decay, no_decay = optimizer.param_groups
+    assert [p.shape for p in decay["params"]] == [(3, 2, 3, 3), (4, 12)]
+    assert [p.shape for p in no_decay["params"]] == [(3,), (3,), (3,), (4,)]
+    assert (decay["weight_decay"], no_decay["weight_decay"]) == (0.1, 0.0)
+    both = optimizer.param_groups[0]["params"] + optimizer.param_groups[1]["params"]
+    assert {id(p) for p in both} == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "lars"])
+def test_decay_moves_matrices_only_unless_one_dim_is_asked_for(kind: str) -> None:
+    for decay_one_dim in (False, True):
+        model = net()
+        before = [p.clone() for p in model.parameters()]
+        settings = optim(kind=kind, weight_decay=0.1, decay_one_dim=decay_one_dim)
+        optimizer = build_optimizer(model, settings)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        for old, new in zip(before, model.parameters(), strict=True):
+            moved = not torch.equal(old, new)
+            assert moved == (bool(old.any()) and (old.ndim > 1 or decay_one_dim))
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = build_optimizer(model, optim())
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 3]
+
+
+def test_groups_are_described_with_their_counts() -> None:
+    optimizer = build_optimizer(net(), optim(kind="lars", weight_decay=1e-6))
+    assert describe_groups(optimizer).splitlines() == [
+        "decay: 2 tensors, 102 numbers, weight decay 1e-06, adapted layer by layer",
+        "no_decay: 4 tensors, 13 numbers, weight decay 0, not adapted",
+    ]
+    assert describe_groups(torch.optim.SGD(net().parameters(), lr=1)) == (
+        "parameters: 6 tensors, 115 numbers, weight decay 0"
+    )
+
+
+def test_settings_reach_the_optimizer() -> None:
+    sgd = build_optimizer(net(), optim(kind="sgd", momentum=0.8, nesterov=True))
+    assert all((g["momentum"], g["nesterov"]) == (0.8, True) for g in sgd.param_groups)
+    adamw = build_optimizer(net(), optim(kind="adamw", betas=(0.5, 0.6)))
+    assert all(g["betas"] == (0.5, 0.6) for g in adamw.param_groups)
+    lars = build_optimizer(net(), optim(kind="lars", trust_coefficient=0.02, momentum=0.7))
+    assert all((g["trust_coefficient"], g["momentum"]) == (0.02, 0.7) for g in lars.param_groups)
+
+
+def lars_by_numpy(
+    w: np.ndarray,
+    grads: list[np.ndarray],
+    rates: list[float],
+    decay: float,
+    eta: float,
+    adapt: bool,
+) -> np.ndarray:
+    """google-research/simclr lars_optimizer.py, classic momentum, one tensor."""
+    velocity = np.zeros_like(w)
+    for grad, lr in zip(grads, rates, strict=True):
+        update = grad + decay * w
+        ratio = 1.0
+        if adapt:
+            w_norm, g_norm = np.sqrt((w**2).sum()), np.sqrt((update**2).sum())
+            if w_norm > 0 and g_norm > 0:
+                ratio = eta * w_norm / g_norm
+        velocity = 0.9 * velocity + lr * ratio * update
+        w = w - velocity
+    return w
+
+
+def test_lars_follows_the_paper_over_steps_with_a_changing_rate() -> None:
+    generator = np.random.default_rng(0)
+    shapes = [(4, 3), (2, 3, 3, 3), (5,), ()]
+    weights = [generator.normal(size=shape) for shape in shapes]
+    weights.append(np.zeros((3, 2)))  # zero-initialised: ratio 1, and it moves
+    grads = [[generator.normal(size=w.shape) for w in weights] for _ in range(4)]
+    rates = [0.0, 0.5, 2.0, 1.0]
+    parameters = [torch.tensor(w, requires_grad=True) for w in weights]
+    groups = [
+        {"params": [parameters[i] for i in (0, 1, 4)], "weight_decay": 0.01},
+        {"params": parameters[2:4], "adapt": False},
+    ]
+    optimizer = LARS(groups, lr=1.0, trust_coefficient=0.05)
+    for step_grads, lr in zip(grads, rates, strict=True):
+        set_lr(optimizer, lr)
+        for p, grad in zip(parameters, step_grads, strict=True):
+            p.grad = torch.tensor(grad)
+        optimizer.step()
+    for i, p in enumerate(parameters):
+        adapt = i in (0, 1, 4)
+        own = [step_grads[i] for step_grads in grads]
+        expected = lars_by_numpy(weights[i], own, rates, 0.01 if adapt else 0.0, 0.05, adapt)
+        np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-13, atol=1e-16)
+    assert parameters[4].any()
+
+
+def test_one_lars_step_by_hand() -> None:
+    """w = (3, 4), g = (0, 2), decay 0.5: u = (1.5, 4), |w| = 5, |u| = sqrt(18.25)."""
+    w = torch.tensor([[3.0, 4.0]], dtype=torch.float64, requires_grad=True)
+    w.grad = torch.tensor([[0.0, 2.0]], dtype=torch.float64)
+    LARS([w], lr=2.0, weight_decay=0.5, trust_coefficient=0.1).step()
+    ratio = 0.1 * 5 / math.sqrt(18.25)
+    expected = [[3 - 2 * ratio * 1.5, 4 - 2 * ratio * 4]]
+    torch.testing.assert_close(w.detach(), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_lars_step_is_the_same_for_any_size_of_gradient() -> None:
+    moved = []
+    for size in (1e-3, 1.0, 1e3):
+        w = torch.full((4, 4), 0.5, requires_grad=True)
+        w.grad = size * torch.arange(1.0, 17).view(4, 4)
+        LARS([w], lr=1.0).step()
+        moved.append(w.detach())
+    torch.testing.assert_close(moved[0], moved[1])
+    torch.testing.assert_close(moved[2], moved[1])
+
+
+def test_lars_after_a_gradient_scaler_steps_as_without_one() -> None:
+    """The norms are taken after unscaling, or the decay's share would depend on the scale."""
+    weights = []
+    for scale in (1.0, 65536.0):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = LARS(model.parameters(), lr=1.0, weight_decay=0.1, trust_coefficient=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        weights.append(model.weight.detach().clone())
+    torch.testing.assert_close(weights[0], weights[1])
+
+
+def test_lars_resumes_bitwise_and_skips_what_has_no_gradient() -> None:
+    def run(break_at: int | None) -> torch.Tensor:
+        torch.manual_seed(0)
+        model, unused = nn.Linear(4, 3), nn.Parameter(torch.ones(2, 2))
+        optimizer = LARS([*model.parameters(), unused], lr=0.5)
+        for step in range(4):
+            if step == break_at:
+                state = optimizer.state_dict()
+                optimizer = LARS([*model.parameters(), unused], lr=9.0)
+                optimizer.load_state_dict(state)
+            model(torch.full((2, 4), step + 1.0)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.equal(unused, torch.ones(2, 2))
+        return model.weight.detach().clone()
+
+    assert torch.equal(run(None), run(2))
+
+
+def test_lars_takes_a_closure_and_refuses_negative_settings() -> None:
+    w = torch.ones(2, 2, requires_grad=True)
+    optimizer = LARS([w], lr=0.1)
+
+    def closure() -> float:
+        loss = w.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 4.0
+    assert w.grad is not None
+    assert not torch.equal(w, torch.ones(2, 2))
+    for name in ("lr", "momentum", "weight_decay", "trust_coefficient"):
+        with pytest.raises(ValueError, match=f"{name} = -1"):
+            LARS([w], **{"lr": 0.1, name: -1.0})

@@ -1,0 +1,82 @@
+"""dataset.json and sidecars: written last, and all at once or not at all."""
+
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.index import SCHEMA_VERSION, Manifest, ShardFile, load_index
+from sslpipe.errors import DataError
+
+
+def load_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder, None where it has none yet."""
+    if not (folder / "dataset.json").exists():
+        return None
+    return load_index(folder).manifest
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False)
+    write_atomically(folder / "dataset.json", text.encode() + b"\n")
+
+
+def new_manifest(name: str) -> Manifest:
+    return Manifest(schema_version=SCHEMA_VERSION, name=name, splits={})
+
+
+def shard_file(tar: Path, rows: NDArray[np.int64], sha256: str) -> ShardFile:
+    """Write the sidecar of a finished tar and describe both. rows: (samples, 3) int64."""
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    raw = buffer.getvalue()
+    sidecar = tar.with_suffix(".offsets.npy")
+    write_atomically(sidecar, raw)
+    return ShardFile(
+        file=tar.name,
+        samples=len(rows),
+        bytes=tar.stat().st_size,
+        sha256=sha256,
+        offsets=sidecar.name,
+        offsets_sha256=hashlib.sha256(raw).hexdigest(),
+    )
+
+
+def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
+    """The data set's class names when a split is added; labels are places in this list.
+
+    Raises: DataError where the new split has classes that the data set does not.
+    """
+    if not known or not new:
+        return known or new
+    extra = [name for name in new if name not in known]
+    if extra:
+        raise DataError(
+            f"classes {', '.join(extra[:5])} are not among the {len(known)} of dataset.json; "
+            "build all splits in one run, so that they share one list of classes"
+        )
+    return known
+
+
+def write_atomically(path: Path, raw: bytes) -> None:
+    """The file has all of these bytes, on disk, or is as it was."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put renames in this folder on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
