@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torchvision
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from sslpipe.errors import ExportError, did_you_mean
 from sslpipe.evaluation.embed import evaluating
@@ -91,6 +91,21 @@ def _prove(model: FrozenBackbone, name: str, folder: Path) -> None:
     largest = float(expected.abs().max())
     if not (torch.isfinite(expected).all() and largest > 0):
         raise ExportError("the backbone's features are not finite, or all zero; nothing to export")
+    found = features_in_clean_process(name, folder, images)
+    if found.shape != expected.shape:
+        raise ExportError(
+            f"format {name}: features are {tuple(found.shape)}, not {tuple(expected.shape)}"
+        )
+    difference = float((found - expected).abs().max()) / largest
+    if not difference <= TOLERANCE:
+        raise ExportError(
+            f"format {name}: features in a clean process differ by {difference:.2g} of the "
+            f"largest, more than {TOLERANCE:g}; nothing was written"
+        )
+
+
+def features_in_clean_process(name: str, folder: Path, images: Tensor) -> Tensor:
+    """What a new Python process, that knows nothing of this one, gets from the folder."""
     with tempfile.TemporaryDirectory() as scratch:
         images_file, features_file = Path(scratch) / "images", Path(scratch) / "features"
         save_file({"images": images}, images_file)
@@ -106,17 +121,7 @@ def _prove(model: FrozenBackbone, name: str, folder: Path) -> None:
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ExportError(f"format {name}: a clean process could not load it: {last}")
-        found = load_file(features_file)["features"]
-    if found.shape != expected.shape:
-        raise ExportError(
-            f"format {name}: features are {tuple(found.shape)}, not {tuple(expected.shape)}"
-        )
-    difference = float((found - expected).abs().max()) / largest
-    if not difference <= TOLERANCE:
-        raise ExportError(
-            f"format {name}: features in a clean process differ by {difference:.2g} of the "
-            f"largest, more than {TOLERANCE:g}; nothing was written"
-        )
+        return load_file(features_file)["features"]
 
 
 def write_features(name: str, folder: str, images_file: str, features_file: str) -> None:

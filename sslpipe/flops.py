@@ -28,7 +28,7 @@ def step_flops(model: nn.Module, images: int, crop_px: int) -> float:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(view)
     model.train(was_training)
-    return 3.0 * 2 * images * counter.get_total_flops()
+    return 3.0 * 2 * images * float(counter.get_total_flops())
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

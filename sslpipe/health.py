@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sslpipe.distributed import agree, all_gather_rows, row_counts
+from sslpipe.distributed import all_gather_rows, row_counts
 
 MOST_IMAGES = 512  # both views of each: 1,024 rows
 
@@ -56,9 +56,10 @@ def health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
 
 
 def effective_rank(rows: Tensor) -> Tensor:
-    """exp(entropy of s / sum(s)), s the singular values of rows (R, D); NaN where a row is not finite.
+    """exp(entropy of s / sum(s)), s the singular values of rows (R, D); NaN if one is not finite.
 
-    From the smaller Gram matrix, in float64."""
+    From the smaller Gram matrix, in float64.
+    """
     rows = rows.double()  # squaring halves the digits of small singular values
     gram = rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
     if not bool(torch.isfinite(gram).all()):  # eigvalsh would raise
@@ -76,9 +77,3 @@ def _uniformity(u: Tensor) -> Tensor:
     cosines = u @ u.T  # (M, M), M <= 512
     upper = torch.triu_indices(len(u), len(u), 1, device=u.device)
     return torch.logsumexp(4 * cosines[upper[0], upper[1]] - 4, 0) - math.log(upper.shape[1])
-
-
-def finite_everywhere(loss: Tensor, grad_norm: Tensor) -> bool:
-    """Whether both are finite on every rank. Collective, one number."""
-    both = torch.stack([loss.detach().float(), grad_norm.detach().float()])
-    return not agree(not bool(torch.isfinite(both).all()))

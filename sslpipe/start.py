@@ -99,7 +99,7 @@ def _time_precisions(
 ) -> dict[str, float]:
     """Seconds of one forward and backward in fp32 and in bf16: the faster of two each."""
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model = model.to(device, memory_format=torch.channels_last)
+    model = model.to(device).to(memory_format=torch.channels_last)
     views = torch.rand(rows, 3, crop_px, crop_px, device=device)
     views = views.contiguous(memory_format=torch.channels_last)
     times_s: dict[str, float] = {}

@@ -5,10 +5,9 @@ import math
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.parameters import draws
@@ -103,7 +102,7 @@ def _train(
     dtype = torch.float64 if precision == "fp64" else torch.float32
     model = model.to(device, dtype).to(memory_format=torch.channels_last)
     if recipe.batchnorm == "global":
-        model = sync_batchnorm(model, shard.world)
+        model = cast(SimCLR, sync_batchnorm(model, shard.world))
     optimizer = build_optimizer(model, recipe.optim)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate does not yet
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.recipe import load_recipe
+from sslpipe.start import check_split, start_processes
 from tests.dataset import write_dataset
 from tests.runs import ROOT, write_recipe
 
@@ -34,6 +39,9 @@ if dist.is_initialized():
     dist.all_reduce(ones)
 said = [shard.rank, shard.world, int(ones)]
 Path(sys.argv[2], f"{shard.rank}-of-{shard.world}.json").write_text(json.dumps(said))
+if dist.is_initialized():
+    dist.barrier()
+    dist.destroy_process_group()  # or gloo may abort the rank whose peer left first
 """
 
 
@@ -49,14 +57,16 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def probe(tmp_path: Path, *launcher: str, **environment: str) -> list[list[int]]:
-    """What each process that was started said: rank, world, sum of ones over its group."""
+def probe(tmp_path: Path, *launchers: list[str], **environment: str) -> list[list[int]]:
+    """What each process the launchers started said: rank, world, sum of ones over its group."""
     script, out = tmp_path / "probe.py", tmp_path / "said"
     script.write_text(PROBE)
     out.mkdir()
-    recipe = str(write_recipe(tmp_path))
-    done = run(*launcher, str(script), recipe, str(out), "run.device=cpu", **environment)
-    assert done.returncode == 0, done.stderr
+    rest = [str(script), str(write_recipe(tmp_path)), str(out), "run.device=cpu"]
+    with ThreadPoolExecutor(len(launchers)) as pool:
+        jobs = [pool.submit(run, *words, *rest, **environment) for words in launchers]
+    for job in jobs:
+        assert job.result().returncode == 0, job.result().stderr
     return sorted(json.loads(path.read_text()) for path in out.iterdir())
 
 
@@ -77,8 +87,18 @@ def test_a_launch_is_one_group_of_exactly_its_processes(tmp_path, name):
     theirs = {"distributed_type": "MULTI_GPU", "num_processes": 3, "mixed_precision": "fp16"}
     (home / "default_config.yaml").write_text(yaml.safe_dump(theirs))
     n = PROCESSES[name]
-    said = probe(tmp_path, *launcher(name), HF_HOME=str(tmp_path / "home"))
+    said = probe(tmp_path, launcher(name), HF_HOME=str(tmp_path / "home"))
     assert said == [[rank, n, n] for rank in range(n)]
+
+
+def test_two_machines_become_one_group(tmp_path):
+    """nodes.yaml with one process a machine, both of them this one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    where = ["--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
+    machines = [launcher("nodes", *where, "--machine_rank", rank) for rank in ("0", "1")]
+    assert probe(tmp_path, *machines) == [[0, 2, 2], [1, 2, 2]]
 
 
 def test_launches_on_one_machine_take_any_free_port():
@@ -106,12 +126,17 @@ def test_accelerate_reads_the_file_as_meant(name, processes):
         (
             "nodes",
             ["--machine_rank", "1", "--main_process_ip", "10.0.0.1"],
-            {"nproc_per_node": "8", "nnodes": "2", "node_rank": 1, "master_addr": "10.0.0.1"},
+            {
+                "nproc_per_node": "8",
+                "nnodes": "2",
+                "node_rank": 1,
+                "rdzv_endpoint": "10.0.0.1:29500",
+            },
         ),
         (
             "nodes",
             ["--num_machines", "4", "--num_processes", "32", "--machine_rank", "3"],
-            {"nproc_per_node": "8", "nnodes": "4", "node_rank": 3, "master_port": "29500"},
+            {"nproc_per_node": "8", "nnodes": "4", "node_rank": 3},
         ),
     ],
 )
@@ -130,7 +155,7 @@ def test_the_launcher_would_start_the_right_processes_on_gpus(name, flags, expec
 @pytest.mark.gpu
 def test_one_gpu_runs_gpu1(tmp_path):
     assert torch.cuda.device_count() >= 1
-    assert probe(tmp_path, *launcher("gpu1")) == [[0, 1, 1]]
+    assert probe(tmp_path, launcher("gpu1")) == [[0, 1, 1]]
 
 
 def test_a_world_size_that_accelerate_does_not_join_is_one_error_naming_both(tmp_path):
@@ -157,24 +182,16 @@ def test_a_world_size_that_accelerate_does_not_join_is_one_error_naming_both(tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_a_world_size_without_a_launcher_is_one_line(tmp_path):
-    data = str(write_dataset(tmp_path / "data"))
-    recipe = str(write_recipe(tmp_path))
-    done = run(
-        "-m", "sslpipe", "train", recipe, "--data", data, "--run-dir", str(tmp_path / "run"),
-        WORLD_SIZE="2", RANK="0",
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "WORLD_SIZE = 2 is set, but no launcher started this one process" in done.stderr
+def test_a_world_size_without_a_launcher_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(UserError, match="WORLD_SIZE = 2 is set, but no launcher started this one"):
+        start_processes(load_recipe(write_recipe(tmp_path), ["run.device=cpu"]))
 
 
-def test_processes_that_do_not_divide_the_streams_are_one_error_with_the_valid_numbers(tmp_path):
-    script, out = tmp_path / "probe.py", tmp_path / "said"
-    script.write_text(PROBE)
-    out.mkdir()
-    recipe = str(write_recipe(tmp_path))  # 4 streams
-    done = run(*launcher("cpu2", "--num_processes", "3"), str(script), recipe, str(out))
-    assert done.returncode != 0
-    assert "data.num_streams = 4 does not divide over 3 processes; start 1, 2, 4" in done.stderr
-    assert not list(out.iterdir())
+def test_processes_that_do_not_divide_the_streams_are_refused_with_the_valid_numbers(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path))  # 4 streams
+    with pytest.raises(RecipeError, match="4 does not divide over 3 processes; start 1, 2, 4 "):
+        check_split(recipe, 3)
+    for world in (1, 2, 4):
+        check_split(recipe, world)

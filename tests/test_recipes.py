@@ -165,11 +165,13 @@ def test_the_steps_in_the_comments_are_the_arithmetic(name):
 
 
 def laws(path: Path) -> dict[str, object]:
-    """The views' laws, one value where both views have the same."""
-    augment = build(AUGMENTS, load_recipe(path).augment, section="augment")
+    """The law of both views, and the mean that is taken off where the data's is 0.5."""
+    augment = build(
+        AUGMENTS, load_recipe(path).augment, section="augment", mean=(0.5,) * 3, std=(0.25,) * 3
+    )
     first, second = augment.specs
     assert first == second
-    return {**vars(first), "normalize": augment.normalize}
+    return {**vars(first), "mean": augment.mean[0].item()}
 
 
 def test_cifar10_is_the_best_public_recipe():
@@ -194,7 +196,7 @@ def test_cifar10_is_the_best_public_recipe():
     jitter = [views[key] for key in ("brightness", "contrast", "saturation", "hue", "jitter_prob")]
     assert jitter == [0.4, 0.4, 0.4, 0.1, 0.8]
     assert (views["grayscale_prob"], views["blur_prob"], views["flip_prob"]) == (0.1, 0.0, 0.5)
-    assert views["normalize"] is False
+    assert views["mean"] == 0  # not normalised
 
 
 @pytest.mark.parametrize(
@@ -215,6 +217,7 @@ def test_w_mse_recipes_are_as_in_its_code(name, batch, epochs, peak_lr, hidden, 
     assert recipe.loss.arguments["temperature"] == 0.5
     assert build_model(recipe, views["crop_px"]).backbone.stem == stem
     assert (views["crop_area"], views["grayscale_prob"]) == ((0.2, 1.0), 0.1)
+    assert views["mean"] == 0.5
     text = path.read_text()
     assert "there Adam, here AdamW" in text
     assert "here cosine" in text

@@ -22,7 +22,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def straight(data, tmp_path_factory):
-    """World -> the run directory of a run that nothing stopped (7 steps are an epoch; it has 12)."""
+    """World -> the run directory of a run that nothing stopped (12 steps, 7 are an epoch)."""
     folder = tmp_path_factory.mktemp("straight")
     recipe = write_recipe(folder)
     for world in (1, 2):

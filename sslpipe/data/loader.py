@@ -5,7 +5,7 @@ Threads, because the decoders release the GIL: nothing is pickled, and no byte i
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
@@ -145,7 +145,7 @@ def batches(
     first_step: int = 0,
     pin: bool = False,
     on_bad: OnBad,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """This rank's part of every global step from `first_step` on, endless.
 
     The same arguments give the same batches, whatever run.num_workers, run.cache and shard are:

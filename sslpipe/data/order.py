@@ -164,7 +164,9 @@ class StreamPlan:
         shard, low, high = self.windows[window].tolist()
         order = self._order
         ids = order.starts[shard] + order.rows(shard, np.arange(low, high))
-        return ids[np.argsort(hash_integers(order.seed, self._epoch, _SAMPLES, ids), kind="stable")]
+        keys = hash_integers(order.seed, self._epoch, _SAMPLES, ids)
+        shuffled: Integers = ids[np.argsort(keys, kind="stable")]
+        return shuffled
 
     def ids(self, begin: int, end: int) -> Integers:
         """Ids of the stream's samples begin to end - 1."""

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from torch import nn
-
 from sslpipe.losses.nt_xent import NTXentLoss
 
-LOSSES: dict[str, Callable[..., nn.Module]] = {"nt_xent": NTXentLoss}
+Objective = NTXentLoss
+LOSSES: dict[str, Callable[..., Objective]] = {"nt_xent": NTXentLoss}

@@ -1,0 +1,177 @@
+"""From shards and a run directory to files, a table and eval.json, by the command lines."""
+
+import json
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sslpipe.data.index import load_index
+from sslpipe.errors import UserError
+from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save_embeddings
+from sslpipe.evaluation.knn import knn
+from sslpipe.evaluation.whiten import whiten
+from sslpipe.export import export_backbone, load_backbone
+from sslpipe.recipe import load_recipe
+from sslpipe.train import train
+from tests.dataset import write_dataset
+from tests.runs import final_weights, write_recipe
+from tests.test_evaluation_knn import random_rows
+from tools import embed as embed_tool
+from tools import evaluate as evaluate_tool
+
+
+def call(tool, *arguments) -> str:
+    result = CliRunner().invoke(tool.app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(run directory, dataset.json): a training of a few steps on the tiny data set."""
+    folder = tmp_path_factory.mktemp("run")
+    data = write_dataset(folder / "data", (32, 32))
+    write_dataset(folder / "data", (20,), split="test")
+    run_dir = folder / "run"
+    train(load_recipe(write_recipe(folder), ["steps=3"]), load_index(data), run_dir)
+    return run_dir, data
+
+
+def test_embed_writes_every_sample_of_the_split_through_the_runs_view(run, tmp_path):
+    run_dir, data = run
+    out = tmp_path / "test.safetensors"
+    call(embed_tool, run_dir, "--data", data, "--split", "test", "--out", out)
+    rows, facts = load_embeddings(out)
+    backbone = load_backbone(run_dir)
+    expected = embed(backbone.backbone, backbone.view, load_index(data).split("test"))
+    assert all(torch.equal(a, b) for a, b in zip(rows, expected, strict=True))
+    assert facts["split"] == "test"
+    assert facts["data_sha256"] == load_index(data).sha256
+    assert facts["backbone_sha256"] == module_sha256(backbone.backbone)
+    assert facts["view"] == {
+        "crop_px": 16,
+        "resize_px": 16,
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+    }
+
+
+def test_a_run_and_its_export_are_the_same_backbone_with_the_checkpoints_weights(run, tmp_path):
+    run_dir, _ = run
+    (run_dir / "eval.json").unlink(missing_ok=True)
+    export_backbone(run_dir, tmp_path / "out", ["safetensors"])
+    exported, ours = load_backbone(tmp_path / "out"), load_backbone(run_dir)
+    weights = final_weights(run_dir)
+    for key, tensor in exported.backbone.state_dict().items():
+        assert torch.equal(tensor, weights[f"backbone.{key}"])
+    assert exported.config == ours.config
+    facts = exported.config.facts
+    assert (facts["name"], facts["step"], facts["data"]["name"]) == ("tiny", 3, "tiny")
+    assert len(facts["digest"]) == 64
+    assert "| run | 3 steps" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries_it(run, tmp_path):
+    run_dir, data = run
+    out = run_dir / "eval.json"
+    shown = call(evaluate_tool, "suite", run_dir, "--data", data, "--out", out)
+    report = json.loads(out.read_text())
+    lines = {(row["features"], row["whitened"]) for row in report["rows"]}
+    assert lines == {(n, w) for n in ("ssl", "random", "pixels") for w in (False, True)}
+    assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
+    assert all(row["queries"] == 20 for row in report["rows"])
+    for told in ("ssl, whitened", "pixels", "random", "kNN with 100 labels a class"):
+        assert told in shown
+    model = load_backbone(run_dir)
+    index = load_index(data)
+    train_rows, test_rows = (
+        embed(model.backbone, model.view, index.split(name)) for name in ("train", "test")
+    )
+    by_protocol = {
+        r["protocol"]: r["value"]
+        for r in report["rows"]
+        if r["features"] == "ssl" and not r["whitened"]
+    }
+    for protocol, value in knn(train_rows, test_rows, k=(10, 20)).items():
+        assert by_protocol[protocol] == value
+    carried = model.config.facts["evaluation"]
+    assert len(carried) == sum(row["column"] is not None for row in report["rows"])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    rows = random_rows(300, 6, 4, seed=1), random_rows(80, 6, 4, seed=2, first_id=1000)
+    paths = folder / "train.safetensors", folder / "test.safetensors"
+    for path, part in zip(paths, rows, strict=True):
+        save_embeddings(path, part, {"split": path.stem})
+    return paths, rows
+
+
+@pytest.mark.parametrize("name", EVALS)
+def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp_path, name):
+    paths, rows = files
+    given = {
+        "few-shot": (["--labels-per-class", "5", "--k", "5"], {"labels_per_class": 5, "k": [5]}),
+        "knn": (["--k", "1", "--k", "7", "--vote", "majority"], {"k": [1, 7], "vote": "majority"}),
+        "linear": (["--holdout", "0.2"], {"holdout": 0.2}),
+    }
+    arguments, options = given[name]
+    out = tmp_path / "numbers.json"
+    shown = call(evaluate_tool, name, *paths, *arguments, "--out", out)
+    expected = [result.to_json() for result in EVALS[name](*rows, **options)]
+    found = json.loads(out.read_text())
+    assert [row["protocol"] for row in found] == [row["protocol"] for row in expected]
+    for row, wanted in zip(found, expected, strict=True):
+        assert math.isclose(row["value"], wanted["value"], rel_tol=0, abs_tol=1e-12)
+        assert f"{100 * wanted['value']:.1f}" in shown
+
+
+def test_whiten_is_applied_to_both_files(files, tmp_path):
+    paths, rows = files
+    out = tmp_path / "numbers.json"
+    call(evaluate_tool, "knn", *paths, "--k", "5", "--whiten", "--out", out)
+    (row,) = json.loads(out.read_text())
+    assert row["whitened"]
+    assert [row["value"]] == list(knn(*whiten(*rows), k=(5,)).values())
+
+
+def test_suite_takes_files_alone(files, tmp_path):
+    paths, _ = files
+    out = tmp_path / "eval.json"
+    call(evaluate_tool, "suite", "--features", f"mine={paths[0]},{paths[1]}", "--out", out)
+    assert {row["features"] for row in json.loads(out.read_text())["rows"]} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["suite", "--features", "mine=only"], "NAME=TRAIN.safetensors,TEST.safetensors"),
+        (["suite"], "no set of features"),
+        (["suite", "somewhere"], "needs --data"),
+        (["knn", "none", "none"], "cannot read embeddings from none"),
+        (["suite", "--device", "tpu"], "use auto, cpu or cuda"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(arguments, told, capsys, monkeypatch):
+    with pytest.raises(UserError, match=told):
+        evaluate_tool.app(arguments, standalone_mode=False)
+    monkeypatch.setattr("sys.argv", ["evaluate", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        embed_tool.run(evaluate_tool.app)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+
+
+def test_help_has_an_example_for_every_command():
+    for tool, commands in (
+        (evaluate_tool, [[], ["suite"], *([n] for n in EVALS)]),
+        (embed_tool, [[]]),
+    ):
+        for command in commands:
+            assert "Example" in call(tool, *command, "--help")
