@@ -2,7 +2,8 @@
 
 metrics.jsonl is the truth: one JSON object a line, with step, wall (seconds since the epoch) and
 restart (how often the run was resumed); a number that is not finite is null. After a kill some
-steps stand twice; the later line counts (`read_metrics`). A tracker is a copy and can never stop a run.
+steps stand twice; the later line counts (`read_metrics`). A tracker is a copy, and can never
+stop a run.
 """
 
 import json
