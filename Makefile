@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin
-OUT ?= out/demo
+OUT ?= out/demo$(if $(SHORT),-short)
 # SHORT=1: a demo of about a minute, for a first look and for CI; its numbers mean nothing
 STEPS := $(if $(SHORT),steps=40 optim.warmup_steps=10 run.monitor_steps=20)
 
@@ -19,8 +19,8 @@ demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluatio
 	$(RUN)/sslpipe check recipes/demo.toml --data $(OUT)/data/dataset.json $(STEPS)
 	$(RUN)/sslpipe preview recipes/demo.toml --data $(OUT)/data/dataset.json --out $(OUT)/run/views.png
 	OMP_NUM_THREADS=1 $(RUN)/accelerate launch --config_file launch/cpu2.yaml -m sslpipe train recipes/demo.toml --data $(OUT)/data/dataset.json --run-dir $(OUT)/run $(STEPS)
-	$(RUN)/python -m tools.evaluate suite $(OUT)/run --data $(OUT)/data/dataset.json
-	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format safetensors
+	$(RUN)/python -m tools.evaluate suite $(OUT)/run --data $(OUT)/data/dataset.json --out $(OUT)/run/eval.json
+	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format safetensors --overwrite
 	$(RUN)/python -m tools.report $(OUT)/run --data $(OUT)/data/dataset.json
 
 test: $(VENV)/.installed  ## the whole suite, on 2 cores in under 8 minutes

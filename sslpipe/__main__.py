@@ -113,11 +113,13 @@ def export(
     run: Annotated[Path, typer.Argument(help="The run directory of a training.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")] = ...,  # type: ignore[assignment]
     format: Annotated[str, typer.Option(help="Formats, separated by commas.")] = "safetensors",
+    overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
 ) -> None:
     """Write the trained backbone; each format is loaded again in a clean process and compared."""
     from sslpipe.export import export_backbone
 
-    for name, path in export_backbone(run, out, tuple(format.split(","))).items():
+    formats = tuple(name.strip() for name in format.split(","))
+    for name, path in export_backbone(run, out, formats, overwrite=overwrite).items():
         Console().print(f"{name}: {path}, proved equal in a clean process", highlight=False)
 
 

@@ -1,0 +1,224 @@
+"""Embeddings files -> numbers: a subcommand for each entry of EVALS, and `suite` for all."""
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import GenericAlias
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.baselines import pixel_features, random_backbone
+from sslpipe.evaluation.embed import Embeddings, load_embeddings
+from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.suite import run_suite
+from sslpipe.evaluation.whiten import whiten
+from sslpipe.export import load_backbone
+from tools.embed import console, data_facts, embed_split, pick_device, run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Measure frozen features. TRAIN and TEST are files of `python -m tools.embed`.",
+    epilog="Examples: python -m tools.evaluate knn train.safetensors test.safetensors --k 20 | "
+    "python -m tools.evaluate suite out/demo/export --data out/demo/data/dataset.json "
+    "--out out/demo/eval.json",
+)
+
+TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
+TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
+Whiten = Annotated[bool, typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN.")]
+JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
+
+
+@app.command(
+    epilog="Example: python -m tools.evaluate suite out/demo/export "
+    "--data out/demo/data/dataset.json --out out/demo/eval.json"
+)
+def suite(
+    model: Annotated[
+        Path | None, typer.Argument(help="An export's folder or a run directory.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The dataset.json to embed.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eval.json"),
+    train_split: Annotated[str, typer.Option(help="The split with the labels to learn from.")] = (
+        "train"
+    ),
+    test_split: Annotated[str, typer.Option(help="The split that is scored.")] = "test",
+    features: Annotated[
+        list[str] | None,
+        typer.Option(help="A further set: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
+    ] = None,
+    baselines: Annotated[bool, typer.Option(help="Measure pixels and random weights, too.")] = True,
+    search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
+    seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
+    canvas_px: Annotated[int, typer.Option(min=1, help="Larger images are reduced first.")] = 256,
+    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Every evaluation of a backbone beside raw pixels and random weights, in one table.
+
+    kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe; the same
+    protocols, samples and draws for every row.
+    """
+    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
+    facts: dict[str, Any] = {"seed": seed}
+    target = pick_device(device)
+    if model is not None:
+        if data is None:
+            raise DataError("a model needs --data DIR/dataset.json to embed")
+        backbone, index = load_backbone(model), load_index(data)
+        splits = [index.split(name) for name in (train_split, test_split)]
+        for name in (train_split, test_split):
+            index.check_files(name)
+        options = {
+            "batch_size": batch_size,
+            "canvas_px": canvas_px,
+            "num_workers": num_workers,
+            "device": target,
+        }
+        networks = {"ssl": backbone.backbone}
+        if baselines:
+            kind, crop_px = backbone.config.backbone, backbone.config.crop_px
+            networks["random"] = random_backbone(kind, crop_px, seed)
+        for name, network in networks.items():
+            network = network.to(target)
+            train, test = (
+                embed_split(network, backbone.view, split, title=f"{name}: {split.name}", **options)
+                for split in splits
+            )
+            sets[name] = (train, test)
+        if baselines:
+            train, test = pixel_features(
+                *splits, view=backbone.view, on_bad=lambda bad: None, **options
+            )
+            sets["pixels"] = (train, test)
+        facts |= {
+            "backbone": backbone.config.backbone.model_dump(),
+            "backbone_sha256": backbone.config.weights_sha256,
+            "view": backbone.view.config(),
+            **data_facts(index, test_split),
+            "train_split": train_split,
+            "classes": list(index.manifest.classes),
+        }
+    for text in features or []:
+        name, train_file, test_file = _feature_files(text)
+        sets[name] = (load_embeddings(train_file)[0], load_embeddings(test_file)[0])
+    sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
+    report = run_suite(sets, facts, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
+    _write_json(out, report)
+    Console().print(suite_table(report))
+    for sentence in report["left_out"]:
+        Console().print(f"not measured: {sentence}", highlight=False)
+    Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
+
+
+def suite_table(report: dict[str, Any]) -> Table:
+    """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
+    queries = report["rows"][0]["queries"]
+    table = Table(title=f"Top-1 accuracy in %, 95 % interval; {queries} test samples")
+    table.add_column("features")
+    for column in report["columns"]:
+        table.add_column(column, justify="right")
+    cells: dict[tuple[str, bool], dict[str, str]] = {}
+    for row in report["rows"]:
+        line = cells.setdefault((row["features"], row["whitened"]), {})
+        if row["column"] is not None:
+            line[row["column"]] = _percent(row["value"], row["interval95"])
+    for (name, whitened), line in cells.items():
+        label = f"{name}, whitened" if whitened else name
+        table.add_row(label, *(line.get(column, "-") for column in report["columns"]))
+    return table
+
+
+def _percent(value: float, interval: tuple[float, float]) -> str:
+    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
+def _feature_files(text: str) -> tuple[str, str, str]:
+    name, _, files = text.partition("=")
+    train_file, comma, test_file = files.partition(",")
+    if not (name and train_file and comma and test_file):
+        raise DataError(f"--features {text!r} is not NAME=TRAIN.safetensors,TEST.safetensors")
+    return name, train_file, test_file
+
+
+def _write_json(path: Path, tree: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
+    """A subcommand whose options are the evaluation's own keyword arguments."""
+
+    def command(
+        train: Path, test: Path, whiten_both: bool, out: Path | None, **options: Any
+    ) -> None:
+        (bank, _), (queries, _) = load_embeddings(train), load_embeddings(test)
+        if whiten_both:
+            bank, queries = whiten(bank, queries)
+        results = evaluate(bank, queries, **options)
+        table = Table(title=f"{name}: {train.name} -> {test.name}")
+        for heading in ("protocol", "value in %", "queries", "bank"):
+            table.add_column(heading, justify="left" if heading == "protocol" else "right")
+        for result in results:
+            table.add_row(
+                ("whitened " if whiten_both else "") + result.protocol,
+                _percent(result.value, result.interval95),
+                str(result.queries),
+                str(result.bank),
+            )
+        Console().print(table)
+        if out is not None:
+            rows = [{"whitened": whiten_both, **result.to_json()} for result in results]
+            _write_json(out, rows)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("train", kind, annotation=TrainFile),
+        inspect.Parameter("test", kind, annotation=TestFile),
+        *(_option(p) for p in list(inspect.signature(evaluate).parameters.values())[2:]),
+        inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
+        inspect.Parameter("out", kind, annotation=JsonFile, default=None),
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    summary = inspect.cleandoc(evaluate.__doc__ or "")
+    app.command(
+        name,
+        help=summary,
+        epilog=f"Example: python -m tools.evaluate {name} "
+        "train.safetensors test.safetensors" + _EXTRA.get(name, ""),
+    )(command)
+
+
+_EXTRA = {"few-shot": " --labels-per-class 10", "knn": " --k 10 --k 20 --vote majority"}
+
+
+def _option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A sequence becomes a repeatable option; everything else is as it is."""
+    annotation, default = parameter.annotation, parameter.default
+    if get_origin(annotation) is Sequence:
+        annotation, default = GenericAlias(list, get_args(annotation)), list(default)
+    if default is inspect.Parameter.empty:
+        annotation = Annotated[annotation, typer.Option()]
+    return parameter.replace(annotation=annotation, default=default)
+
+
+for _name, _evaluate in EVALS.items():
+    _add_command(_name, _evaluate)
+
+
+if __name__ == "__main__":
+    run(app)
