@@ -58,9 +58,11 @@ def train(
     """Pretrain, or go on where this run directory's last checkpoint ends."""
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
+    from sslpipe.start import end_processes
     from sslpipe.train import train as run
 
     run(load_recipe(recipe, overrides or []), load_index(data), run_dir)
+    end_processes()
 
 
 @app.command(

@@ -99,21 +99,18 @@ class SyncBatchNorm(_BatchNorm):
 def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean (C,), biased variance (C,) and count () of x (rows, C, ...) over the rows of all ranks.
 
-    float64 whatever x is. Each rank sums squares about its own mean, and the parts are merged by
-    Chan's formula, so that a mean far larger than the spread costs no digits. Collective.
+    float64 whatever x is. Each rank's squares are about its own mean, and the parts are merged in
+    float64 by Chan's formula, so that a mean far larger than the spread costs no digits. Collective.
     """
     channels = x.shape[1]
     count = x.numel() // channels
     parts = x.new_zeros((2, channels), dtype=torch.float64)
     if count:
-        wide = _wide(x)
-        shift = wide.mean(_all_but_channels(x))
-        centred = wide - _per_channel(shift, wide)
-        # sums of centred and of its square in one fused pass; the first is shift's rounding error
-        squares, residual = _channel_sums(centred, centred, torch.zeros_like(shift))
-        residual, squares = residual.double() / count, squares.double()
-        parts[0] = shift.double() + residual
-        parts[1] = squares - count * residual.square()
+        # what nn.BatchNorm itself computes: squares about the mean, summed in float32 at least
+        unused = torch.zeros(2, channels, dtype=_wide_dtype(x), device=x.device)  # sets the dtype
+        local_mean, local_var = torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+        parts[0] = local_mean.double()
+        parts[1] = local_var.double() * count
     mine = torch.cat([parts.flatten(), parts.new_tensor([count])])  # (2C + 1,)
     world = current_shard().world
     everyone = mine.new_empty((world, mine.numel()))
@@ -145,26 +142,19 @@ class _Normalise(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, var, count)
         ctx.eps = eps
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return F.batch_norm(
-            x,
-            mean.to(dtype),
-            var.to(dtype),
-            None if weight is None else weight.to(dtype),
-            None if bias is None else bias.to(dtype),
-            False,
-            0.0,
-            eps,
-        )
+        scale = (var + eps).rsqrt()  # (C,) float64
+        gain = scale if weight is None else scale * weight.double()
+        offset = -gain * mean if bias is None else bias.double() - gain * mean
+        return _affine(x, gain, offset)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var, count = ctx.saved_tensors
-        wide, dy = _wide(x), _wide(grad).contiguous(memory_format=_memory_format(x))
+        dy = grad.contiguous(memory_format=_memory_format(x))
         scale = (var + ctx.eps).rsqrt()  # (C,) float64
         # local sums of dy (x - mean) and of dy: the gradients of weight (unscaled) and bias
-        dy_x, dy_1 = _channel_sums(dy, wide, mean.to(wide.dtype))
+        dy_x, dy_1 = _channel_sums(dy, x, mean.to(_wide_dtype(x)))
         grad_weight, grad_bias = dy_x.double() * scale, dy_1.double()
         sums = torch.stack([grad_weight, grad_bias])  # (2, C)
         if current_shard().world > 1:
@@ -173,12 +163,11 @@ class _Normalise(torch.autograd.Function):
         gain = scale if weight is None else scale * weight.double()
         slope = -gain * scale * sums[0] / count
         offset = -gain * sums[1] / count - slope * mean
-        grad_x = torch.addcmul(_per_channel(offset, wide), wide, _per_channel(slope, wide))
-        grad_x.addcmul_(dy, _per_channel(gain, wide))
+        grad_x = _affine(dy, gain, offset).add_(_affine(x, slope, torch.zeros_like(slope)))
         if weight is None:
-            return grad_x.to(x.dtype), None, None, None, None, None, None
+            return grad_x, None, None, None, None, None, None
         grads = grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
-        return grad_x.to(x.dtype), *grads, None, None, None, None
+        return grad_x, *grads, None, None, None, None
 
 
 def _channel_sums(factor: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,17 +181,16 @@ def _channel_sums(factor: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tens
     return products, plain
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _affine(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    """gain * x + offset by channel, in x's dtype and memory format, in one pass over memory."""
+    dtype = _wide_dtype(x)  # an eval-mode BatchNorm computes in this one and rounds once
+    one = torch.ones_like(gain, dtype=dtype)
+    zero = torch.zeros_like(one)
+    return F.batch_norm(x, zero, one, gain.to(dtype), offset.to(dtype), False, 0.0, 0.0)
 
 
-def _all_but_channels(x: Tensor) -> list[int]:
-    return [0, *range(2, x.dim())]
-
-
-def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    """(C,) -> (1, C, 1, ...) in x's dtype."""
-    return values.to(x.dtype).view(1, -1, *[1] * (x.dim() - 2))
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:

@@ -58,6 +58,13 @@ def check_split(recipe: Recipe, world: int) -> None:
         )
 
 
+def end_processes() -> None:
+    """Leave the process group together: a rank that just exits can abort the others' threads."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
 def start_accelerator(recipe: Recipe, precision: str) -> Accelerator:
     """The Accelerator over the group that start_processes joined."""
     return Accelerator(

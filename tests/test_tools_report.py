@@ -28,7 +28,7 @@ from tools.report_results import Line, accuracy_sentence, clear_best, confusion,
 from tools.report_run import read_run, without_places
 
 EVIL = "<script>alert('1')</script>"
-QUOTES = "\"><img src=x onerror='alert(2)'>"
+QUOTES = "' onload='alert(2)' \"><img src=x onerror='alert(3)'>"
 VOID = {"meta", "img", "br", "path", "rect", "image"}
 
 
@@ -147,7 +147,11 @@ def test_links_inside_the_page_lead_somewhere(whole):
 
 
 def test_texts_from_files_are_shown_as_text(whole):
-    assert whole.page.text.count(EVIL) >= 4  # title, heading, quarantine, class name, licence
+    text = whole.page.text
+    assert f"{EVIL}: sslpipe report" in text  # the title
+    assert f"3train-000000.tar{EVIL}no image" in text  # a key in the quarantine
+    assert f"license{EVIL}" in text
+    assert f"plain{EVIL}{QUOTES}" in text  # the legend
     assert QUOTES in whole.page.text
     assert "$a_b$ & co" in whole.page.text
     assert not [a for a in whole.page.all("img") if a.get("src") == "x"]
@@ -195,7 +199,7 @@ def test_the_last_numbers_of_training_are_those_of_the_log(whole):
     for key in ("loss", "effective_rank", "alignment"):
         assert f"{last[key]:.4g}" in whole.page.text.replace("−", "-")
     assert "for 8 steps" in whole.page.text
-    assert "on 112 images of tiny" in whole.page.text  # 128, of which 16 are held out
+    assert "on 128 images of tiny, 16 of them held out," in whole.page.text
 
 
 def test_places_and_secrets_are_not_told(whole):

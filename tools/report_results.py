@@ -1,0 +1,291 @@
+"""The measured part of a report: verdict, table, few-shot curve, confusion. From eval.json."""
+
+import re
+from collections.abc import Iterator
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sslpipe.evaluation.suite import KNN, LINEAR
+from tools.report_charts import Marks, Series, line_chart, number
+from tools.report_run import Run, Tree
+
+NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
+BASELINES = ("pixels", "random")
+MOST_CLASSES = 20  # of a confusion matrix that is shown whole
+_FEW = re.compile(rf"{KNN}, (\d+)/class")
+
+
+class Line(NamedTuple):
+    """A row of the table: features, plain or whitened, and its results by column."""
+
+    features: str
+    whitened: bool
+    cells: dict[str, Tree]
+
+    @property
+    def title(self) -> str:
+        return NAMES.get(self.features, self.features) + (", whitened" if self.whitened else "")
+
+
+def table_lines(evaluation: Tree) -> list[Line]:
+    """Our rows first, then the baselines, then whatever else was measured."""
+    lines: dict[tuple[str, bool], Line] = {}
+    for row in evaluation["rows"]:
+        key = (row["features"], row["whitened"])
+        line = lines.setdefault(key, Line(*key, {}))
+        if row["column"] is not None:
+            line.cells[row["column"]] = row
+    order = ["ssl", *BASELINES]
+    return sorted(
+        lines.values(),
+        key=lambda line: [*order, line.features].index(line.features),
+    )
+
+
+def clear_best(lines: list[Line], column: str) -> list[Line]:
+    """The lines whose whole interval lies above those of all other features; [] where none does.
+
+    Plain and whitened features of one backbone do not compete.
+    """
+    there = [line for line in lines if column in line.cells]
+    clear = []
+    for line in there:
+        low = line.cells[column]["interval95"][0]
+        others = [other.cells[column] for other in there if other.features != line.features]
+        if others and all(other["interval95"][1] < low for other in others):
+            clear.append(line)
+    return clear
+
+
+def accuracy_sentence(run: Run) -> str:
+    """How good the plain features are by kNN, against the stronger form of each baseline."""
+    if run.evaluation is None:
+        return "It has not been evaluated yet."
+    lines = table_lines(run.evaluation)
+    ours = next((line for line in lines if line.features not in BASELINES), None)
+    if ours is None or KNN not in ours.cells:
+        return "Its own features have not been evaluated."
+    cell = ours.cells[KNN]
+    groups: dict[str, list[str]] = {"above": [], "below": [], "not distinguishable from": []}
+    for name in BASELINES:
+        theirs = [line for line in lines if line.features == name and KNN in line.cells]
+        if theirs:
+            strongest = max(theirs, key=lambda line: float(line.cells[KNN]["value"]))
+            other = strongest.cells[KNN]
+            text = f"{escape(strongest.title)} ({_percent(other['value'])} %)"
+            groups[_relation(cell["interval95"], other["interval95"])].append(text)
+    against = [f"{word} {' and '.join(texts)}" for word, texts in groups.items() if texts]
+    low, high = map(_percent, cell["interval95"])
+    return (
+        f"kNN on its frozen features gets <b>{_percent(cell['value'])} %</b> of "
+        f"{cell['queries']:,} test images right (95 % interval {low}–{high})"
+        + (f": {', '.join(against)}." if against else "; no baseline was measured.")
+    )
+
+
+def result_table(evaluation: Tree) -> str:
+    """Rows: features; columns: those of eval.json; percent with intervals; the protocols below."""
+    lines, columns = table_lines(evaluation), evaluation["columns"]
+    winners = {column: clear_best(lines, column) for column in columns}
+    head = "".join(f"<th scope='col'>{escape(column)}</th>" for column in columns)
+    body = ""
+    for line in lines:
+        cells = "".join(
+            _cell(line.cells.get(column), line in winners[column]) for column in columns
+        )
+        kind = "ours" if line.features not in BASELINES else "baseline"
+        body += f"<tr class='{kind}'><th scope='row'>{escape(line.title)}</th>{cells}</tr>"
+    first = evaluation["rows"][0]
+    left_out = "".join(
+        f"<p class='missing'>Not measured: {escape(text)}.</p>" for text in evaluation["left_out"]
+    )
+    return (
+        f"<p class='note'>Top-1 accuracy in %, with 95 % intervals over {first['queries']:,} test "
+        "images. <b class='best'>Marked</b> only where the interval lies wholly above those of all "
+        "other features; a column without a mark has no clear best.</p>"
+        "<div class='wide'><table class='results'>"
+        f"<thead><tr><th scope='col'>features</th>{head}</tr></thead><tbody>{body}</tbody>"
+        f"</table></div>{left_out}{_protocols(evaluation)}{_all_numbers(evaluation)}"
+    )
+
+
+def few_shot_chart(evaluation: Tree) -> str:
+    """Accuracy of the kNN columns over the labelled images a class; '' for a single column."""
+    classes = _classes(evaluation)
+    series: list[Series] = []
+    counts: dict[float, str] = {}  # labels a class -> text of the tick
+    for line in table_lines(evaluation):
+        points = sorted(_labels_a_class(line, classes))
+        if len(points) < 2:
+            continue
+        counts |= {count: text for count, text, _ in points}
+        cells = [cell for *_, cell in points]
+        at = 0.012 * (len(series) - 2.5)  # side by side, so that no interval hides another
+        series.append(
+            Series(
+                line.title,
+                np.log10([count for count, *_ in points]) + at,
+                np.array([100 * cell["value"] for cell in cells]),
+                _COLOURS.get(line.features, "var(--series-4)"),
+                np.array([100 * cell["interval95"][0] for cell in cells]),
+                np.array([100 * cell["interval95"][1] for cell in cells]),
+                line.whitened,
+            )
+        )
+    if not series:
+        return ""
+    places = sorted(counts)
+    ticks = Marks(np.log10(places).tolist(), [counts[place] for place in places])
+    return line_chart(
+        "kNN top-1 in %",
+        series,
+        x_label="labelled train images a class",
+        x_marks=ticks,
+        last_values=False,
+    )
+
+
+def confusion(evaluation: Tree, classes: list[str]) -> str:
+    """The linear probe's matrix, or the most frequent confusions where classes are many."""
+    cell = next(
+        (
+            line.cells[LINEAR]
+            for line in table_lines(evaluation)
+            if LINEAR in line.cells and "confusion" in line.cells[LINEAR]["details"]
+        ),
+        None,
+    )
+    if cell is None:
+        return "<p class='missing'>No linear probe in eval.json, so no confusion matrix.</p>"
+    counts = np.array(cell["details"]["confusion"], dtype=np.int64)  # (C, C) [true][predicted]
+    names = [*classes, *(f"class {label}" for label in range(len(classes), len(counts)))]
+    note = (
+        f"<p>Linear probe <code>{escape(cell['protocol'])}</code>, C = "
+        f"{number(cell['details']['C'])}"
+        + (" (at the edge of its grid)" if cell["details"]["C_at_edge"] else "")
+        + ", chosen on a held-out part of train.</p>"
+    )
+    if len(counts) <= MOST_CLASSES:
+        drawn = _matrix(counts, names) + _confusions(counts, names, 8)
+        return f"{note}<div class='side'>{drawn}</div>"
+    return (
+        f"{note}<p>A matrix of {len(counts)} classes is not drawn.</p><div class='side'>"
+        f"{_worst(counts, names)}{_confusions(counts, names, 20)}</div>"
+    )
+
+
+_COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
+
+
+def _relation(ours: list[float], theirs: list[float]) -> str:
+    if ours[0] > theirs[1]:
+        return "above"
+    return "below" if ours[1] < theirs[0] else "not distinguishable from"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _cell(row: Tree | None, is_best: bool) -> str:
+    if row is None:
+        return "<td>–</td>"
+    low, high = map(_percent, row["interval95"])
+    shown = f"<data value='{row['value']!r}'>{_percent(row['value'])}</data>"
+    if is_best:
+        shown = f"<b class='best'>{shown}</b>"
+    return f"<td>{shown} <small>{low}–{high}</small></td>"
+
+
+def _protocols(evaluation: Tree) -> str:
+    """What each column is: protocol, and the labelled images it used."""
+    items = ""
+    for column in evaluation["columns"]:
+        of_column = [row for row in evaluation["rows"] if row["column"] == column]
+        for protocol, bank in sorted({(row["protocol"], row["bank"]) for row in of_column}):
+            items += (
+                f"<dt>{escape(column)}</dt><dd><code>{escape(protocol)}</code>, "
+                f"{bank:,} labelled train images</dd>"
+            )
+    return f"<dl class='protocols'>{items}</dl>"
+
+
+def _all_numbers(evaluation: Tree) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(NAMES.get(row['features'], row['features']))}"
+        f"{', whitened' if row['whitened'] else ''}</td><td><code>{escape(row['protocol'])}</code>"
+        f"</td>{_cell(row, False)}<td>{row['queries']:,}</td><td>{row['bank']:,}</td></tr>"
+        for row in evaluation["rows"]
+    )
+    return (
+        f"<details><summary>All {len(evaluation['rows'])} numbers, with every k and vote</summary>"
+        "<div class='wide'><table><thead><tr><th>features</th><th>protocol</th><th>top-1 in %</th>"
+        f"<th>queries</th><th>bank</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _classes(evaluation: Tree) -> int:
+    """Classes in the bank: few-shot banks hold n labels of each."""
+    for row in evaluation["rows"]:
+        few = _FEW.fullmatch(row["column"] or "")
+        if few:
+            return int(row["bank"]) // int(few.group(1))
+    return 0
+
+
+def _labels_a_class(line: Line, classes: int) -> Iterator[tuple[float, str, Tree]]:
+    """(labels a class, text of its tick, result) of each kNN column; all labels: the mean."""
+    for column, cell in line.cells.items():
+        few = _FEW.fullmatch(column)
+        if few:
+            yield float(few.group(1)), few.group(1), cell
+        elif column == KNN and classes:
+            mean = cell["bank"] / classes
+            yield mean, f"all ({number(round(mean))})", cell
+
+
+def _matrix(counts: Any, names: list[str]) -> str:
+    head = "".join(f"<th scope='col'><span>{escape(name)}</span></th>" for name in names)
+    body = ""
+    for label, row in enumerate(counts):
+        total = max(1, int(row.sum()))
+        cells = "".join(
+            f"<td class='{'hit' if label == column else 'miss'}' style='--s:{count / total:.3f}'>"
+            f"{count or ''}</td>"
+            for column, count in enumerate(row.tolist())
+        )
+        share = f"{100 * row[label] / total:.0f} %" if row.sum() else "–"
+        body += f"<tr><th scope='row'>{escape(names[label])}</th>{cells}<td>{share}</td></tr>"
+    return (
+        "<div><p class='note'>Rows: the true class; columns: the predicted one; last: the share "
+        "found.</p><div class='wide'><table class='matrix'>"
+        f"<thead><tr><td></td>{head}<th scope='col'><span>found</span></th></tr></thead>"
+        f"<tbody>{body}</tbody></table></div></div>"
+    )
+
+
+def _confusions(counts: Any, names: list[str], most: int) -> str:
+    off = counts.copy()
+    np.fill_diagonal(off, 0)
+    order = np.argsort(off, axis=None, kind="stable")[::-1][:most]
+    pairs = [divmod(int(place), len(off)) for place in order]
+    items = "".join(
+        f"<li>{escape(names[true])} taken for {escape(names[other])}: {off[true, other]}</li>"
+        for true, other in pairs
+        if off[true, other]
+    )
+    if not items:
+        return "<p>No image was confused.</p>"
+    return f"<div><h3>Most frequent confusions</h3><ol class='confusions'>{items}</ol></div>"
+
+
+def _worst(counts: Any, names: list[str]) -> str:
+    totals = counts.sum(axis=1)
+    shares = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), np.inf)
+    rows = [int(label) for label in np.argsort(shares, kind="stable")[:10] if totals[label]]
+    items = "".join(
+        f"<li>{escape(names[row])}: {100 * shares[row]:.0f} % found</li>" for row in rows
+    )
+    return f"<div><h3>Found worst</h3><ol class='confusions'>{items}</ol></div>"
