@@ -84,8 +84,8 @@ def preview(
     from sslpipe.augment.preview import preview_grid
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
+    from sslpipe.setup import build_augment
     from sslpipe.stateless import permutation
-    from sslpipe.train import build_augment
 
     loaded, index = load_recipe(recipe, overrides or []), load_index(data)
     split = index.split(loaded.data.split)
@@ -129,6 +129,8 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit status 2."""
     try:
         app()
+    except KeyboardInterrupt:
+        sys.exit(130)  # the shell's status for Ctrl-C
     except UserError as error:
         Console(stderr=True).print(
             f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True

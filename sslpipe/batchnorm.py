@@ -100,7 +100,7 @@ def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean (C,), biased variance (C,) and count () of x (rows, C, ...) over the rows of all ranks.
 
     float64 whatever x is. Each rank's squares are about its own mean, and the parts are merged in
-    float64 by Chan's formula, so that a mean far larger than the spread costs no digits. Collective.
+    float64 by Chan's formula, so a mean far larger than the spread costs no digits. Collective.
     """
     channels = x.shape[1]
     count = x.numel() // channels

@@ -22,7 +22,7 @@ from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import stem_warning
 from sslpipe.recipe import Recipe, digest
 from sslpipe.registry import build
-from sslpipe.train import build_augment, build_model, plan_order
+from sslpipe.setup import build_augment, build_model, plan_order
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 

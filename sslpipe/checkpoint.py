@@ -50,11 +50,14 @@ class Checkpointer:
         self.keep, self.identity, self.shard, self.warn = keep, identity, shard, warn
         self._failed_saves = 0
 
-    def save(self, step: int, parts: dict[str, Any], facts: dict[str, Any]) -> bool:
+    def save(
+        self, step: int, parts: dict[str, Any], facts: dict[str, Any], *, needed: bool = False
+    ) -> bool:
         """Write the parts after `step` steps; all ranks learn whether it worked.
 
         A failed save (a full disk, say) is reported and tried again at the next one.
-        Raises: CheckpointError after MAX_FAILED_SAVES failures in a row.
+        Raises: CheckpointError after MAX_FAILED_SAVES failures in a row, and for one that is
+        `needed`, because none comes after it.
         """
         problem: str | None = None
         if self.shard.rank == 0:
@@ -68,6 +71,8 @@ class Checkpointer:
             return True
         self._failed_saves += 1
         message = f"the checkpoint of step {step} was not written ({problem})"
+        if needed:
+            raise CheckpointError(f"{message}; free some space, the same command goes on")
         if self._failed_saves == MAX_FAILED_SAVES:
             raise CheckpointError(f"{message}, {MAX_FAILED_SAVES} times in a row; free some space")
         self.warn(f"{message}; the older ones stand, the next save tries again")

@@ -105,6 +105,10 @@ class RunLog:
                         "another sample takes its place"
                     )
 
+    def quarantined_ids(self) -> list[int]:
+        """Ids that quarantine.jsonl lists, of this start and those before."""
+        return sorted(quarantined_ids(self._quarantine)) if self.enabled else []
+
     def say(self, text: str) -> None:
         if self.enabled:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)

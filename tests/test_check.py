@@ -22,7 +22,7 @@ from sslpipe.flops import step_flops
 from sslpipe.models.backbones import build_backbone
 from sslpipe.optim import build_optimizer
 from sslpipe.recipe import Component, digest, load_recipe
-from sslpipe.train import build_model, plan_order
+from sslpipe.setup import build_model, plan_order
 from tests.dataset import write_dataset
 from tests.runs import command_line, write_recipe
 

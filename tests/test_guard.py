@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-import sslpipe.train
+import sslpipe.setup
 from sslpipe.log import read_metrics
 from tests.dataset import write_dataset
 from tests.processes import run_processes
@@ -14,7 +14,7 @@ from tests.runs import final_weights, train_in_rank, write_recipe
 
 def poisoned_in_rank(shard, steps, *arguments):
     """At the given steps, the views of the last rank alone are NaN."""
-    original = sslpipe.train.build_augment
+    original = sslpipe.setup.build_augment
     calls = []
 
     class Poisoned(torch.nn.Module):
@@ -29,7 +29,7 @@ def poisoned_in_rank(shard, steps, *arguments):
             calls.append(1)
             return views
 
-    sslpipe.train.build_augment = lambda *given: Poisoned(original(*given))
+    sslpipe.setup.build_augment = lambda *given: Poisoned(original(*given))
     return train_in_rank(shard, *arguments)
 
 

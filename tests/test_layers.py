@@ -11,9 +11,9 @@ ROOT = Path(__file__).parent.parent
 ROWS = (
     ("tools", "__main__"),
     ("check",),
-    ("train", "start"),
+    ("train", "setup", "start"),
     ("export", "frozen", "model_card"),
-    ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "estimate"),
+    ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),
     ("augment",),
     ("data", "losses", "models", "optim", "health", "batchnorm", "flops"),
     ("distributed", "stateless", "registry"),
@@ -21,7 +21,11 @@ ROWS = (
     ("errors", "faults"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
-TOGETHER = ({"train", "start"}, {"export", "frozen", "model_card"})  # one part in several files
+TOGETHER = (
+    {"train", "setup", "start"},
+    {"export", "frozen", "model_card"},
+    {"log", "quarantine"},
+)  # one part in several files
 
 HOMES = {
     "kornia": ("augment", "start"),  # start: its version, for the record

@@ -16,7 +16,7 @@ from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import build_optimizer, lr_at
 from sslpipe.recipe import load_recipe
 from sslpipe.registry import build
-from sslpipe.train import build_model
+from sslpipe.setup import build_model
 from tests.runs import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

@@ -15,8 +15,8 @@ from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.recipe import parse_recipe
+from sslpipe.setup import build_augment
 from sslpipe.stateless import permutation
-from sslpipe.train import build_augment
 from tools.embed import console, run
 from tools.report_charts import MOST_NAMES, apart, class_colour, scatter
 from tools.report_pictures import (

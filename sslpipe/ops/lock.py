@@ -3,16 +3,22 @@
 import json
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from sslpipe.distributed import Shard, broadcast_object
 from sslpipe.errors import UserError
+from sslpipe.ops.stop import clear_markers
 
+TOUCH_EVERY_S = 60
 STALE_AFTER_S = 600  # a lock of another host that was not touched for this long is left over
 
 
 class RunLock:
-    """RUN/lock names the job that holds the directory; `touch` shows that it still lives.
+    """RUN/lock names the job that holds the directory; a thread touches it while the job lives.
 
     Raises: UserError from the constructor where another living job holds it.
     """
@@ -28,12 +34,17 @@ class RunLock:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"host": socket.gethostname(), "pid": os.getpid(), "start": _start()}, file)
-
-    def touch(self) -> None:
-        os.utime(self.path)
+        self._released = threading.Event()
+        threading.Thread(target=self._keep_alive, name="sslpipe-lock", daemon=True).start()
 
     def release(self) -> None:
+        self._released.set()
         self.path.unlink(missing_ok=True)
+
+    def _keep_alive(self) -> None:
+        while not self._released.wait(TOUCH_EVERY_S):
+            if self.path.exists():
+                os.utime(self.path)
 
     def _refuse_if_alive(self) -> None:
         try:
@@ -51,6 +62,29 @@ class RunLock:
                 f"(last sign of life {age_s:.0f} s ago); wait for it, stop it, or use another "
                 f"--run-dir. If it is gone, delete {self.path}"
             )
+
+
+@contextmanager
+def take_lock(run_dir: Path, shard: Shard) -> Iterator[None]:
+    """Rank 0 holds the run directory inside; where it cannot, every rank raises. Collective.
+
+    Takes away the markers of the start before, since this one leaves its own.
+    """
+    lock, problem = None, None
+    if shard.rank == 0:
+        try:
+            lock = RunLock(run_dir)
+            clear_markers(run_dir)
+        except (UserError, OSError) as error:
+            problem = str(error)
+    problem = broadcast_object(problem)
+    if problem:
+        raise UserError(f"cannot use the run directory: {problem}")
+    try:
+        yield
+    finally:
+        if lock:
+            lock.release()
 
 
 def _start(pid: int | None = None) -> str | None:

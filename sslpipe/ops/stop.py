@@ -45,6 +45,15 @@ def write_marker(run_dir: Path, marker: str, text: str = "") -> None:
     (run_dir / marker).write_text(text + "\n")
 
 
+def write_failure(run_dir: Path, text: str) -> None:
+    """Leave FAILED with the first failing rank's text; what the others say is a consequence."""
+    try:
+        with open(run_dir / "FAILED", "x") as file:
+            file.write(text + "\n")
+    except FileExistsError:
+        return
+
+
 def clear_markers(run_dir: Path) -> None:
     for name in MARKERS:
         (run_dir / name).unlink(missing_ok=True)

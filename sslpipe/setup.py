@@ -1,0 +1,244 @@
+"""From a recipe to everything that the training loop uses, checked before the first step."""
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.augment.two_views import AUGMENTS, Views
+from sslpipe.batchnorm import sync_batchnorm
+from sslpipe.checkpoint import Checkpointer
+from sslpipe.data.index import DatasetIndex
+from sslpipe.data.loader import Batch, batches
+from sslpipe.data.order import ORDER_VERSION, Order, held_out
+from sslpipe.distributed import Shard
+from sslpipe.evaluation.monitor import monitor
+from sslpipe.flops import peak_flops, step_flops
+from sslpipe.guard import StepGuard
+from sslpipe.log import RunLog
+from sslpipe.losses import LOSSES, Objective
+from sslpipe.meter import Meter
+from sslpipe.models.backbones import build_backbone, stem_warning
+from sslpipe.models.simclr import SimCLR
+from sslpipe.ops.stop import StopRequest
+from sslpipe.optim import build_optimizer
+from sslpipe.quarantine import Quarantine
+from sslpipe.recipe import Recipe, digest
+from sslpipe.registry import build
+from sslpipe.start import environment, resolve_precision, start_accelerator
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one process holds while it trains; the only state of a run besides tensors is its step.
+
+    monitor: kNN on the held-out samples. monitor_steps: how often; 0 where none are held out.
+    wrapped: `model` under DDP and torch.compile; run it, but save and read `model`.
+    dtype: of the views that go into the model. facts: stored beside each checkpoint.
+    """
+
+    recipe: Recipe
+    run_dir: Path
+    accelerator: Any
+    device: torch.device
+    dtype: torch.dtype
+    augment: Views
+    model: SimCLR
+    wrapped: nn.Module
+    loss_fn: Objective
+    optimizer: Any
+    parts: dict[str, Any]
+    facts: dict[str, Any]
+    checkpoints: Checkpointer
+    first_step: int
+    steps_per_epoch: int
+    stream: Iterator[Batch]
+    monitor: Callable[[], dict[str, float]]
+    monitor_steps: int
+    log: RunLog
+    quarantine: Quarantine
+    guard: StepGuard
+    meter: Meter
+    stop_requested: StopRequest
+
+
+def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
+    """The order of a run: the split without its held-out slice."""
+    split = index.split(recipe.data.split)
+    return Order(
+        split.starts,
+        seed=recipe.seed,
+        batch_size=recipe.data.batch_size,
+        num_streams=recipe.data.num_streams,
+        window=recipe.data.shuffle_window,
+        without=held_out(split.labels, recipe.data.holdout),
+    )
+
+
+def build_augment(recipe: Recipe, index: DatasetIndex) -> Views:
+    """The recipe's views, with the data set's mean and std unless the recipe gives its own."""
+    manifest = index.manifest
+    return build(AUGMENTS, recipe.augment, section="augment", mean=manifest.mean, std=manifest.std)
+
+
+def build_model(recipe: Recipe, crop_px: int) -> SimCLR:
+    """Encoder and projector with weights drawn from recipe.seed: the same on every rank."""
+    torch.manual_seed(recipe.seed)
+    return SimCLR(build_backbone(recipe.backbone, crop_px=crop_px), recipe.projector)
+
+
+@contextmanager
+def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> Iterator[Session]:
+    """Build, check and restore all parts of a run; on leaving, close what was opened."""
+    split = index.split(recipe.data.split)
+    index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
+    order = plan_order(recipe, index)
+    recipe = recipe.resolved(order.steps_per_epoch)
+    every = recipe.run
+
+    augment = build_augment(recipe, index)
+    model = build_model(recipe, augment.crop_px)
+    precision = resolve_precision(recipe, run_dir, model, augment.crop_px)
+    accelerator = start_accelerator(recipe, precision)
+    device = accelerator.device
+    augment, loss_fn = augment.to(device), build(LOSSES, recipe.loss, section="loss").to(device)
+
+    flops = step_flops(model, recipe.data.batch_size, augment.crop_px)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    model = model.to(device, dtype).to(memory_format=torch.channels_last)
+    if recipe.batchnorm == "global":
+        model = cast(SimCLR, sync_batchnorm(model, shard.world))
+    optimizer = build_optimizer(model, recipe.optim)
+    with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate does not yet
+        warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+        # never the data (the stream shards itself), never the schedule (it would step W times)
+        wrapped, optimizer = accelerator.prepare(
+            torch.compile(model) if every.compile else model, optimizer
+        )
+
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loss": loss_fn}
+    if accelerator.scaler is not None:
+        parts["scaler"] = accelerator.scaler
+    identity = {
+        "digest": digest(recipe, index.sha256, ORDER_VERSION),
+        "recipe": recipe.model_dump(mode="json", exclude={"run", "name"}),
+        "index_sha256": index.sha256,
+        "order_version": ORDER_VERSION,
+    }
+    checkpoints = Checkpointer(
+        run_dir, keep=every.keep_checkpoints, identity=identity, shard=shard, warn=_warn
+    )
+    first_step = checkpoints.restore(parts)
+    if shard.rank == 0:
+        _describe_run(run_dir, recipe, index, precision, shard.world)
+
+    log = RunLog(
+        run_dir,
+        name=recipe.name,
+        config=recipe.model_dump(mode="json"),
+        steps=recipe.total_steps,
+        first_step=first_step,
+        trackers=every.trackers,
+        enabled=shard.rank == 0,
+    )
+    holdout_ids = held_out(split.labels, recipe.data.holdout)
+    log.event(first_step, "start", world=shard.world, precision=precision)
+    log.say(
+        f"{recipe.name}: {shard.world} process{'es' * (shard.world > 1)} on {device.type}, "
+        f"{precision}; {order.samples} images, {order.steps_per_epoch} steps an epoch; "
+        f"{f'going on from step {first_step}' if first_step else 'from the start'} "
+        f"to step {recipe.total_steps}"
+    )
+    if warning := stem_warning(recipe.backbone, augment.crop_px):
+        log.warn(warning)
+    if every.monitor_steps and not len(holdout_ids):
+        log.warn(
+            "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
+        )
+
+    quarantine = Quarantine(log, order.samples, every.max_bad_fraction)
+    stream = batches(
+        split,
+        order,
+        recipe.data,
+        every,
+        shard,
+        first_step=first_step,
+        pin=device.type == "cuda",
+        on_bad=quarantine.add,
+    )
+    meter = Meter(recipe.data.batch_size, flops, peak_flops(device, precision), shard.world)
+    stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if shard.rank == 0 else None)
+    try:
+        yield Session(
+            recipe=recipe,
+            run_dir=run_dir,
+            accelerator=accelerator,
+            device=device,
+            dtype=dtype,
+            augment=augment,
+            model=model,
+            wrapped=wrapped,
+            loss_fn=loss_fn,
+            optimizer=optimizer,
+            parts=parts,
+            facts={"world": shard.world, "precision": precision},
+            checkpoints=checkpoints,
+            first_step=first_step,
+            steps_per_epoch=order.steps_per_epoch,
+            stream=meter.waiting(stream),
+            monitor=partial(
+                monitor,
+                model.backbone,
+                eval_view_for(augment.crop_px, augment.mean.tolist(), augment.std.tolist()),
+                split,
+                holdout_ids,
+                shard,
+                canvas_px=recipe.data.canvas_px,
+                num_workers=every.num_workers,
+                device=device,
+            ),
+            monitor_steps=every.monitor_steps if len(holdout_ids) else 0,
+            log=log,
+            quarantine=quarantine,
+            guard=StepGuard([model, loss_fn], max_bad_steps=every.max_bad_steps, folder=run_dir),
+            meter=meter,
+            stop_requested=stop_requested,
+        )
+    finally:
+        quarantine.write_own()
+        stop_requested.restore_handlers()
+        stream.close()
+        log.close()
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", flush=True)
+
+
+def _describe_run(
+    run_dir: Path, recipe: Recipe, index: DatasetIndex, precision: str, world: int
+) -> None:
+    """recipe.json, data.json, run.json: what export and report need, without the shards."""
+    manifest = index.manifest.model_dump(mode="json", exclude={"splits"})
+    manifest["samples"] = {
+        name: sum(shard.samples for shard in shards)
+        for name, shards in index.manifest.splits.items()
+    }
+    manifest["index_sha256"] = index.sha256
+    files = {
+        "recipe.json": recipe.model_dump(mode="json"),
+        "data.json": manifest,
+        "run.json": {"precision": precision, "world": world, "environment": environment()},
+    }
+    for name, tree in files.items():
+        (run_dir / name).write_text(json.dumps(tree, indent=1) + "\n")
