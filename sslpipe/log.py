@@ -195,13 +195,16 @@ def _start_trackers(
     """The trackers that start; one that does not is named and left out."""
     if not names:
         return {}
+    from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+    PartialState()  # accelerate's trackers need one; in a run it is there already
+    os.environ.setdefault("WANDB_MODE", "offline")
+    os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
     trackers = {}
     for kind in names:
         arguments: dict[str, Any] = {}
         if kind == "wandb":
-            os.environ.setdefault("WANDB_MODE", "offline")
             arguments = {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}}
         if kind == "tensorboard":
             arguments = {"logging_dir": str(run_dir / "tensorboard")}
