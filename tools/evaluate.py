@@ -116,10 +116,18 @@ def suite(
     sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
     report = run_suite(sets, facts, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
     _write_json(out, report)
-    Console().print(suite_table(report))
+    print_suite(report)
     for sentence in report["left_out"]:
         Console().print(f"not measured: {sentence}", highlight=False)
     Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
+
+
+def print_suite(report: dict[str, Any]) -> None:
+    """Print the suite's table; a log file gets lines wide enough for an interval in a cell."""
+    printer = Console()
+    if not printer.is_terminal:
+        printer = Console(width=110)
+    printer.print(suite_table(report))
 
 
 def suite_table(report: dict[str, Any]) -> Table:

@@ -18,6 +18,7 @@ from sslpipe.recipe import parse_recipe
 from sslpipe.setup import build_augment
 from sslpipe.stateless import permutation
 from tools.embed import console, run
+from tools.evaluate import print_suite
 from tools.report_charts import MOST_NAMES, apart, class_colour, scatter
 from tools.report_pictures import (
     FEWEST_MAPPED,
@@ -102,6 +103,8 @@ def main(
     partial = out.with_name(f".{out.name}.partial")
     partial.write_text(page, encoding="utf-8")
     partial.replace(out)
+    if facts.evaluation is not None:
+        print_suite(facts.evaluation)
     console.print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser", highlight=False)
 
 
