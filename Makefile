@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluation -> export -> report
-	$(RUN)/python -m tools.shards build $(OUT)/data --source idx --root assets/fashion-mnist-10k --test-fraction 0.2 --scatter --name "Fashion-MNIST, 10,000 images, scattered"
+	$(RUN)/python -m tools.shards build $(OUT)/data --source idx --root assets/fashion-mnist-10k --test-fraction 0.2 --scatter --name "scattered Fashion-MNIST"
 	$(RUN)/sslpipe check recipes/demo.toml --data $(OUT)/data/dataset.json $(STEPS)
 	$(RUN)/sslpipe preview recipes/demo.toml --data $(OUT)/data/dataset.json --out $(OUT)/run/views.png
 	OMP_NUM_THREADS=1 $(RUN)/accelerate launch --config_file launch/cpu2.yaml -m sslpipe train recipes/demo.toml --data $(OUT)/data/dataset.json --run-dir $(OUT)/run $(STEPS)
