@@ -83,7 +83,10 @@ def read_range(url: str, start: int, end: int) -> bytes:
 def _filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
-    return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+    try:
+        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+    except ImportError as error:  # fsspec names the store's package: "Install s3fs to access S3"
+        raise DataError(f"cannot read {url}: {error}") from error
 
 
 def _retry(call: Callable[[], T], url: str) -> T:

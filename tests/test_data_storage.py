@@ -1,0 +1,44 @@
+"""Bytes from paths and URLs: what is allowed, and one clear error for what is not there."""
+
+import sys
+
+import pytest
+
+from sslpipe.data.storage import join, read_bytes, read_range, size_of
+from sslpipe.errors import DataError
+
+
+def test_ranges_and_sizes_are_the_files(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(100)))
+    for url in (str(path), f"file://{path}"):
+        assert size_of(url) == 100
+        assert read_bytes(url) == bytes(range(100))
+        assert read_range(url, 10, 20) == bytes(range(10, 20))
+        with pytest.raises(DataError, match=r"bytes 90-110 were asked for and 10 came"):
+            read_range(url, 90, 110)
+
+
+def test_a_missing_file_has_no_size_and_cannot_be_read(tmp_path):
+    assert size_of(str(tmp_path / "nothing")) is None
+    with pytest.raises(DataError, match=r"cannot read .*nothing"):
+        read_bytes(str(tmp_path / "nothing"))
+
+
+def test_a_store_whose_package_is_missing_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # any import of it now fails
+    with pytest.raises(DataError, match=r"cannot read s3://bucket/dataset.json: .*s3fs"):
+        read_bytes("s3://bucket/dataset.json")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/a", "github://a/b", "zip://a"])
+def test_other_schemes_are_refused(url):
+    with pytest.raises(DataError, match=r"is not allowed; use http, https, s3, gs, file"):
+        read_bytes(url)
+
+
+def test_a_name_is_joined_to_its_folder_unless_it_says_where_it_is():
+    assert join("s3://bucket/data", "a.tar") == "s3://bucket/data/a.tar"
+    assert join("data/", "a.tar") == "data/a.tar"
+    assert join("data", "/abs/a.tar") == "/abs/a.tar"
+    assert join("data", "https://host/a.tar") == "https://host/a.tar"
