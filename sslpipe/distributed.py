@@ -101,6 +101,28 @@ def global_row_mean(values: Tensor) -> Tensor:
     return values.sum() * (shard.world / rows)
 
 
+def global_sum(values: Tensor) -> Tensor:
+    """Each entry's sum over the ranks, the same on all, without gradient."""
+    values = values.detach()
+    if current_shard().world == 1:
+        return values
+    values = values.clone()
+    dist.all_reduce(values)
+    return values
+
+
+def global_mean(total: Tensor, count: Tensor) -> Tensor:
+    """Sum over the ranks of `total` / sum over the ranks of `count`; 0 where nothing was counted.
+
+    Both have one shape, (T,) say, counts in total's dtype. The value is the same on all ranks; the
+    gradient is W times that of the own part, so that DDP's mean is one process's gradient.
+    """
+    sums, counts = global_sum(torch.stack([total.detach(), count])).unbind()
+    scale = 1 / counts.clamp_min(1)
+    own = total * (current_shard().world * scale)
+    return own - own.detach() + sums * scale  # the difference is exactly 0
+
+
 def agree(flag: bool) -> bool:
     """True on all ranks as soon as `flag` is true on any."""
     if current_shard().world == 1:

@@ -14,7 +14,7 @@ ROWS = (
     ("train", "setup", "start"),
     ("export", "frozen", "model_card"),
     ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),
-    ("augment",),
+    ("augment", "metric_learning"),
     ("data", "losses", "models", "optim", "health", "batchnorm", "flops"),
     ("distributed", "stateless", "registry"),
     ("recipe",),
@@ -37,8 +37,17 @@ HOMES = {
     "timm": ("models", "export", "start"),
     "torchvision": ("models", "data", "augment", "export", "tools", "start"),
     "wandb": (),  # through accelerate
+    "pytorch_metric_learning": ("metric_learning",),
 }
-EAGERLY = ("faiss", "wandb", "matplotlib", "tensorboard", "trackio", "onnx")  # only where used
+EAGERLY = (
+    "faiss",
+    "pytorch_metric_learning",
+    "wandb",
+    "matplotlib",
+    "tensorboard",
+    "trackio",
+    "onnx",
+)  # only where used
 
 
 def part_of(path: Path) -> str:

@@ -1,0 +1,160 @@
+"""Who is compared with whom: the anchors of this rank with the rows of all, as dense matrices.
+
+Every loss of pairs, triplets or tuples is a rule over three things made here: a matrix of distances
+or similarities (n anchors x M columns), a boolean matrix of positives and one of negatives.
+"""
+
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sslpipe.distributed import all_gather_rows, current_shard, gather_with_grad, row_counts
+
+Distance = Literal["euclidean", "squared", "cosine"]
+
+NEVER = -1e30  # in a log-sum-exp: a term that is not there; finite, so that its gradient is 0
+
+
+class References(NamedTuple):
+    """Rows from outside the batch, a queue's say: without gradient, equal on all ranks."""
+
+    embeddings: Tensor  # (R, D)
+    labels: Tensor  # (R,) int64
+    ids: Tensor  # (R,) int64
+
+
+class Batch(NamedTuple):
+    """Anchors are this rank's rows; columns all ranks' rows in rank order, then references."""
+
+    anchors: Tensor  # (n, D) float32 at least
+    columns: Tensor  # (M, D), with gradient to every rank's rows, without to references
+    labels: Tensor  # (n,) int64, < 0: none
+    column_labels: Tensor  # (M,) int64
+    first: int  # the column that is anchor 0
+    references: int  # the last so many columns
+
+    def similarities(self) -> Tensor:
+        """(n, M) dot products: cosines where the loss normalises."""
+        return self.anchors @ self.columns.T
+
+    def distances(self, kind: Distance) -> Tensor:
+        """(n, M). "squared": of the Euclidean distance; "cosine": 1 - dot product of unit rows.
+
+        Rows that rounding cannot tell apart have distance 0, without gradient.
+        """
+        if kind == "cosine":
+            return 1 - self.similarities()
+        if kind not in ("euclidean", "squared"):
+            raise ValueError(
+                f"distance = {kind!r} is unknown; known: 'euclidean', 'squared', 'cosine'"
+            )
+        return cast(Tensor, _Distances.apply(self.anchors, self.columns, kind == "squared"))
+
+
+class Pairs(NamedTuple):
+    """What counts. A miner takes pairs or triplets away; it never adds one.
+
+    triplets (n, P, M): for the anchor's p-th positive, in column order, which negatives form a
+    triplet with it; None: every positive with every negative. Only losses of triplets look at it,
+    so `positive` and `negative` hold what is left in at least one triplet.
+    """
+
+    positive: Tensor  # (n, M) bool
+    negative: Tensor  # (n, M) bool
+    triplets: Tensor | None = None
+
+
+def compare(
+    embeddings: Tensor, labels: Tensor, ids: Tensor | None, ref: References | None
+) -> tuple[Batch, Pairs]:
+    """Gather the batch over the ranks (collective) and find its positives and negatives.
+
+    embeddings (n, D); labels (n,) int64. n may differ between ranks. A row is no pair with itself,
+    nor with a reference of the same id: an old copy of the same sample.
+    """
+    counts = row_counts(embeddings.shape[0], embeddings.device)
+    rank = current_shard().rank
+    columns, column_labels = gather_with_grad(embeddings), all_gather_rows(labels, counts)
+    references = 0
+    if ref is not None:
+        references = ref.embeddings.shape[0]
+        columns = torch.cat([columns, ref.embeddings.detach().to(columns.dtype)])
+        column_labels = torch.cat([column_labels, ref.labels])
+    first = sum(counts[:rank])
+    batch = Batch(embeddings, columns, labels, column_labels, first, references)
+
+    positive = labels[:, None] == column_labels
+    negative = ~positive
+    positive.diagonal(first).fill_(False)
+    if bool((column_labels < 0).any()):
+        known = (labels >= 0)[:, None] & (column_labels >= 0)
+        positive &= known
+        negative &= known
+    if ref is not None and ids is not None:
+        other = ids[:, None] != ref.ids
+        positive[:, -references:] &= other
+        negative[:, -references:] &= other
+    return batch, Pairs(positive, negative)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows (n, D) at length 1, at any scale; a zero row stays zero and gets no gradient."""
+    largest = x.detach().abs().amax(1, keepdim=True)
+    # a constant factor: directions know no length
+    x = x * (1 / largest).masked_fill(largest < torch.finfo(x.dtype).tiny, 0)
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return x / torch.where(length > 0, length, 1)
+
+
+class _Distances(torch.autograd.Function):
+    """(n, D), (M, D) -> (n, M), keeping nothing of that size for backward but the result."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, squared: bool) -> Tensor:
+        length_a, length_b = a.square().sum(1), b.square().sum(1)
+        d = torch.addmm(length_b, a, b.T, alpha=-2).add_(length_a[:, None])
+        # what is left of |a|^2 + |b|^2 - 2ab by rounding alone is no distance
+        rounding = 8 * torch.finfo(d.dtype).eps * (length_a[:, None] + length_b)
+        d.masked_fill_(d <= rounding, 0)
+        if not squared:
+            d.sqrt_()
+        ctx.squared = squared
+        ctx.save_for_backward(a, b, d)
+        return d
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b, d = ctx.saved_tensors
+        w = 2 * grad if ctx.squared else grad / d  # d of a row pair: w (a - b)
+        w.masked_fill_(d == 0, 0)
+        grad_a = torch.addmm(w.sum(1, keepdim=True) * a, w, b, alpha=-1)
+        grad_b = torch.addmm(w.sum(0)[:, None] * b, w.T, a, alpha=-1)
+        return grad_a, grad_b, None
+
+
+def masked_lse(x: Tensor, mask: Tensor) -> Tensor:
+    """(n, M) -> (n,): log of the sum of e^x over a row's mask; about NEVER if empty."""
+    return x.masked_fill(~mask, NEVER).logsumexp(1)
+
+
+class PerAnchor(NamedTuple):
+    """One term of a loss: its items (pairs, triplets, anchors) added up for each anchor."""
+
+    total: Tensor  # (n,) with gradient
+    items: Tensor  # (n,) how many
+    active: Tensor  # (n,) how many with a value above 0
+
+
+def per_pair(values: Tensor, mask: Tensor) -> PerAnchor:
+    """Items are the pairs of `mask` (n, M)."""
+    values = values.masked_fill(~mask, 0)
+    return PerAnchor(values.sum(1), mask.sum(1), (values.detach() > 0).sum(1))
+
+
+def per_row(values: Tensor, mask: Tensor) -> PerAnchor:
+    """Items are the anchors of `mask` (n,)."""
+    values = values.masked_fill(~mask, 0)
+    return PerAnchor(values, mask.long(), (values.detach() > 0).long())
