@@ -99,7 +99,7 @@ class ImageStore:
         self._on_bad(Quarantined(sample_id, self.reader.split.shards[shard].file, key, reason))
 
 
-class _StreamReader:
+class StreamReader:
     """The raw samples of one stream, one window at a time."""
 
     def __init__(self, order: Order, store: ImageStore, number: int) -> None:
@@ -159,7 +159,7 @@ def batches(
         shard.rank * data.num_streams // shard.world,
         (shard.rank + 1) * data.num_streams // shard.world,
     )
-    readers = [_StreamReader(order, store, number) for number in streams]
+    readers = [StreamReader(order, store, number) for number in streams]
 
     def read(step: int) -> list[tuple[list[int], list[Raw | None], StreamPlan, int]]:
         return [reader.take(step) for reader in readers]
@@ -176,9 +176,9 @@ def batches(
     def batch(step: int, parts: list[list[tuple[int, Image]]]) -> Batch:
         epoch, ids = order.ids(step, streams)
         rows = [row for part in parts for row in part]
-        return _collate(split, ids, rows, epoch, pin)
+        return collate(split, ids, rows, epoch, pin)
 
-    yield from _pipelined(
+    yield from pipelined(
         iter(count(first_step)), read, decoded, batch, run.num_workers, run.prefetch
     )
 
@@ -221,10 +221,10 @@ def one_pass(
 
     def batch(start: int, parts: list[list[tuple[int, Image]]]) -> Batch:
         rows = [row for part in parts for row in part]
-        return _collate(split, np.array([i for i, _ in rows], np.int64), rows, 0, pin=False)
+        return collate(split, np.array([i for i, _ in rows], np.int64), rows, 0, pin=False)
 
     starts = iter(range(0, len(wanted), batch_size))
-    for result in _pipelined(starts, read, decoded, batch, num_workers, prefetch=4):
+    for result in pipelined(starts, read, decoded, batch, num_workers, prefetch=4):
         if len(result.ids):
             yield result
 
@@ -251,7 +251,7 @@ def _image_or_stand_in(
     )
 
 
-def _collate(
+def collate(
     split: Split, ids: Integers, rows: list[tuple[int, Image]], epoch: int, pin: bool
 ) -> Batch:
     sources = np.array([source for source, _ in rows], np.int64)
@@ -275,7 +275,7 @@ Read = TypeVar("Read")
 Decoded = TypeVar("Decoded")
 
 
-def _pipelined(
+def pipelined(
     items: Iterator[int],
     read: Callable[[int], list[Read]],
     decode_part: Callable[[Read], Decoded],

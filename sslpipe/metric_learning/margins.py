@@ -1,0 +1,213 @@
+"""What a margin-softmax head does to its logits: one class a rule, each from its own paper.
+
+A rule is a module `forward(cosines, labels, *, norms, lengths) -> logits`, all float32 or wider:
+
+    cosines (B, C)  cosine of each embedding and each class's weight
+    labels (B,)     int64, in 0..C-1
+    norms (B,)      lengths of the embeddings before they were normalised
+    lengths (B, C)  what a cosine is multiplied by where the rule has no scale of its own
+    logits (B, C)   for the cross entropy; rules with a state keep it in buffers
+
+Only the target's logit changes, except in CurricularFace.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.distributed import all_gather_rows
+
+COSINE_LIMIT = 1e-7  # acos has an infinite slope at 1 and -1: angles are taken this far inside
+
+
+def angle(cosines: Tensor) -> Tensor:
+    """acos, finite with its gradient everywhere; the gradient is 0 at 1 and -1."""
+    return torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
+
+
+def target_of(cosines: Tensor, labels: Tensor) -> Tensor:
+    """(B, C), (B,) -> (B,): each row's entry at its label."""
+    return cosines.gather(1, labels[:, None])[:, 0]
+
+
+def with_target(logits: Tensor, labels: Tensor, target: Tensor) -> Tensor:
+    """The logits with each row's entry at its label replaced."""
+    return logits.scatter(1, labels[:, None], target[:, None].to(logits.dtype))
+
+
+class NoMargin(nn.Module):
+    """lengths * cos: the modified softmax, and the plain one without its bias."""
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        return lengths * cosines
+
+
+class Scaled(nn.Module):
+    """scale * cos. learned: the scale is a parameter that starts at `scale`.
+
+    Source: Wang et al. 2017 (NormFace), arXiv:1704.06369, eq. 6 and section 3.3.
+    """
+
+    def __init__(self, scale: float, learned: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(float(scale)), requires_grad=learned)
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        return self.scale * cosines
+
+
+class AdditiveMargins(nn.Module):
+    """Target scale * (cos(m1 th + m2) - m3), the others scale * cos th.
+
+    m2 alone is ArcFace, m3 alone CosFace. beyond: what the target is where m1 th + m2 > pi, and the
+    cosine turns upwards again: "linear" takes scale * (cos th - m2 sin m2 - m3), which goes on
+    falling (ArcFace's released code; needs m1 = 1), "cosine" the formula as it stands.
+    Source: Deng et al. 2019, arXiv:1801.07698, eq. 3 and 4.
+    """
+
+    def __init__(
+        self, scale: float, m1: float, m2: float, m3: float, beyond: Literal["linear", "cosine"]
+    ) -> None:
+        super().__init__()
+        if beyond not in ("linear", "cosine"):
+            raise ValueError(f"beyond = {beyond!r} must be 'linear' or 'cosine'")
+        if beyond == "linear" and m1 != 1:
+            raise ValueError(f"beyond = 'linear' needs m1 = 1, not {m1}; use beyond = 'cosine'")
+        self.scale, self.m1, self.m2, self.m3, self.beyond = scale, m1, m2, m3, beyond
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        target = target_of(cosines, labels)
+        return self.scale * with_target(cosines, labels, self.with_margin(target) - self.m3)
+
+    def with_margin(self, target: Tensor) -> Tensor:
+        """cos th -> cos(m1 th + m2)."""
+        if self.m1 == 1 and self.m2 == 0:  # exact, without the way through the angle
+            return target
+        shifted = self.m1 * angle(target) + self.m2
+        if self.beyond == "cosine":
+            return torch.cos(shifted)
+        return torch.where(
+            shifted <= math.pi, torch.cos(shifted), target - self.m2 * math.sin(self.m2)
+        )
+
+
+class MultipliedAngle(nn.Module):
+    """Target lengths * psi(th), psi = (-1)^k cos(m th) - 2k on [k pi / m, (k + 1) pi / m].
+
+    psi falls from 1 to 1 - 2m over 0 to pi; cos(m th) alone would rise again at pi / m.
+    lam: the target is (lam cos th + psi) / (1 + lam), with
+    lam = max(lam_last, lam_first / (1 + lam_decay * steps)), steps = training forwards so far:
+    0 and 0 are the papers' formula, 1000, 5 and 0.12 what SphereFace was trained with.
+    Source: Liu et al. 2016 (L-Softmax), arXiv:1612.02295, eq. 5 and 6; Liu et al. 2017
+    (SphereFace), arXiv:1704.08063, eq. 7.
+    """
+
+    steps: Tensor
+
+    def __init__(self, m: int, lam_first: float, lam_last: float, lam_decay: float) -> None:
+        super().__init__()
+        if m < 1 or m != int(m):
+            raise ValueError(f"m = {m} must be a whole number of at least 1")
+        self.m, self.lam_first, self.lam_last, self.lam_decay = m, lam_first, lam_last, lam_decay
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        lam = max(self.lam_last, self.lam_first / (1 + self.lam_decay * int(self.steps)))
+        cos = target_of(cosines, labels)
+        target = (lam * cos + self.psi(cos)) / (1 + lam)
+        return lengths * with_target(cosines, labels, target)
+
+    def psi(self, cos: Tensor) -> Tensor:
+        k = (angle(cos.detach()) * self.m / math.pi).floor().clamp_max(self.m - 1)
+        before, multiple = torch.ones_like(cos), cos  # cos(0 th), cos(1 th)
+        for _ in range(self.m - 1):  # cos((j + 1) th) = 2 cos th cos(j th) - cos((j - 1) th)
+            before, multiple = multiple, 2 * cos * multiple - before
+        return (1 - 2 * (k % 2)) * multiple - 2 * k
+
+
+class Curricular(nn.Module):
+    """ArcFace's target; a negative with cos th_j > cos(th_y + m) becomes cos th_j (t + cos th_j).
+
+    t, a buffer that starts at 0, is the running mean of the target cosines over all processes:
+    t = momentum * mean + (1 - momentum) * t, taken before it is used, in training only.
+    momentum: the new batch's weight; 0.01 in the released code. The paper's text puts its 0.99 on
+    the new batch, which would make it no average.
+    Source: Huang et al. 2020, arXiv:2004.00288, eq. 5 to 7.
+    """
+
+    t: Tensor
+
+    def __init__(self, scale: float, margin: float, momentum: float) -> None:
+        super().__init__()
+        self.arc = AdditiveMargins(1.0, 1.0, margin, 0.0, "linear")
+        self.scale, self.margin, self.momentum = scale, margin, momentum
+        self.register_buffer("t", torch.zeros(()))
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        target = target_of(cosines, labels)
+        if self.training:
+            mean = all_gather_rows(target).mean()
+            self.t.mul_(1 - self.momentum).add_(self.momentum * mean)
+        threshold = torch.cos(angle(target) + self.margin)
+        hard = cosines > threshold[:, None]  # (B, C)
+        logits = torch.where(hard, cosines * (self.t.to(cosines.dtype) + cosines), cosines)
+        return self.scale * with_target(logits, labels, self.arc.with_margin(target))
+
+
+class Adaptive(nn.Module):
+    """AdaFace: target scale * (cos(th - margin q) - margin q - margin), q from the norm.
+
+    q = clip(h (norm - mean) / (std + 0.001), -1, 1) stands for an image's quality: a long embedding
+    gets CosFace-like margins, a short one ArcFace-like. mean and std (unbiased) are running ones
+    over all processes, without gradient, updated in training before they are used:
+    x = momentum * batch's + (1 - momentum) * x, from 20 and 100. Norms are clipped to 0.001..100.
+    The angle th - margin q is kept inside 0..pi.
+    momentum: the new batch's weight; 0.01 in the released code, where the paper's text has 0.99.
+    Source: Kim et al. 2022, arXiv:2204.00964, eq. 10 to 13, and its code for clipping and start.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, scale: float, margin: float, h: float, momentum: float) -> None:
+        super().__init__()
+        self.scale, self.margin, self.h, self.momentum = scale, margin, h, momentum
+        self.register_buffer("mean", torch.tensor(20.0))
+        self.register_buffer("std", torch.tensor(100.0))
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        norms = norms.detach().clamp(0.001, 100)
+        if self.training:
+            every = all_gather_rows(norms)
+            spread = every.std() if len(every) > 1 else every.new_zeros(())
+            for kept, new in ((self.mean, every.mean()), (self.std, spread)):
+                kept.mul_(1 - self.momentum).add_(self.momentum * new)
+        quality = (self.h * (norms - self.mean) / (self.std + 0.001)).clamp(-1, 1)
+        quality = quality.to(cosines.dtype)  # (B,)
+        shifted = angle(target_of(cosines, labels)) - self.margin * quality
+        target = torch.cos(shifted.clamp(0, math.pi)) - self.margin * (1 + quality)
+        return self.scale * with_target(cosines, labels, target)
+
+
+class CircleMargins(nn.Module):
+    """Circle loss on class weights: the softmax logits whose cross entropy it is.
+
+    Negatives gamma a_n (cos - m), target gamma a_p (cos - 1 + m), with the weights
+    a_n = [cos + m]+, a_p = [1 + m - cos]+ taken without gradient.
+    Source: Sun et al. 2020, arXiv:2002.10857, eq. 6 and 8 with one positive.
+    """
+
+    def __init__(self, gamma: float, margin: float) -> None:
+        super().__init__()
+        self.gamma, self.margin = gamma, margin
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        m = self.margin
+        target = target_of(cosines, labels)
+        others = (cosines.detach() + m).clamp_min(0) * (cosines - m)
+        own = (1 + m - target.detach()).clamp_min(0) * (target - (1 - m))
+        return self.gamma * with_target(others, labels, own)
