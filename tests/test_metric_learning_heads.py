@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sslpipe.metric_learning.compare import unit
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.margin_softmax import unit_rows
 from sslpipe.metric_learning.margins import MultipliedAngle
 from tests.processes import run_processes
 
@@ -419,8 +419,8 @@ def test_gradients_are_the_finite_differences(name):
 def test_circle_softmax_gradient_is_that_of_its_weights_taken_as_constants():
     head, x = head_of("circle_softmax", gamma=4.0), rows().requires_grad_()
     (found,) = torch.autograd.grad(head(x, LABELS), x)
-    m, u = 0.25, unit_rows(x)
-    s = u @ unit_rows(head.weight.detach()).T
+    m, u = 0.25, unit(x)
+    s = u @ unit(head.weight.detach()).T
     own = F.one_hot(LABELS, C).bool()
     a = torch.where(own, 1 + m - s, s + m).clamp_min(0).detach()  # constants
     logits = 4 * a * torch.where(own, s - (1 - m), s - m)
@@ -471,6 +471,7 @@ def heads_in_rank(shard, counts):
             loss = head(local, labels[mine])
             loss.backward()
         trained = [p for p in head.parameters() if p.requires_grad]
+        value = loss.detach().clone()
         sums = [loss.detach(), *(p.grad for p in trained)]
         for tensor in sums:
             torch.distributed.all_reduce(tensor)
@@ -480,6 +481,7 @@ def heads_in_rank(shard, counts):
             [tensor / shard.world for tensor in sums],
             local.grad / shard.world,
             [b.clone() for b in head.buffers()],
+            value,
         )
     return results
 
@@ -489,7 +491,8 @@ def test_1_2_and_3_processes_with_unequal_rows_give_the_same_value_gradient_and_
     for counts in ((8, 4), (2, 7, 3)):
         ranks = run_processes(heads_in_rank, len(counts), counts)
         for name in HEADS:
-            shared, of_rows, state = one[name]
+            shared, of_rows, state, _ = one[name]
+            assert len({float(rank[name][3]) for rank in ranks}) == 1, name  # equal on all ranks
             for rank in ranks:
                 for found, expected in zip(rank[name][0], shared, strict=True):
                     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=name)

@@ -56,6 +56,8 @@ class Reader:
 
     def _runs(self, shard: int, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """First and last row of each read: near rows together, at most window_bytes."""
+        if not len(rows):  # a decoding thread was faster: the cache holds all of them by now
+            return
         offsets = self.split.offsets(shard)
         first = last = int(rows[0])
         for row in rows[1:].tolist():

@@ -1,8 +1,8 @@
-"""HEADS: losses with learned weights a class, `forward(embeddings, labels, *, ids) -> ()`.
+"""HEADS: losses with weights of their own for each class, behind the signature of all losses.
 
 Built with num_classes and dim beside the recipe's own arguments; labels are 0..num_classes-1. They
-are modules: their weights are trained with the model, their state lies in buffers, and an export
-leaves them out.
+compare rows with weights, so `ref` and `miner` mean nothing to them. Their weights are trained with
+the model, their state lies in buffers, and an export leaves them out.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sslpipe.distributed import global_row_mean
+from sslpipe.distributed import global_mean
+from sslpipe.metric_learning.compare import References, unit
 from sslpipe.metric_learning.margins import (
     Adaptive,
     AdditiveMargins,
@@ -26,10 +27,9 @@ def exact_dtype(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def unit_rows(x: Tensor) -> Tensor:
-    """Rows of length 1, (..., D); a zero row stays zero and gets no gradient."""
-    norms: Tensor = x.norm(dim=-1, keepdim=True)
-    return x / norms.masked_fill(norms == 0, math.inf)
+def row_mean(values: Tensor) -> Tensor:
+    """(n,) of this rank -> (): the mean over the rows of all ranks. Collective."""
+    return global_mean(values.sum(), values.new_tensor(len(values)))
 
 
 class MarginSoftmax(nn.Module):
@@ -40,9 +40,9 @@ class MarginSoftmax(nn.Module):
     counts (Deng et al. 2020, sub-center ArcFace, eq. 3). focal_gamma: the cross entropy -log p is
     multiplied by (1 - p)^gamma (Lin et al. 2017, arXiv:1708.02002, eq. 4); 0: it is not.
     Shapes: embeddings (B, D), any scale; labels (B,) int64 in 0..C-1 -> () in nats.
-    Gradient and value: the mean over the ranks is the mean over the rows of all ranks, B may
-    differ between them. Cosines are float32 at least, also under autocast. A zero row has
-    cosine 0 with everything and gets no gradient.
+    The value is the mean over the rows of all ranks, equal on all of them, B may differ; the
+    gradient is W times the own part, so that DDP's mean equals one process. Cosines are float32
+    at least, also under autocast. A zero row has cosine 0 with everything and gets no gradient.
     """
 
     def __init__(
@@ -68,8 +68,16 @@ class MarginSoftmax(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_classes * sub_centers, dim))
         nn.init.xavier_uniform_(self.weight)
 
-    def forward(self, embeddings: Tensor, labels: Tensor, *, ids: Tensor | None = None) -> Tensor:
-        return global_row_mean(self.losses(embeddings, labels))
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ids: Tensor | None = None,
+        ref: References | None = None,
+        miner: nn.Module | None = None,
+    ) -> Tensor:
+        return row_mean(self.losses(embeddings, labels))
 
     def losses(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """(B,) in nats, of the local rows. Collective where the rule keeps running statistics."""
@@ -88,7 +96,7 @@ class MarginSoftmax(nn.Module):
         lengths = norms[:, None]
         if self.lengths == "both":
             lengths = lengths * weight.norm(dim=1)  # (B, C)
-        cosines = unit_rows(embeddings) @ unit_rows(weight).T
+        cosines = unit(embeddings) @ unit(weight).T
         if self.sub_centers > 1:
             cosines = cosines.view(-1, self.num_classes, self.sub_centers).amax(2)  # (B, C)
         logits: Tensor = self.rule(cosines, labels, norms=norms, lengths=lengths)
@@ -105,12 +113,20 @@ class Softmax(nn.Module):
         self.linear = nn.Linear(dim, num_classes, bias=bias)
         self.focal_gamma = focal_gamma
 
-    def forward(self, embeddings: Tensor, labels: Tensor, *, ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ids: Tensor | None = None,
+        ref: References | None = None,
+        miner: nn.Module | None = None,
+    ) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
             values = F.cross_entropy(self.linear(exact_dtype(embeddings)), labels, reduction="none")
             if self.focal_gamma:
                 values = values * (-torch.expm1(-values)).clamp_min(1e-12) ** self.focal_gamma
-        return global_row_mean(values)
+        return row_mean(values)
 
 
 def modified_softmax(num_classes: int, dim: int, focal_gamma: float = 0.0) -> MarginSoftmax:

@@ -1,8 +1,8 @@
 """Losses against learned points: one or more proxies a class, or a running mean of each class.
 
-All: forward(embeddings, labels, *, ids) -> (), embeddings (B, D), labels (B,) int64 in 0..C-1.
-B may differ between ranks; the mean over the ranks of value and gradient is one process's on all
-rows. Products are float32 at least, also under autocast.
+All: forward(embeddings, labels, ...) -> (), embeddings (B, D), labels (B,) int64 in 0..C-1. B may
+differ between ranks. The value is equal on all of them; the gradient is W times the own part, so
+that DDP's mean equals one process. Products are float32 at least, also under autocast.
 """
 
 import math
@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sslpipe.distributed import all_gather_rows, current_shard, gather_with_grad, global_row_mean
-from sslpipe.metric_learning.margin_softmax import exact_dtype, unit_rows
+from sslpipe.distributed import all_gather_rows, current_shard, gather_with_grad, global_mean
+from sslpipe.metric_learning.compare import References, unit
+from sslpipe.metric_learning.margin_softmax import exact_dtype, row_mean
 
 TINY_D2 = 1e-12  # a squared distance below this has no direction, and no gradient
 
@@ -43,7 +44,15 @@ class ProxyNCA(nn.Module):
         self.form, self.scale = form, scale
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)  # as in the released code
 
-    def forward(self, embeddings: Tensor, labels: Tensor, *, ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ids: Tensor | None = None,
+        ref: References | None = None,
+        miner: nn.Module | None = None,
+    ) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
             cosines = _cosines(embeddings, self.proxies)
             logits = -self.scale * (2 - 2 * cosines)  # (B, C)
@@ -51,7 +60,7 @@ class ProxyNCA(nn.Module):
             if self.form == "paper":
                 logits = logits.scatter(1, labels[:, None], -math.inf)
             values = logits.logsumexp(1) - own  # (B,)
-        return global_row_mean(values)
+        return row_mean(values)
 
 
 class ProxyAnchor(nn.Module):
@@ -70,7 +79,15 @@ class ProxyAnchor(nn.Module):
         self.proxies = nn.Parameter(torch.empty(num_classes, dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")  # as in the released code
 
-    def forward(self, embeddings: Tensor, labels: Tensor, *, ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ids: Tensor | None = None,
+        ref: References | None = None,
+        miner: nn.Module | None = None,
+    ) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
             everyone = gather_with_grad(exact_dtype(embeddings))  # (N, D)
             cosines = _cosines(everyone, self.proxies)  # (N, C)
@@ -110,15 +127,23 @@ class SoftTriple(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_classes, centers, dim))
         nn.init.uniform_(self.weight, -1 / math.sqrt(dim), 1 / math.sqrt(dim))
 
-    def forward(self, embeddings: Tensor, labels: Tensor, *, ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ids: Tensor | None = None,
+        ref: References | None = None,
+        miner: nn.Module | None = None,
+    ) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
-            x = unit_rows(exact_dtype(embeddings))
-            w = unit_rows(self.weight.to(x.dtype))  # (C, K, D)
+            x = unit(exact_dtype(embeddings))
+            w = unit(self.weight.to(x.dtype).flatten(0, 1)).view(self.weight.shape)  # (C, K, D)
             cosines = torch.einsum("bd,ckd->bck", x, w)
             similarity = ((cosines / self.gamma).softmax(2) * cosines).sum(2)  # (B, C)
             margin = self.delta * F.one_hot(labels, len(w)).to(similarity.dtype)
             values = F.cross_entropy(self.la * (similarity - margin), labels, reduction="none")
-            loss = global_row_mean(values)
+            loss = row_mean(values)
             if self.centers > 1 and self.tau:
                 loss = loss + self.tau * self._spread(w)
         return loss
@@ -157,14 +182,20 @@ class CenterLoss(nn.Module):
         self.weight, self.alpha, self.reduction = weight, alpha, reduction
         self.register_buffer("centers", torch.zeros(num_classes, dim))
 
-    def forward(self, embeddings: Tensor, labels: Tensor, *, ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ids: Tensor | None = None,
+        ref: References | None = None,
+        miner: nn.Module | None = None,
+    ) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
             x = exact_dtype(embeddings)
             d2 = (x - self.centers[labels].to(x.dtype)).square().sum(1)  # (B,)
-            if self.reduction == "sum":  # DDP takes the mean over the ranks
-                loss = self.weight / 2 * d2.sum() * current_shard().world
-            else:
-                loss = self.weight / 2 * global_row_mean(d2)
+            rows = len(d2) if self.reduction == "mean" else 1 / current_shard().world
+            loss = self.weight / 2 * global_mean(d2.sum(), d2.new_tensor(rows))
             if self.training:
                 self._move(all_gather_rows(x), all_gather_rows(labels))
         return loss
@@ -180,7 +211,7 @@ class CenterLoss(nn.Module):
 def _cosines(embeddings: Tensor, proxies: Tensor) -> Tensor:
     """(B, D), (C, D) -> (B, C)."""
     x = exact_dtype(embeddings)
-    return unit_rows(x) @ unit_rows(proxies.to(x.dtype)).T
+    return unit(x) @ unit(proxies.to(x.dtype)).T
 
 
 def _check(num_classes: int, dim: int) -> None:
