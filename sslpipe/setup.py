@@ -10,14 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.two_views import AUGMENTS, Views
 from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.checkpoint import Checkpointer
-from sslpipe.data.index import DatasetIndex
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import Batch, batches
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.distributed import Shard
@@ -80,8 +82,14 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
         batch_size=recipe.data.batch_size,
         num_streams=recipe.data.num_streams,
         window=recipe.data.shuffle_window,
-        without=held_out(split.labels, recipe.data.holdout),
+        without=_holdout_ids(recipe, split),
     )
+
+
+def _holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
+    """Ids kept for the kNN monitor; without any, no label is read (24 GB of them for a billion)."""
+    count = recipe.data.holdout
+    return held_out(split.labels, count) if count else np.zeros(0, np.int64)
 
 
 def build_augment(recipe: Recipe, index: DatasetIndex) -> Views:
@@ -150,7 +158,7 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
         trackers=every.trackers,
         enabled=shard.rank == 0,
     )
-    holdout_ids = held_out(split.labels, recipe.data.holdout)
+    holdout_ids = _holdout_ids(recipe, split)
     log.event(first_step, "start", world=shard.world, precision=precision)
     log.say(
         f"{recipe.name}: {shard.world} process{'es' * (shard.world > 1)} on {device.type}, "

@@ -13,7 +13,7 @@ A sample's id is its place in its split: shards in index order, samples in file 
 import hashlib
 import io
 import json
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from sslpipe.recipe import explain
 SCHEMA_VERSION = 1
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a process has one open a stream
 
 Triple = tuple[float, float, float]
 
@@ -63,7 +65,7 @@ class Split:
         self.folder, self.name, self.shards = folder, name, shards
         sizes = np.array([shard.samples for shard in shards], dtype=np.int64)
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # (shards + 1,)
-        self.offsets = cache(self._read_offsets)
+        self.offsets = lru_cache(maxsize=SIDECARS_KEPT)(self._read_offsets)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -79,8 +81,17 @@ class Split:
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """(samples,) int64, -1 for none; read from the sidecars, not from the tars."""
+        """(samples,) int64, -1 for none; reads every sidecar, but no tar."""
         return np.concatenate([self.offsets(k)[:, 2] for k in range(len(self.shards))])
+
+    def labels_of(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """The labels of some samples; reads only the sidecars of their shards. (n,) -> (n,)."""
+        shards, rows = self.locate(ids)
+        labels = np.empty(len(rows), np.int64)
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            labels[here] = self.offsets(shard)[rows[here], 2]
+        return labels
 
     def _read_offsets(self, shard: int) -> NDArray[np.int64]:
         """(samples, 3) int64: start, end, label."""

@@ -264,7 +264,7 @@ def collate(
         for slot, (_, image) in zip(images, rows, strict=True):
             slot[:, : image.shape[1], : image.shape[2]] = image
     tensors = [
-        torch.from_numpy(part) for part in (images, sizes, split.labels[sources], ids, sources)
+        torch.from_numpy(part) for part in (images, sizes, split.labels_of(sources), ids, sources)
     ]
     if pin:
         tensors = [tensor.pin_memory() for tensor in tensors]
