@@ -1,0 +1,140 @@
+"""What the planned order costs at scale, simulated on integers: no shard is read or written.
+
+    python -m benchmarks.order_at_scale [--json FILE]
+
+For 1.28 million and 1 billion samples in 1,281 and 10,000 shards, and 1 to 1,024 processes (one of
+them measured, in a fresh process; all do the same amount of work), with windows of 256 samples:
+
+plan     seconds and peak extra memory to plan an epoch: every window of the process's streams
+serve    seconds to name every id that the process serves in the epoch (no planning left to do)
+resume   seconds from nothing to the ids of a step in the middle of the epoch
+again    samples read a second time by that resume: the served part of one open window a stream
+reads    range requests of the process in an epoch, and the samples it reads over those it serves
+mixing   label entropy of global batches over that of a full shuffle's, 1,000 classes: with shards
+         written class by class, and with shards written shuffled (1.0 is a full shuffle)
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from sslpipe.data.mixing import mixing_score
+from sslpipe.data.order import Order
+from sslpipe.stateless import hash_integers
+
+SIZES = {"1.28 M": (1_281_167, 1_281), "1 B": (1_000_000_000, 10_000)}
+PROCESSES = (1, 8, 64, 1024)
+CLASSES, WINDOW, BATCH = 1000, 256, 4096
+TIMED_STEPS = 2000  # `serve` is measured on so many at most, and scaled up
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def planned(samples: int, shards: int, num_streams: int) -> Order:
+    starts = np.linspace(0, samples, shards + 1).astype(np.int64)
+    return Order(starts, seed=0, batch_size=BATCH, num_streams=num_streams, window=WINDOW)
+
+
+def measure(samples: int, shards: int, world: int) -> dict[str, float]:
+    """Rank 0's costs among `world` processes."""
+    num_streams = max(64, world)
+    mine = range(num_streams // world)
+    planned(10 * BATCH, 10, num_streams).ids(3, mine)  # warm: imports and first calls are not ours
+
+    before, begin = peak_mb(), time.perf_counter()
+    order = planned(samples, shards, num_streams)
+    plan = order.epoch(0)
+    windows = [plan.stream(number).windows for number in mine]
+    result = {"plan_s": time.perf_counter() - begin, "plan_mb": peak_mb() - before}
+
+    served = order.steps_per_epoch * BATCH // world
+    steps = min(order.steps_per_epoch, TIMED_STEPS)
+    begin = time.perf_counter()
+    for step in range(steps):
+        order.ids(step, mine)
+    result["serve_s"] = (time.perf_counter() - begin) * order.steps_per_epoch / steps
+
+    middle = order.steps_per_epoch // 2
+    begin = time.perf_counter()
+    fresh = planned(samples, shards, num_streams)
+    fresh.ids(middle, mine)
+    result["resume_s"] = time.perf_counter() - begin
+    share, again = BATCH // num_streams, 0
+    for number in mine:
+        stream = fresh.epoch(0).stream(number)
+        window = stream.window_at(middle * share)
+        first, last = stream.windows[window, 1:].tolist()
+        again += middle * share - (int(stream.ends[window]) - (last - first))
+    result |= {"again": again, "requests": sum(map(len, windows))}
+    result["read_over_served"] = sum(int((w[:, 2] - w[:, 1]).sum()) for w in windows) / served
+    return result
+
+
+def mixing(samples: int, shards: int) -> dict[str, float]:
+    """Over 20 global batches of an epoch, shards written by class and shuffled."""
+    order = planned(samples, shards, 64)
+    steps = np.linspace(0, order.steps_per_epoch - 1, 20).astype(int).tolist()
+    ids = [order.ids(step, range(64))[1] for step in steps]
+    everyone = np.tile(np.arange(CLASSES), 300)  # balanced, and large beside a batch
+
+    def shuffled(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return (hash_integers(1, rows) % np.uint64(CLASSES)).astype(np.int64)
+
+    by_class = [rows * CLASSES // samples for rows in ids]
+    return {
+        "mixing_by_class": mixing_score(by_class, everyone) or 0.0,
+        "mixing_shuffled": mixing_score([shuffled(rows) for rows in ids], everyone) or 0.0,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(*arguments.one)))
+        return
+    table = Table("samples", "shards", "processes", "plan", "serve", "resume", "again", "requests")
+    rows = []
+    for name, (samples, shards) in SIZES.items():
+        for world in PROCESSES:
+            command = [sys.executable, "-m", "benchmarks.order_at_scale", "--one"]
+            command += [str(samples), str(shards), str(world)]
+            row = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            rows.append({"samples": samples, "shards": shards, "processes": world, **row})
+            table.add_row(
+                name,
+                f"{shards:,}",
+                f"{world:,}",
+                f"{row['plan_s']:.3f} s, {row['plan_mb']:.0f} MB",
+                f"{row['serve_s']:.1f} s",
+                f"{row['resume_s']:.3f} s",
+                f"{row['again']:,}",
+                f"{row['requests']:,} ({row['read_over_served']:.4f})",
+            )
+    scores = {name: mixing(*size) for name, size in SIZES.items()}
+    console = Console()
+    console.print(table)
+    for name, score in scores.items():
+        console.print(
+            f"{name}: mixing {score['mixing_by_class']:.4f} with shards written class by class, "
+            f"{score['mixing_shuffled']:.4f} with shuffled ones"
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": rows, "mixing": scores}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
