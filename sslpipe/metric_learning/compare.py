@@ -158,3 +158,35 @@ def per_row(values: Tensor, mask: Tensor) -> PerAnchor:
     """Items are the anchors of `mask` (n,)."""
     values = values.masked_fill(~mask, 0)
     return PerAnchor(values, mask.long(), (values.detach() > 0).long())
+
+
+class Slots(NamedTuple):
+    """Each anchor's positives side by side: P is small where the columns M are many."""
+
+    columns: Tensor  # (n, P) int64; 0 where there is none
+    filled: Tensor  # (n, P) bool
+
+    def take(self, x: Tensor) -> Tensor:
+        """(n, M) -> (n, P)."""
+        return x.gather(1, self.columns)
+
+
+def slots_of(positive: Tensor) -> Slots:
+    """(n, M) bool -> the columns of each row's positives, ascending."""
+    counts = positive.sum(1)
+    most = int(counts.max()) if len(counts) else 0
+    rows, columns = positive.nonzero(as_tuple=True)
+    place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    slots = Slots(counts.new_zeros(len(counts), most), positive.new_zeros(len(counts), most))
+    slots.columns[rows, place] = columns
+    slots.filled[rows, place] = True
+    return slots
+
+
+def occurrence(labels: Tensor) -> Tensor:
+    """(M,) -> (M,) int64: 0 for a label's first row, 1 for its second, and so on."""
+    ordered, order = labels.sort(stable=True)
+    start = torch.searchsorted(ordered, ordered)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device) - start
+    return place

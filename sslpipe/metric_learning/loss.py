@@ -27,7 +27,8 @@ class MetricLoss(nn.Module):
     ids (n,) and ref: further columns, see `References`. miner: narrows the pairs down, see MINERS.
     Gradient: W times the part of this rank's rows and of what it says about the others', so that
     DDP's mean equals one process. Everything is float32 at least, also under autocast.
-    After a call: `last_count` and `last_active`, items of the global batch and those above 0.
+    After a call: `last_count` and `last_active`, items of the global batch and those above 0
+    (of the rule's first term).
     Collective: all ranks call it.
     """
 

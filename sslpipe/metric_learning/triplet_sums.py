@@ -1,0 +1,146 @@
+"""Sums over all triplets of a batch, with their gradient, without a list of triplets."""
+
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sslpipe.metric_learning.compare import Pairs, PerAnchor, slots_of
+
+Shape = Literal["hinge", "softplus", "ratio"]
+Kind = Literal["all", "violating", "hard", "semi_hard"]
+
+TILE_NUMBERS = 2**16  # of a tile of anchors x positives x columns: it stays in a core's cache
+MOST_POSITIVES = 24  # from here on sorting the negatives costs less than meeting each
+
+
+def triplet_sums(
+    near: Tensor,
+    far: Tensor,
+    pairs: Pairs,
+    *,
+    margin: float = 0.0,
+    shape: Shape = "hinge",
+    kind: Kind = "all",
+) -> PerAnchor:
+    """f(near_ap - far_an + margin), added up for each anchor over the triplets of `pairs`.
+
+    near, far (n, M): distances, usually the same matrix; far may carry a margin of its own.
+    shape: "hinge" f = [v]+, "softplus" log(1 + e^v), "ratio" 2 / (1 + e^-v)^2.
+    kind: which triplets count: "all"; "violating" v > 0; "hard" v > margin, that is
+    far_an < near_ap; "semi_hard" 0 < v < margin.
+    O(n M) memory. Time O(n M P) for P positives an anchor; for hinges with more than MOST_POSITIVES
+    O(n M log M): negatives are sorted once a row and each positive meets a prefix of them, whose
+    sum is known.
+    """
+    if shape not in ("hinge", "softplus", "ratio"):
+        raise ValueError(f"shape = {shape!r} must be 'hinge', 'softplus' or 'ratio'")
+    if kind not in ("all", "violating", "hard", "semi_hard"):
+        raise ValueError(f"triplets = {kind!r} must be 'all', 'violating', 'hard' or 'semi_hard'")
+    rule = _Rule(pairs, margin, shape, kind)
+    return PerAnchor(*cast(tuple[Tensor, ...], _TripletSums.apply(near, far, rule)))
+
+
+class _Rule(NamedTuple):
+    pairs: Pairs
+    margin: float
+    shape: Shape
+    kind: Kind
+
+
+class _TripletSums(torch.autograd.Function):
+    """The gradient is made with the sums: it is linear in what comes back for each anchor."""
+
+    @staticmethod
+    def forward(ctx: Any, near: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, ...]:
+        far = far.masked_fill(
+            ~rule.pairs.negative, torch.inf
+        )  # exceeds everything: v = -inf, f = 0
+        slots = slots_of(rule.pairs.positive)
+        nearby = slots.take(near).masked_fill_(~slots.filled, -torch.inf)  # (n, P)
+        most = slots.columns.shape[1]
+        if rule.shape == "hinge" and rule.pairs.triplets is None and most > MOST_POSITIVES:
+            total, active, grad_near, grad_far = _sorted_sums(nearby, far, rule)
+        else:
+            total, active, grad_near, grad_far = _direct_sums(nearby, far, rule)
+        if rule.kind != "all":
+            items = active
+        elif rule.pairs.triplets is None:
+            items = rule.pairs.positive.sum(1) * rule.pairs.negative.sum(1)
+        else:
+            items = rule.pairs.triplets.sum((1, 2))
+        ctx.save_for_backward(slots.columns, grad_near, grad_far)
+        ctx.mark_non_differentiable(items, active)
+        return total, items, active
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None]:
+        columns, grad_near, grad_far = ctx.saved_tensors
+        near = torch.zeros_like(grad_far).scatter_add_(1, columns, grad_near * grad[:, None])
+        return near, grad_far * grad[:, None], None
+
+
+def _direct_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every positive against every column, in tiles of rows."""
+    total = far.new_zeros(len(far))
+    active = torch.zeros(len(far), dtype=torch.int64, device=far.device)
+    grad_near, grad_far = torch.zeros_like(nearby), torch.zeros_like(far)
+    if nearby.shape[1] == 0:
+        return total, active, grad_near, grad_far
+    size = max(1, TILE_NUMBERS // (nearby.shape[1] * far.shape[1]))
+    for start in range(0, len(far), size):
+        rows = slice(start, start + size)
+        v = (nearby[rows] + rule.margin)[:, :, None] - far[rows, None]  # (r, P, M)
+        _leave_out(v, rule, rows)
+        value, slope = _curve(v, rule.shape)
+        total[rows] = value.sum((1, 2))
+        counted = slope if rule.shape == "hinge" else (value > 0).to(value.dtype)
+        active[rows] = counted.sum(2).to(torch.int64).sum(1)
+        grad_near[rows] = slope.sum(2)
+        grad_far[rows] = slope.sum(1).neg_()
+    return total, active, grad_near, grad_far
+
+
+def _leave_out(v: Tensor, rule: _Rule, rows: slice) -> None:
+    """v = -inf, where f and its slope are 0, for triplets of another kind."""
+    if rule.pairs.triplets is not None:
+        v.masked_fill_(~rule.pairs.triplets[rows], -torch.inf)
+    if rule.kind in ("violating", "semi_hard"):
+        v.masked_fill_(v <= 0, -torch.inf)
+    if rule.kind == "semi_hard":
+        v.masked_fill_(v >= rule.margin, -torch.inf)
+    if rule.kind == "hard":
+        v.masked_fill_(v <= rule.margin, -torch.inf)
+
+
+def _curve(v: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """f(v) and f'(v)."""
+    if shape == "hinge":
+        value = v.clamp_min_(0)
+        return value, value.sign()
+    p = torch.sigmoid(v)
+    if shape == "softplus":
+        return torch.nn.functional.softplus(v), p
+    square = p.square()
+    return 2 * square, 4 * square * (1 - p)
+
+
+def _sorted_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A positive counts with the sorted negatives from place `low` to before place `high`."""
+    ordered, order = far.sort(1)
+    sums = torch.nn.functional.pad(ordered.masked_fill(ordered == torch.inf, 0).cumsum(1), (1, 0))
+    reach = nearby + rule.margin  # (n, P): a far distance below it is active
+    low = torch.zeros_like(order[:, : nearby.shape[1]])
+    high = torch.searchsorted(ordered, reach if rule.kind != "hard" else nearby)
+    if rule.kind == "semi_hard":  # beyond the positive
+        low = torch.searchsorted(ordered, nearby, right=True)
+    met = (high - low).clamp_min_(0)  # (n, P)
+    high = low + met
+    ends = torch.where(met > 0, reach, 0) * met - (sums.gather(1, high) - sums.gather(1, low))
+    steps = torch.zeros_like(sums)  # +1 where a positive's stretch begins, -1 behind its end
+    one = torch.ones_like(nearby)
+    steps.scatter_add_(1, low, one).scatter_add_(1, high, -one)
+    grad_far = torch.empty_like(far).scatter_(1, order, -steps.cumsum(1)[:, :-1])
+    return ends.sum(1), met.sum(1), met.to(far.dtype), grad_far
