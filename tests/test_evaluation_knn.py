@@ -33,15 +33,14 @@ def tied_rows(n, width, classes, seed, first_id=0):
 
 
 def brute_similarities(bank, queries, exclude_same_id=False):
-    """(Q, N) float32 by one float64 dot product a pair of float32 unit vectors."""
+    """(Q, N) float32 from integers: components in 2^-24, one exact dot product a pair."""
 
     def unit(x):
-        x = x.numpy()
-        norms = np.array([np.sqrt((row.astype(np.float64) ** 2).sum()) for row in x])
-        return x / norms.astype(np.float32)[:, None]
+        lengths = [max(float(np.sqrt((row.astype(np.float64) ** 2).sum())), 1e-300) for row in x]
+        return np.rint(x.astype(np.float64) / np.array(lengths)[:, None] * 2**24).astype(np.int64)
 
-    b, q = unit(bank.features), unit(queries.features)
-    table = np.array([[np.float32(np.dot(u.astype(float), v.astype(float))) for v in b] for u in q])
+    b, q = unit(bank.features.numpy()), unit(queries.features.numpy())
+    table = np.array([[np.float32(int(np.dot(u, v)) / 2**48) for v in b] for u in q])
     if exclude_same_id:
         table[queries.ids.numpy()[:, None] == bank.ids.numpy()[None]] = -np.inf
     return table
@@ -75,23 +74,26 @@ def test_knn_equals_brute_force_in_float64(make, vote, search):
         np.testing.assert_array_equal(predicted, brute_knn(bank, queries, k, 0.07, vote))
 
 
+@pytest.mark.parametrize("small_bank", [0, 2048])
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
-def test_torch_and_faiss_find_the_same_neighbours_in_the_same_order(make, monkeypatch):
+def test_torch_and_faiss_find_the_same_neighbours_in_the_same_order(make, small_bank, monkeypatch):
+    monkeypatch.setattr(neighbours, "SMALL_BANK", small_bank)  # both ways to search
     bank, queries = make(1500, 8, 5, seed=3), make(300, 8, 5, seed=4)
     by_torch = nearest(bank.features, queries.features, 50, search="torch")
     by_faiss = nearest(bank.features, queries.features, 50, search="faiss")
     assert torch.equal(by_torch.indices, by_faiss.indices)
     assert torch.equal(by_torch.similarities, by_faiss.similarities)
-    monkeypatch.setattr(neighbours, "BANK_ROWS", 128)
-    monkeypatch.setattr(neighbours, "QUERY_ROWS", 7)
+    monkeypatch.setattr(neighbours, "TILE_NUMBERS", 7 * 1500)
+    monkeypatch.setattr(neighbours, "PART_ROWS", 64)
     tiled = nearest(bank.features, queries.features, 50, search="torch")
     assert torch.equal(by_torch.indices, tiled.indices)
 
 
 def test_ties_rank_by_the_lower_row_of_the_bank_even_when_more_rows_tie_than_fit():
     bank = torch.ones(500, 3)
-    found = nearest(bank, torch.ones(2, 3), 10)
-    assert found.indices.tolist() == [list(range(10))] * 2
+    for search in ("torch", "faiss"):
+        found = nearest(bank, torch.ones(2, 3), 10, search=search)
+        assert found.indices.tolist() == [list(range(10))] * 2
 
 
 def test_nearly_equal_features_still_give_the_exact_order():
@@ -101,7 +103,20 @@ def test_nearly_equal_features_still_give_the_exact_order():
     queries = bank.rows(torch.arange(30))
     table = brute_similarities(bank, queries)
     expected = [sorted(range(400), key=lambda j, row=row: (-row[j], j))[:15] for row in table]
-    assert nearest(bank.features, queries.features, 15).indices.tolist() == expected
+    for search in ("torch", "faiss"):
+        found = nearest(bank.features, queries.features, 15, search=search)
+        assert found.indices.tolist() == expected
+
+
+@pytest.mark.parametrize("search", ["torch", "faiss"])
+def test_the_order_of_the_features_changes_no_bit_of_a_similarity(search, monkeypatch):
+    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
+    bank, queries = random_rows(500, 96, 5, seed=3).features, random_rows(20, 96, 5, 4).features
+    other = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+    found = nearest(bank, queries, 50, search=search)
+    again = nearest(bank[:, other], queries[:, other], 50, search=search)
+    assert torch.equal(found.indices, again.indices)
+    assert torch.equal(found.similarities, again.similarities)
 
 
 def test_leave_one_out_removes_a_query_by_its_id_and_nothing_else():
@@ -120,8 +135,21 @@ def test_classes_missing_on_either_side_do_not_shift_the_others():
     queries = rows([[1, 0.05], [0.1, 1], [1, 0]], [2, 7, 5], first_id=10)
     for vote in ("weighted", "majority"):
         assert knn_predictions(bank, queries, k=(1,), vote=vote)[1].tolist() == [2, 7, 2]
-    (result,) = knn_results(bank, queries, k=(1,), num_classes=11)
+    (result,) = knn_results(bank, queries, k=(1,))
     assert result.value == pytest.approx(2 / 3)
+
+
+def test_labels_above_2_to_the_53_stay_apart():
+    bank, queries = random_rows(60, 4, 2, seed=1), random_rows(30, 4, 2, seed=2)
+    large = [part._replace(labels=part.labels + 2**62) for part in (bank, queries)]
+    predicted = knn_predictions(bank, queries, k=(3,))[3]
+    np.testing.assert_array_equal(knn_predictions(*large, k=(3,))[3], predicted + 2**62)
+
+
+def test_both_votes_are_those_of_two_searches():
+    bank, queries = random_rows(60, 4, 3, seed=1), random_rows(30, 4, 3, seed=2)
+    alone = [knn_results(bank, queries, k=(1, 7), vote=vote) for vote in ("weighted", "majority")]
+    assert knn_results(bank, queries, k=(1, 7), vote="both") == alone[0] + alone[1]
 
 
 def test_an_equal_vote_goes_to_the_class_met_first():
@@ -178,9 +206,8 @@ def _with(bank, **changes):
         (lambda b: (b, {"k": ()}), "k is empty"),
         (lambda b: (b, {"k": (0,)}), "k = 0"),
         (lambda b: (b, {"temperature": 0.0}), "must be > 0"),
-        (lambda b: (b, {"vote": "most"}), "known: weighted, majority"),
+        (lambda b: (b, {"vote": "most"}), "known: weighted, majority, both"),
         (lambda b: (b, {"search": "annoy"}), "known: faiss, torch"),
-        (lambda b: (b, {"num_classes": 2}), "there is a label 2"),
         (
             lambda b: (_with(b, labels=b.labels.clone().fill_(-1)), {}),
             "50 of 50 rows have no label",

@@ -15,10 +15,13 @@ from sslpipe.evaluation.result import Result, accuracy, bootstrap95
 from sslpipe.stateless import permutation
 
 Vote = Literal["weighted", "majority"]
+Votes = Literal["weighted", "majority", "both"]
 
 DINO_K = (10, 20, 100, 200)  # Caron et al. 2021, arXiv:2104.14294, its evaluation script
-INSTDISC_TEMPERATURE = 0.07  # Wu et al. 2018, arXiv:1805.01978, section 3.4, with k = 200
-VOTE_ROWS = 4096  # queries voted on at a time
+# Wu et al. 2018, arXiv:1805.01978, section 3.4: the same weights, exp(S / T), with k = 200; DINO's
+# k = 200 and InstDisc's protocol are one number
+INSTDISC_TEMPERATURE = 0.07
+VOTE_NUMBERS = 2**22  # votes (queries times classes) at a time
 
 
 def knn(
@@ -27,10 +30,9 @@ def knn(
     *,
     k: Sequence[int] = DINO_K,
     temperature: float = INSTDISC_TEMPERATURE,
-    vote: Vote = "weighted",
+    vote: Votes = "weighted",
     search: Search = "torch",
     exclude_same_id: bool = False,
-    num_classes: int | None = None,
 ) -> dict[str, float]:
     """Top-1 accuracy by protocol: {"knn-weighted k=20 T=0.07 cosine": 0.81, ...}.
 
@@ -44,7 +46,6 @@ def knn(
         vote=vote,
         search=search,
         exclude_same_id=exclude_same_id,
-        num_classes=num_classes,
     )
     return {result.protocol: result.value for result in results}
 
@@ -55,33 +56,32 @@ def knn_results(
     *,
     k: Sequence[int] = DINO_K,
     temperature: float = INSTDISC_TEMPERATURE,
-    vote: Vote = "weighted",
+    vote: Votes = "weighted",
     search: Search = "torch",
     exclude_same_id: bool = False,
-    num_classes: int | None = None,
 ) -> list[Result]:
-    """Top-1 accuracy for each k, all from one exact search.
+    """Top-1 accuracy for each k (and each vote, with "both"), all from one exact search.
 
-    bank, queries: features of any scale, compared by cosine in float32; every row labelled.
+    bank, queries: features of any scale, compared by cosine; every row labelled, by any int64 >= 0.
     temperature: T of the weighted vote; > 0.
     exclude_same_id: leave one out, for bank and queries of the same split.
-    num_classes: by default one more than the largest label on either side.
     Raises: DataError for missing labels, features that are not finite, k larger than the bank.
     """
-    predicted = knn_predictions(
-        bank,
-        queries,
-        k=k,
-        temperature=temperature,
-        vote=vote,
-        search=search,
-        exclude_same_id=exclude_same_id,
-        num_classes=num_classes,
-    )
+    if vote not in ("weighted", "majority", "both"):
+        raise DataError(f"vote = {vote!r} is unknown; known: weighted, majority, both")
+    votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
+    found = _found(bank, queries, k, temperature, search, exclude_same_id)
     labels = queries.labels.cpu().numpy()
+    suffix = " leave-one-out" if exclude_same_id else ""
     return [
-        accuracy(protocol_id(each, temperature, vote), rows, labels, bank=len(bank.ids))
-        for each, rows in predicted.items()
+        accuracy(
+            protocol_id(each, temperature, one) + suffix,
+            _vote(found, bank.labels, each, temperature, one),
+            labels,
+            bank=len(bank.ids),
+        )
+        for one in votes
+        for each in sorted(set(k))
     ]
 
 
@@ -94,31 +94,10 @@ def knn_predictions(
     vote: Vote = "weighted",
     search: Search = "torch",
     exclude_same_id: bool = False,
-    num_classes: int | None = None,
 ) -> dict[int, NDArray[np.int64]]:
     """The predicted label of each query, (Q,) int64, for each k; arguments as in `knn_results`."""
-    check_pair(bank, queries)
-    if not k:
-        raise DataError("k is empty; name at least one number of neighbours")
-    if temperature <= 0:
-        raise DataError(f"temperature = {temperature} must be > 0")
-    if vote not in ("weighted", "majority"):
-        raise DataError(f"vote = {vote!r} is unknown; known: weighted, majority")
-    present = 1 + max(int(bank.labels.max()), int(queries.labels.max()))
-    if num_classes is not None and num_classes < present:
-        raise DataError(f"num_classes = {num_classes}, but there is a label {present - 1}")
-    found = nearest(
-        bank.features,
-        queries.features,
-        max(k),
-        search=search,
-        bank_ids=bank.ids if exclude_same_id else None,
-        query_ids=queries.ids if exclude_same_id else None,
-    )
-    return {
-        each: _vote(found, bank.labels, each, temperature, vote, num_classes or present)
-        for each in sorted(set(k))
-    }
+    found = _found(bank, queries, k, temperature, search, exclude_same_id)
+    return {each: _vote(found, bank.labels, each, temperature, vote) for each in sorted(set(k))}
 
 
 def protocol_id(k: int, temperature: float, vote: Vote) -> str:
@@ -208,28 +187,54 @@ def check_pair(bank: Embeddings, queries: Embeddings) -> None:
         )
 
 
+def _found(
+    bank: Embeddings,
+    queries: Embeddings,
+    k: Sequence[int],
+    temperature: float,
+    search: Search,
+    exclude_same_id: bool,
+) -> Neighbours:
+    """The max(k) nearest of each query, after all arguments are checked."""
+    check_pair(bank, queries)
+    if not k:
+        raise DataError("k is empty; name at least one number of neighbours")
+    if temperature <= 0:
+        raise DataError(f"temperature = {temperature} must be > 0")
+    return nearest(
+        bank.features,
+        queries.features,
+        max(k),
+        search=search,
+        bank_ids=bank.ids if exclude_same_id else None,
+        query_ids=queries.ids if exclude_same_id else None,
+    )
+
+
 def _vote(
-    found: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote, num_classes: int
+    found: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote
 ) -> NDArray[np.int64]:
-    """Class with the most votes among the k nearest; of equal classes, the one met first."""
+    """Label with the most votes among the k nearest; of equal ones, the one met first."""
+    known, classes_of = torch.unique(labels, return_inverse=True)  # labels may be any int64
+    rows = max(1, VOTE_NUMBERS // len(known))
     predicted = []
     for indices, similarities in zip(
-        torch.split(found.indices, VOTE_ROWS),
-        torch.split(found.similarities, VOTE_ROWS),
+        torch.split(found.indices, rows),
+        torch.split(found.similarities, rows),
         strict=True,
     ):
-        classes = labels[indices[:, :k]]  # (q, k)
+        classes = classes_of[indices[:, :k]]  # (q, k)
         near = similarities[:, :k].double()
         # the nearest has weight 1: the same winner as exp(S / T), without overflow at small T
         weights = ((near - near[:, :1]) / temperature).exp()
         if vote == "majority":
             weights = torch.ones_like(weights)
-        shape = (len(classes), num_classes)
+        shape = (len(classes), len(known))
         votes = weights.new_zeros(shape).scatter_add_(1, classes, weights)  # (q, C)
         ranks = torch.arange(k, device=classes.device).expand_as(classes)
         first = torch.full(shape, k, device=classes.device).scatter_reduce_(
             1, classes, ranks, reduce="amin"
         )  # (q, C) the rank at which each class is met first
         tied = votes == votes.max(dim=1, keepdim=True).values
-        predicted.append(first.masked_fill(~tied, k + 1).argmin(dim=1).cpu().numpy())
+        predicted.append(known[first.masked_fill(~tied, k + 1).argmin(dim=1)].cpu().numpy())
     return np.concatenate(predicted)

@@ -1,27 +1,32 @@
 """Exact nearest neighbours by cosine, with ties in a fixed order, by torch or faiss.
 
-Both engines find candidates with a float32 matrix product, whose last bits depend on the engine,
-the tile and the machine. So the similarity that ranks is computed again for the candidates, pair
-by pair, in float64 and rounded to float32: it depends on the two vectors only. Equal similarities
-rank by the lower row of the bank. A query whose candidates cannot be proved complete (many
-nearly equal neighbours) is searched again in float64 over the whole bank.
+Unit vectors are rounded to multiples of 2^-24, which float32 holds exactly. A product of two
+components is then a multiple of 2^-48, and the sum of any of them fits into float64 without
+rounding (it is at most 1): a similarity computed in float64 depends on the two vectors only, not
+on the order of the sum, the tile, the library or the machine. It is rounded to float32; equal
+similarities rank by the lower row of the bank.
+
+The engines only name candidates, by float32 products of which the error is bounded; every row that
+may belong to the k nearest is one. A bank of few rows is compared as a whole.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.errors import DataError
 
 Search = Literal["torch", "faiss"]
 
-QUERY_ROWS = 1024  # queries of a tile
-BANK_ROWS = 16384  # bank rows of a tile: a tile of similarities takes 64 MiB
-DOUBTFUL_ROWS = 128  # queries searched again at a time
-SPARE = 32  # candidates beyond k: most queries are then proved complete at once
+TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB, in a buffer that is used again
+SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
+PART_ROWS = 4096  # rows converted to float64 at a time
+SPARE = 32  # rows that faiss is asked for beyond k: most queries are then proved complete
 
 
 class Neighbours(NamedTuple):
@@ -57,30 +62,26 @@ def nearest(
     if not 1 <= k <= usable:
         raise DataError(f"k = {k} does not fit a bank of {usable} rows; use 1 <= k <= {usable}")
 
-    bank, queries = _unit(bank), _unit(queries)
-    width = min(len(bank), k + left_out + SPARE)
-    slack = _float32_error(bank.shape[1])
-    tiles = []
+    device = bank.device
+    bank, queries = fixed_point_units(bank), fixed_point_units(queries)
+    if len(bank) <= SMALL_BANK and search == "torch":
+        return _among_all(bank, queries, k, bank_ids, query_ids)
+    rows, values = bank.cpu().numpy(), queries.cpu().numpy()
+    own = None if bank_ids is None or query_ids is None else bank_ids.cpu().numpy()
+    own_of = np.empty(0) if query_ids is None else query_ids.cpu().numpy()
+    indices = np.empty((len(values), k), np.int64)
+    similarities = np.empty((len(values), k), np.float32)
+    exactly = exact_similarities(rows)
     with full_float32():
-        find = ENGINES[search](bank, width)
-        for start in range(0, len(queries), QUERY_ROWS):
-            rows = slice(start, start + QUERY_ROWS)
-            own = None if query_ids is None else query_ids[rows]
-            rough, candidates = find(queries[rows])  # (q, width) each
-            exact = _rank(bank, queries[rows], candidates, bank_ids, own)
-            if width < len(bank):
-                # what is no candidate is at most this similar
-                ceiling = rough[:, -1].double() + slack
-                doubtful = (exact.similarities[:, k - 1].double() <= ceiling).nonzero().flatten()
-                for first in range(0, len(doubtful), DOUBTFUL_ROWS):
-                    part = doubtful[first : first + DOUBTFUL_ROWS]
-                    again = _search_all(
-                        bank, queries[rows][part], k, bank_ids, None if own is None else own[part]
-                    )
-                    exact.indices[part, :k] = again.indices
-                    exact.similarities[part, :k] = again.similarities
-            tiles.append(Neighbours(exact.indices[:, :k], exact.similarities[:, :k]))
-    return Neighbours(*(torch.cat(parts) for parts in zip(*tiles, strict=True)))
+        for query, candidates in enumerate(ENGINES[search](bank, queries, k + left_out)):
+            if own is not None:
+                candidates = candidates[own[candidates] != own_of[query]]
+            exact = exactly(candidates, values[query])
+            best = np.argsort(-exact, kind="stable")[:k]  # candidates ascend: ties by row
+            indices[query], similarities[query] = candidates[best], exact[best]
+    return Neighbours(
+        torch.from_numpy(indices).to(device), torch.from_numpy(similarities).to(device)
+    )
 
 
 @contextmanager
@@ -94,13 +95,36 @@ def full_float32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _unit(rows: Tensor) -> Tensor:
-    """Rows of length 1, (N, F) float32; a row of zeros stays one (cosine 0 with everything)."""
-    norms = torch.cat([part.double().norm(dim=1) for part in torch.split(rows, BANK_ROWS)])  # (N,)
-    return (rows / norms.clamp_min(1e-30).float()[:, None]).contiguous()
+def fixed_point_units(rows: Tensor) -> Tensor:
+    """Rows of length 1 in multiples of 2^-24, (N, F) float32; a row of zeros stays one."""
+    units = torch.empty_like(rows, dtype=torch.float32, memory_format=torch.contiguous_format)
+    for part, out in zip(torch.split(rows, PART_ROWS), torch.split(units, PART_ROWS), strict=True):
+        wide = part.double()
+        wide /= wide.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        out.copy_(wide.mul_(2.0**24).round_().mul_(2.0**-24))
+    return units
 
 
-def _float32_error(width: int) -> float:
+def exact_similarities(
+    rows: NDArray[np.float32],
+) -> Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.float32]]:
+    """A function of row numbers (n,) and one query (F,): (n,) float32. All are of fixed point."""
+    narrow = np.empty((PART_ROWS, rows.shape[1]), np.float32)  # used again: fresh memory is slow
+    wide = np.empty((PART_ROWS, rows.shape[1]))
+
+    def exactly(numbers: NDArray[np.int64], query: NDArray[np.float32]) -> NDArray[np.float32]:
+        found = np.empty(len(numbers), np.float32)
+        for at in range(0, len(numbers), PART_ROWS):
+            part = numbers[at : at + PART_ROWS]
+            np.take(rows, part, axis=0, out=narrow[: len(part)], mode="clip")
+            wide[: len(part)] = narrow[: len(part)]
+            found[at : at + PART_ROWS] = wide[: len(part)] @ query.astype(np.float64)
+        return found
+
+    return exactly
+
+
+def float32_error(width: int) -> float:
     """How far a float32 dot product of unit vectors, and its rounding, can be off.
 
     The probabilistic bound of Higham and Mary 2019 (SIAM J. Sci. Comput. 41(5)) with lambda = 8:
@@ -110,65 +134,63 @@ def _float32_error(width: int) -> float:
     return float((8 * width**0.5 + 2) * unit_roundoff)
 
 
-def _rank(
-    bank: Tensor, queries: Tensor, candidates: Tensor, bank_ids: Tensor | None, ids: Tensor | None
-) -> Neighbours:
-    """Candidates (q, w) ordered by exact similarity, then by row; own ids last, at -inf."""
-    candidates = candidates.sort(dim=1).values  # so that a stable sort ranks ties by row
-    similarities = torch.empty(candidates.shape, dtype=torch.float32, device=bank.device)
-    flat, width = candidates.flatten(), candidates.shape[1]
-    pairs = max(1, 2**22 // bank.shape[1])  # 32 MiB of float64 at a time
-    for start in range(0, len(flat), pairs):
-        part = slice(start, start + pairs)
-        query = torch.arange(start, min(start + pairs, len(flat)), device=bank.device) // width
-        products = bank[flat[part]].double().mul_(queries[query])  # (pairs, F)
-        similarities.view(-1)[part] = products.sum(dim=1).float()
-    if bank_ids is not None and ids is not None:
-        similarities[bank_ids[candidates] == ids[:, None]] = -torch.inf
-    ranked = similarities.sort(dim=1, descending=True, stable=True)
-    return Neighbours(candidates.gather(1, ranked.indices), ranked.values)
+def rank_keys(similarities: Tensor) -> Tensor:
+    """(q, N) float32 -> int64, all different in a row: larger is nearer, of equal ones the first.
+
+    -inf is smaller than every number; there are no NaN.
+    """
+    bits = (similarities + 0.0).view(torch.int32).long()  # + 0.0: -0 and 0 are equal
+    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    columns = torch.arange(similarities.shape[1], device=similarities.device)
+    return (ordered << 32) - columns
 
 
-def _search_all(
+def _among_all(
     bank: Tensor, queries: Tensor, k: int, bank_ids: Tensor | None, ids: Tensor | None
 ) -> Neighbours:
-    """The k nearest of each query (q, F) among everything that may tie with its k-th."""
-    parts = torch.split(bank, BANK_ROWS)
-    rough = torch.cat([queries.double() @ part.double().T for part in parts], dim=1)  # (q, N)
-    if bank_ids is not None and ids is not None:
-        rough[bank_ids == ids[:, None]] = -torch.inf
-    margin = 2.0**-23  # two roundings to float32 are 2^-24; float64 sums are far more exact
-    floors = rough.topk(k, dim=1).values[:, -1] - margin
-    found = []
-    for row, floor in enumerate(floors):
-        one = slice(row, row + 1)
-        candidates = (rough[row] >= floor).nonzero().flatten()  # (w,)
-        ranked = _rank(
-            bank, queries[one], candidates[None], bank_ids, None if ids is None else ids[one]
-        )
-        found.append(Neighbours(ranked.indices[:, :k], ranked.similarities[:, :k]))
+    """The k nearest, every similarity computed exactly."""
+    wide, found = bank.double(), []
+    step = max(1, TILE_NUMBERS // 4 // len(bank))
+    for start in range(0, len(queries), step):
+        part = slice(start, start + step)
+        similarities = (queries[part].double() @ wide.T).float()  # (q, N)
+        if bank_ids is not None and ids is not None:
+            similarities[bank_ids == ids[part, None]] = -torch.inf
+        rows = rank_keys(similarities).topk(k, dim=1).indices  # (q, k)
+        found.append(Neighbours(rows, similarities.gather(1, rows)))
     return Neighbours(*(torch.cat(columns) for columns in zip(*found, strict=True)))
 
 
-Find = Callable[[Tensor], tuple[Tensor, Tensor]]
+Candidates = Iterator[NDArray[np.int64]]
 
 
-def _torch_engine(bank: Tensor, width: int) -> Find:
-    def find(queries: Tensor) -> tuple[Tensor, Tensor]:
-        best = torch.empty((len(queries), 0), device=bank.device)
-        rows = torch.empty((len(queries), 0), dtype=torch.int64, device=bank.device)
-        for start in range(0, len(bank), BANK_ROWS):
-            tile = queries @ bank[start : start + BANK_ROWS].T  # (q, tile)
-            values, index = tile.topk(min(width, tile.shape[1]), dim=1)
-            best, rows = torch.cat([best, values], 1), torch.cat([rows, index + start], 1)
-            best, order = best.topk(min(width, best.shape[1]), dim=1)
-            rows = rows.gather(1, order)
-        return best, rows
+def _torch_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
+    """For each query, ascending, all rows that may be among its k nearest."""
+    # at least k rows have a product of `floor` or more; what is left out is less similar than those
+    margin = 2 * float32_error(bank.shape[1]) + 2.0**-23
+    step = max(1, TILE_NUMBERS // len(bank))
+    buffer = torch.empty(min(step, len(queries)), len(bank), device=bank.device)
+    for start in range(0, len(queries), step):
+        part = queries[start : start + step]
+        products = torch.mm(part, bank.T, out=buffer[: len(part)])  # (q, N)
+        if products.is_cuda:
+            floors = products.topk(k, dim=1).values[:, -1:] - margin
+            for row in products >= floors:
+                yield row.nonzero()[:, 0].cpu().numpy()
+        else:
+            for row in products.numpy():
+                yield np.flatnonzero(row >= _floor(row, k) - np.float32(margin))
 
-    return find
+
+def _floor(row: NDArray[np.float32], k: int) -> np.float32:
+    """A number that at least k of the row are not below, and not many more. Half a pass."""
+    while len(row) >= 16 * k:  # maxima of pairs: few of the k largest are in one pair
+        half = len(row) // 2
+        row = np.maximum(row[:half], row[half : 2 * half])
+    return np.float32(np.partition(row, len(row) - k)[len(row) - k])
 
 
-def _faiss_engine(bank: Tensor, width: int) -> Find:
+def _faiss_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
     try:
         import faiss
     except ImportError as error:
@@ -181,15 +203,19 @@ def _faiss_engine(bank: Tensor, width: int) -> Find:
     if bank.is_cuda:
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), bank.device.index or 0, index)
     index.add(bank.cpu().numpy())
+    width = min(len(bank), k + SPARE)
+    margin = 2 * float32_error(bank.shape[1]) + 2.0**-23
+    for part in torch.split(queries, 1024):
+        values, rows = index.search(part.cpu().numpy(), width)
+        complete = (values[:, k - 1] - margin > values[:, -1]) | (width == len(bank))
+        # of many nearly equal rows, more may belong to the k nearest than faiss was asked for
+        doubtful = torch.from_numpy(np.flatnonzero(~complete)).to(bank.device)
+        again = _torch_candidates(bank, part[doubtful], k)
+        for row, whole in zip(np.sort(rows, axis=1), complete, strict=True):
+            yield row if whole else next(again)
 
-    def find(queries: Tensor) -> tuple[Tensor, Tensor]:
-        values, rows = index.search(queries.cpu().numpy(), width)
-        return torch.from_numpy(values).to(bank.device), torch.from_numpy(rows).to(bank.device)
 
-    return find
-
-
-ENGINES: dict[str, Callable[[Tensor, int], Find]] = {
-    "faiss": _faiss_engine,
-    "torch": _torch_engine,
+ENGINES: dict[str, Callable[[Tensor, Tensor, int], Candidates]] = {
+    "faiss": _faiss_candidates,
+    "torch": _torch_candidates,
 }
