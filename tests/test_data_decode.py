@@ -48,8 +48,30 @@ def test_every_mode_gives_the_rgb_pixels_of_pillow(mode: str, form: str) -> None
     pixels = decode(raw, CANVAS_PX)
     assert pixels.dtype == np.uint8
     assert pixels.shape == (3, 48, 64)
-    assert pixels.flags.c_contiguous
+    assert pixels.transpose(1, 2, 0).flags.c_contiguous  # channels last
     np.testing.assert_array_equal(pixels, by_pillow(raw))
+
+
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+def test_a_large_jpeg_is_decoded_at_the_least_of_the_fast_scales_that_fills_the_canvas(
+    scale: int,
+) -> None:
+    raw = encoded(photo().resize((250, 171)), "JPEG")
+    pillow = Image.open(io.BytesIO(raw))
+    pillow.draft("RGB", (250 // scale, 171 // scale))
+    expected = np.asarray(pillow).transpose(2, 0, 1)  # libjpeg's own scaled decode
+    canvas_px = expected.shape[2]
+    np.testing.assert_array_equal(decode(raw, canvas_px), expected)
+    reduced = decode(raw, canvas_px - 20)  # between two scales: decoded at the larger, then resized
+    assert reduced.shape[2] == canvas_px - 20
+    fine = decode(raw, 250)
+    assert np.abs(reduced.mean((1, 2)) - fine.mean((1, 2))).max() < 1
+
+
+def test_a_jpeg_that_the_fast_decoder_refuses_is_left_to_pillow() -> None:
+    raw = encoded(photo(), "JPEG")
+    damaged = raw[:-2] + b"\x00\x00" + raw[-2:]  # stray bytes before the end: a warning, no more
+    np.testing.assert_array_equal(decode(damaged, CANVAS_PX), by_pillow(damaged))
 
 
 def test_alpha_is_dropped_and_hidden_colour_kept() -> None:

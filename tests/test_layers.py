@@ -31,6 +31,7 @@ HOMES = {
     "kornia": ("augment", "start"),  # start: its version, for the record
     "webdataset": ("data", "tools", "start"),
     "fsspec": ("data",),
+    "simplejpeg": ("data",),
     "accelerate": ("start", "log"),
     "faiss": ("evaluation",),
     "typer": ("__main__", "tools"),

@@ -34,7 +34,7 @@ STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 class Batch(NamedTuple):
     """One rank's part of a global step; B rows, stream-major."""
 
-    images: Tensor  # (B, 3, H, W) uint8 RGB; each image in the top-left corner, the rest zero
+    images: Tensor  # (B, 3, H, W) uint8 RGB, channels last; images top left, the rest zero
     sizes: Tensor  # (B, 2) int64, the valid height and width
     labels: Tensor  # (B,) int64, -1 for none
     ids: Tensor  # (B,) int64, the positions' samples: they name the random numbers
@@ -258,14 +258,13 @@ def collate(
     sizes = np.array([image.shape[1:] for _, image in rows], np.int64).reshape(-1, 2)
     height, width = sizes.max(axis=0, initial=1)
     if (sizes == (height, width)).all() and rows:
-        images = np.stack([image for _, image in rows])
+        images = np.stack([image.transpose(1, 2, 0) for _, image in rows])
     else:
-        images = np.zeros((len(rows), 3, height, width), np.uint8)
+        images = np.zeros((len(rows), height, width, 3), np.uint8)
         for slot, (_, image) in zip(images, rows, strict=True):
-            slot[:, : image.shape[1], : image.shape[2]] = image
-    tensors = [
-        torch.from_numpy(part) for part in (images, sizes, split.labels_of(sources), ids, sources)
-    ]
+            slot[: image.shape[1], : image.shape[2]] = image.transpose(1, 2, 0)
+    parts = (images.transpose(0, 3, 1, 2), sizes, split.labels_of(sources), ids, sources)
+    tensors = [torch.from_numpy(part) for part in parts]
     if pin:
         tensors = [tensor.pin_memory() for tensor in tensors]
     return Batch(tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], epoch)
