@@ -1,7 +1,8 @@
 """Labelled fine-tuning after pretraining: losses, heads, miners, batches with K images a class.
 
 METRIC_LOSSES: losses `forward(embeddings, labels, *, ids, ref, miner) -> ()` of pairs, triplets and
-tuples. Those with weights of their own take num_classes and dim as heads do.
+tuples. Those with weights of their own take num_classes and dim as heads do. MINERS: what narrows
+their pairs down.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,11 @@ from torch import nn
 
 from sslpipe.metric_learning import clusters, contrast, pair, triplet
 from sslpipe.metric_learning.angular import angular
+from sslpipe.metric_learning.cascade import hdc
 from sslpipe.metric_learning.loss import loss_of
+from sslpipe.metric_learning.mining import MINERS
+
+__all__ = ["METRIC_LOSSES", "MINERS"]
 
 METRIC_LOSSES: dict[str, Callable[..., nn.Module]] = {
     "angular": loss_of(angular, normalize=True),
@@ -20,6 +25,7 @@ METRIC_LOSSES: dict[str, Callable[..., nn.Module]] = {
     "contrastive": loss_of(pair.contrastive, normalize=False),
     "deep_id2": loss_of(pair.DeepID2, normalize=False),
     "hard_cluster": loss_of(clusters.hard_cluster, normalize=False),
+    "hdc": loss_of(hdc, normalize=False),
     "hierarchical_triplet": loss_of(clusters.HierarchicalTriplet, normalize=True),
     "info_nce": loss_of(contrast.info_nce, normalize=True),
     "lifted": loss_of(contrast.lifted, normalize=False),
