@@ -54,7 +54,7 @@ class Check:
     projector_parameters: int
     num_features: int
     step_flops: float
-    memory: Memory  # bytes, of one process with the whole batch
+    memory: Memory  # bytes, of one process with the whole batch, or micro-batch
     device: str
     precision: str
     step_seconds: float
@@ -226,7 +226,8 @@ def _view_rows(views: tuple[dict[str, Any], ...]) -> list[tuple[str, str]]:
 
 
 def _size_rows(result: Check) -> list[tuple[str, str]]:
-    memory, batch = result.memory, result.recipe.data.batch_size
+    memory, data = result.memory, result.recipe.data
+    batch = data.batch_size
     rows = [
         ("negatives per anchor", f"{result.negatives_per_anchor} (2 x {batch} - 2)"),
         (
@@ -252,6 +253,9 @@ def _size_rows(result: Check) -> list[tuple[str, str]]:
         ),
         ("processes", f"{', '.join(map(str, result.process_counts))} (they divide num_streams)"),
     ]
+    if data.micro_batches > 1:
+        text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
+        rows.insert(1, ("micro-batches", f"{text} at a time, negatives of the whole batch"))
     if result.steps:
         rows.insert(0, ("total steps", f"{result.steps:,}"))
     return rows

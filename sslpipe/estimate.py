@@ -38,9 +38,10 @@ def estimate_memory(
     """Of one of `world` processes. model: on the CPU, in its own dtype; its buffers may change.
 
     precision: bf16 and fp16 mean autocast. Activations are counted on 2 and on 4 images and drawn
-    out as a straight line to the batch: what a forward pass saves grows with its rows alone.
+    out as a straight line to the batch, or to the micro-batch: what a forward pass saves grows with
+    its rows alone.
     """
-    images = -(-recipe.data.batch_size // world)
+    images = -(-(recipe.data.micro_batch or recipe.data.batch_size) // world)
     small, large = (_saved_bytes(model, 2 * n, crop_px, precision) for n in (2, 4))
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
@@ -61,9 +62,10 @@ def step_seconds(
 ) -> tuple[str, float]:
     """The precision and the seconds of a global step on one process of this machine.
 
-    Views, forward and backward of a few images are timed and scaled to the batch; loss, optimizer
-    and communication are not in it, nor is decoding, which goes on beside it. The images are
-    doubled until a step is long enough to time. `auto`: the faster of fp32 and bf16.
+    Views, forward and backward of a few images are timed and scaled to the batch, with
+    micro-batches views and forward twice; loss, optimizer and communication are not in it, nor is
+    decoding, which goes on beside it. The images are doubled until a step is long enough to time.
+    `auto`: the faster of fp32 and bf16.
     batch: some images, on the CPU. The model is moved to the device; its buffers change.
     """
     named = recipe.optim.precision
@@ -74,7 +76,10 @@ def step_seconds(
         images = min(4, recipe.data.batch_size)
         while True:
             some = _repeated(batch, images)
-            elapsed_s = min(_one_step(model, augment, some, precision, device) for _ in range(3))
+            elapsed_s = min(
+                _one_step(model, augment, some, precision, device, recipe.data.micro_batches > 1)
+                for _ in range(3)
+            )
             if elapsed_s >= _LONG_ENOUGH_S or images == recipe.data.batch_size:
                 break
             images = min(2 * images, recipe.data.batch_size)
@@ -120,11 +125,20 @@ def noise_batch(image_px: int) -> Batch:
 
 
 def _one_step(
-    model: nn.Module, augment: Any, batch: Batch, precision: str, device: torch.device
+    model: nn.Module,
+    augment: Any,
+    batch: Batch,
+    precision: str,
+    device: torch.device,
+    cached: bool,
 ) -> float:
     begin_s = time.perf_counter()
     numbers = draws(0, batch.epoch, batch.ids, batch.sizes, augment.specs)
-    views = augment(batch.to(device), numbers).to(next(model.parameters()).dtype)
+    batch, dtype = batch.to(device), next(model.parameters()).dtype
+    if cached:  # gradient caching embeds everything once without gradient
+        with torch.no_grad(), _autocast(device.type, precision):
+            model(augment(batch, numbers).to(dtype))
+    views = augment(batch, numbers).to(dtype)
     with _autocast(device.type, precision):
         value = model(views).float().square().mean()
     value.backward()

@@ -33,10 +33,18 @@ class Component(BaseModel):
 class Data(Section):
     split: str = "train"  # the split of dataset.json that is trained on
     batch_size: Positive = 256  # images in a global step, over all processes
+    # images whose activations are alive at once, over all processes; none: the whole batch. The
+    # negatives stay those of the whole batch (gradient caching); a step costs a forward more.
+    micro_batch: Positive | None = None
     num_streams: Positive = 64  # parts of the data read side by side; processes divide it
     shuffle_window: Positive = 256  # samples shuffled together inside a stream
     holdout: NonNegative = 0  # samples of the split kept from training, for the kNN monitor
     canvas_px: Positive = 256  # decoded images larger than this are reduced to fit, never squashed
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a global step is cut into; 1 without micro_batch."""
+        return self.batch_size // (self.micro_batch or self.batch_size)
 
 
 class Projector(Section):
@@ -111,6 +119,14 @@ class Recipe(Section):
             raise ValueError(
                 f"data.batch_size = {batch} is not a multiple of data.num_streams = {streams}; "
                 f"use num_streams = {' or '.join(map(str, near))}"
+            )
+        share, micro = batch // streams, self.data.micro_batch
+        valid = [batch // count for count in range(share, 0, -1) if share % count == 0]
+        if micro is not None and micro not in valid:
+            raise ValueError(
+                f"data.micro_batch = {micro} does not cut the {share} images that each of "
+                f"{streams} streams gives to a batch of {batch} into equal slices; use "
+                f"micro_batch = {' or '.join(map(str, valid))}"
             )
         return self
 

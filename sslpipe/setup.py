@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.two_views import AUGMENTS, Views
@@ -25,6 +25,7 @@ from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.distributed import Shard
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.flops import peak_flops, step_flops
+from sslpipe.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.guard import StepGuard
 from sslpipe.log import RunLog
 from sslpipe.losses import LOSSES, Objective
@@ -45,6 +46,7 @@ class Session:
 
     monitor: kNN on the held-out samples. monitor_steps: how often; 0 where none are held out.
     wrapped: `model` under DDP and torch.compile; run it, but save and read `model`.
+    cached_backward: gradient_cache.cached_backward over the recipe's micro-batches, if it has some.
     dtype: of the views that go into the model. facts: stored beside each checkpoint.
     """
 
@@ -69,6 +71,7 @@ class Session:
     log: RunLog
     quarantine: Quarantine
     guard: StepGuard
+    cached_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None
     meter: Meter
     stop_requested: StopRequest
 
@@ -219,6 +222,9 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
             log=log,
             quarantine=quarantine,
             guard=StepGuard([model, loss_fn], max_bad_steps=every.max_bad_steps, folder=run_dir),
+            cached_backward=_cached_backward(
+                recipe, model, wrapped, accelerator, shard, augment.crop_px
+            ),
             meter=meter,
             stop_requested=stop_requested,
         )
@@ -227,6 +233,25 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
         stop_requested.restore_handlers()
         stream.close()
         log.close()
+
+
+def _cached_backward(
+    recipe: Recipe, model: nn.Module, wrapped: nn.Module, accelerator: Any, shard: Shard, px: int
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
+    """gradient_cache.cached_backward with what stays the same from step to step."""
+    data, weight = recipe.data, next(model.parameters())
+    if data.micro_batches == 1:
+        return None
+    view = torch.zeros(2, 3, px, px, dtype=weight.dtype, device=weight.device)
+    return partial(
+        cached_backward,
+        wrapped,
+        PooledStatistics(model, view),
+        micro_batch_rows(
+            data.batch_size // shard.world, data.num_streams // shard.world, data.micro_batches
+        ),
+        backward=accelerator.backward,
+    )
 
 
 def _warn(text: str) -> None:

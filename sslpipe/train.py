@@ -1,12 +1,15 @@
 """The training loop: images become views, views become embeddings, embeddings become a loss."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from sslpipe.augment.parameters import draws
+from sslpipe.augment.parameters import Draws, draws
 from sslpipe.data.index import DatasetIndex
+from sslpipe.data.loader import Batch
 from sslpipe.distributed import Shard, agree
 from sslpipe.faults import fault
 from sslpipe.health import health
@@ -42,14 +45,20 @@ def _loop(run: Session, shard: Shard) -> int:
     for step, batch in zip(range(run.first_step, steps), run.stream, strict=False):
         lr = set_lr(run.optimizer, lr_at(step, recipe.optim, steps))
         run.guard.remember()
-        _seed_forward(recipe.seed, step, shard.rank)  # dropout and the like
+        seed = partial(_seed_forward, recipe.seed, step, shard.rank)  # dropout and the like
 
         drawn = draws(recipe.seed, batch.epoch, batch.ids, batch.sizes, run.augment.specs)
         batch = batch.to(run.device)
-        views = run.augment(batch, drawn).to(run.dtype)  # (2B, 3, S, S)
-        z_a, z_b = run.wrapped(views).chunk(2)  # 2 x (B, D), one forward
-        loss = run.loss_fn(z_a, z_b, ids=batch.source_ids, labels=batch.labels)  # (), of all ranks
-        run.accelerator.backward(loss)
+        loss_of = partial(run.loss_fn, ids=batch.source_ids, labels=batch.labels)
+        if run.cached_backward is None:
+            seed(0)
+            views = run.augment(batch, drawn).to(run.dtype)  # (2B, 3, S, S)
+            z_a, z_b = run.wrapped(views).chunk(2)  # 2 x (B, D), one forward
+            loss = loss_of(z_a, z_b)  # (), of all ranks
+            run.accelerator.backward(loss)
+        else:  # data.micro_batch: the same, a slice of every stream at a time
+            views_of = partial(_views_of_rows, run, batch, drawn)
+            z_a, z_b, loss = run.cached_backward(views_of=views_of, loss_of=loss_of, seed=seed)
         grad_norm = run.accelerator.clip_grad_norm_(
             run.model.parameters(), recipe.optim.clip_norm or math.inf
         )
@@ -99,5 +108,12 @@ def _due(done: int, every: int) -> bool:
     return every > 0 and done % every == 0
 
 
-def _seed_forward(seed: int, step: int, rank: int) -> None:
-    torch.manual_seed(int(hash_integers(seed, step, rank) >> 1))  # a positive int64
+def _views_of_rows(run: Session, batch: Batch, drawn: Draws, rows: Tensor) -> Tensor:
+    """Both views of some of the batch's rows, (2b, 3, S, S): the same whenever they are made."""
+    both = torch.cat([rows, rows + len(batch.ids)])
+    views: Tensor = run.augment(batch.rows(rows), drawn.rows(both))
+    return views.to(run.dtype)
+
+
+def _seed_forward(seed: int, step: int, rank: int, micro_batch: int) -> None:
+    torch.manual_seed(int(hash_integers(seed, step, rank, micro_batch) >> 1))  # a positive int64

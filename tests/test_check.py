@@ -102,6 +102,10 @@ def test_activations_are_what_autograd_must_keep(recipe_of):
     assert memory.total == sum(memory)
     halved = estimate_memory(model, recipe_of("data.batch_size=64"), 4, "fp32", world=2)
     assert (halved.activations, halved.views) == (memory.activations // 2, memory.views // 2)
+    micro = recipe_of("data.batch_size=64", "data.micro_batch=8")
+    micro = estimate_memory(model, micro, 4, "fp32")
+    assert (micro.activations, micro.views) == (memory.activations // 8, memory.views // 8)
+    assert micro.weights == memory.weights
     assert estimate_memory(model.double(), recipe_of(), 4, "fp64").views == 32 * 48 * 8
 
 
@@ -159,6 +163,16 @@ def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch
         precision, seconds = step_seconds(SlowModel(), views, noise_batch(4), recipe, cpu)
         assert precision == chosen
         assert 2048 * each_s <= seconds < 1.5 * 2048 * each_s
+    recipe = recipe_of("data.batch_size=64", "data.micro_batch=16", "optim.precision=fp32")
+    _, seconds = step_seconds(SlowModel(), views, noise_batch(4), recipe, cpu)
+    assert 2 * 128 * 0.003 <= seconds < 1.5 * 2 * 128 * 0.003  # a forward more
+
+
+def test_micro_batches_are_shown_and_take_no_negatives_away(recipe_of):
+    result = check(recipe_of("data.micro_batch=8"), None)
+    assert result.negatives_per_anchor == 2 * 16 - 2
+    assert "2 of 8 images: activations and views of one at a time" in shown(result)
+    assert "micro-batches" not in shown(check(recipe_of(), None))
 
 
 def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(

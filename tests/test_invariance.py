@@ -1,5 +1,7 @@
 """Promise 1: the recipe decides the run; the machine does not."""
 
+import math
+
 import pytest
 import torch
 
@@ -62,6 +64,51 @@ def test_processes_change_neither_samples_nor_draws_nor_numbers(
         read_metrics(folder, "eval")[-1]["holdout_knn"] for folder in (run_dir, tmp_path / "run")
     ]
     assert knn[0] == knn[1]
+
+
+@pytest.fixture(scope="module")
+def micro_batches(data, tmp_path_factory):
+    """Run directory of one process that takes four micro-batches a step."""
+    folder = tmp_path_factory.mktemp("micro")
+    train_over(1, write_recipe(folder), data, folder / "run", *MICRO)
+    return folder / "run"
+
+
+MICRO = (*FP64, *OPTIMIZERS["lars"], "data.micro_batch=4", "optim.warmup_steps=2")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_change_nothing_with_micro_batches_either(data, micro_batches, tmp_path, world):
+    train_over(world, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
+    expected, found = read_metrics(micro_batches), read_metrics(tmp_path / "run")
+    for a, b in zip(expected, found, strict=True):
+        assert a["lr"] == b["lr"]
+        assert a["negatives_per_anchor"] == b["negatives_per_anchor"] == 2 * 16 - 2
+        for key in ("loss", "grad_norm", "alignment", "effective_rank"):
+            assert b[key] == pytest.approx(a[key], rel=TOLERANCE)
+    assert_equal_weights(final_weights(micro_batches), final_weights(tmp_path / "run"))
+
+
+def test_micro_batches_change_neither_samples_nor_rate_nor_the_first_loss_much(
+    data, one_process, micro_batches, tmp_path
+):
+    """The rate is a function of the step alone: not of micro-batches, nor (above) of processes."""
+    without = tmp_path / "run"
+    settings = (*MICRO, "data.micro_batch=16")  # one micro-batch: the whole batch
+    [(_, seen)] = train_over(1, write_recipe(tmp_path), data, without, *settings)
+    expected, found = read_metrics(without), read_metrics(micro_batches)
+    peak = 0.5  # the recipe's, not scaled by anything
+    rates = [0, peak / 2, *(peak * (1 + math.cos(math.pi * k / 3)) / 2 for k in range(3))]
+    assert [line["lr"] for line in found] == [line["lr"] for line in expected]
+    assert [line["lr"] for line in found] == pytest.approx(rates, rel=1e-12, abs=0)
+    for (ids, _), (other, _) in zip(seen, one_process["lars"][1][0][1], strict=True):
+        assert torch.equal(ids, other)
+    # only BatchNorm sees less: close, but not the same number
+    assert found[0]["loss"] != expected[0]["loss"]
+    assert found[0]["loss"] == pytest.approx(expected[0]["loss"], rel=0.15)
+    counted = [key for key in final_weights(without) if key.endswith("num_batches_tracked")]
+    for key in counted:  # once a step
+        assert int(final_weights(micro_batches)[key]) == int(final_weights(without)[key]) == 5
 
 
 def assert_equal_weights(expected, found):

@@ -14,7 +14,7 @@ ROWS = (
     ("train", "setup", "start"),
     ("export", "frozen", "model_card"),
     ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),
-    ("augment", "metric_learning"),
+    ("augment", "gradient_cache", "metric_learning"),
     ("data", "losses", "models", "optim", "health", "batchnorm", "flops"),
     ("distributed", "stateless", "registry"),
     ("recipe",),

@@ -50,6 +50,8 @@ def test_what_the_file_leaves_out_is_the_default(path):
         ("optim.peak_lr=nan", r"optim\.peak_lr = nan: .*"),
         ("optim.kind=sdg", r"optim\.kind = 'sdg': .*'sgd', 'adamw' or 'lars'"),
         ("data.num_streams=7", r"not a multiple of .*num_streams = 7; use num_streams = 8 or 4"),
+        ("data.micro_batch=0", r"data\.micro_batch = 0: input should be greater than 0"),
+        ("data.micro_batch=7", r"micro_batch = 7 .* use micro_batch = .* or 32 or 64$"),
         ("run.keep_checkpoints=1", r"run\.keep_checkpoints = 1: .*greater than or equal to 2"),
         ("loss.kind=3", r"loss\.kind = 3: .*string"),
         ("peak_lr", r"override 'peak_lr' is not section\.key=value"),
@@ -59,6 +61,17 @@ def test_what_the_file_leaves_out_is_the_default(path):
 def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe(path, [override])
+
+
+def test_a_micro_batch_takes_an_equal_slice_of_every_stream_or_the_valid_ones_are_named(path):
+    streams = "data.num_streams=16"  # 64 images: 4 from each
+    for micro_batch in (16, 32, 64):
+        recipe = load_recipe(path, [streams, f"data.micro_batch={micro_batch}"])
+        assert recipe.data.micro_batches == 64 // micro_batch
+    for micro_batch in (8, 24, 48, 128):
+        with pytest.raises(RecipeError, match=r"use micro_batch = 16 or 32 or 64$"):
+            load_recipe(path, [streams, f"data.micro_batch={micro_batch}"])
+    assert load_recipe(path).data.micro_batches == 1
 
 
 def test_a_missing_key_is_named(path):
@@ -131,7 +144,8 @@ def test_the_digest_leaves_out_the_name_and_run_and_nothing_else(path):
 
     same = {of(), of("name=other"), of("run.log_steps=7"), of("run.device=cpu")}
     changes = [
-        "steps=9", "seed=1", "batchnorm=local", "data.holdout=4", "augment.crop_px=28",
+        "steps=9", "seed=1", "batchnorm=local", "data.holdout=4",
+        "data.micro_batch=32", "augment.crop_px=28",
         "backbone.widths=[8]", "projector.out_dim=8", "loss.temperature=0.1", "optim.peak_lr=0.2",
         "optim.precision=bf16",
     ]  # fmt: skip

@@ -12,7 +12,15 @@ import torch
 from sslpipe.log import read_metrics
 from tests.dataset import write_dataset
 from tests.processes import run_processes
-from tests.runs import ROOT, command_line, final_weights, train_in_rank, train_over, write_recipe
+from tests.runs import (
+    RECIPE,
+    ROOT,
+    command_line,
+    final_weights,
+    train_in_rank,
+    train_over,
+    write_recipe,
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +75,21 @@ def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(
     assert_bitwise(final_weights(straight / str(world)), final_weights(tmp_path / "run"))
     expected = {m["step"]: m["loss"] for m in read_metrics(straight / str(world))}
     assert {m["step"]: m["loss"] for m in read_metrics(tmp_path / "run")} == expected
+
+
+def test_a_run_with_micro_batches_and_dropout_resumes_bitwise(data, tmp_path):
+    """Dropout is drawn twice a step, alike, and again alike after the resume."""
+    drop = 'kind = "timm/test_resnet"\ndrop_path_rate = 0.2\n[projector]'
+    text = RECIPE.replace('kind = "small_resnet"\nwidths = [8, 16, 16]\n[projector]', drop)
+    assert "drop_path" in text
+    recipe = write_recipe(tmp_path, text)
+    settings = ("data.micro_batch=8", "steps=4", "run.save_steps=2")
+    train_over(2, recipe, data, tmp_path / "straight", *settings)
+    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(killed_in_rank, 2, "train.step:3", *arguments)
+    train_over(2, recipe, data, tmp_path / "run", *settings)
+    assert_bitwise(final_weights(tmp_path / "straight"), final_weights(tmp_path / "run"))
 
 
 def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the_save(

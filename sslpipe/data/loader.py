@@ -45,6 +45,11 @@ class Batch(NamedTuple):
         moved = [part.to(device, non_blocking=True) for part in self[:5]]
         return Batch(moved[0], moved[1], moved[2], moved[3], moved[4], self.epoch)
 
+    def rows(self, index: Tensor) -> "Batch":
+        """Some of the rows, in the order of `index`, on the same device."""
+        some = [part[index.to(part.device)] for part in self[:5]]
+        return Batch(some[0], some[1], some[2], some[3], some[4], self.epoch)
+
 
 class Quarantined(NamedTuple):
     """A sample that could not be used."""
