@@ -237,10 +237,8 @@ features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not norm
 from safetensors.torch import load_file
 
 model = torchvision.models.get_model("ARCHITECTURE", weights=None, num_classes=10)  # a new head
-missing = model.load_state_dict(
-    load_file("FOLDER/torchvision/ARCHITECTURE.safetensors"), strict=False
-)
-print(missing)  # only the head's keys
+tensors = load_file("FOLDER/torchvision/ARCHITECTURE.safetensors")
+print(model.load_state_dict(tensors, strict=False))  # missing: only the head's keys
 """,
         _refuses_torchvision,
     ),
