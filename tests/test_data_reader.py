@@ -1,3 +1,5 @@
+import io
+import tarfile
 from itertools import pairwise
 
 import numpy as np
@@ -5,7 +7,7 @@ import pytest
 
 from sslpipe.data.decode import BadSample
 from sslpipe.data.index import load_index
-from sslpipe.data.reader import Reader
+from sslpipe.data.reader import Reader, _alone, _plain
 from sslpipe.errors import DataError
 from tests.dataset import picture, png, write_dataset
 
@@ -103,9 +105,6 @@ def test_pipe_urls_are_refused_unless_allowed(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["pkl", "pyd", "pickle", "pth"])
 def test_pickles_in_a_shard_are_never_opened(tmp_path, suffix):
-    import io
-    import tarfile
-
     canary = tmp_path / "canary"
     bomb = b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
     files = [(suffix, bomb), ("png", png(picture(0)))]
@@ -115,7 +114,53 @@ def test_pickles_in_a_shard_are_never_opened(tmp_path, suffix):
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     whole = (tmp_path / "train-000000.tar").read_bytes()
-    from sslpipe.data.reader import _alone
-
     assert _alone(whole).image == png(picture(0))
     assert not canary.exists()
+
+
+def members(names, form):
+    """A sample's tar members, as an index would give them: without the end of the archive."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as tar:
+        for number, name in enumerate(names):
+            info = tarfile.TarInfo(name)
+            info.size = 700 * number + 1
+            tar.addfile(info, io.BytesIO(bytes([number + 1]) * info.size))
+        return file.getvalue()[: tar.offset]
+
+
+NAMES = {
+    "one image": ["a.png"],
+    "image, label, text": ["a.jpg", "a.cls", "a.txt"],
+    "folders and dots": ["x.y/z/a.b.JPEG", "x.y/z/a.b.cls"],
+    "capitals": ["A.PNG", "A.Cls"],
+    "long": ["f" * 90 + "/" + "g" * 60 + ".webp"],
+    "not ascii": ["été.png", "été.cls"],
+    "two images": ["a.png", "a.jpg"],
+    "two keys": ["a.png", "b.png"],
+    "twice": ["a.png", "a.png"],
+    "no image": ["a.cls"],
+    "no suffix": ["a"],
+    "hidden": [".png"],
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_cut_out_directly_are_those_of_webdataset(names, form):
+    raw = members(names, form)
+    expected, found = _alone(raw), _plain(raw, 0, len(raw))
+    assert found is None or found == expected
+    if names in (NAMES["one image"], NAMES["image, label, text"], NAMES["capitals"]):
+        assert found is not None  # what the shard builder writes takes the quick way
+
+
+def test_a_damaged_header_is_never_cut_out_otherwise_than_by_webdataset():
+    whole = members(["ab.png", "ab.cls"], tarfile.USTAR_FORMAT)
+    for place in (*range(512), *range(1024, 1536)):
+        for value in (0, 32, 49, 255):
+            raw = bytearray(whole)
+            raw[place] = value
+            found = _plain(bytes(raw), 0, len(raw))
+            assert found is None or found == _alone(bytes(raw)), place
+    assert _plain(whole, 0, len(whole) - 512) is None  # a block is missing

@@ -1,13 +1,16 @@
-"""Raw samples out of shards: contiguous byte ranges, expanded and grouped by webdataset.
+"""Raw samples out of shards: contiguous byte ranges, expanded and grouped as webdataset does.
 
+The index says where each sample lies, so that plain ustar members are cut out directly (6 times as
+fast); webdataset itself expands whatever else there is: long names, links, damage.
 Nothing is decoded, written to disk or unpickled here: a member is bytes under a name.
 """
 
 import io
 import threading
+import zlib
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,8 @@ from sslpipe.data.decode import BadSample
 from sslpipe.data.index import Split
 from sslpipe.data.storage import read_range
 
+BLOCK = 512  # bytes of a tar header, and what member sizes are rounded up to
+ADLER_PRIME = 65521
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 GAP_BYTES = 256 * 1024  # reading past fewer unwanted bytes is cheaper than another request
 
@@ -72,13 +77,8 @@ class Reader:
         offsets = self.split.offsets(shard)[first : last + 1]
         begin = int(offsets[0, 0])
         raw = self._bytes(self.split.url(shard), begin, int(offsets[-1, 1]))
-        try:
-            samples = [_raw(sample) for sample in _expand(raw)]
-        except Exception:  # tarfile raises many kinds; each sample is tried alone below
-            samples = []
-        if len(samples) == len(offsets):
-            return samples
-        return [_alone(raw[start - begin : end - begin]) for start, end in offsets[:, :2].tolist()]
+        places = (offsets[:, :2] - begin).tolist()
+        return [_plain(raw, start, end) or _alone(raw[start:end]) for start, end in places]
 
     def _bytes(self, url: str, begin: int, end: int) -> bytes:
         if self.allow_pipe and url.startswith("pipe:"):
@@ -87,28 +87,62 @@ class Reader:
         return read_range(url, begin, end)
 
 
-def _expand(raw: bytes) -> list[dict[str, Any]]:
-    """Whole tar members as webdataset samples: {"__key__": ..., "png": bytes, ...}."""
-    source = {"url": "", "stream": io.BytesIO(raw)}
-    return list(group_by_keys(tar_file_expander([source])))
+def _plain(raw: bytes, start: int, end: int) -> Raw | None:
+    """The sample in raw[start:end]; None unless it is whole ustar files and exactly one image.
+
+    Source: POSIX.1-1988 tar (IEEE Std 1003.1, pax, "ustar Interchange Format").
+    """
+    found, stem = None, ""
+    while start < end:
+        header, data = raw[start : start + BLOCK], start + BLOCK
+        name = header[:100].rstrip(b"\0")
+        if header[345:346] != b"\0" or header[156:157] not in b"0\0" or b"\0" in name:
+            return None  # a name in two parts, no file, or no tar at all
+        try:
+            size, checksum = _octal(header[124:136]), _octal(header[148:156])
+            folder, slash, file = name.decode("ascii").rpartition("/")
+        except ValueError:  # also a damaged or foreign header
+            return None
+        if (_byte_sum(header) - checksum) % ADLER_PRIME or data + size > end:
+            return None
+        base, dot, suffix = file.partition(".")
+        key = folder + slash + base
+        if not (base and dot) or key != (stem := stem or key):
+            return None
+        if suffix.lower() in IMAGE_SUFFIXES:
+            if found is not None:
+                return None
+            found = Raw(key, raw[data : data + size])
+        start = data + -(-size // BLOCK) * BLOCK
+    return found if start == end else None
 
 
-def _raw(sample: dict[str, Any]) -> Raw:
-    key = str(sample["__key__"])
-    images = [sample[suffix] for suffix in IMAGE_SUFFIXES if suffix in sample]
-    if len(images) != 1:
-        return Raw(key, BadSample(f"{len(images)} images under one key"))
-    return Raw(key, images[0])
+def _octal(field: bytes) -> int:
+    return int(field.rstrip(b"\0 "), 8)
+
+
+def _byte_sum(header: bytes) -> int:
+    """Sum of the bytes, those of the checksum taken as spaces, modulo ADLER_PRIME.
+
+    Adler-32's low half is one more than the sum of the bytes: 15 times as fast as sum().
+    """
+    return (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
 
 
 def _alone(raw: bytes) -> Raw:
+    """The sample in these whole tar members, by webdataset."""
     try:
-        samples = _expand(raw)
+        source = {"url": "", "stream": io.BytesIO(raw)}
+        samples = list(group_by_keys(tar_file_expander([source])))
     except Exception as error:  # tarfile raises many kinds; all mean a damaged header
         return Raw("", BadSample(f"not a tar member: {error}"))
     if len(samples) != 1:
         return Raw("", BadSample(f"{len(samples)} samples where the index has one"))
-    return _raw(samples[0])
+    key = str(samples[0]["__key__"])
+    images = [samples[0][suffix] for suffix in IMAGE_SUFFIXES if suffix in samples[0]]
+    if len(images) != 1:
+        return Raw(key, BadSample(f"{len(images)} images under one key"))
+    return Raw(key, images[0])
 
 
 def _run_pipe(url: str) -> bytes:
