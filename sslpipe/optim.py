@@ -30,27 +30,39 @@ def lr_at(step: int, optim: Optim, steps: int) -> float:
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> float:
-    """Set every group's learning rate; returns it, for the log."""
+    """Set every group's learning rate, times the group's own factor; returns it, for the log."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)  # none in an optimizer of one's own
     return lr
 
 
-def build_optimizer(model: nn.Module, optim: Optim) -> Optimizer:
-    """The recipe's optimizer over the model's trainable parameters, in one or two groups.
+def build_optimizer(
+    model: nn.Module, optim: Optim, lr_scale: Callable[[str], float] = lambda name: 1.0
+) -> Optimizer:
+    """The recipe's optimizer over the model's trainable parameters.
 
-    "decay": parameters of two or more dimensions. "no_decay": biases, norms, scalars, which get no
-    weight decay and no LARS adaptation unless optim.decay_one_dim. Told apart by shape, since names
-    differ from backbone to backbone.
+    Groups "decay": parameters of two or more dimensions. "no_decay": biases, norms, scalars, which
+    get no weight decay and no LARS adaptation unless optim.decay_one_dim. Told apart by shape,
+    since names differ from backbone to backbone.
+    lr_scale: a parameter's name -> what its learning rate is multiplied by; each value makes groups
+    of its own.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in parameters if p.ndim > 1 or optim.decay_one_dim]
-    spared = [p for p in parameters if not (p.ndim > 1 or optim.decay_one_dim)]
-    groups: list[dict[str, Any]] = []
-    if decayed:
-        groups.append({"name": "decay", "params": decayed, "weight_decay": optim.weight_decay})
-    if spared:
-        groups.append({"name": "no_decay", "params": spared, "weight_decay": 0.0})
+    members: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            decayed = p.ndim > 1 or optim.decay_one_dim
+            members.setdefault((lr_scale(name), decayed), []).append(p)
+    groups: list[dict[str, Any]] = [
+        {
+            "name": ("decay" if decayed else "no_decay") + (f" x{scale:.3g}" if scale != 1 else ""),
+            "params": parameters,
+            "weight_decay": optim.weight_decay if decayed else 0.0,
+            "lr_scale": scale,
+        }
+        for (scale, decayed), parameters in sorted(
+            members.items(), key=lambda item: (-item[0][0], not item[0][1])
+        )
+    ]
     match optim.kind:
         case "sgd":
             return SGD(groups, lr=optim.peak_lr, momentum=optim.momentum, nesterov=optim.nesterov)
@@ -58,7 +70,7 @@ def build_optimizer(model: nn.Module, optim: Optim) -> Optimizer:
             return AdamW(groups, lr=optim.peak_lr, betas=optim.betas)
         case "lars":
             for group in groups:
-                group["adapt"] = group["name"] == "decay"
+                group["adapt"] = group["name"].startswith("decay")
             return LARS(
                 groups,
                 lr=optim.peak_lr,

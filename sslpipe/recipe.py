@@ -149,6 +149,11 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -
 
     Raises: RecipeError naming the key, its value, the remedy and the nearest valid key.
     """
+    return parse_recipe(read_tree(path, overrides), str(path))
+
+
+def read_tree(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> dict[str, Any]:
+    """A recipe's TOML with the overrides put in, not yet validated. Raises: RecipeError."""
     path = Path(path)
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
@@ -160,7 +165,7 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     for override in overrides:
         _apply(tree, override)
-    return parse_recipe(tree, str(path))
+    return tree
 
 
 def parse_recipe(tree: dict[str, Any], origin: str) -> Recipe:
@@ -171,7 +176,7 @@ def parse_recipe(tree: dict[str, Any], origin: str) -> Recipe:
         raise RecipeError(explain(error, Recipe, origin)) from None
 
 
-def digest(recipe: Recipe, index_sha256: str, order_version: int) -> str:
+def digest(recipe: Section, index_sha256: str, order_version: int) -> str:
     """sha256 over everything that decides the trained weights: all but [run] and name."""
     tree = recipe.model_dump(mode="json", exclude={"run", "name"})
     tree = {"recipe": tree, "index_sha256": index_sha256, "order_version": order_version}

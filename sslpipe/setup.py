@@ -24,6 +24,7 @@ from sslpipe.data.loader import Batch, batches
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.distributed import Shard
 from sslpipe.evaluation.monitor import monitor
+from sslpipe.finetune_recipe import FinetuneRecipe
 from sslpipe.flops import peak_flops, step_flops
 from sslpipe.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.guard import StepGuard
@@ -95,7 +96,7 @@ def _holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     return held_out(split.labels, count) if count else np.zeros(0, np.int64)
 
 
-def build_augment(recipe: Recipe, index: DatasetIndex) -> Views:
+def build_augment(recipe: Recipe | FinetuneRecipe, index: DatasetIndex) -> Views:
     """The recipe's views, with the data set's mean and std unless the recipe gives its own."""
     manifest = index.manifest
     return build(AUGMENTS, recipe.augment, section="augment", mean=manifest.mean, std=manifest.std)
@@ -146,11 +147,11 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
         "order_version": ORDER_VERSION,
     }
     checkpoints = Checkpointer(
-        run_dir, keep=every.keep_checkpoints, identity=identity, shard=shard, warn=_warn
+        run_dir, keep=every.keep_checkpoints, identity=identity, shard=shard, warn=warn
     )
     first_step = checkpoints.restore(parts)
     if shard.rank == 0:
-        _describe_run(run_dir, recipe, index, precision, shard.world)
+        describe_run(run_dir, recipe, index, precision, shard.world)
 
     log = RunLog(
         run_dir,
@@ -254,12 +255,12 @@ def _cached_backward(
     )
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
     print(f"warning: {text}", flush=True)
 
 
-def _describe_run(
-    run_dir: Path, recipe: Recipe, index: DatasetIndex, precision: str, world: int
+def describe_run(
+    run_dir: Path, recipe: Recipe | FinetuneRecipe, index: DatasetIndex, precision: str, world: int
 ) -> None:
     """recipe.json, data.json, run.json: what export and report need, without the shards."""
     manifest = index.manifest.model_dump(mode="json", exclude={"splits"})

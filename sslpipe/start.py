@@ -14,12 +14,13 @@ from torch import nn
 
 from sslpipe.distributed import Shard, broadcast_object
 from sslpipe.errors import RecipeError, UserError
+from sslpipe.finetune_recipe import FinetuneRecipe
 from sslpipe.recipe import Recipe
 
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
-def start_processes(recipe: Recipe) -> Shard:
+def start_processes(recipe: Recipe | FinetuneRecipe) -> Shard:
     """Join the process group, if a launcher made one. Called once, before anything else.
 
     Raises: UserError where the launcher's processes are not the ones accelerate sees, RecipeError
@@ -43,7 +44,8 @@ def start_processes(recipe: Recipe) -> Shard:
             "--config_file launch/cpu2.yaml"
         )
     shard = Shard(state.process_index, state.num_processes)
-    check_split(recipe, shard.world)
+    if isinstance(recipe, Recipe):
+        check_split(recipe, shard.world)
     return shard
 
 
@@ -65,7 +67,7 @@ def end_processes() -> None:
         torch.distributed.destroy_process_group()
 
 
-def start_accelerator(recipe: Recipe, precision: str) -> Accelerator:
+def start_accelerator(recipe: Recipe | FinetuneRecipe, precision: str) -> Accelerator:
     """The Accelerator over the group that start_processes joined."""
     return Accelerator(
         cpu=PartialState().device.type == "cpu",

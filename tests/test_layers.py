@@ -11,19 +11,19 @@ ROOT = Path(__file__).parent.parent
 ROWS = (
     ("tools", "__main__"),
     ("check",),
-    ("train", "setup", "start"),
-    ("export", "formats", "frozen", "model_card", "proof"),
+    ("train", "setup", "start", "finetune", "finetune_setup"),
+    ("export", "frozen", "model_card"),
     ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),
     ("augment", "gradient_cache", "metric_learning"),
     ("data", "losses", "models", "optim", "health", "batchnorm", "flops"),
-    ("distributed", "stateless", "registry"),
+    ("distributed", "stateless", "registry", "finetune_recipe"),
     ("recipe",),
     ("errors", "faults"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
 TOGETHER = (
-    {"train", "setup", "start"},
-    {"export", "formats", "frozen", "model_card", "proof"},
+    {"train", "setup", "start", "finetune", "finetune_setup"},
+    {"export", "frozen", "model_card"},
     {"log", "quarantine"},
 )  # one part in several files
 
@@ -35,11 +35,8 @@ HOMES = {
     "accelerate": ("start", "log"),
     "faiss": ("evaluation",),
     "typer": ("__main__", "tools"),
-    "timm": ("models", "formats", "proof", "start"),
-    "torchvision": ("models", "data", "augment", "formats", "proof", "tools", "start"),
-    "onnx": ("formats",),
-    "onnxruntime": ("proof",),
-    "huggingface_hub": ("model_card",),
+    "timm": ("models", "export", "start"),
+    "torchvision": ("models", "data", "augment", "export", "tools", "start"),
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),
 }
@@ -51,7 +48,6 @@ EAGERLY = (
     "tensorboard",
     "trackio",
     "onnx",
-    "onnxruntime",
 )  # only where used
 
 

@@ -14,7 +14,7 @@ from sslpipe.augment.preview import preview_grid
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
-from sslpipe.recipe import parse_recipe
+from sslpipe.finetune_recipe import parse_any_recipe
 from sslpipe.setup import build_augment
 from sslpipe.stateless import permutation
 from tools.embed import console, run
@@ -276,7 +276,7 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
 
 def _preview(facts: Run, index: DatasetIndex) -> bytes:
     """The grid of `sslpipe preview`, of the run's own recipe, as PNG."""
-    recipe = parse_recipe(facts.given_recipe, "recipe.json")
+    recipe = parse_any_recipe(facts.given_recipe, "recipe.json")
     split = index.split(recipe.data.split)
     grid = preview_grid(
         index,

@@ -10,6 +10,7 @@ from sslpipe.data.index import Split
 from sslpipe.distributed import Shard
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn
+from sslpipe.evaluation.neighbours import nearest
 
 MONITOR_K = 20  # DINO's script reports its best at 10 and 20
 
@@ -46,3 +47,53 @@ def monitor(
     k = min(MONITOR_K, len(features.ids) - 1)
     (accuracy,) = knn(features, features, k=(k,), exclude_same_id=True).values()
     return {"holdout_knn": accuracy}
+
+
+def retrieval_monitor(
+    backbone: nn.Module,
+    view: EvalView,
+    split: Split,
+    ids: NDArray[np.int64],
+    shard: Shard,
+    *,
+    canvas_px: int,
+    num_workers: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """Leave-one-out retrieval among the samples `ids`, of classes that training never sees.
+
+    {"validation_recall_at_1": share of queries whose nearest other sample is of their class,
+    "validation_map_at_r": mean average precision within the first R, R the others of the class}.
+    """
+    features = embed(
+        backbone,
+        view,
+        split,
+        ids=ids,
+        shard=shard,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        device=device,
+        on_bad=lambda _: None,
+    )
+    if shard.rank != 0:
+        return {}
+    labels = features.labels
+    relevant = (labels[:, None] == labels).sum(1) - 1  # (Q,) the others of the class
+    k = max(1, int(relevant.max()))
+    ranked = nearest(
+        features.features,
+        features.features,
+        k,
+        bank_ids=features.ids,
+        query_ids=features.ids,
+    ).indices
+    hits = (labels[ranked] == labels[:, None]).double()  # (Q, k)
+    precision = hits.cumsum(1) / torch.arange(1, k + 1)
+    within = torch.arange(1, k + 1) <= relevant[:, None]
+    map_at_r = (precision * hits * within).sum(1) / relevant.clamp_min(1)
+    has_others = relevant > 0
+    return {
+        "validation_recall_at_1": float(hits[has_others, 0].mean()),
+        "validation_map_at_r": float(map_at_r[has_others].mean()),
+    }

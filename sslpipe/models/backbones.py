@@ -8,6 +8,7 @@ No pretrained weights are ever loaded: a run starts from a recipe and a seed.
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
@@ -26,7 +27,8 @@ STEMS: dict[str, str] = {
 class Backbone(nn.Module):
     """A network without its classifier: (B, 3, H, W) normalised floats -> (B, num_features).
 
-    num_features: F, the width of the pooled features.
+    num_features: F, the width of the pooled features, or of the embedding where there is one.
+    embedding: a last linear layer of metric learning; normalize: features have length 1.
     stem: which first layers a ResNet got ("imagenet", "small_pool", "small"); None where the
         architecture has no choice. An export needs it to build the same network again.
     State dict keys: `network.` and the keys of the architecture's own library.
@@ -37,10 +39,17 @@ class Backbone(nn.Module):
         self.network = network
         self.num_features = num_features
         self.stem = stem
+        self.embedding: nn.Linear | None = None
+        self.normalize = False
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.network(images)  # (B, F)
-        return features
+        features = self.raw(images)  # (B, F)
+        return F.normalize(features, dim=1) if self.normalize else features
+
+    def raw(self, images: Tensor) -> Tensor:
+        """The features before they are normalised: what losses and heads take."""
+        features: Tensor = self.network(images)
+        return features if self.embedding is None else self.embedding(features)
 
 
 def build_backbone(component: Component, *, crop_px: int) -> Backbone:
@@ -48,8 +57,15 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
 
     crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
     does not, and the position table of a vision transformer.
+    embedding_dim, normalize: arguments of any kind; a linear layer behind the pooled features, and
+    whether what comes out gets length 1 (see Backbone).
     Raises: RecipeError for a kind, an architecture or an argument that does not exist.
     """
+    arguments = component.arguments
+    embedding_dim, normalize = (
+        arguments.pop("embedding_dim", None),
+        arguments.pop("normalize", False),
+    )
     family, _, architecture = component.kind.partition("/")
     if family in NAMED and not architecture:
         raise RecipeError(
@@ -58,8 +74,14 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
         )
     if family in BACKBONES and architecture and family not in NAMED:
         raise RecipeError(f"backbone.kind = {component.kind!r}: write {family!r}")
-    inner = Component.model_validate({"kind": family, **component.arguments})
-    return build(BACKBONES, inner, section="backbone", architecture=architecture, crop_px=crop_px)
+    inner = Component.model_validate({"kind": family, **arguments})
+    given = {"architecture": architecture, "crop_px": crop_px}
+    backbone = build(BACKBONES, inner, section="backbone", **given)
+    if embedding_dim is not None:
+        backbone.embedding = nn.Linear(backbone.num_features, embedding_dim)
+        backbone.num_features = embedding_dim
+    backbone.normalize = bool(normalize)
+    return backbone
 
 
 def fitting_stem(crop_px: int) -> Stem:

@@ -1,0 +1,367 @@
+"""From a fine-tuning recipe to everything that its loop uses, checked before the first step."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.augment.two_views import Views
+from sslpipe.batchnorm import sync_batchnorm
+from sslpipe.checkpoint import Checkpointer
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.loader import Batch
+from sslpipe.data.order import ORDER_VERSION
+from sslpipe.distributed import Shard
+from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.evaluation.monitor import retrieval_monitor
+from sslpipe.finetune_recipe import FinetuneRecipe
+from sslpipe.frozen import FrozenBackbone
+from sslpipe.guard import StepGuard
+from sslpipe.log import RunLog
+from sslpipe.meter import Meter
+from sslpipe.metric_learning import METRIC_LOSSES, MINERS
+from sslpipe.metric_learning.batches import PK_VERSION, PKOrder, pk_batches
+from sslpipe.metric_learning.heads import HEADS
+from sslpipe.metric_learning.memory import EmbeddingQueue
+from sslpipe.metric_learning.model import MetricTask, freeze_layers, learning_rate_scale
+from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.ops.stop import StopRequest
+from sslpipe.optim import build_optimizer
+from sslpipe.quarantine import Quarantine
+from sslpipe.recipe import Component, digest
+from sslpipe.registry import build
+from sslpipe.setup import build_augment, describe_run, warn
+from sslpipe.start import start_accelerator
+from sslpipe.stateless import permutation
+
+Integers = NDArray[np.int64]
+
+MOST_VALIDATED = 4000  # samples of the validation classes that are scored: evenly spaced ones
+_VALIDATION = 0x7A  # names the draw of validation classes
+
+
+@dataclass(frozen=True)
+class FinetuneSession:
+    """What one process holds while it fine-tunes; see `setup.Session` for what has the same name.
+
+    task: the backbone with its losses. wrapped: it under DDP. class_of: dataset label -> 0..C-1 of
+    the classes that are trained on, -1 for the others.
+    """
+
+    recipe: FinetuneRecipe
+    run_dir: Path
+    accelerator: Any
+    device: torch.device
+    dtype: torch.dtype
+    augment: Views
+    task: MetricTask
+    wrapped: nn.Module
+    class_of: Tensor
+    optimizer: Any
+    parts: dict[str, Any]
+    facts: dict[str, Any]
+    checkpoints: Checkpointer
+    first_step: int
+    steps_per_epoch: int
+    stream: Iterator[Batch]
+    monitor: Callable[[], dict[str, float]]
+    monitor_steps: int
+    log: RunLog
+    quarantine: Quarantine
+    guard: StepGuard
+    meter: Meter
+    stop_requested: StopRequest
+
+
+def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[str]) -> Integers:
+    """Sorted ids of every sample of the validation classes.
+
+    classes: their names, or how many of those that have samples: the first of a fixed shuffle.
+    """
+    present = np.unique(split.labels[split.labels >= 0])
+    if isinstance(classes, int):
+        chosen = present[permutation(len(present), _VALIDATION)[:classes]]
+        if classes >= len(present):
+            raise RecipeError(
+                f"data.validation_classes = {classes} leaves no class to train on; split "
+                f"{split.name!r} has {len(present)}"
+            )
+    else:
+        for name in classes:
+            if name not in names:
+                raise RecipeError(
+                    f"data.validation_classes names {name!r}, which is no class of the data"
+                    f"{did_you_mean(name, names)}; it has: {', '.join(names) or 'no names'}"
+                )
+        chosen = np.array([names.index(name) for name in classes], np.int64)
+    return np.flatnonzero(np.isin(split.labels, chosen))
+
+
+def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
+    """The batches of a run: the split without its validation classes."""
+    split, sampler = index.split(recipe.data.split), recipe.sampler
+    names = index.manifest.classes
+    return PKOrder(
+        split,
+        seed=recipe.seed,
+        classes_per_batch=sampler.classes_per_batch,
+        images_per_class=sampler.images_per_class,
+        random_images=sampler.random_images,
+        buffer=sampler.buffer,
+        num_streams=sampler.num_streams,
+        window=sampler.shuffle_window,
+        without=validation_ids(split, recipe.data.validation_classes, names),
+    )
+
+
+def with_backbone(recipe: FinetuneRecipe, given: FrozenBackbone | None) -> FinetuneRecipe:
+    """The recipe with the backbone it starts from and the embedding layer in one component.
+
+    given: a pretrained backbone, whose kind and arguments then count. A recipe that names another
+    one is refused.
+    """
+    wanted = recipe.backbone
+    if given is None:
+        if wanted is None:
+            raise RecipeError(
+                "the recipe has no [backbone]; name a pretrained one with --backbone, or give one"
+            )
+        source, init = wanted, ""
+    else:
+        source, init = given.config.backbone, given.config.weights_sha256
+        theirs = {"kind": source.kind, **source.arguments}
+        for key, value in ({"kind": wanted.kind, **wanted.arguments} if wanted else {}).items():
+            found = theirs.get(key)
+            if (list(found) if isinstance(found, tuple) else found) != value:
+                raise RecipeError(
+                    f"backbone.{key} = {value!r}, but the given backbone has {found!r}; leave "
+                    "[backbone] out, or give another one"
+                )
+    if recipe.init not in ("", init):
+        raise RecipeError(
+            f"init = {recipe.init[:16]!r}..., but the given backbone's weights have sha256 "
+            f"{init[:16] or 'none: they are random'}; give the one that the recipe was made for"
+        )
+    arguments = {
+        key: value
+        for key, value in source.arguments.items()
+        if key not in ("embedding_dim", "normalize")
+    }
+    embedding = recipe.embedding
+    if embedding.dim is not None:
+        arguments["embedding_dim"] = embedding.dim
+    arguments["normalize"] = embedding.normalize
+    component = Component.model_validate({"kind": source.kind, **arguments})
+    return FinetuneRecipe.model_validate(
+        {**recipe.model_dump(), "backbone": component.model_dump(), "init": init}
+    )
+
+
+def build_task(
+    recipe: FinetuneRecipe, crop_px: int, given: FrozenBackbone | None, num_classes: int
+) -> MetricTask:
+    """Backbone, losses, miner and queue; random weights are drawn from recipe.seed."""
+    assert recipe.backbone is not None
+    torch.manual_seed(recipe.seed)
+    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+    if given is not None:
+        _copy_weights(given.backbone, backbone)
+    dim = backbone.num_features
+    components = [("loss", recipe.loss)]
+    components += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
+    table = {**METRIC_LOSSES, **HEADS}
+    losses = [
+        build(table, component, section=section, num_classes=num_classes, dim=dim)
+        for section, component in components
+    ]
+    for section, component in components:
+        for key, what in (("miner", recipe.miner), ("queue", recipe.queue)):
+            if what is not None and component.kind in HEADS and len(components) == 1:
+                raise RecipeError(
+                    f"{section}.kind = {component.kind!r} compares rows with weights, so "
+                    f"[{key}] has nothing to do; leave it out"
+                )
+    miner = None if recipe.miner is None else build(MINERS, recipe.miner, section="miner")
+    queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
+    weights = [1.0, *(term.weight for term in recipe.also)]
+    return MetricTask(backbone, losses, weights, miner, queue)
+
+
+def _copy_weights(source: Backbone, target: Backbone) -> None:
+    """The pretrained network; its embedding layer too where it has the same width."""
+    target.network.load_state_dict(source.network.state_dict(), strict=True)
+    theirs, ours = source.embedding, target.embedding
+    if theirs is not None and ours is not None and theirs.weight.shape == ours.weight.shape:
+        ours.load_state_dict(theirs.state_dict())
+
+
+@contextmanager
+def set_up_finetune(
+    recipe: FinetuneRecipe,
+    index: DatasetIndex,
+    run_dir: Path,
+    shard: Shard,
+    given: FrozenBackbone | None,
+) -> Iterator[FinetuneSession]:
+    """Build, check and restore all parts of a run; on leaving, close what was opened."""
+    split = index.split(recipe.data.split)
+    index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
+    order = plan_batches(recipe, index)
+    recipe = with_backbone(recipe, given).resolved(order.steps_per_epoch)
+    every, tune, precision = recipe.run, recipe.tune, recipe.optim.precision
+
+    augment = build_augment(recipe, index)
+    augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
+    task = build_task(recipe, augment.crop_px, given, len(order.classes))
+    accelerator = start_accelerator(recipe, precision)
+    device = accelerator.device
+    augment = augment.to(device)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    task = task.to(device, dtype).to(memory_format=torch.channels_last)
+    if recipe.batchnorm == "global":
+        task = cast(MetricTask, sync_batchnorm(task, shard.world))
+    freeze_layers(
+        task.backbone,
+        frozen=tune.backbone == "frozen",
+        last_blocks=tune.last_blocks,
+        batchnorm=tune.batchnorm == "frozen",
+    )
+    if not any(p.requires_grad for p in task.parameters()):
+        raise RecipeError(
+            "nothing is trained: tune.backbone = 'frozen', no embedding.dim, and a loss without "
+            "weights of its own; set embedding.dim"
+        )
+    scale = learning_rate_scale(
+        task.backbone,
+        backbone_lr=tune.backbone_lr,
+        layer_decay=tune.layer_decay,
+        loss_lr=tune.loss_lr,
+    )
+    optimizer = build_optimizer(task, recipe.optim, scale)
+    with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate does not yet
+        warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+        wrapped, optimizer = accelerator.prepare(
+            torch.compile(task) if every.compile else task, optimizer
+        )
+
+    parts: dict[str, Any] = {
+        "model": nn.ModuleDict({"backbone": task.backbone}),  # what an export takes
+        "optimizer": optimizer,
+        "losses": task.losses,
+    }
+    optional = {"miner": task.miner, "queue": task.queue, "scaler": accelerator.scaler}
+    parts |= {name: part for name, part in optional.items() if part is not None}
+    versions = ORDER_VERSION * 1000 + PK_VERSION
+    identity = {
+        "digest": digest(recipe, index.sha256, versions),
+        "recipe": recipe.model_dump(mode="json", exclude={"run", "name"}),
+        "index_sha256": index.sha256,
+        "order_version": versions,
+    }
+    checkpoints = Checkpointer(
+        run_dir, keep=every.keep_checkpoints, identity=identity, shard=shard, warn=warn
+    )
+    first_step = checkpoints.restore(parts)
+    if shard.rank == 0:
+        describe_run(run_dir, recipe, index, precision, shard.world)
+
+    log = RunLog(
+        run_dir,
+        name=recipe.name,
+        config=recipe.model_dump(mode="json"),
+        steps=recipe.total_steps,
+        first_step=first_step,
+        trackers=every.trackers,
+        enabled=shard.rank == 0,
+    )
+    log.event(first_step, "start", world=shard.world, precision=precision)
+    log.say(
+        f"{recipe.name}: {shard.world} process{'es' * (shard.world > 1)} on {device.type}, "
+        f"{precision}; {order.samples} images of {len(order.classes)} classes, "
+        f"{order.steps_per_epoch} steps an epoch of {order.batch_size} images; from "
+        f"{'pretrained' if given is not None else 'random'} weights; "
+        f"{f'going on from step {first_step}' if first_step else 'from the start'} "
+        f"to step {recipe.total_steps}"
+    )
+    if order.small_classes:
+        log.warn(
+            f"{order.small_classes} classes have fewer than sampler.images_per_class = "
+            f"{order.images_per_class} images and are left out"
+        )
+    if order.used < 0.8 * order.samples:
+        log.warn(
+            f"an epoch uses {order.used} of {order.samples} images ({order.dropped} had to leave "
+            f"sampler.buffer = {order.buffer}): a larger buffer, or fewer classes a batch than "
+            "there are, uses more"
+        )
+    held = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
+    held = held[:: -(-len(held) // MOST_VALIDATED) or 1]
+    if every.monitor_steps and not len(held):
+        log.warn("run.monitor_steps is set, but data.validation_classes = 0: no validation")
+
+    quarantine = Quarantine(log, order.samples, every.max_bad_fraction)
+    stream = pk_batches(
+        split,
+        order,
+        every,
+        shard,
+        canvas_px=recipe.data.canvas_px,
+        first_step=first_step,
+        pin=device.type == "cuda",
+        on_bad=quarantine.add,
+    )
+    meter = Meter(order.batch_size, 0.0, None, shard.world)
+    stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if shard.rank == 0 else None)
+    class_of = torch.full((int(split.labels.max()) + 1,), -1)
+    class_of[torch.from_numpy(order.classes)] = torch.arange(len(order.classes))
+    try:
+        yield FinetuneSession(
+            recipe=recipe,
+            run_dir=run_dir,
+            accelerator=accelerator,
+            device=device,
+            dtype=dtype,
+            augment=augment,
+            task=task,
+            wrapped=wrapped,
+            class_of=class_of,
+            optimizer=optimizer,
+            parts=parts,
+            facts={"world": shard.world, "precision": precision},
+            checkpoints=checkpoints,
+            first_step=first_step,
+            steps_per_epoch=order.steps_per_epoch,
+            stream=meter.waiting(stream),
+            monitor=partial(
+                retrieval_monitor,
+                task.backbone,
+                eval_view_for(augment.crop_px, augment.mean.tolist(), augment.std.tolist()),
+                split,
+                held,
+                shard,
+                canvas_px=recipe.data.canvas_px,
+                num_workers=every.num_workers,
+                device=device,
+            ),
+            monitor_steps=every.monitor_steps if len(held) else 0,
+            log=log,
+            quarantine=quarantine,
+            guard=StepGuard([task], max_bad_steps=every.max_bad_steps, folder=run_dir),
+            meter=meter,
+            stop_requested=stop_requested,
+        )
+    finally:
+        quarantine.write_own()
+        stop_requested.restore_handlers()
+        stream.close()
+        log.close()

@@ -1,0 +1,54 @@
+"""Embeddings of past batches, kept as further references: many negatives for few activations."""
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.distributed import all_gather_rows
+from sslpipe.metric_learning.compare import References
+
+
+class EmbeddingQueue(nn.Module):
+    """The last `size` rows that all ranks pushed, oldest overwritten first; equal on all ranks.
+
+    push: embeddings (n, D), labels (n,), ids (n,) of this rank; n may differ between ranks. Rows
+    enter in rank order, without gradient, in float32. Collective.
+    references: what is there so far, in storage order; None while that is nothing.
+    All state (rows, labels, ids, head, count) lies in buffers: it moves with the module, is saved
+    with it, and is put back when a step is undone.
+    Source: Wang et al. 2020 (cross-batch memory), arXiv:1912.06798, alg. 1. There the current batch
+    enters before it is compared; here it is compared as itself, with its gradient, so push after.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    ids: Tensor
+    head: Tensor
+    count: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        if size < 1 or dim < 1:
+            raise ValueError(f"size = {size} and dim = {dim} must be at least 1")
+        self.register_buffer("embeddings", torch.zeros(size, dim))
+        self.register_buffer("labels", torch.full((size,), -1))
+        self.register_buffer("ids", torch.full((size,), -1))
+        self.register_buffer("head", torch.zeros((), dtype=torch.int64))  # the next row to write
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
+        size = len(self.labels)
+        rows = [all_gather_rows(part) for part in (embeddings, labels, ids)]
+        pushed = len(rows[1])
+        places = (self.head + torch.arange(pushed, device=self.head.device)) % size
+        for kept, new in zip((self.embeddings, self.labels, self.ids), rows, strict=True):
+            kept[places[-size:]] = new[-size:].to(kept.dtype)  # of more than size rows, the last
+        self.head.copy_((self.head + pushed) % size)
+        self.count.copy_((self.count + pushed).clamp_max(size))
+
+    def references(self) -> References | None:
+        """Copies: the next push changes the buffers, which autograd may still need."""
+        filled = int(self.count)
+        if not filled:
+            return None
+        return References(*(t[:filled].clone() for t in (self.embeddings, self.labels, self.ids)))

@@ -1,0 +1,36 @@
+"""A backbone's blocks from the input to the output: for layer-wise learning rates and freezing."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+# children by which torchvision and timm hold a row of blocks
+_ROWS_OF_BLOCKS = {"blocks", "features", "layers", "stages"}
+
+
+def block_names(network: nn.Module) -> list[str]:
+    """Names of the submodules that are the blocks, in forward order.
+
+    A residual block, a transformer layer, a convolution outside of them and its norm count as one
+    each. Parameters outside all of them (a class token, position tables) belong to the first.
+    """
+    return list(_walk(network, ""))
+
+
+def _walk(module: nn.Module, prefix: str) -> Iterator[str]:
+    for name, child in module.named_children():
+        if next(child.parameters(), None) is None:
+            continue
+        holds_blocks = isinstance(child, nn.Sequential | nn.ModuleList) or any(
+            inner in _ROWS_OF_BLOCKS for inner, _ in child.named_children()
+        )
+        if holds_blocks:
+            yield from _walk(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def block_of(parameter: str, blocks: list[str]) -> int:
+    """Which of the blocks a parameter's name lies in; 0 where in none."""
+    found = [number for number, name in enumerate(blocks) if parameter.startswith(f"{name}.")]
+    return found[0] if found else 0

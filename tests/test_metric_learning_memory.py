@@ -1,0 +1,51 @@
+"""The embedding queue: what it holds, and that nothing of it is lost by saving."""
+
+from collections import deque
+
+import pytest
+import torch
+
+from sslpipe.metric_learning.memory import EmbeddingQueue
+
+
+def pushes(count, rows):
+    torch.manual_seed(0)
+    for step in range(count):
+        n = rows[step % len(rows)]
+        first = 100 * step
+        yield torch.randn(n, 3), torch.arange(n) % 4, torch.arange(first, first + n)
+
+
+@pytest.mark.parametrize("rows", [(4,), (3, 5, 1), (7,), (9, 2)])  # also more than the queue holds
+def test_the_queue_holds_the_last_rows_that_were_pushed(rows):
+    queue, expected = EmbeddingQueue(7, 3), deque(maxlen=7)
+    assert queue.references() is None
+    for embeddings, labels, ids in pushes(9, rows):
+        queue.push(embeddings.requires_grad_(), labels, ids)
+        expected.extend(zip(embeddings.tolist(), labels.tolist(), ids.tolist(), strict=True))
+        found = queue.references()
+        assert not found.embeddings.requires_grad
+        held = list(zip(*(part.tolist() for part in found), strict=True))
+        assert sorted(held, key=lambda row: row[2]) == sorted(expected, key=lambda row: row[2])
+
+
+def test_a_saved_and_loaded_queue_goes_on_as_the_other():
+    one, two = EmbeddingQueue(7, 3), EmbeddingQueue(7, 3)
+    for number, push in enumerate(pushes(6, (3, 5, 1))):
+        one.push(*push)
+        if number == 2:
+            two.load_state_dict(one.state_dict())
+        elif number > 2:
+            two.push(*push)
+    for a, b in zip(one.buffers(), two.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_push_after_the_forward_leaves_the_references_of_that_step_alone():
+    queue = EmbeddingQueue(4, 3)
+    queue.push(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
+    x = torch.randn(2, 3, requires_grad=True)
+    loss = (x @ queue.references().embeddings.T).square().sum()
+    queue.push(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
+    loss.backward()  # raises if autograd's saved rows were written over
+    assert bool(x.grad.any())
