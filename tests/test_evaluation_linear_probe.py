@@ -5,17 +5,20 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.linear_probe import (
     choose_c,
-    fit_logistic,
+    fit_ridge,
     holdout_rows,
     linear_probe,
-    predict,
+    ridge_probe,
     standardisation,
 )
+from sslpipe.evaluation.logistic import fit_logistic, predict
+from sslpipe.evaluation.sgd_probe import fit_sgd, sgd_probe
+from sslpipe.stateless import permutation
 from tests.test_evaluation_knn import random_rows, rows
 
 
@@ -34,12 +37,52 @@ def test_the_solution_equals_scikit_learns(c):
     np.testing.assert_array_equal(predict(ours, x).numpy(), theirs.predict(x.numpy()))
 
 
-def test_a_path_of_penalties_ends_where_each_fit_alone_does():
+def test_a_grid_solved_together_gives_what_each_c_alone_does():
     data = random_rows(300, 8, 4, seed=2)
+    x, grid = data.features.double(), [1e-3, 0.1, 10.0]
+    together = fit_logistic(x, data.labels, grid, 4, tolerance=1e-7)
+    for c, found in zip(grid, together, strict=True):
+        (alone,) = fit_logistic(x, data.labels, [c], 4, tolerance=1e-7)
+        torch.testing.assert_close(found.weight, alone.weight, rtol=0, atol=1e-5)
+
+
+def test_a_search_in_float32_finds_the_solution_of_float64():
+    data = random_rows(2000, 12, 5, seed=3)
+    grid = [1e-5, 1e-2, 1.0, 1e3]
+    options = {"tolerance": 1e-3, "dtype": torch.float32}
+    rough = fit_logistic(data.features, data.labels, grid, 5, **options)
+    exact = fit_logistic(data.features, data.labels, grid, 5, tolerance=1e-8)
+    for a, b in zip(rough, exact, strict=True):  # what is left to gain is half of 1e-6
+        torch.testing.assert_close(a.weight, b.weight, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("penalty", [1e-4, 0.3, 10.0])
+def test_the_ridge_solution_equals_scikit_learns(penalty):
+    data = random_rows(200, 12, 5, seed=1)
     x = data.features.double()
-    path = list(fit_logistic(x, data.labels, [1e-3, 0.1, 10.0], 4, tolerance=1e-8))
-    (alone,) = fit_logistic(x, data.labels, [10.0], 4, tolerance=1e-8)
-    torch.testing.assert_close(path[2].weight, alone.weight, rtol=0, atol=1e-5)
+    solutions = fit_ridge(x, data.labels, [7.0, penalty], 5)
+    theirs = Ridge(alpha=penalty * 200).fit(x.numpy(), np.eye(5)[data.labels.numpy()])
+    np.testing.assert_allclose(solutions[1].weight.numpy().T, theirs.coef_, atol=1e-10)
+    np.testing.assert_allclose(solutions[1].bias.numpy(), theirs.intercept_, atol=1e-10)
+
+
+def test_the_ridge_probe_equals_scikit_learn_at_the_penalty_that_scikit_learn_would_choose():
+    train, test = random_rows(300, 40, 5, seed=3), random_rows(200, 40, 5, seed=4)
+    (result,) = ridge_probe(train, test, grid=(1e-3, 0.1, 1.0, 10.0))
+
+    def score(fit, check, penalty):
+        mean, scale = standardisation(fit.features)
+        model = Ridge(alpha=penalty * len(fit.ids))
+        model.fit(((fit.features - mean) / scale).double().numpy(), np.eye(5)[fit.labels.numpy()])
+        predicted = model.predict(((check.features - mean) / scale).double().numpy()).argmax(1)
+        return (predicted == check.labels.numpy()).mean()
+
+    held = holdout_rows(train, 0.15, 0)
+    scores = {p: score(train.rows(~held), train.rows(held), p) for p in (1e-3, 0.1, 1.0, 10.0)}
+    assert list(result.details["holdout_top1"].values()) == pytest.approx(list(scores.values()))
+    best = max(p for p in scores if scores[p] == max(scores.values()))
+    assert result.details["penalty"] == best
+    assert result.value == pytest.approx(score(train, test, best))
 
 
 def test_the_probe_equals_scikit_learn_at_the_chosen_c():
@@ -57,6 +100,8 @@ def test_the_probe_equals_scikit_learn_at_the_chosen_c():
         (confusion.diagonal() / confusion.sum(1)).tolist()
     )
     assert (result.queries, result.bank) == (200, 600)
+    low, high = result.details["bootstrap95"]
+    assert (low, high) == pytest.approx(result.interval95, abs=0.02)
 
 
 def test_c_is_the_best_on_the_held_out_part_and_test_is_never_seen():
@@ -122,7 +167,48 @@ def test_wrong_options_are_one_clear_error(options, told):
         linear_probe(data, data, **options)
 
 
+def test_labels_that_are_no_class_numbers_are_one_clear_error():
+    data = rows(np.eye(3), [0, 2**60, 1])
+    with pytest.raises(DataError, match="number the classes"):
+        linear_probe(data, data)
+
+
 def test_a_class_with_a_single_row_cannot_be_held_out():
     data = rows(np.eye(3), [0, 0, 1])
     with pytest.raises(DataError, match="class 1 has one train row"):
         linear_probe(data, data)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.4])
+def test_sgd_on_frozen_features_takes_the_steps_of_torchs_sgd(rate):
+    data = random_rows(70, 5, 3, seed=1)
+    options = {"epochs": 4, "batch_size": 32, "classes": 3, "seed": 7}
+    together = fit_sgd(lambda epoch: data, torch.arange(70), [0.2, rate], **options)
+    layer = torch.nn.Linear(5, 3)
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, momentum=0.9, nesterov=True)
+    for step in range(12):  # three batches an epoch: 32, 32 and 6 rows
+        order = torch.from_numpy(permutation(70, 7, step // 3))
+        part = order[step % 3 * 32 : (step % 3 + 1) * 32]
+        optimizer.param_groups[0]["lr"] = rate * 32 / 256 * (1 + np.cos(np.pi * step / 12)) / 2
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(layer(data.features[part]), data.labels[part])
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(together[1].weight.T, layer.weight.detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(together[1].bias, layer.bias.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_is_chosen_on_the_held_out_part_and_test_labels_do_not_matter():
+    train, test = random_rows(300, 6, 3, seed=6), random_rows(100, 6, 3, seed=7)
+    wrong = test._replace(labels=(test.labels + 1) % 3)
+    options = {"rates": (1e-4, 0.1), "epochs": 5, "batch_size": 64}
+    (a,), (b,) = sgd_probe(train, test, **options), sgd_probe(train, wrong, **options)
+    assert (
+        a.details["rate"]
+        == b.details["rate"]
+        == max((score, -float(rate)) for rate, score in a.details["holdout_top1"].items())[1] * -1
+    )
+    assert a.details["holdout_top1"] == b.details["holdout_top1"]
+    assert a.value > 0.5 > b.value

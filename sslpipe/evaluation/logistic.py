@@ -1,0 +1,152 @@
+"""Multinomial logistic regression for a whole grid of penalties at once, by L-BFGS."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_ITERATIONS = 1000
+PAIRS = 12  # steps and changes of gradient that L-BFGS remembers
+SUFFICIENT = 1e-4  # Armijo's constant
+PART_ROWS = 4096  # rows scored at a time: the scores of a grid stay in the cache
+
+
+class Linear(NamedTuple):
+    """Scores of standardised features x: x @ weight + bias. weight: (F, C), bias: (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+def predict(fitted: Linear, features: Tensor) -> Tensor:
+    """The class of each row, (N,) int64. features: standardised as in fitting."""
+    scores = features.to(fitted.weight.dtype) @ fitted.weight + fitted.bias  # (N, C)
+    return scores.argmax(dim=1)
+
+
+def fit_logistic(
+    features: Tensor,
+    labels: Tensor,
+    grid: Sequence[float],
+    num_classes: int,
+    *,
+    tolerance: float,
+    dtype: torch.dtype = torch.float64,
+) -> list[Linear]:
+    """For each C the minimiser of sum of cross entropies + |weight|^2 / (2 C); the bias is free.
+
+    The objective of scikit-learn's LogisticRegression(C=C). features: standardised, (N, F).
+    All C are solved together, each by its own L-BFGS with backtracking: one matrix product scores
+    the rows for every C that is not done. The weight is sought as P v in principal axes,
+    P = (h covariance + I / (C N))^-1/2, h the mean curvature p (1 - p) at zero: the Hessian in v is
+    then near the identity, and what is left to gain when a C is done, no entry of the mean loss's
+    gradient in v above `tolerance`, is about half that gradient's square.
+    dtype: of scores and gradients; the steps themselves are in float64.
+    """
+    curvature = max((num_classes - 1) / num_classes**2, 1e-3)
+    wide = features.double()
+    variances, axes = torch.linalg.eigh(wide.T @ wide / len(wide))
+    ridges = wide.new_tensor([1 / (c * len(wide)) for c in grid])  # (G,)
+    roots = (curvature * variances.clamp_min(0) + ridges[:, None]).sqrt()  # (G, F)
+    scale = torch.cat([1 / roots, roots.new_full((len(grid), 1), curvature**-0.5)], 1)[:, :, None]
+    ones = wide.new_ones(len(wide), 1)
+    rows = torch.cat([wide @ axes, ones], 1).to(dtype)  # (N, F + 1), in principal axes
+    penalty = torch.cat([ridges[:, None].expand_as(roots), torch.zeros_like(ridges)[:, None]], 1)
+
+    def losses(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """(g, F + 1, K) -> mean losses (g,) and their gradients in v, for the problems `which`."""
+        weights = v * scale[which]
+        values, gradients = _cross_entropy(rows, labels, weights.to(dtype))
+        penalties = penalty[which][:, :, None]
+        values = values + (penalties * weights.square()).sum((1, 2)) / 2
+        return values, (gradients + penalties * weights) * scale[which]
+
+    start = wide.new_zeros(len(grid), rows.shape[1], num_classes)
+    weights = _minimise(losses, start, tolerance, noise=10 * torch.finfo(dtype).eps) * scale
+    return [Linear(axes @ weight[:-1], weight[-1]) for weight in weights]
+
+
+def _cross_entropy(rows: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean loss (g,) and its gradient (g, F, K) for each weight (g, F, K); float64 sums."""
+    problems, width, classes = weights.shape
+    flat = weights.permute(1, 0, 2).reshape(width, -1)  # (F, g K)
+    value = rows.new_zeros(problems, dtype=torch.float64)
+    gradient = rows.new_zeros(width, problems * classes, dtype=torch.float64)
+    for x, y in zip(torch.split(rows, PART_ROWS), torch.split(labels, PART_ROWS), strict=True):
+        log_p = torch.log_softmax((x @ flat).view(len(x), problems, classes), dim=2)  # (n, g, K)
+        of_label = y[:, None, None].expand(-1, problems, 1)
+        value -= log_p.gather(2, of_label).sum(dim=(0, 2), dtype=torch.float64)
+        residual = log_p.exp_()
+        residual.scatter_add_(2, of_label, residual.new_full((), -1.0).expand(of_label.shape))
+        gradient += x.T @ residual.view(len(x), -1)
+    means = gradient.view(width, problems, classes).permute(1, 0, 2) / len(rows)
+    return value / len(rows), means
+
+
+Losses = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _minimise(losses: Losses, start: Tensor, tolerance: float, noise: float) -> Tensor:
+    """Minimisers of convex problems that are evaluated together; start: (G, ...).
+
+    noise: relative error of a loss; a step may raise it by that much.
+    """
+    shape = start.shape
+    points = start.flatten(1).clone()  # (G, P)
+    active = torch.arange(len(points), device=points.device)
+
+    def at(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        values, gradients = losses(v.view(-1, *shape[1:]), which)
+        return values, gradients.flatten(1)
+
+    values, gradients = at(points, active)
+    pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # step, change of gradient, 1 / their product
+    for _ in range(MAX_ITERATIONS):
+        going = gradients[active].abs().amax(1) > tolerance
+        active = active[going]
+        if len(active) == 0:
+            break
+        direction = -_two_loops(
+            gradients[active], [(s[active], y[active], r[active]) for s, y, r in pairs]
+        )
+        slope = (direction * gradients[active]).sum(1)
+        steps = torch.ones_like(slope)
+        new_points = points[active] + direction
+        new_values, new_gradients = at(new_points, active)
+        allowed = noise * values[active].abs()
+        while True:  # halve the steps that do not lower their loss enough
+            short = new_values > values[active] + SUFFICIENT * steps * slope + allowed
+            short &= steps > 1e-9  # then the loss is as low as its rounding lets it be seen
+            if not short.any():
+                break
+            steps[short] /= 2
+            again = points[active[short]] + steps[short, None] * direction[short]
+            new_points[short] = again
+            new_values[short], new_gradients[short] = at(again, active[short])
+        step, change = torch.zeros_like(points), torch.zeros_like(points)
+        step[active] = new_points - points[active]
+        change[active] = new_gradients - gradients[active]
+        product = (step * change).sum(1)
+        enough = product > 1e-12 * change.square().sum(1)  # else the pair is rounding: left out
+        inverse = torch.where(enough, 1 / product.where(enough, 1), 0)
+        pairs = [*pairs[-(PAIRS - 1) :], (step, change, inverse)]
+        points[active], values[active], gradients[active] = new_points, new_values, new_gradients
+        active = active[steps > 1e-9]
+    return points.view(shape)
+
+
+def _two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """L-BFGS's inverse Hessian times the gradient (g, P). Nocedal and Wright 2006, alg. 7.4."""
+    q, factors = gradient.clone(), []
+    for step, change, inverse in reversed(pairs):
+        factors.append(inverse * (step * q).sum(1))
+        q -= factors[-1][:, None] * change
+    if pairs:
+        _, change, inverse = pairs[-1]
+        known = inverse > 0
+        scale = 1 / (inverse * change.square().sum(1)).where(known, 1)
+        q *= scale[:, None]
+    for (step, change, inverse), factor in zip(pairs, reversed(factors), strict=True):
+        q += (factor - inverse * (change * q).sum(1))[:, None] * step
+    return q

@@ -1,0 +1,152 @@
+"""SimCLR's linear evaluation: a linear layer trained by SGD, on frozen or on augmented features."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.linear_probe import (
+    at_edge,
+    chosen_by,
+    holdout_rows,
+    num_classes,
+    probe_result,
+)
+from sslpipe.evaluation.logistic import Linear, predict
+from sslpipe.evaluation.result import Result
+from sslpipe.stateless import permutation
+
+EPOCHS, MOMENTUM = 90, 0.9  # Chen et al. 2020, arXiv:2002.05709, appendix B.6
+RATES = (0.1,)  # the same: 0.1 x batch size / 256
+
+FeaturesOfEpoch = Callable[[int], Embeddings]
+
+
+def sgd_probe(
+    train: Embeddings,
+    test: Embeddings,
+    *,
+    rates: Sequence[float] = RATES,
+    epochs: int = EPOCHS,
+    batch_size: int = 256,
+    holdout: float = 0.15,
+    seed: int = 0,
+) -> list[Result]:
+    """Top-1 accuracy on test of a linear layer trained by SimCLR's protocol on all of train.
+
+    SGD with Nesterov's momentum, cosine decay to zero, no warm-up, no weight decay, raw features.
+    rates: learning rates for 256 rows, scaled by batch_size / 256; several are trained together on
+    the rows that are not held out, and the best on the held-out part, the smallest among equals,
+    is trained again on all of train. Test is read once, after that.
+    details: as the logistic probe's, with `rate` for C.
+    """
+    return sgd_results(
+        lambda epoch: train,
+        train,
+        test,
+        rates=rates,
+        epochs=epochs,
+        batch_size=batch_size,
+        holdout=holdout,
+        seed=seed,
+        name="frozen",
+    )
+
+
+def sgd_results(
+    of_epoch: FeaturesOfEpoch,
+    train: Embeddings,
+    test: Embeddings,
+    *,
+    rates: Sequence[float],
+    epochs: int,
+    batch_size: int,
+    holdout: float,
+    seed: int,
+    name: str,
+) -> list[Result]:
+    """`sgd_probe` on features that change with the epoch, as those of augmented images do.
+
+    of_epoch: epoch -> the rows of `train`, same ids in the same order, other features; asked for
+    epochs 0, 1, ... in order, once or, where a rate is chosen, twice.
+    train: features of the evaluation view, on which a rate is chosen.
+    """
+    classes = num_classes(train, test)
+    if not rates or min(rates) <= 0:
+        raise DataError(f"rates = {tuple(rates)} must hold learning rates > 0")
+    if epochs < 1 or batch_size < 1:
+        raise DataError(f"epochs = {epochs} and batch_size = {batch_size} must be at least 1")
+    chosen, scores = rates[0], {}
+    path = sorted(set(rates))
+    options = {"epochs": epochs, "batch_size": batch_size, "classes": classes, "seed": seed}
+    if len(path) > 1:
+        held = holdout_rows(train, holdout, seed)
+        check = train.rows(held)
+        solutions = fit_sgd(of_epoch, (~held).nonzero()[:, 0], path, **options)
+        scores = {
+            rate: float((predict(fitted, check.features) == check.labels).double().mean())
+            for rate, fitted in zip(path, solutions, strict=True)
+        }
+        chosen = min(rate for rate, score in scores.items() if score == max(scores.values()))
+    everything = torch.arange(len(train.ids), device=train.ids.device)
+    (fitted,) = fit_sgd(of_epoch, everything, [chosen], **options)
+    selection = f"rate-by-{chosen_by(holdout, path, seed)}" if scores else f"rate={chosen:g}/256"
+    return [
+        probe_result(
+            f"linear-sgd {name} nesterov={MOMENTUM:g} cosine epochs={epochs} batch={batch_size} "
+            f"{selection}",
+            predict(fitted, test.features),
+            test,
+            classes,
+            bank=len(train.ids),
+            rate=chosen,
+            rate_at_edge=at_edge(chosen, path),
+            holdout_top1={f"{rate:g}": score for rate, score in scores.items()},
+        )
+    ]
+
+
+def fit_sgd(
+    of_epoch: FeaturesOfEpoch,
+    rows: Tensor,
+    rates: Sequence[float],
+    *,
+    epochs: int,
+    batch_size: int,
+    classes: int,
+    seed: int,
+) -> list[Linear]:
+    """A linear layer for each rate, all trained together from zero on the same batches.
+
+    rows: (n,) which rows of an epoch's features are trained on, each once an epoch, in an order
+    that is a function of seed and epoch; the last batch may be smaller.
+    """
+    steps_per_epoch = -(-len(rows) // batch_size)
+    device = rows.device
+    base = torch.tensor(list(rates), device=device) * (batch_size / 256)  # (G,)
+    weight = velocity = torch.empty(0)  # (F + 1, G, C): the last row is the bias
+    for epoch in range(epochs):
+        features, labels, _ = of_epoch(epoch)
+        if epoch == 0:  # the width is known now
+            weight = features.new_zeros(features.shape[1] + 1, len(rates), classes)
+            velocity = torch.zeros_like(weight)
+        order = torch.from_numpy(permutation(len(rows), seed, epoch)).to(device)
+        for number, part in enumerate(torch.split(rows[order], batch_size)):
+            done = (epoch * steps_per_epoch + number) / (epochs * steps_per_epoch)
+            rate = base * (0.5 + 0.5 * math.cos(math.pi * done))
+            x = torch.cat([features[part], features.new_ones(len(part), 1)], 1)  # (b, F + 1)
+            scores = (x @ weight.flatten(1)).view(len(part), len(rates), classes)
+            residual = scores.softmax(dim=2)
+            residual.scatter_add_(
+                2,
+                labels[part][:, None, None].expand(-1, len(rates), 1),
+                residual.new_full((), -1.0).expand(len(part), len(rates), 1),
+            )
+            gradient = (x.T @ residual.flatten(1) / len(part)).view_as(weight)
+            velocity.mul_(MOMENTUM).add_(gradient)
+            step = gradient.add_(velocity, alpha=MOMENTUM)  # Nesterov's, as torch.optim.SGD
+            weight.sub_(step * rate[:, None])
+    return [Linear(weight[:-1, g], weight[-1, g]) for g in range(len(rates))]
