@@ -41,8 +41,8 @@ def _converted(norm: _BatchNorm) -> "SyncBatchNorm":
         norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
     )
     new.__dict__.update(training=norm.training)
-    new._parameters.update(norm._parameters)
-    new._buffers.update(norm._buffers)
+    # as they are: a momentum encoder's weight and bias are buffers
+    new._parameters, new._buffers = norm._parameters, norm._buffers
     new._modules.update(norm._modules)
     return new
 

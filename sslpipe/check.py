@@ -17,12 +17,11 @@ from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError
 from sslpipe.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
-from sslpipe.flops import step_flops
 from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import stem_warning
 from sslpipe.recipe import Recipe, digest
 from sslpipe.registry import build
-from sslpipe.setup import build_augment, build_model, plan_order
+from sslpipe.setup import build_augment, build_model, plan_order, recipe_flops
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
@@ -87,7 +86,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     model = build_model(recipe, crop_px)
     if recipe.optim.precision == "fp64":
         model = model.double()
-    flops, device = step_flops(model, batch_size, crop_px), _device(recipe)
+    flops, device = recipe_flops(recipe, model, crop_px), _device(recipe)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     memory = estimate_memory(model, recipe, crop_px, named)
     precision, seconds = step_seconds(model, augment, images, recipe, device)
@@ -155,6 +154,11 @@ def _warnings(recipe: Recipe, crop_px: int, data: DataCheck | None) -> tuple[str
         warnings.append(
             "batchnorm = 'local': each process normalises by its own part of the batch, so results "
             "depend on the number of processes; 'global' does not"
+        )
+    if recipe.batchnorm == "local" and recipe.momentum:
+        warnings.append(
+            "batchnorm = 'local' with [momentum]: the statistics of a process's few images tell "
+            "which keys belong to its queries, and nothing is shuffled against it; use 'global'"
         )
     if recipe.optim.precision == "auto":
         warnings.append(

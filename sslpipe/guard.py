@@ -40,19 +40,21 @@ class StepGuard:
         ids: Tensor,
         loss: Tensor,
         grad_norm: Tensor,
-    ) -> None:
+    ) -> bool:
         """Step the optimizer, or put the buffers back; clear the gradients either way.
 
-        loss, grad_norm: (), equal on all ranks. An fp16 scaler's overflow is its own affair: it
-        skips the step itself and lowers its scale; the buffers go back all the same.
+        Returns whether the weights moved. loss, grad_norm: (), equal on all ranks. An fp16 scaler's
+        overflow is its own affair: it skips the step itself and lowers its scale; the buffers go
+        back all the same.
         Raises: UserError after max_bad_steps non-finite steps in a row.
         """
         value, norm = float(loss.detach()), float(grad_norm)
         overflow = accelerator.scaler is not None and math.isfinite(value)
-        if math.isfinite(value) and (math.isfinite(norm) or overflow):
+        good = math.isfinite(value) and math.isfinite(norm)
+        if good or (math.isfinite(value) and overflow):
             optimizer.step()
             self._in_a_row = 0
-            if not math.isfinite(norm):
+            if not good:
                 self._put_back()
         else:
             self._put_back()
@@ -71,6 +73,7 @@ class StepGuard:
                 "Lower optim.peak_lr, set optim.clip_norm, or use optim.precision = 'fp32'; the "
                 "samples' ids are in bad_steps.*.jsonl"
             )
+        return good
 
     @torch.no_grad()
     def _put_back(self) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -52,6 +52,13 @@ class Projector(Section):
     out_dim: Positive = 128
     num_layers: Positive = 2  # linear layers; ReLU between them
     batchnorm: bool = True  # after every linear layer, the last without scale and shift
+
+
+class Momentum(Section):
+    """A second encoder that follows the first and makes the keys of the second views (MoCo)."""
+
+    start: Annotated[float, Field(ge=0, le=1)] = 0.999  # weight of its own weights at each step
+    schedule: Literal["constant", "cosine"] = "constant"  # cosine: rises to 1 over the run
 
 
 class Optim(Section):
@@ -104,6 +111,7 @@ class Recipe(Section):
     augment: Component
     backbone: Component
     projector: Projector = Projector()
+    momentum: Momentum | None = None  # without the section one encoder makes both views' z
     loss: Component
     optim: Optim
     run: Run = Run()
@@ -236,6 +244,7 @@ def explain(error: ValidationError, model: type[BaseModel], origin: str) -> str:
 def _fields_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[str]:
     for parent in parents:
         annotation = model.model_fields[str(parent)].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            model = annotation
+        for part in (annotation, *get_args(annotation)):  # a section may be optional
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                model = part
     return list(model.model_fields)

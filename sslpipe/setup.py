@@ -32,6 +32,7 @@ from sslpipe.log import RunLog
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.meter import Meter
 from sslpipe.models.backbones import build_backbone, stem_warning
+from sslpipe.models.momentum import MomentumPair
 from sslpipe.models.simclr import SimCLR
 from sslpipe.ops.stop import StopRequest
 from sslpipe.optim import build_optimizer
@@ -39,6 +40,8 @@ from sslpipe.quarantine import Quarantine
 from sslpipe.recipe import Recipe, digest
 from sslpipe.registry import build
 from sslpipe.start import environment, resolve_precision, start_accelerator
+
+Model = SimCLR | MomentumPair
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Session:
     device: torch.device
     dtype: torch.dtype
     augment: Views
-    model: SimCLR
+    model: Model
     wrapped: nn.Module
     loss_fn: Objective
     optimizer: Any
@@ -102,10 +105,19 @@ def build_augment(recipe: Recipe | FinetuneRecipe, index: DatasetIndex) -> Views
     return build(AUGMENTS, recipe.augment, section="augment", mean=manifest.mean, std=manifest.std)
 
 
-def build_model(recipe: Recipe, crop_px: int) -> SimCLR:
+def build_model(recipe: Recipe, crop_px: int) -> Model:
     """Encoder and projector with weights drawn from recipe.seed: the same on every rank."""
     torch.manual_seed(recipe.seed)
-    return SimCLR(build_backbone(recipe.backbone, crop_px=crop_px), recipe.projector)
+    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+    return (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+
+
+def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
+    """FLOPs of a step's forward and backward; what gradient caching does again is not counted."""
+    trained = nn.Sequential(model.backbone, model.projector)
+    flops = step_flops(trained, recipe.data.batch_size, crop_px)
+    # forward and twice as much backward for either view; the keys of a pair have no backward
+    return flops * (4 / 6 if recipe.momentum else 1)
 
 
 @contextmanager
@@ -124,11 +136,11 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
     device = accelerator.device
     augment, loss_fn = augment.to(device), build(LOSSES, recipe.loss, section="loss").to(device)
 
-    flops = step_flops(model, recipe.data.batch_size, augment.crop_px)
+    flops = recipe_flops(recipe, model, augment.crop_px)
     dtype = torch.float64 if precision == "fp64" else torch.float32
     model = model.to(device, dtype).to(memory_format=torch.channels_last)
     if recipe.batchnorm == "global":
-        model = cast(SimCLR, sync_batchnorm(model, shard.world))
+        model = cast(Model, sync_batchnorm(model, shard.world))
     optimizer = build_optimizer(model, recipe.optim)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate does not yet
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)

@@ -13,6 +13,7 @@ from sslpipe.data.loader import Batch
 from sslpipe.distributed import Shard, agree
 from sslpipe.faults import fault
 from sslpipe.health import health
+from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.ops.lock import take_lock
 from sslpipe.ops.stop import write_failure, write_marker
 from sslpipe.optim import lr_at, set_lr
@@ -63,7 +64,11 @@ def _loop(run: Session, shard: Shard) -> int:
             run.model.parameters(), recipe.optim.clip_norm or math.inf
         )
         # a non-finite step leaves weights and buffers as they were
-        run.guard.step_or_undo(run.accelerator, run.optimizer, step, batch.ids, loss, grad_norm)
+        moved = run.guard.step_or_undo(
+            run.accelerator, run.optimizer, step, batch.ids, loss, grad_norm
+        )
+        if moved and recipe.momentum and isinstance(run.model, MomentumPair):
+            run.model.follow(momentum_at(step, recipe.momentum, steps))
 
         done = step + 1
         last = done == steps

@@ -249,6 +249,18 @@ def test_what_a_setting_costs_is_said(recipe_of, override, message):
     assert message in warning
 
 
+def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):
+    plain = check(recipe_of(), None)
+    pair = check(recipe_of("momentum.start=0.99", "batchnorm=local"), None)
+    assert pair.backbone_parameters == plain.backbone_parameters
+    assert pair.memory.weights == 2 * plain.memory.weights
+    assert pair.memory.gradients == plain.memory.gradients
+    assert pair.memory.activations < 0.6 * plain.memory.activations  # keys keep none
+    # both views forward, backward (twice a forward) for one of them only
+    assert pair.step_flops == pytest.approx(plain.step_flops * 4 / 6)
+    assert any("which keys belong to its queries" in warning for warning in pair.warnings)
+
+
 def test_a_stem_that_does_not_fit_is_a_warning(recipe_of):
     settings = ("backbone={kind = 'torchvision/resnet18', stem = 'imagenet'}", "augment.crop_px=32")
     (warning,) = check(recipe_of(*settings), None).warnings

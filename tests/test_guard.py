@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import sslpipe.setup
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.log import read_metrics
 from tests.dataset import write_dataset
@@ -27,27 +29,64 @@ def poisoned_in_rank(shard, steps, *arguments):
     return train_in_rank(shard, *arguments)
 
 
+def poisoned_gradient_in_rank(shard, steps, *arguments):
+    """At the given steps, one gradient of the last rank alone is NaN; every loss is finite."""
+    original = torch.Tensor.backward
+    calls = []
+
+    def backward(self, *given, **named):
+        original(self, *given, **named)
+        calls.append(1)
+
+    def set_up_then_hook(*given):
+        model = build(*given)
+        weight = next(model.parameters())
+        bad = shard.rank == shard.world - 1
+        weight.register_hook(lambda g: g * float("nan") if bad and len(calls) in steps else g)
+        return model
+
+    build, sslpipe.setup.build_model = sslpipe.setup.build_model, set_up_then_hook
+    torch.Tensor.backward = backward
+    return train_in_rank(shard, *arguments)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_nan_step_changes_nothing_and_is_counted(data, tmp_path, world):
-    recipe = write_recipe(tmp_path)
-    settings = ("steps=3", "run.save_steps=1", "run.keep_checkpoints=3")
-    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
-    ranks = run_processes(poisoned_in_rank, world, (1,), *arguments)
-    assert [done for done, _ in ranks] == [3] * world
-    from safetensors.torch import load_file
+PAIR = ("momentum.start=0.5", "data.micro_batch=8")
 
+
+@pytest.mark.parametrize(
+    ("world", "poison", "steps", "settings"),
+    [
+        (1, poisoned_in_rank, (1,), ()),
+        (2, poisoned_in_rank, (1,), ()),
+        (2, poisoned_in_rank, (4, 5), PAIR),  # a step makes 2 x 2 views
+        (2, poisoned_gradient_in_rank, (4,), PAIR),  # and 1 + 2 calls of backward
+    ],
+)
+def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
+    data, tmp_path, world, poison, steps, settings
+):
+    """Weights, running statistics, and the momentum encoder with its own."""
+    recipe = write_recipe(tmp_path)
+    settings = ("steps=3", "run.save_steps=1", "run.keep_checkpoints=3", *settings)
+    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
+    ranks = run_processes(poison, world, steps, *arguments)
+    assert [done for done, _ in ranks] == [3] * world
     folders = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
     first, second, third = (load_file(folder / "model.safetensors") for folder in folders)
+    assert any(key.startswith("momentum.") for key in first) == (PAIR[0] in settings)
     for key, value in first.items():
-        assert torch.equal(second[key], value), key  # weights and running statistics
+        assert torch.equal(second[key], value), key
     assert any(not torch.equal(third[key], value) for key, value in first.items())
     assert all(bool(torch.isfinite(value).all()) for value in third.values())
-    assert [line["skipped_steps"] for line in read_metrics(tmp_path / "run")] == [0, 1, 1]
+    lines = read_metrics(tmp_path / "run")
+    assert [line["skipped_steps"] for line in lines] == [0, 1, 1]
+    assert (lines[1]["loss"] is None) == (poison is poisoned_in_rank)
+    assert lines[1]["grad_norm"] is None
     for rank in range(world):
         (line,) = (tmp_path / "run" / f"bad_steps.{rank}.jsonl").read_text().splitlines()
         assert json.loads(line)["step"] == 1

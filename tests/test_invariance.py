@@ -68,17 +68,25 @@ def test_processes_change_neither_samples_nor_draws_nor_numbers(
 
 @pytest.fixture(scope="module")
 def micro_batches(data, tmp_path_factory):
-    """Run directory of one process that takes four micro-batches a step."""
+    """Run directory of one process: four micro-batches a step, keys of a momentum encoder."""
     folder = tmp_path_factory.mktemp("micro")
     train_over(1, write_recipe(folder), data, folder / "run", *MICRO)
     return folder / "run"
 
 
-MICRO = (*FP64, *OPTIMIZERS["lars"], "data.micro_batch=4", "optim.warmup_steps=2")
+MICRO = (
+    *FP64,
+    *OPTIMIZERS["lars"],
+    "data.micro_batch=4",
+    "optim.warmup_steps=2",
+    "momentum.start=0.9",
+)
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_processes_change_nothing_with_micro_batches_either(data, micro_batches, tmp_path, world):
+def test_processes_change_nothing_with_micro_batches_and_a_momentum_encoder_either(
+    data, micro_batches, tmp_path, world
+):
     train_over(world, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
     expected, found = read_metrics(micro_batches), read_metrics(tmp_path / "run")
     for a, b in zip(expected, found, strict=True):

@@ -1,0 +1,74 @@
+"""An encoder that makes queries, and a moving average of it that makes keys."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.models.backbones import Backbone
+from sslpipe.models.simclr import SimCLR
+from sslpipe.recipe import Momentum, Projector
+
+
+class MomentumPair(nn.Module):
+    """Backbone and projector, trained, beside a copy whose weights follow them slowly.
+
+    forward: views (2B, 3, S, S) -> z (2B, D), not normalised: queries of the first views, then keys
+    of the second views, which carry no gradient.
+    follow: call it after an optimizer step; weights of the copy = momentum * they + (1 - momentum)
+    * the trained ones. Before the first call both are equal.
+    embed: images (B, 3, S, S) -> h (B, F) of the trained backbone: what is evaluated and exported.
+    The copy is all buffers, so the optimizer and DDP leave it alone, and checkpoints and the
+    undoing of a bad step include it; its BatchNorms keep running statistics of their own.
+    BatchNorm: queries and keys are normalised apart. MoCo shuffles the keys over the GPUs, since
+    statistics of one GPU's few images tell which queries they belong to; statistics of the global
+    batch are the same for all its images, so nothing is shuffled here: train with
+    batchnorm = "global".
+    Source: He et al. 2019 (MoCo), arXiv:1911.05722, eq. 2 and alg. 1; Chen et al. 2020 (MoCo v2),
+    arXiv:2003.04297. The authors' CIFAR-10 notebook calls SyncBatchNorm the other way to do it.
+    """
+
+    def __init__(self, backbone: Backbone, projector: Projector) -> None:
+        super().__init__()
+        trained = SimCLR(backbone, projector)
+        self.backbone, self.projector = trained.backbone, trained.projector
+        self.momentum = _without_parameters(copy.deepcopy(trained))
+
+    def forward(self, views: Tensor) -> Tensor:
+        view_a, view_b = views.chunk(2)  # (B, 3, S, S) each
+        queries = self.projector(self.backbone(view_a))  # (B, D)
+        with torch.no_grad():
+            keys = self.momentum(view_b)  # (B, D)
+        return torch.cat([queries, keys])
+
+    def embed(self, images: Tensor) -> Tensor:
+        h: Tensor = self.backbone(images)  # (B, F)
+        return h
+
+    @torch.no_grad()
+    def follow(self, momentum: float) -> None:
+        slow = dict(self.momentum.named_buffers())
+        trained = dict(self.named_parameters())
+        torch._foreach_lerp_([slow[name] for name in trained], list(trained.values()), 1 - momentum)
+
+
+def _without_parameters(module: SimCLR) -> SimCLR:
+    """The module with every parameter turned into a buffer of the same name."""
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            delattr(part, name)
+            part.register_buffer(name, parameter.detach())
+    return module
+
+
+def momentum_at(step: int, settings: Momentum, steps: int) -> float:
+    """The momentum of one step, from settings.start at step 0; step counts from 0.
+
+    "constant": always that. "cosine": rises to 1 at step = steps, one past the last:
+    1 - (1 - start) (1 + cos(pi step / steps)) / 2.
+    Source: Grill et al. 2020 (BYOL), arXiv:2006.07733, section 3.3.
+    """
+    if settings.schedule == "constant":
+        return settings.start
+    return 1 - (1 - settings.start) * (1 + math.cos(math.pi * step / steps)) / 2
