@@ -87,7 +87,8 @@ class Run(Section):
     trackers: tuple[Literal["wandb", "tensorboard", "trackio"], ...] = ()
     num_workers: NonNegative = 2  # decoding threads of each process; 0: decode in the loop
     prefetch: Positive = 4  # batches decoded ahead
-    cache: Literal["none", "memory"] = "none"  # memory: keep decoded images after their first use
+    # memory: keep decoded images after their first use; device: all in its memory before the start
+    cache: Literal["none", "memory", "device"] = "none"
     compile: bool = False
     window_bytes: Positive = 64 * 2**20  # the largest single read of a shard
     allow_pipe: bool = False  # pipe: URLs run shell commands

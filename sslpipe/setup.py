@@ -22,6 +22,7 @@ from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import Batch, batches
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
+from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Shard
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.finetune_recipe import FinetuneRecipe
@@ -190,15 +191,12 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
         )
 
     quarantine = Quarantine(log, order.samples, every.max_bad_fraction)
-    stream = batches(
-        split,
-        order,
-        recipe.data,
-        every,
-        shard,
-        first_step=first_step,
-        pin=device.type == "cuda",
-        on_bad=quarantine.add,
+    source = partial(batches, pin=device.type == "cuda")
+    if every.cache == "device":
+        log.say(f"decoding {order.samples} images into the {device.type}'s memory")
+        source = partial(resident_batches, device=device)
+    stream = source(
+        split, order, recipe.data, every, shard, first_step=first_step, on_bad=quarantine.add
     )
     meter = Meter(recipe.data.batch_size, flops, peak_flops(device, precision), shard.world)
     stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if shard.rank == 0 else None)

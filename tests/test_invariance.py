@@ -127,12 +127,19 @@ def assert_equal_weights(expected, found):
 
 
 @pytest.mark.parametrize(
-    "run", ["run.num_workers=0", "run.cache=memory", "run.window_bytes=1", "run.log_steps=3"]
+    "run",
+    [
+        "run.num_workers=0",
+        "run.cache=memory",
+        "run.cache=device",
+        "run.window_bytes=1",
+        "run.log_steps=3",
+    ],
 )
-def test_settings_of_run_change_no_weight(data, one_process, tmp_path, run):
+def test_settings_of_run_change_no_weight(data, one_process, tmp_path, setting):
     run_dir, _ = one_process["sgd"]
     recipe = write_recipe(tmp_path)
-    train_over(1, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS["sgd"], run)
+    train_over(1, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS["sgd"], f"run.{setting}")
     found = final_weights(tmp_path / "run")
     for key, value in final_weights(run_dir).items():
         assert torch.equal(found[key], value), key

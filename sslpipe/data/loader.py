@@ -242,17 +242,24 @@ def _image_or_stand_in(
     store: ImageStore, plan: StreamPlan, position: int, sample_id: int, raw: Raw | None
 ) -> tuple[int, Image]:
     image = store.get(sample_id, raw)
-    if image is not None:
-        return sample_id, image
-    for further in range(min(STAND_IN_TRIES, plan.length)):
+    return (sample_id, image) if image is not None else stand_in(store.get, plan, position)
+
+
+def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) -> tuple[int, T]:
+    """Who takes a bad sample's place: the next good one half a segment further in its stream.
+
+    get: what there is of a sample by its id, None of a bad one. Returns its id and that.
+    """
+    tries = min(STAND_IN_TRIES, plan.length)
+    for further in range(tries):
         place = (position + plan.length // 2 + further) % plan.length
         candidate = int(plan.ids(place, place + 1)[0])
-        image = store.get(candidate)
-        if image is not None:
-            return candidate, image
+        found = get(candidate)
+        if found is not None:
+            return candidate, found
     raise DataError(
-        f"{min(STAND_IN_TRIES, plan.length)} samples in a row cannot be decoded, the last with id "
-        f"{candidate}; `python -m tools.shards verify` lists every bad one"
+        f"{tries} samples in a row cannot be decoded, the last with id {candidate}; "
+        "`python -m tools.shards verify` lists every bad one"
     )
 
 

@@ -1,0 +1,151 @@
+"""A data set that fits, decoded once into the device's memory: `run.cache = "device"`.
+
+The batches are those of `loader.batches`: same order, same stand-ins for bad samples.
+"""
+
+from collections.abc import Callable, Generator
+from itertools import count
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslpipe.data.index import Split
+from sslpipe.data.loader import Batch, Integers, OnBad, Quarantined, one_pass, stand_in
+from sslpipe.data.order import Order, StreamPlan
+from sslpipe.distributed import Shard
+from sslpipe.errors import DataError
+from sslpipe.recipe import Data, Run
+
+MOST_OF_MEMORY = 0.5  # of what is free: the rest is for the model and its activations
+OnProgress = Callable[[int], None]
+
+
+def resident_batches(
+    split: Split,
+    order: Order,
+    data: Data,
+    run: Run,
+    shard: Shard,
+    *,
+    first_step: int = 0,
+    device: torch.device,
+    on_bad: OnBad,
+    on_progress: OnProgress = lambda images: None,
+) -> Generator[Batch]:
+    """As `batches`, with the images on the device; every process holds all that are served.
+
+    on_bad: told of every bad sample while the split is read, before the first batch.
+    on_progress: told how many images each decoded batch brought.
+    Raises: DataError where the images do not fit, or a place has no good stand-in.
+    """
+    bad: set[int] = set()
+
+    def remember(record: Quarantined) -> None:
+        bad.add(record.id)
+        on_bad(record)
+
+    ids = np.concatenate(
+        [start + order.rows(k, np.arange(n)) for k, (start, n) in _shards(order, split)]
+    )
+    images, sizes, held = _read(split, ids, data, run, device, remember, on_progress)
+    place = np.full(len(split), -1, np.int64)  # of a sample among the images held
+    place[held] = np.arange(len(held))
+    streams = range(
+        shard.rank * data.num_streams // shard.world,
+        (shard.rank + 1) * data.num_streams // shard.world,
+    )
+    share = data.batch_size // data.num_streams
+
+    def source(plan: StreamPlan, position: int, sample_id: int) -> int:
+        if sample_id not in bad:
+            return sample_id
+        return stand_in(lambda i: None if i in bad else i, plan, position)[0]
+
+    for step in count(first_step):
+        epoch, wanted = order.ids(step, streams)
+        sources = wanted
+        if bad:
+            begin = step % order.steps_per_epoch * share
+            plans = (order.epoch(epoch).stream(number) for number in streams)
+            positions = ((plan, begin + row) for plan in plans for row in range(share))
+            sources = np.array(
+                [source(*at, i) for at, i in zip(positions, wanted.tolist(), strict=True)], np.int64
+            )
+        rows = torch.from_numpy(place[sources])
+        yield Batch(
+            images.index_select(0, rows.to(device)).permute(0, 3, 1, 2),
+            sizes[rows],
+            torch.from_numpy(split.labels_of(sources)),
+            torch.from_numpy(wanted),
+            torch.from_numpy(sources),
+            epoch,
+        )
+
+
+def _shards(order: Order, split: Split) -> list[tuple[int, tuple[int, int]]]:
+    """(shard, (its first id, how many of its samples are served)) for each."""
+    pairs = zip(split.starts[:-1].tolist(), order.kept.tolist(), strict=True)
+    return list(enumerate(pairs))
+
+
+def _read(
+    split: Split,
+    ids: Integers,
+    data: Data,
+    run: Run,
+    device: torch.device,
+    on_bad: OnBad,
+    on_progress: OnProgress,
+) -> tuple[Tensor, Tensor, Integers]:
+    """(at least n, H, W, 3) uint8 on the device; (n, 2) sizes and (n,) ids of the good samples."""
+    decoded = one_pass(
+        split,
+        ids=ids,
+        canvas_px=data.canvas_px,
+        num_workers=run.num_workers,
+        window_bytes=run.window_bytes,
+        allow_pipe=run.allow_pipe,
+        on_bad=on_bad,
+    )
+    images = torch.zeros((0, 1, 1, 3), dtype=torch.uint8, device=device)
+    sizes, held, count_held = [], [], 0
+    for batch in decoded:
+        canvas = torch.tensor([images.shape[1:3], batch.images.shape[2:]]).amax(0).tolist()
+        if canvas != list(images.shape[1:3]):  # the first batch, or a larger image
+            images = _enlarged(images, len(ids), *canvas)
+        first, count_held = count_held, count_held + len(batch.ids)
+        height, width = batch.images.shape[2:]
+        images[first:count_held, :height, :width] = batch.images.permute(0, 2, 3, 1).to(device)
+        sizes.append(batch.sizes)
+        held.append(batch.ids.numpy())
+        on_progress(len(batch.ids))
+    if not count_held:
+        raise DataError(
+            f"none of the {len(ids)} samples can be decoded; `python -m tools.shards verify` "
+            "lists every bad one"
+        )
+    return images, torch.cat(sizes), np.concatenate(held)
+
+
+def _enlarged(images: Tensor, count_all: int, height: int, width: int) -> Tensor:
+    """(count_all, height, width, 3) with what `images` holds in the corners; zeros elsewhere."""
+    needed, free = count_all * height * width * 3, free_bytes(images.device)
+    if needed > MOST_OF_MEMORY * free:
+        raise DataError(
+            f'run.cache = "device": {count_all} images of {height} x {width} px are '
+            f"{needed / 2**30:.1f} GB, and {free / 2**30:.1f} GB of the {images.device.type}'s "
+            'memory are free; use run.cache = "memory" or "none", or a smaller data.canvas_px'
+        )
+    larger = torch.zeros((count_all, height, width, 3), dtype=torch.uint8, device=images.device)
+    larger[: len(images), : images.shape[1], : images.shape[2]] = images
+    return larger
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a CUDA device, or of the machine. Linux for the latter."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with open("/proc/meminfo") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024
