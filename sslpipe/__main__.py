@@ -1,4 +1,4 @@
-"""The command line: check, train, preview, export. Heavy imports stay inside the commands."""
+"""The command line: check, train, preview, export, slurm; heavy imports inside the commands."""
 
 import sys
 from pathlib import Path
@@ -123,6 +123,59 @@ def export(
     formats = tuple(name.strip() for name in format.split(","))
     for name, path in export_backbone(run, out, formats, overwrite=overwrite).items():
         Console().print(f"{name}: {path}, proved equal in a clean process", highlight=False)
+
+
+@app.command(
+    epilog="Example: sslpipe slurm recipes/imagenet1k.toml --data /data/dataset.json "
+    "--run-dir runs/a --nodes 4 --gpus-per-node 8 --time 24:00:00 --submit"
+)
+def slurm(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    data: Annotated[str, typer.Option("--data", help="The data set's dataset.json.")] = ...,  # type: ignore[assignment]
+    run_dir: Annotated[Path, typer.Option(help="Where the run lives.")] = ...,  # type: ignore[assignment]
+    nodes: Annotated[int, typer.Option(min=1)] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="0: on the CPU.")] = 0,
+    cpu_processes: Annotated[int, typer.Option(min=1, help="A node, without GPUs.")] = 1,
+    time: Annotated[str | None, typer.Option(help="The limit of one start.")] = None,
+    warn_s: Annotated[int, typer.Option(min=1, help="Saved this long before the limit.")] = 120,
+    job_name: Annotated[str | None, typer.Option(show_default="the recipe's name")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Another of sbatch's: partition=gpu; repeatable.")
+    ] = None,
+    scripts: Annotated[Path, typer.Option(help="With pretrain.sbatch, site.sh.")] = Path("slurm"),
+    submit: Annotated[bool, typer.Option(help="Hand it to sbatch instead of printing.")] = False,
+) -> None:
+    """Print the finished batch script of a pretraining, or submit it."""
+    import subprocess
+
+    from sslpipe.ops.batch_script import batch_script
+    from sslpipe.recipe import load_recipe
+    from sslpipe.start import check_split
+
+    loaded = load_recipe(recipe, overrides or [])
+    check_split(loaded, nodes * (gpus_per_node or cpu_processes))
+    options = {
+        "job-name": job_name or loaded.name,
+        "nodes": str(nodes),
+        "signal": f"B:USR1@{warn_s}",
+        **({"gpus-per-node": str(gpus_per_node)} if gpus_per_node else {}),
+        **({"time": time} if time else {}),
+        **{name: value for name, _, value in (text.partition("=") for text in option or [])},
+    }
+    words = [str(recipe), "--data", data, "--run-dir", str(run_dir), *(overrides or [])]
+    settings = {"SSLPIPE_CPU_PROCESSES": str(cpu_processes)}
+    text = batch_script(scripts, options, words, settings)
+    if not submit:
+        sys.stdout.write(text)
+        return
+    try:
+        done = subprocess.run(["sbatch"], input=text, text=True, capture_output=True)
+    except FileNotFoundError:
+        raise UserError("no sbatch on this machine; run this on a login node") from None
+    if done.returncode:
+        raise UserError(f"sbatch refused the job: {done.stderr.strip()}")
+    Console().print(done.stdout.strip(), highlight=False)
 
 
 def main() -> None:

@@ -23,8 +23,7 @@ _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 def start_processes(recipe: Recipe | FinetuneRecipe) -> Shard:
     """Join the process group, if a launcher made one. Called once, before anything else.
 
-    Raises: UserError where the launcher's processes are not the ones accelerate sees, RecipeError
-    where the recipe cannot be split over them.
+    Raises: UserError where the launcher's processes are not the ones accelerate sees.
     """
     wants_cpu = recipe.run.device == "cpu" or not torch.cuda.is_available()
     if recipe.run.device == "cuda" and wants_cpu:
@@ -43,10 +42,7 @@ def start_processes(recipe: Recipe | FinetuneRecipe) -> Shard:
             f"{state.num_processes}; for several CPU processes launch with "
             "--config_file launch/cpu2.yaml"
         )
-    shard = Shard(state.process_index, state.num_processes)
-    if isinstance(recipe, Recipe):
-        check_split(recipe, shard.world)
-    return shard
+    return Shard(state.process_index, state.num_processes)
 
 
 def check_split(recipe: Recipe, world: int) -> None:

@@ -19,7 +19,7 @@ from sslpipe.ops.stop import write_failure, write_marker
 from sslpipe.optim import lr_at, set_lr
 from sslpipe.recipe import Recipe
 from sslpipe.setup import Session, set_up
-from sslpipe.start import start_processes
+from sslpipe.start import check_split, start_processes
 from sslpipe.stateless import hash_integers
 
 
@@ -32,6 +32,7 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
     shard = start_processes(recipe)
     with take_lock(run_dir, shard):
         try:
+            check_split(recipe, shard.world)
             with set_up(recipe, index, run_dir, shard) as session:
                 return _loop(session, shard)
         except BaseException as error:

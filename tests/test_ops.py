@@ -39,11 +39,21 @@ def test_a_process_that_got_the_dead_ones_number_does_not_hold_the_lock(tmp_path
 
 def test_another_hosts_lock_counts_until_it_is_stale(tmp_path):
     path = tmp_path / "lock"
-    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "start": "1"}))
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "start": "1", "job": None}))
     with pytest.raises(UserError, match="in use by process 1 on elsewhere"):
         RunLock(tmp_path)
     old_s = path.stat().st_mtime - STALE_AFTER_S - 1
     os.utime(path, (old_s, old_s))
+    RunLock(tmp_path).release()
+
+
+def test_a_requeued_job_takes_over_the_lock_it_left_on_another_host(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "start": "1", "job": "77"}))
+    monkeypatch.setenv("SSLPIPE_JOB_ID", "78")
+    with pytest.raises(UserError, match="in use by process 1 on elsewhere"):
+        RunLock(tmp_path)
+    monkeypatch.setenv("SSLPIPE_JOB_ID", "77")
     RunLock(tmp_path).release()
 
 

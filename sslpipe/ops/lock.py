@@ -20,6 +20,8 @@ STALE_AFTER_S = 600  # a lock of another host that was not touched for this long
 class RunLock:
     """RUN/lock names the job that holds the directory; a thread touches it while the job lives.
 
+    A batch job that was killed and started again (the environment's SSLPIPE_JOB_ID is the same)
+    takes its own lock over, also from another host.
     Raises: UserError from the constructor where another living job holds it.
     """
 
@@ -33,7 +35,8 @@ class RunLock:
             self.path.unlink(missing_ok=True)
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"host": socket.gethostname(), "pid": os.getpid(), "start": _start()}, file)
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "start": _start()}
+            json.dump({**holder, "job": os.environ.get("SSLPIPE_JOB_ID")}, file)
         self._released = threading.Event()
         threading.Thread(target=self._keep_alive, name="sslpipe-lock", daemon=True).start()
 
@@ -54,8 +57,9 @@ class RunLock:
             return  # it went away, or was cut off while being written
         if holder["host"] == socket.gethostname():
             alive = _start(holder["pid"]) == holder["start"]
-        else:
-            alive = age_s < STALE_AFTER_S
+        else:  # a scheduler ends a job everywhere before it starts it again
+            same_job = holder["job"] and holder["job"] == os.environ.get("SSLPIPE_JOB_ID")
+            alive = age_s < STALE_AFTER_S and not same_job
         if alive:
             raise UserError(
                 f"{self.path.parent} is in use by process {holder['pid']} on {holder['host']} "
