@@ -1,16 +1,34 @@
-"""Named places where a test may end the process, as a power cut would."""
+"""Named places where a test may end, hang or break the process, as the world would."""
 
 import os
+import re
+import time
 from collections import Counter
 
 _seen: Counter[str] = Counter()
 
 
 def fault(point: str) -> None:
-    """Exit at once with status 9 where SSLPIPE_FAULT is `point:n` and this is its n-th visit."""
+    """Act where the environment's SSLPIPE_FAULT names this point and this is its n-th visit.
+
+    SSLPIPE_FAULT: `point:n`, then `@rank` for one rank alone, then `=action`. Actions:
+    exit (the default): at once with status 9, as a power cut would; hang: for an hour, as a lost
+    disk or network would; full: OSError, as a full disk gives.
+    """
     wanted = os.environ.get("SSLPIPE_FAULT", "")
     if not wanted:
         return
+    match = re.fullmatch(r"([\w.]+):(\d+)(?:@(\d+))?(?:=(exit|hang|full))?", wanted)
+    assert match, f"SSLPIPE_FAULT = {wanted!r} is not point:n@rank=action"
+    name, visit, rank, action = match.groups()
+    if name != point or (rank and rank != os.environ.get("RANK", "0")):
+        return
     _seen[point] += 1
-    if wanted == f"{point}:{_seen[point]}":
+    if _seen[point] != int(visit):
+        return
+    if action == "hang":
+        time.sleep(3600)
+    elif action == "full":
+        raise OSError(28, f"No space left on device (the fault {point})")
+    else:
         os._exit(9)

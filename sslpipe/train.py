@@ -16,6 +16,7 @@ from sslpipe.health import health
 from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.ops.lock import take_lock
 from sslpipe.ops.stop import write_failure, write_marker
+from sslpipe.ops.watchdog import Watchdog
 from sslpipe.optim import lr_at, set_lr
 from sslpipe.recipe import Recipe
 from sslpipe.setup import Session, set_up
@@ -33,14 +34,17 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
     with take_lock(run_dir, shard):
         try:
             check_split(recipe, shard.world)
-            with set_up(recipe, index, run_dir, shard) as session:
-                return _loop(session, shard)
+            with (
+                Watchdog(run_dir, shard, recipe.run.timeout_s) as beat,
+                set_up(recipe, index, run_dir, shard) as session,
+            ):
+                return _loop(session, shard, beat)
         except BaseException as error:
             write_failure(run_dir, f"rank {shard.rank}: {type(error).__name__}: {error}")
             raise
 
 
-def _loop(run: Session, shard: Shard) -> int:
+def _loop(run: Session, shard: Shard, beat: Watchdog) -> int:
     recipe, every, steps = run.recipe, run.recipe.run, run.recipe.total_steps
     log, done, stop = run.log, run.first_step, False
 

@@ -1,0 +1,326 @@
+"""The batch scripts in a real SLURM of this machine (tests/slurm/up.sh), which needs root."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sslpipe.errors import UserError
+from sslpipe.log import read_metrics
+from sslpipe.ops.batch_script import batch_script
+from tests.dataset import write_dataset
+from tests.runs import ROOT, command_line, final_weights, train_over, write_recipe
+from tests.test_resume import assert_bitwise
+
+LIMIT_S = 120
+SETTINGS = ("steps=240", "run.save_steps=40", "run.log_steps=1")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The environment in which sbatch and its kin talk to a cluster of two nodes."""
+    absent = [name for name in ("slurmctld", "slurmd", "munged") if not shutil.which(name)]
+    if os.geteuid() != 0 or absent:
+        pytest.skip(f"needs root and {', '.join(absent) or 'nothing else'} (Debian: slurm-wlm)")
+    folder = tmp_path_factory.mktemp("cluster")
+    folder.chmod(0o755)
+    for parent in folder.parents:  # munge refuses a socket below a folder that others may write
+        if parent.name.startswith("pytest-"):
+            parent.chmod(0o755)
+    up = subprocess.run(
+        [ROOT / "tests/slurm/up.sh", folder], capture_output=True, text=True, timeout=120
+    )
+    try:
+        assert up.returncode == 0, up.stderr
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PET_"))}
+        yield {
+            **kept,
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "SSLPIPE_ROOT": str(ROOT),
+            "SSLPIPE_VENV": sys.prefix,
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+    finally:
+        subprocess.run([ROOT / "tests/slurm/down.sh", folder], timeout=120)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
+
+
+@pytest.fixture(scope="module")
+def straight(data, tmp_path_factory):
+    """World -> weights at the end of a run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("straight")
+    recipe = write_recipe(folder)
+    for world in (1, 2):
+        train_over(world, recipe, data, folder / str(world), *SETTINGS)
+    return {world: final_weights(folder / str(world)) for world in (1, 2)}
+
+
+class Job:
+    """A batch job and what the controller says of it."""
+
+    def __init__(self, cluster: dict[str, str], *sbatch: str, **environment: str) -> None:
+        self.cluster = cluster
+        said = self._run("sbatch", *sbatch, **environment)
+        self.number = re.search(r"Submitted batch job (\d+)", said)[1]
+
+    def facts(self) -> dict[str, str]:
+        said = self._run("scontrol", "--oneliner", "show", "job", self.number)
+        return dict(word.partition("=")[::2] for word in said.splitlines()[0].split())
+
+    def wait(self, *states: str) -> dict[str, str]:
+        return until(lambda: (f := self.facts())["JobState"] in states and f, f"{states}")
+
+    def restart_now(self) -> None:
+        """A requeued job waits for two minutes; this one does not."""
+        self.wait("PENDING")
+        self._run("scontrol", "update", f"JobId={self.number}", "StartTime=now+1")
+        self.wait("RUNNING", "COMPLETED", "FAILED")
+
+    def cancel(self) -> None:
+        self._run("scancel", self.number)
+
+    def _run(self, *command: str, **environment: str) -> str:
+        done = subprocess.run(
+            command,
+            env={**self.cluster, **environment},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        return done.stdout
+
+
+def until(condition, what: str):
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"not within {LIMIT_S} s: {what}")
+
+
+def steps_done(run_dir: Path) -> int:
+    lines = read_metrics(run_dir)
+    return lines[-1]["step"] if lines else 0
+
+
+def pretrain(cluster, tmp_path, data, *, options=(), settings=SETTINGS, **environment) -> Job:
+    command = ["--partition=low", f"--output={tmp_path}/job.log", *options]
+    arguments = [str(write_recipe(tmp_path)), "--data", str(data), f"--run-dir={tmp_path / 'run'}"]
+    script = "slurm/pretrain.sbatch"
+    return Job(cluster, *command, script, *arguments, *settings, **environment)
+
+
+def starts(run_dir: Path) -> list[int]:
+    """The step at which each start of a run began."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if line["kind"] == "start"]
+
+
+@pytest.mark.slurm
+def test_preempted_on_two_nodes_it_saves_is_requeued_and_ends_with_the_same_weights(
+    cluster, data, straight, tmp_path
+):
+    run_dir = tmp_path / "run"
+    submitted = subprocess.run(
+        [
+            *(sys.executable, "-m", "sslpipe", "slurm", str(write_recipe(tmp_path))),
+            *("--data", str(data), "--run-dir", str(run_dir), "--nodes", "2", "--submit"),
+            *("--option", "partition=low", "--option", f"output={tmp_path}/job.log", *SETTINGS),
+        ],
+        env=cluster,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    low = Job.__new__(Job)
+    low.cluster, low.number = cluster, re.search(r"(\d+)", submitted.stdout)[1]
+    until(lambda: steps_done(run_dir) >= 50, "50 steps")
+    high = Job(
+        cluster,
+        *("--partition=high", "--nodes=2", f"--output={tmp_path}/high.log", "--wrap=sleep 1"),
+    )
+    low.wait("PENDING")
+    high.wait("COMPLETED")
+    marker = (run_dir / "PREEMPTED").read_text()
+    low.restart_now()
+    assert low.wait("COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path)
+    assert low.facts()["Restarts"] == "1"
+    first, second = starts(run_dir)
+    assert (first, marker) == (0, f"step {second}\n")
+    assert second % 40, "it stopped at a step of its own, not at a save that was due anyway"
+    assert (run_dir / "DONE").exists()
+    assert_bitwise(straight[2], final_weights(run_dir))
+
+
+def log_of(tmp_path: Path) -> str:
+    return (tmp_path / "job.log").read_text()[-4000:]
+
+
+@pytest.mark.slurm
+def test_killed_in_a_save_when_the_grace_is_over_it_goes_on_from_the_save_before(
+    cluster, data, straight, tmp_path
+):
+    """The fourth save hangs; SLURM kills everything 20 s after asking, and requeues by itself."""
+    run_dir = tmp_path / "run"
+    fault = "checkpoint.before_rename:4=hang"
+    low = pretrain(cluster, tmp_path, data, options=["--nodes=2"], SSLPIPE_FAULT=fault)
+    until(lambda: steps_done(run_dir) == 160, "160 steps")
+    Job(cluster, "--partition=high", "--nodes=2", "--output=/dev/null", "--wrap=sleep 1")
+    low.restart_now()
+    assert low.wait("COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path)
+    assert low.facts()["Restarts"] == "1"
+    assert starts(run_dir) == [0, 120]
+    assert_bitwise(straight[2], final_weights(run_dir))
+
+
+@pytest.mark.slurm
+def test_at_the_time_limit_it_saves_and_goes_on_and_a_cancelled_job_stays_cancelled(
+    cluster, data, straight, tmp_path
+):
+    run_dir = tmp_path / "run"
+    long = ("steps=240", "run.save_steps=240", "run.log_steps=1")
+    options = ["--time=1", "--signal=B:USR1@55"]
+    job = pretrain(cluster, tmp_path, data, options=options, settings=long)
+    job.wait("PENDING")
+    assert "requeued" in log_of(tmp_path)
+    (step,) = [int(s) for s in re.findall(r"step (\d+)", (run_dir / "PREEMPTED").read_text())]
+    assert 0 < step < 240
+    job.restart_now()
+    until(lambda: steps_done(run_dir) > step, "a step of the second start")
+    job.cancel()
+    assert job.wait("CANCELLED", "COMPLETED", "PENDING", "FAILED")["JobState"] == "CANCELLED"
+    time.sleep(15)  # KillWait and more: nothing may bring it back
+    assert job.facts()["JobState"] == "CANCELLED"
+    again = pretrain(cluster, tmp_path, data, settings=long)
+    assert again.wait("COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path)
+    assert_bitwise(straight[1], final_weights(run_dir))
+
+
+@pytest.mark.slurm
+def test_requeueing_stops_after_three_starts_without_a_new_checkpoint(cluster, data, tmp_path):
+    settings = ("steps=12", "run.save_steps=5")
+    job = pretrain(cluster, tmp_path, data, settings=settings, SSLPIPE_FAULT="train.step:2")
+    for _ in range(2):
+        job.restart_now()
+    assert job.wait("FAILED", "COMPLETED")["JobState"] == "FAILED"
+    assert job.facts()["Restarts"] == "2"
+    text = (tmp_path / "run" / "FAILED").read_text()
+    assert "3 starts" in text
+    assert "no new checkpoint" in text
+
+
+@pytest.mark.slurm
+def test_a_mistake_in_the_input_ends_the_job_at_once(cluster, data, tmp_path):
+    wrong = ("data.num_stream=4",)
+    unsplit = ("data.batch_size=15", "data.num_streams=5", "steps=2")
+    processes = {"SSLPIPE_CPU_PROCESSES": "2"}
+    for k, (settings, environment) in enumerate([(wrong, {}), (unsplit, processes)]):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        job = pretrain(cluster, folder, data, settings=settings, **environment)
+        assert job.wait("FAILED", "COMPLETED", "PENDING")["JobState"] in ("FAILED", "PENDING")
+        facts = job.wait("FAILED", "COMPLETED")
+        assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0"), log_of(folder)
+        assert "Traceback" not in log_of(folder) or k == 1  # the launcher adds its own
+    assert "did you mean 'num_streams'" in log_of(tmp_path / "0")
+    assert "does not divide over 2 processes" in log_of(tmp_path / "1")
+
+
+@pytest.mark.slurm
+def test_a_sweep_trains_one_run_a_line_and_evaluation_follows(cluster, tmp_path):
+    data = write_dataset(tmp_path / "data")
+    write_dataset(tmp_path / "data", (40,), split="test")
+    (tmp_path / "settings").write_text("seed=1\nseed=2 optim.peak_lr=0.01\n")
+    job = Job(
+        cluster,
+        *("--array=0-1", f"--output={tmp_path}/%a.log", "slurm/sweep.sbatch"),
+        *(f"{tmp_path}/settings", str(write_recipe(tmp_path)), "--data", str(data)),
+        *("--run-dir", f"{tmp_path}/runs", "steps=4"),
+    )
+    after = Job(
+        cluster,
+        *(f"--dependency=afterok:{job.number}", f"--output={tmp_path}/evaluate.log"),
+        *("slurm/evaluate.sbatch", f"{tmp_path}/runs/1", "--data", str(data)),
+    )
+    state = after.wait("COMPLETED", "FAILED", "CANCELLED")["JobState"]
+    assert state == "COMPLETED", (tmp_path / "evaluate.log").read_text()[-3000:]
+    stored = [json.loads((tmp_path / f"runs/{k}/recipe.json").read_text()) for k in (0, 1)]
+    assert [recipe["seed"] for recipe in stored] == [1, 2]
+    assert stored[1]["optim"]["peak_lr"] == 0.01
+    assert (tmp_path / "runs/1/eval.json").exists()
+    assert (tmp_path / "runs/1/report.html").exists()
+
+
+def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    result = command_line(
+        *("slurm", str(recipe), "--data", str(data), "--run-dir", "runs/it's 1"),
+        *("--nodes", "2", "--gpus-per-node", "2", "--time", "1-00:00:00", "--warn-s", "300"),
+        *("--option", "partition=gpu", "optim.peak_lr=0.1"),
+    )
+    assert result.returncode == 0, result.stderr
+    head = [line for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --nodes=2" in head
+    assert "#SBATCH --gpus-per-node=2" in head
+    assert "#SBATCH --signal=B:USR1@300" in head
+    assert "#SBATCH --partition=gpu" in head
+    assert len({line.split("=")[0] for line in head}) == len(head)  # each option once
+    assert "slurm/site.sh" not in result.stdout.replace("# ", "")
+    checked = subprocess.run(["bash", "-n"], input=result.stdout, text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+    lines = result.stdout.splitlines()
+    given = next(line for line in lines if line.startswith("set -- "))
+    words = subprocess.run(
+        ["bash", "-c", f'{given}; printf "%s\\n" "$@"'], capture_output=True, text=True
+    )
+    assert words.stdout.splitlines()[-3:] == ["--run-dir", "runs/it's 1", "optim.peak_lr=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("job-name", "a b"),
+        ("job-name", "x\n#SBATCH --uid=0"),
+        ("partition", "gpu; rm -rf /"),
+        ("time", "$(id)"),
+        ("output", "../$HOME"),
+        ("wrap", "id"),
+    ],
+)
+def test_an_options_value_cannot_become_another_line_or_command(name, value):
+    with pytest.raises(UserError, match=r"is not of the form|unknown option"):
+        batch_script(ROOT / "slurm", {name: value}, [], {})
+
+
+def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
+    import sslpipe.errors
+
+    names = [
+        name
+        for name, value in vars(sslpipe.errors).items()
+        if isinstance(value, type) and issubclass(value, UserError)
+    ]
+    pattern = re.search(r"grep -qE '(.*)'", (ROOT / "slurm/pretrain.sbatch").read_text())[1]
+    for name in names:
+        assert re.match(pattern, f"rank 0: {name}: text"), name
+
+
+def test_the_scripts_are_valid_bash():
+    for path in [*(ROOT / "slurm").glob("*"), *(ROOT / "tests/slurm").glob("*.sh")]:
+        if path.suffix in (".sbatch", ".sh"):
+            done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
