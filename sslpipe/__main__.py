@@ -1,4 +1,4 @@
-"""The command line: check, train, preview, export, slurm; heavy imports inside the commands."""
+"""The command line: heavy imports stay inside the commands."""
 
 import sys
 from pathlib import Path
@@ -123,6 +123,24 @@ def export(
     formats = tuple(name.strip() for name in format.split(","))
     for name, path in export_backbone(run, out, formats, overwrite=overwrite).items():
         Console().print(f"{name}: {path}, proved equal in a clean process", highlight=False)
+
+
+@app.command(epilog="Examples: sslpipe status runs/demo | sslpipe status runs/demo --json")
+def status(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For other programs.")] = False,
+) -> None:
+    """Where a run stands: progress, speed, time to go, health, bad samples, last checkpoint."""
+    import json
+
+    from sslpipe.status import render
+    from sslpipe.status import status as status_of
+
+    found = status_of(run)
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    else:
+        Console().print(render(found), highlight=False, markup=False)
 
 
 @app.command(

@@ -97,7 +97,7 @@ class Run(Section):
         0.05  # quarantined samples before it stops
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    timeout_s: Positive = 1800  # a collective that waits longer ends the job
+    timeout_s: Positive = 1800  # a collective, a loader or a save that takes longer ends the job
 
 
 class Recipe(Section):

@@ -47,8 +47,10 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
 def _loop(run: Session, shard: Shard, beat: Watchdog) -> int:
     recipe, every, steps = run.recipe, run.recipe.run, run.recipe.total_steps
     log, done, stop = run.log, run.first_step, False
+    beat(done, "waiting for data")
 
     for step, batch in zip(range(run.first_step, steps), run.stream, strict=False):
+        beat(step, "training")
         lr = set_lr(run.optimizer, lr_at(step, recipe.optim, steps))
         run.guard.remember()
         seed = partial(_seed_forward, recipe.seed, step, shard.rank)  # dropout and the like
@@ -93,14 +95,17 @@ def _loop(run: Session, shard: Shard, beat: Watchdog) -> int:
             }
             log.train(done, numbers)
         if run.monitor_steps and (last or _due(done, run.monitor_steps)):
+            beat(done, "evaluating")
             with run.meter.paused():  # all ranks embed, rank 0 scores
                 log.evals(done, run.monitor())
         stop = agree(run.stop_requested())  # one number over all ranks
         if stop or last or _due(done, every.save_steps):  # all ranks; rank 0 writes
+            beat(done, "saving")
             with run.meter.paused():
                 run.checkpoints.save(done, run.parts, run.facts, needed=stop or last)
         if stop:
             break
+        beat(done, "waiting for data")
 
     run.quarantine.collect()
     log.event(done, "stop" if stop else "end")

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # A module imports only from rows under its own, and from its own package.
 ROWS = (
     ("tools", "__main__"),
-    ("check",),
+    ("check", "status"),
     ("train", "setup", "start", "finetune", "finetune_setup"),
     ("export", "frozen", "model_card"),
     ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),

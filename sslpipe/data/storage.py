@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sslpipe.errors import DataError
+from sslpipe.faults import fault
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ def read_range(url: str, start: int, end: int) -> bytes:
 
     Raises: DataError where they cannot be read, or fewer come back.
     """
+    fault("storage.read_range")
     try:
         if not scheme(url):
             with open(url, "rb") as file:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sslpipe.distributed import Shard, broadcast_object
 from sslpipe.errors import UserError
@@ -50,22 +51,36 @@ class RunLock:
                 os.utime(self.path)
 
     def _refuse_if_alive(self) -> None:
-        try:
-            holder = json.loads(self.path.read_text())
-            age_s = time.time() - self.path.stat().st_mtime
-        except (OSError, ValueError):
-            return  # it went away, or was cut off while being written
-        if holder["host"] == socket.gethostname():
-            alive = _start(holder["pid"]) == holder["start"]
-        else:  # a scheduler ends a job everywhere before it starts it again
-            same_job = holder["job"] and holder["job"] == os.environ.get("SSLPIPE_JOB_ID")
-            alive = age_s < STALE_AFTER_S and not same_job
-        if alive:
-            raise UserError(
-                f"{self.path.parent} is in use by process {holder['pid']} on {holder['host']} "
-                f"(last sign of life {age_s:.0f} s ago); wait for it, stop it, or use another "
-                f"--run-dir. If it is gone, delete {self.path}"
-            )
+        holder = holder_of(self.path.parent)
+        if holder is None:
+            return
+        elsewhere = holder["host"] != socket.gethostname()
+        if elsewhere and holder["job"] and holder["job"] == os.environ.get("SSLPIPE_JOB_ID"):
+            return  # a scheduler ends a job everywhere before it starts it again
+        raise UserError(
+            f"{self.path.parent} is in use by process {holder['pid']} on {holder['host']} "
+            f"(last sign of life {holder['age_s']:.0f} s ago); wait for it, stop it, or use "
+            f"another --run-dir. If it is gone, delete {self.path}"
+        )
+
+
+def holder_of(run_dir: Path) -> dict[str, Any] | None:
+    """The living process that holds a run directory: host, pid, job, age_s; None where none does.
+
+    On this host it is alive if it is there; on another if it touched the lock STALE_AFTER_S ago
+    or later.
+    """
+    path = run_dir / "lock"
+    try:
+        holder: dict[str, Any] = json.loads(path.read_text())
+        holder["age_s"] = time.time() - path.stat().st_mtime
+    except (OSError, ValueError):
+        return None  # it went away, or was cut off while being written
+    if holder["host"] == socket.gethostname():
+        alive = _start(holder["pid"]) == holder["start"]
+    else:
+        alive = holder["age_s"] < STALE_AFTER_S
+    return holder if alive else None
 
 
 @contextmanager
