@@ -127,14 +127,7 @@ def assert_equal_weights(expected, found):
 
 
 @pytest.mark.parametrize(
-    "run",
-    [
-        "run.num_workers=0",
-        "run.cache=memory",
-        "run.cache=device",
-        "run.window_bytes=1",
-        "run.log_steps=3",
-    ],
+    "setting", ["num_workers=0", "cache=memory", "cache=device", "window_bytes=1", "log_steps=3"]
 )
 def test_settings_of_run_change_no_weight(data, one_process, tmp_path, setting):
     run_dir, _ = one_process["sgd"]
