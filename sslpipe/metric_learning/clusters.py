@@ -186,9 +186,10 @@ def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
             torch.where(closer, between[new], step),
             parent.masked_fill(closer.cpu(), new),
         )
-    thresholds = start + torch.arange(levels + 1, device=between.device) * (4 - start) / levels
-    level = torch.searchsorted(thresholds.to(reach.dtype), reach, right=True).clamp(1, levels)
-    return thresholds.to(reach.dtype)[level].fill_diagonal_(0)
+    numbers = torch.arange(levels + 1, device=between.device, dtype=between.dtype)
+    thresholds = numbers * (4 - start) / levels + start
+    level = torch.searchsorted(thresholds, reach, right=True).clamp(1, levels)
+    return thresholds[level].fill_diagonal_(0)
 
 
 def neighbouring_classes(between: Tensor, anchors: Tensor, size: int) -> Tensor:

@@ -113,11 +113,10 @@ class _Distances(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, squared: bool) -> Tensor:
-        length_a, length_b = a.square().sum(1), b.square().sum(1)
-        d = torch.addmm(length_b, a, b.T, alpha=-2).add_(length_a[:, None])
+        lengths = a.square().sum(1)[:, None] + b.square().sum(1)  # (n, M)
+        d = torch.addmm(lengths, a, b.T, alpha=-2)
         # what is left of |a|^2 + |b|^2 - 2ab by rounding alone is no distance
-        rounding = 8 * torch.finfo(d.dtype).eps * (length_a[:, None] + length_b)
-        d.masked_fill_(d <= rounding, 0)
+        d.masked_fill_(d <= lengths.mul_(8 * torch.finfo(d.dtype).eps), 0)
         if not squared:
             d.sqrt_()
         ctx.squared = squared

@@ -100,16 +100,19 @@ class Margin(nn.Module):
             raise ValueError("learn = 'class' needs num_classes")
         self.alpha, self.learn, self.nu = alpha, learn, nu
         size = num_classes if learn == "class" and num_classes else 1
-        self.beta = nn.Parameter(torch.full((size,), beta), requires_grad=learn != "no")
+        self.fixed = beta
+        self.beta = nn.Parameter(torch.full((size,), beta)) if learn != "no" else None
 
     def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
-        own = batch.labels.clamp_min(0) if self.learn == "class" else torch.zeros_like(batch.labels)
-        beta = self.beta.to(batch.anchors.dtype)[own, None]  # (n, 1)
-        gap = batch.distances("euclidean") - beta
+        beta = batch.anchors.new_full((len(batch.labels),), self.fixed)
+        if self.beta is not None:
+            own = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
+            beta = self.beta.to(beta.dtype)[own]  # (n,)
+        gap = batch.distances("euclidean") - beta[:, None]
         values = torch.where(pairs.positive, gap, -gap).add(self.alpha).clamp_min(0)
         term = per_pair(values, pairs.positive | pairs.negative)
-        if self.learn != "no":  # once for each pair, so that nu does not depend on the divisor
-            term = term._replace(total=term.total + self.nu * beta[:, 0] * term.items)
+        if self.beta is not None:  # once for each pair: nu weighs the same in any batch
+            term = term._replace(total=term.total + self.nu * beta * term.items)
         return [term]
 
 
