@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sslpipe.distributed import Shard
 from sslpipe.losses import LOSSES, NTXentLoss
-from sslpipe.losses.tiles import find_twins, normalised
+from sslpipe.losses.contrast import anchors_of, normalised
 from tests.processes import run_processes
 
 TILES = (1, 5, 7, 512)
@@ -92,11 +92,28 @@ def test_equal_ids_are_no_negatives_of_each_other(
 
 
 def test_all_ids_different_means_no_masking_work() -> None:
-    assert find_twins(torch.tensor([5, 3, 9])) is None
-    twins = find_twins(torch.tensor([5, 3, 5]))
-    assert twins is not None
-    assert twins.rows.tolist() == [0, 2, 3, 5]
+    z = torch.zeros(3, 2)
+    assert anchors_of(z, torch.tensor([5, 3, 9])).groups is None
+    twins = anchors_of(z, torch.tensor([5, 3, 5]))
+    assert twins.groups is not None
+    assert twins.groups.tolist() == [1, 0, 1]
     assert twins.masked_pairs == 8
+
+
+@pytest.mark.parametrize("tile_rows", TILES)
+def test_equal_labels_are_no_negatives_where_asked_but_unlabelled_images_are(
+    tile_rows: int,
+) -> None:
+    z_a, z_b = pair(9, 4)
+    labels, ids = [0, 1, -1, 0, 7, -1, 1, 0, -1], [0, 1, 2, 3, 4, 5, 6, 7, 2]
+    groups = [0, 1, -2, 0, 7, -5, 1, 0, -2]  # a label, or an unlabelled sample
+    exact, exact_grad = value_and_grad(loops(z_a, z_b, 0.2, groups), z_a, z_b)
+    loss_fn = NTXentLoss(0.2, mask_labels=True, tile_rows=tile_rows)
+    loss = loss_fn(z_a, z_b, ids=torch.tensor(ids), labels=torch.tensor(labels))
+    loss, grad = value_and_grad(loss, z_a, z_b)
+    torch.testing.assert_close(loss, exact, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(grad, exact_grad, rtol=1e-9, atol=1e-12)
+    assert loss_fn.masked_pairs == 4 * (6 + 2 + 2)
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.1, 1.0])
@@ -215,7 +232,7 @@ def test_bfloat16_products_stay_within_their_stated_error() -> None:
     before = torch.get_float32_matmul_precision()
     z_a, z_b = (z.detach().float().requires_grad_() for z in pair(256, 64))
     exact, exact_grad = value_and_grad(textbook(z_a.double(), z_b.double(), 0.1), z_a, z_b)
-    loss, grad = value_and_grad(NTXentLoss(0.1, "bfloat16")(z_a, z_b), z_a, z_b)
+    loss, grad = value_and_grad(NTXentLoss(0.1, products="bfloat16")(z_a, z_b), z_a, z_b)
     assert abs(loss.item() - exact.item()) < 1e-3
     assert relative(grad, exact_grad.double()) < 2e-2
     assert torch.get_float32_matmul_precision() == before
@@ -294,7 +311,7 @@ def test_the_loss_is_registered_and_keeps_no_state() -> None:
     loss_fn = LOSSES["nt_xent"](temperature=0.2)
     assert isinstance(loss_fn, NTXentLoss)
     assert loss_fn.state_dict() == {}
-    assert copy.deepcopy(loss_fn).temperature == 0.2
+    assert copy.deepcopy(loss_fn).engine.temperature == 0.2
 
 
 # -- processes -------------------------------------------------------------------------------------

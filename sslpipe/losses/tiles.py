@@ -1,44 +1,32 @@
-"""Tiles of the similarity matrix: log-sum-exps and closed-form gradients without the matrix.
+"""Tiles of a similarity matrix: log-sum-exps and their closed-form gradient without the matrix.
 
-Each rank makes the tiles of its own rows; of the others it needs their directions and, for the
-gradient, their log-sum-exps.
+A similarity is the dot product of a row and a column, in nats; the tiles work in bits, since exp2
+is several times quicker than exp.
 """
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Products = Literal["float32", "bfloat16"]
+from sslpipe.losses.products import Multiply
 
-LARGEST_PLAIN_EXPONENT = 60.0  # nats; exp(±60) and sums of 1e12 of them are normal float32 numbers
-KEPT_TILES_BYTES = 16 * 2**20  # similarities kept between the two passes when all fit in this
-
-
-class Twins(NamedTuple):
-    """Views whose sample id occurs more than once in the global batch. rows: sorted (2 views)."""
-
-    ids: Tensor  # (N,) int64
-    rows: Tensor  # (T,) int64 in [0, 2N): first views, then second
-    masked_pairs: int
+LARGEST_PLAIN_EXPONENT = 50.0  # nats; exp(±50) and sums of 1e12 of them are normal float32 numbers
+KEPT_TILES_BYTES = 4 * 2**20  # tiles kept between the two passes when all fit in this
+BITS = math.log2(math.e)  # of a nat
 
 
-def find_twins(ids: Tensor) -> Twins | None:
-    """The repeated ids of the global batch (N,), or None when all differ. O(N log N)."""
-    _, group, sizes = torch.unique(ids, return_inverse=True, return_counts=True)
-    if sizes.numel() == ids.numel():
-        return None
-    images = torch.nonzero(sizes[group] > 1).flatten()
-    # both views of an image mask both views of each of its size - 1 twins
-    masked_pairs = int((4 * sizes * (sizes - 1)).sum())
-    return Twins(ids, torch.cat([images, images + ids.numel()]), masked_pairs)
+class Term(NamedTuple):
+    """One of an objective's sums: log sum_j exp(power * s_ij). sign: of dL/d(that sum)."""
+
+    power: float = 1.0
+    sign: int = 1
 
 
 class Block(NamedTuple):
-    """Consecutive rows of the 2N."""
+    """Consecutive rows."""
 
     start: int
     stop: int
@@ -48,194 +36,166 @@ class Block(NamedTuple):
         return slice(self.start, self.stop)
 
 
-def normalised(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of z (R, D) at length 1, and 1 / length (R, 1); a zero row stays zero, with 0.
-
-    Divided by the largest entry first, so that lengths near the limits of the dtype are exact too.
-    """
-    largest = z.abs().amax(1, keepdim=True)
-    inverse_largest = (1 / largest).masked_fill(largest < torch.finfo(z.dtype).tiny, 0)
-    scaled = z * inverse_largest
-    inverse = 1 / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp_min(0.5)
-    return scaled * inverse, inverse_largest * inverse
-
-
 class Tiles:
-    """Similarities of some rows with all columns, one tile at a time.
+    """Similarities of rows (R, D) with columns (C, D), one tile at a time.
 
-    In bits: x = log2(e) cosine / temperature, since exp2 is several times quicker than exp.
-    symmetric: the rows are all rows, so only tiles on and above the diagonal are made, and each
-    serves its rows and its columns.
+    largest: no |similarity| is above this, nats. tile_rows: rounded up to even. symmetric: rows and
+    columns are the same, so only tiles on and above the diagonal are made, and each serves both.
+    What is left out, as no pair at all: with `pairs_at`, rows are rows pairs_at, pairs_at + 1, ...
+    of the columns, where 2i and 2i + 1 are the views of image i, and pairs of one image are left
+    out; with `groups`, the group of each row and column, both ascending, pairs of one group are.
     """
 
     def __init__(
         self,
-        directions: Tensor,
-        temperature: float,
-        spans: list[slice],
+        rows: Tensor,
+        columns: Tensor,
         *,
-        symmetric: bool,
+        largest: float,
+        multiply: Multiply,
         tile_rows: int,
-        twins: Twins | None,
+        terms: tuple[Term, ...] = (Term(),),
+        symmetric: bool = False,
+        pairs_at: int | None = None,
+        groups: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        bits = math.log2(math.e) / temperature
-        self.v = directions * math.sqrt(bits)  # v_i . v_j: similarity in bits
-        self.temperature = temperature
-        self.twins = twins
-        self.images = directions.shape[0] // 2
-        self.symmetric = symmetric
+        self.rows, self.columns, self.multiply, self.terms = rows, columns, multiply, terms
+        self.symmetric, self.pairs_at, self.groups = symmetric, pairs_at, groups
         # with exponents this small neither a sum nor a term leaves float32's normal range
-        self.plain = 1 / temperature <= LARGEST_PLAIN_EXPONENT
-        self.columns = _blocks([slice(0, 2 * self.images)], tile_rows)
-        self.anchors = _blocks(spans, tile_rows)
-        largest = min(tile_rows, 2 * self.images)
-        self.buffer = self.v.new_empty(2, largest * largest)
-        anchor_rows = sum(block.stop - block.start for block in self.anchors)
-        tile_numbers = anchor_rows * 2 * self.images // (2 if symmetric else 1)
-        self.keep = tile_numbers * self.v.element_size() <= KEPT_TILES_BYTES
+        self.plain = largest <= LARGEST_PLAIN_EXPONENT and terms == (Term(),)
+        tile_rows += tile_rows % 2  # a tile never cuts an image's two views apart
+        self.row_blocks = _blocks(rows.shape[0], tile_rows)
+        self.column_blocks = _blocks(columns.shape[0], tile_rows)
+        area = min(tile_rows, rows.shape[0]) * min(tile_rows, columns.shape[0])
+        self.buffers = [rows.new_empty(area) for _ in range(2 if self.plain else 3)]
+        numbers = rows.shape[0] * columns.shape[0] // (2 if symmetric else 1)
+        self.keep = self.plain and numbers * rows.element_size() <= KEPT_TILES_BYTES
         self.kept: dict[tuple[int, int], Tensor] = {}
+        if groups is not None:
+            self.row_groups, self.column_groups = (
+                [(int(g[b.start]), int(g[b.stop - 1])) for b in blocks]
+                for g, blocks in zip(
+                    (g.cpu() for g in groups), (self.row_blocks, self.column_blocks), strict=True
+                )
+            )
 
-    def pairs(self) -> Iterator[tuple[Block, Block]]:
-        for anchors in self.anchors:
-            for columns in self.columns:
-                if not self.symmetric or columns.start >= anchors.start:
-                    yield anchors, columns
+    def tiles(self) -> Iterator[tuple[Block, Block, Tensor]]:
+        """Row block, column block, similarities in bits (-inf: left out), in a reused buffer."""
+        for i, rows in enumerate(self.row_blocks):
+            left = self.rows[rows.rows] * BITS
+            for j, columns in enumerate(self.column_blocks):
+                if self.symmetric and j < i:
+                    continue
+                tile = self.kept.get((i, j))
+                if tile is None:
+                    shape = rows.stop - rows.start, columns.stop - columns.start
+                    if self.keep:
+                        tile = self.kept[i, j] = left.new_empty(shape)
+                    else:
+                        tile = self._buffer(0, shape)
+                    self.multiply.similarities(left, self.columns[columns.rows], out=tile)
+                    self._leave_out(tile, i, j)
+                    if self.plain:
+                        tile.exp2_()  # from here on 2^x
+                yield rows, columns, tile
 
-    def negatives(self) -> tuple[Tensor, Tensor]:
-        """For each row (2N,): log2 of sum_j 2^x_ij over its negatives, and x of its positive.
-
-        The positive is kept out of the sum: a loss near 0 is then as exact as a large one.
-        """
-        start = 0.0 if self.plain else -math.inf
-        total = torch.full_like(self.v[:, 0], start)
-        positive = torch.zeros_like(total)
-        for anchors, columns in self.pairs():
-            tile = self._tile(anchors, columns, keep=self.keep)
-            self._take_positive(tile, anchors, columns, positive)
-            mirrored = self.symmetric and anchors != columns
+    def log_sums(self) -> Tensor:
+        """(terms, R): for each term and row the log of its sum, in nats; -inf where it is empty."""
+        shape = len(self.terms), self.rows.shape[0]
+        total = self.rows.new_full(shape, 0.0 if self.plain else -math.inf)
+        for rows, columns, tile in self.tiles():
+            mirrored = self.symmetric and rows != columns
             if self.plain:
-                tile = tile.exp2_()  # a kept tile stays exponentiated
-                total[anchors.rows] += tile.sum(1)
+                total[0, rows.rows] += tile.sum(1)
                 if mirrored:
-                    total[columns.rows] += tile.sum(0)
-            else:
-                _log_add(total[anchors.rows], tile, 1)
+                    total[0, columns.rows] += tile.sum(0)
+                continue
+            for k, term in enumerate(self.terms):
+                powered, spare = (self._buffer(n, tile.shape) for n in (1, 2))
+                torch.mul(tile, term.power, out=powered)
+                _log_add(total[k, rows.rows], powered, 1, spare)
                 if mirrored:
-                    _log_add(total[columns.rows], tile, 0)
-        return (total.log2_() if self.plain else total), positive
+                    _log_add(total[k, columns.rows], powered, 0, spare)
+        return total.log_() if self.plain else total.div_(BITS)
 
-    def gradient(self, lse: Tensor, missing: Tensor) -> Tensor:
-        """dL/du_i = 1/(2N tau) sum_j w_ij u_j for the rows, L the mean over all 2N anchors.
-
-        w_ij = p_ij + p_ji for a negative, p_ij = 2^(x_ij - lse_i), and -(missing_i + missing_j)
-        for the positive. lse (2N,): log2 of the sum over negatives and positive; missing (2N,):
-        1 - p of the positive, given apart because 1 - p cancels where p is near 1.
-        """
-        grad = torch.zeros_like(self.v)
-        inverse = (-lse).exp2_() if self.plain else lse
-        for anchors, columns in self.pairs():
-            weights = self._weights(anchors, columns, inverse)
-            for offset, rows, cols in self._positives(anchors, columns):
-                weights.diagonal(offset).copy_(-(missing[rows] + missing[cols]))
-            _add_product(grad[anchors.rows], weights, self.v[columns.rows])
-            if self.symmetric and anchors != columns:
-                _add_product(grad[columns.rows], weights.T, self.v[anchors.rows])
-        # v is u sqrt(log2(e) / tau), and the formula asks for u / tau
-        return grad.mul_(1 / (2 * self.images * math.sqrt(math.log2(math.e) * self.temperature)))
-
-    def _weights(self, anchors: Block, columns: Block, inverse: Tensor) -> Tensor:
-        """p_ij + p_ji of one tile."""
-        tile = self.kept.pop((anchors.start, columns.start), None)
-        fresh = tile is None
-        if tile is None:
-            tile = self._tile(anchors, columns, keep=False)
-        other = self.buffer[1, : tile.numel()].view(tile.shape)
-        of_rows, of_columns = inverse[anchors.rows, None], inverse[columns.rows]
-        if self.plain:
-            torch.add(of_rows, of_columns, out=other)
-            return (tile.exp2_() if fresh else tile).mul_(other)
-        torch.sub(tile, of_columns, out=other)
-        return tile.sub_(of_rows).exp2_().add_(other.exp2_())
-
-    def _tile(self, anchors: Block, columns: Block, keep: bool) -> Tensor:
-        """x of one tile; -inf for a view with itself and for views of twins."""
-        shape = anchors.stop - anchors.start, columns.stop - columns.start
-        if keep:
-            tile = self.kept[anchors.start, columns.start] = self.v.new_empty(shape)
-        else:
-            tile = self.buffer[0, : shape[0] * shape[1]].view(shape)
-        torch.mm(self.v[anchors.rows], self.v[columns.rows].T, out=tile)
-        _fill_diagonal(tile, anchors.start - columns.start)
-        if self.twins is not None:
-            self._mask_twins(tile, anchors, columns, self.twins)
-        return tile
-
-    def _mask_twins(self, tile: Tensor, anchors: Block, columns: Block, twins: Twins) -> None:
-        rows = _inside(twins.rows, anchors)
-        cols = _inside(twins.rows, columns)
-        image_r, image_c = rows % self.images, cols % self.images
-        same_id = twins.ids[image_r, None] == twins.ids[image_c]
-        at = torch.nonzero(same_id & (image_r[:, None] != image_c))
-        tile[rows[at[:, 0]] - anchors.start, cols[at[:, 1]] - columns.start] = -math.inf
-
-    def _positives(self, anchors: Block, columns: Block) -> Iterator[tuple[int, slice, slice]]:
-        """Diagonals of the tile with positives (column = row ± N): offset, their rows, columns."""
-        for distance in (self.images, -self.images):
-            first = max(anchors.start, columns.start - distance)
-            last = min(anchors.stop, columns.stop - distance)
-            if first < last:
-                offset = anchors.start + distance - columns.start
-                yield offset, slice(first, last), slice(first + distance, last + distance)
-
-    def _take_positive(
-        self, tile: Tensor, anchors: Block, columns: Block, positive: Tensor
+    def add_gradient(
+        self, into: Tensor, pull: Tensor, log_sums: Tensor, columns: tuple[Tensor, Tensor] | None
     ) -> None:
-        """Move the tile's positives into `positive`, leaving -inf."""
-        for offset, rows, cols in self._positives(anchors, columns):
-            values = tile.diagonal(offset)
-            positive[rows] = values
-            if self.symmetric:
-                positive[cols] = values
-            values.fill_(-math.inf)
+        """into (R, D) += dL/d(rows), from pull = dL/d(log_sums), both (terms, R).
+
+        columns: the same two for the columns, (terms, C), where these are rows of a sum as well;
+        None where the columns take no gradient. Symmetric tiles need none: it is that of the rows.
+        """
+        of_rows = self._factors(pull, log_sums)
+        of_columns = None if columns is None else self._factors(*columns)
+        if self.symmetric:
+            of_columns = of_rows
+        operand = self.multiply.operand(self.columns)
+        for rows, cols, tile in self.tiles():
+            at_rows = of_rows[:, rows.rows, None]
+            at_columns = None if of_columns is None else of_columns[:, cols.rows]
+            weights = self.multiply.operand(self._weights(tile, at_rows, at_columns))
+            self.multiply.add(into[rows.rows], weights, operand[cols.rows])
+            if self.symmetric and rows != cols:
+                self.multiply.add(into[cols.rows], weights.T, operand[rows.rows])
+
+    def _factors(self, pull: Tensor, log_sums: Tensor) -> Tensor:
+        """dL/d(sum) (terms, R), what a power of 2 is multiplied with; not plain: its |log2|.
+
+        An empty sum, of log -inf, has no pull, and its factor is 0.
+        """
+        if self.plain:
+            return (-log_sums).clamp_max_(2 * LARGEST_PLAIN_EXPONENT).exp_().mul_(pull)
+        powers = pull.new_tensor([term.power for term in self.terms])[:, None]
+        lowest = torch.finfo(pull.dtype).min
+        return (pull.abs() * powers).log2_() - (log_sums * BITS).clamp_min(lowest)
+
+    def _weights(self, tile: Tensor, at_rows: Tensor, at_columns: Tensor | None) -> Tensor:
+        """dL/ds_ij + dL/ds_ji of one tile: what column j pulls on row i."""
+        other = self._buffer(1, tile.shape)
+        if self.plain:
+            if at_columns is None:
+                return torch.mul(tile, at_rows[0], out=other)
+            torch.add(at_rows[0], at_columns[0], out=other)
+            return other.mul_(tile)
+        weights, powered = other.zero_(), self._buffer(2, tile.shape)
+        for k, term in enumerate(self.terms):
+            for offsets in (at_rows, at_columns):
+                if offsets is not None:
+                    torch.mul(tile, term.power, out=powered)
+                    weights.add_(powered.add_(offsets[k]).exp2_(), alpha=term.sign)
+        return weights
+
+    def _leave_out(self, tile: Tensor, i: int, j: int) -> None:
+        if self.groups is not None:
+            (row_first, row_last), (first, last) = self.row_groups[i], self.column_groups[j]
+            if row_first <= last and first <= row_last:
+                of_rows = self.groups[0][self.row_blocks[i].rows]
+                of_columns = self.groups[1][self.column_blocks[j].rows]
+                tile.masked_fill_(of_rows[:, None] == of_columns, -math.inf)
+        elif self.pairs_at is not None:
+            row = self.pairs_at + self.row_blocks[i].start
+            _fill_pairs(tile, row, self.column_blocks[j].start)
+
+    def _buffer(self, n: int, shape: torch.Size | tuple[int, int]) -> Tensor:
+        return self.buffers[n][: shape[0] * shape[1]].view(shape)
 
 
-def _blocks(spans: list[slice], size: int) -> list[Block]:
-    return [
-        Block(start, min(start + size, span.stop))
-        for span in spans
-        for start in range(span.start, span.stop, size)
-    ]
+def _blocks(rows: int, size: int) -> list[Block]:
+    return [Block(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def _inside(rows: Tensor, block: Block) -> Tensor:
-    return rows[(rows >= block.start) & (rows < block.stop)]
+def _fill_pairs(tile: Tensor, row: int, column: int) -> None:
+    """-inf where views of one image meet; the tile begins at (row, column), all sizes are even."""
+    images, others = tile.shape[0] // 2, tile.shape[1] // 2
+    offset = (row - column) // 2
+    if -images < offset < others:
+        blocks = tile.view(images, 2, others, 2).diagonal(offset, 0, 2)
+        blocks.fill_(-math.inf)
 
 
-def _fill_diagonal(tile: Tensor, offset: int) -> None:
-    if -tile.shape[0] < offset < tile.shape[1]:
-        tile.diagonal(offset).fill_(-math.inf)
-
-
-def _log_add(total: Tensor, tile: Tensor, dim: int) -> None:
+def _log_add(total: Tensor, tile: Tensor, dim: int, spare: Tensor) -> None:
     """total = log2(2^total + sum over dim of 2^tile), in place, safe at any exponent."""
-    top = torch.maximum(total, tile.amax(dim)).clamp_min(torch.finfo(tile.dtype).min)
-    sums = (tile - top.unsqueeze(dim)).exp2_().sum(dim)
+    top = torch.maximum(total, tile.amax(dim)).clamp_min_(torch.finfo(tile.dtype).min)
+    sums = torch.sub(tile, top.unsqueeze(dim), out=spare).exp2_().sum(dim)
     total.copy_((total - top).exp2_().add_(sums).log2_().add_(top))
-
-
-def _add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
-    torch.addmm(out, left, right, out=out)
-
-
-@contextmanager
-def tile_precision(products: Products) -> Iterator[None]:
-    """ "bfloat16": float32 products inside run as bfloat16 on CPUs with AMX, as TF32 on CUDA."""
-    before = torch.get_float32_matmul_precision()
-    if products == "float32" or before == "medium":
-        yield
-        return
-    torch.set_float32_matmul_precision("medium")  # of the whole process: put back whatever happens
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

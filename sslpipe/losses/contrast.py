@@ -1,0 +1,240 @@
+"""What the NT-Xent family shares: gather, sum over negatives in tiles, gradient in closed form.
+
+An objective of the family is a function of the directions and of each anchor's log-sum-exps over
+its negatives. It is written as plain torch over O(N D) numbers and differentiated by autograd; what
+needs all pairs, the log-sum-exps and their gradient, is made here in tiles.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sslpipe.distributed import all_gather_rows, current_shard, row_counts
+from sslpipe.losses.products import Multiply, Products
+from sslpipe.losses.tiles import Term, Tiles
+
+Sums = tuple[Tensor, ...]
+RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]
+
+
+class Anchors(NamedTuple):
+    """Who is whose negative in the global batch of N images.
+
+    counts: images of each rank. groups: (N,) int64, images of one group are no negatives of each
+    other; None: each is its own group. negatives: (N,) how many an anchor of each image has,
+    counting both views, and None for 2N - 2.
+    """
+
+    counts: tuple[int, ...]
+    groups: Tensor | None = None
+    negatives: Tensor | None = None
+
+    @property
+    def images(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def mean_negatives(self) -> float:
+        return 2 * self.images - 2 if self.negatives is None else float(self.negatives.mean())
+
+    @property
+    def masked_pairs(self) -> int:
+        """Ordered (anchor, view of another image) pairs that are not anchor and negative."""
+        return round(2 * self.images * (2 * self.images - 2 - self.mean_negatives))
+
+
+def check_views(z_a: Tensor, z_b: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
+    """ValueError unless z_a and z_b are (B, D) and ids and labels (B,) or None."""
+    if z_a.dim() != 2 or z_a.shape != z_b.shape:
+        raise ValueError(
+            f"z_a and z_b must be (B, D) both; got {tuple(z_a.shape)} and {tuple(z_b.shape)}"
+        )
+    for name, numbers in (("ids", ids), ("labels", labels)):
+        if numbers is not None and numbers.shape != z_a.shape[:1]:
+            raise ValueError(f"{name} must be ({z_a.shape[0]},), got {tuple(numbers.shape)}")
+
+
+def check_settings(temperature: float, products: str, tile_rows: int | None) -> None:
+    """ValueError naming the setting that is out of its range."""
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature = {temperature} must be a finite number above 0")
+    if products not in ("float32", "bfloat16"):
+        raise ValueError(f"products = {products!r} must be 'float32' or 'bfloat16'")
+    if tile_rows is not None and tile_rows < 1:
+        raise ValueError(f"tile_rows = {tile_rows} must be at least 1")
+
+
+def anchors_of(
+    z: Tensor, ids: Tensor | None, labels: Tensor | None = None, own: Tensor | None = None
+) -> Anchors:
+    """Gather who must not be whose negative: equal ids, and equal labels >= 0 if labels are given.
+
+    z (B, D), for row count and device. own: (B,) bool, rows whose id counts for nothing.
+    Collective. Raises: ValueError if no rank has a row.
+    """
+    counts = row_counts(z.shape[0], z.device)
+    images = sum(counts)
+    if images == 0:
+        raise ValueError("a contrastive loss of an empty batch is not defined")
+    group = None
+    for numbers, is_alone in ((ids, own), (labels, None if labels is None else labels < 0)):
+        if numbers is None:
+            continue
+        numbers = all_gather_rows(numbers, counts)
+        dense = torch.unique(numbers, return_inverse=True)[1]
+        fallback = torch.arange(images, device=z.device) if group is None else group
+        if is_alone is None:
+            group = dense
+        else:
+            group = torch.where(all_gather_rows(is_alone, counts), images + fallback, dense)
+    if group is None:
+        return Anchors(counts)
+    _, group, sizes = torch.unique(group, return_inverse=True, return_counts=True)
+    if sizes.numel() == images:
+        return Anchors(counts)
+    return Anchors(counts, group, (2 * images - 2 * sizes[group]).double())
+
+
+class Engine(NamedTuple):
+    """How the sums are made. largest: no |similarity| is above this, nats."""
+
+    temperature: float
+    products: Products = "float32"
+    tile_rows: int | None = None
+    terms: tuple[Term, ...] = (Term(),)
+
+
+def contrast(
+    z_a: Tensor, z_b: Tensor, anchors: Anchors, row_loss: RowLoss, engine: Engine
+) -> Tensor:
+    """row_loss of the global batch (), equal on all ranks, with W times its complete gradient.
+
+    row_loss(v, sums, anchors) gets v (N, 2, D), directions over sqrt(temperature), so that v . v
+    is a similarity in nats, and, for each of engine.terms, log sum_j exp(power * s_ij) (N, 2) over
+    the negatives j of each anchor, -inf where it has none. z_a, z_b (B, D) of this rank, any scale.
+    """
+    needs_grad = torch.is_grad_enabled() and (z_a.requires_grad or z_b.requires_grad)
+    return cast(Tensor, _Contrast.apply(z_a, z_b, anchors, row_loss, engine, needs_grad))
+
+
+class _Contrast(torch.autograd.Function):
+    """(z_a, z_b) -> loss, with the gradient made in forward: the upstream gradient is one number.
+
+    So nothing but this rank's gradient, (B, 2, D), waits for backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z_a: Tensor,
+        z_b: Tensor,
+        anchors: Anchors,
+        row_loss: RowLoss,
+        engine: Engine,
+        needs_grad: bool,
+    ) -> Tensor:
+        with torch.autocast(z_a.device.type, enabled=False):
+            loss, grad = _loss_and_grad(z_a, z_b, anchors, row_loss, engine, needs_grad)
+        ctx.dtype = z_a.dtype
+        ctx.save_for_backward(grad)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        grad_a, grad_b = (grad * upstream).to(ctx.dtype).unbind(1)
+        return grad_a, grad_b, None, None, None, None
+
+
+def _loss_and_grad(
+    z_a: Tensor,
+    z_b: Tensor,
+    anchors: Anchors,
+    row_loss: RowLoss,
+    engine: Engine,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The global loss () and, if wanted, W times the gradient of this rank's rows (B, 2, D)."""
+    shard, counts, groups = current_shard(), anchors.counts, anchors.groups
+    first = sum(counts[: shard.rank])
+    mine = slice(first, first + counts[shard.rank])
+    z = all_gather_rows(torch.stack([z_a, z_b], dim=1), counts)  # (N, 2, D)
+    v, inverse_norms = normalised(z.to(torch.promote_types(z.dtype, torch.float32)))
+    v *= engine.temperature**-0.5
+
+    # the images of the tiles' rows and columns: by group, where groups are, so that few tiles hold
+    # pairs that must be left out
+    own: Tensor | slice = mine
+    everyone: Tensor | slice = slice(None)
+    if groups is not None:
+        everyone = groups.argsort(stable=True)
+        own = everyone[(everyone >= mine.start) & (everyone < mine.stop)]
+    columns = v[everyone].flatten(0, 1)  # (2N, D)
+    largest = 1 / engine.temperature
+    multiply = Multiply(engine.products, v, largest)
+    tiles = Tiles(
+        columns if shard.world == 1 else v[own].flatten(0, 1),
+        columns,
+        largest=largest,
+        multiply=multiply,
+        tile_rows=engine.tile_rows or (512 if v.device.type == "cpu" else 4096),
+        terms=engine.terms,
+        symmetric=shard.world == 1,
+        pairs_at=2 * first if groups is None else None,
+        groups=None if groups is None else (_per_view(groups[own]), _per_view(groups[everyone])),
+    )
+    with multiply.kernels():
+        sums = v.new_empty(len(engine.terms), *v.shape[:2])  # (terms, N, 2); own rows are filled
+        sums[:, own] = tiles.log_sums().view(len(engine.terms), -1, 2)
+        if shard.world > 1:
+            sums = all_gather_rows(sums[:, mine].transpose(0, 1), counts).transpose(0, 1)
+        if not needs_grad:
+            return row_loss(v, sums.unbind(), anchors), None
+
+        loss, grad, pull = _differentiate(row_loss, v, sums, anchors)  # grad: (N, 2, D)
+        of_rows = pull[:, own].flatten(1), sums[:, own].flatten(1)  # (terms, 2B)
+        of_columns = None
+        if shard.world > 1:
+            of_columns = pull[:, everyone].flatten(1), sums[:, everyone].flatten(1)  # (terms, 2N)
+        if groups is None:
+            tiles.add_gradient(grad[mine].flatten(0, 1), *of_rows, of_columns)
+        else:
+            part = torch.zeros_like(tiles.rows)
+            tiles.add_gradient(part, *of_rows, of_columns)
+            grad[own] += part.view(-1, *v.shape[1:])
+    grad, v = grad[mine], v[mine]
+    along = (v * grad).sum(-1, keepdim=True) * engine.temperature
+    grad.addcmul_(v, along, value=-1)  # the part across v: cosines know no length
+    return loss, grad.mul_(inverse_norms[mine] * (shard.world * engine.temperature**-0.5))
+
+
+def _differentiate(
+    row_loss: RowLoss, v: Tensor, sums: Tensor, anchors: Anchors
+) -> tuple[Tensor, Tensor, Tensor]:
+    """row_loss (), and what it says of v (N, 2, D) and of sums (terms, N, 2)."""
+    with torch.enable_grad():
+        v, sums = v.detach().requires_grad_(), sums.detach().requires_grad_()
+        loss = row_loss(v, sums.unbind(), anchors)
+        of_v, of_sums = torch.autograd.grad(loss, (v, sums))
+    return loss.detach(), of_v, of_sums
+
+
+def _per_view(of_images: Tensor) -> Tensor:
+    return of_images.repeat_interleave(2)
+
+
+def normalised(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of z (..., D) at length 1, and 1 / length (..., 1); a zero row stays zero, with 0.
+
+    Divided by the largest entry first, so that lengths near the limits of the dtype are exact too.
+    """
+    largest = z.abs().amax(-1, keepdim=True)
+    inverse_largest = (1 / largest).masked_fill_(largest < torch.finfo(z.dtype).tiny, 0)
+    scaled = z * inverse_largest
+    inverse = 1 / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).clamp_min_(0.5)
+    return scaled.mul_(inverse), inverse.mul_(inverse_largest)
