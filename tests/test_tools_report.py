@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,12 +24,14 @@ from sslpipe.evaluation.embed import Embeddings
 from tests.dataset import picture, write_dataset
 from tests.runs import RECIPE, train_over, write_recipe
 from tools.report_charts import MOST_POINTS, Series, line_chart, marks, thinned
+from tools.report_compare import differences, results
 from tools.report_pictures import DRAWN_QUERIES, NEIGHBOURS, neighbour_rows, thumbnails
 from tools.report_results import Line, accuracy_sentence, clear_best, confusion, few_shot_chart
 from tools.report_run import read_run, without_places
 
 EVIL = "<script>alert('1')</script>"
 QUOTES = "' onload='alert(2)' \"><img src=x onerror='alert(3)'>"
+NAME = "<b>second</b> & last"
 VOID = {"meta", "img", "br", "path", "rect", "image"}
 
 
@@ -160,7 +163,9 @@ def test_texts_from_files_are_shown_as_text(whole):
 def test_every_picture_has_an_alternative_text(whole):
     assert all(attrs.get("alt") for attrs in whole.page.all("img"))
     assert all(attrs.get("aria-label") for attrs in whole.page.all("svg"))
-    assert len(whole.page.all("svg")) == 1 + 9 + 2 + 3  # few labels, training, speed, maps
+    assert (
+        len(whole.page.all("svg")) == 1 + 9 + 2 + 2 + 3
+    )  # few labels, training, speed, separation, maps
 
 
 def test_the_table_holds_the_numbers_of_eval_json(whole):
@@ -260,7 +265,7 @@ def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
 def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
     report(whole.run_dir, "--out", tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text())
-    assert len(page.all("svg")) == 1 + 9 + 2 + 2  # all but the map with images
+    assert len(page.all("svg")) == 1 + 9 + 2 + 2 + 2  # all but the map with images
     assert not page.all("image")
     assert "The images are shown with --data only" in page.text
     assert page.rows == whole.page.rows
@@ -454,3 +459,66 @@ def test_axis_marks_are_round_few_and_inside(low, high):
     steps = np.diff(places)
     assert np.allclose(steps, steps[0])
     assert min(abs(np.log10(steps[0] / f) % 1 - r) for f in (1, 2, 5) for r in (0, 1)) < 1e-6
+
+
+@pytest.fixture
+def other(whole, tmp_path) -> Path:
+    """The run again, with another name, learning rate and accuracy."""
+    run_dir = tmp_path / "other"
+    shutil.copytree(whole.run_dir, run_dir, ignore=shutil.ignore_patterns("checkpoints", "*.html"))
+    recipe = json.loads((run_dir / "recipe.json").read_text())
+    recipe["name"], recipe["optim"]["peak_lr"] = NAME, 0.125
+    (run_dir / "recipe.json").write_text(json.dumps(recipe))
+    evaluation = json.loads((run_dir / "eval.json").read_text())
+    for line in evaluation["rows"]:
+        if line["features"] == "ssl":
+            line["value"], line["interval95"] = 0.0625, [0.05, 0.08]
+    (run_dir / "eval.json").write_text(json.dumps(evaluation))
+    return run_dir
+
+
+def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, other, tmp_path):
+    report(whole.run_dir, other, "--out", tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text()
+    page = Page(html)
+    assert not {"script", "link", "iframe", "b onload"} & {tag for tag, _ in page.tags}
+    for text in (EVIL, NAME):
+        assert text not in html
+        assert text in page.text
+    by_name = {line[0]["text"]: line for line in page.rows if line[0]["text"]}
+    for name, run_dir in ((EVIL, whole.run_dir), (NAME, other)):
+        rows = json.loads((run_dir / "eval.json").read_text())["rows"]
+        first = next(r for r in rows if r["features"] == "ssl" and r["column"] == "kNN")
+        assert float(by_name[name][1]["value"]) == first["value"]
+        assert f"{name}, whitened" in by_name
+    assert len([name for name in by_name if name.startswith("raw pixels")]) == 2  # once, not twice
+    cells = re.findall(r"<tr><th scope='row'><code>(recipe\.[^<]*)</code></th>(.*?)</tr>", html)
+    assert [key for key, _ in cells] == ["recipe.optim.peak_lr"]
+    assert "<code>0.125</code>" in cells[0][1]
+    charts = [svg["aria-label"] for svg in page.all("svg")]
+    loss = next(label for label in charts if label.startswith("loss:"))
+    assert EVIL in loss
+    assert NAME in loss
+
+
+def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):
+    runs = {"a": read_run(whole.run_dir), "b": read_run(other)}
+    assert "not comparable" not in results(runs)
+    for key in ("data_sha256", "split", "train_split"):
+        facts = {**runs["b"].evaluation["facts"], key: "another"}
+        changed = runs["b"]._replace(evaluation={**runs["b"].evaluation, "facts": facts})
+        html = results({**runs, "b": changed})
+        assert "not comparable" in html
+        assert html.count("<table class='results'>") == 2
+    html = results({**runs, "b": runs["b"]._replace(evaluation=None)})
+    assert "b has not been evaluated" in html
+
+
+def test_a_run_differs_from_itself_in_nothing(whole):
+    run = read_run(whole.run_dir)
+    assert "Nothing" in differences({"a": run, "b": run})
+
+
+def test_options_of_one_run_are_refused_for_several(whole, other, monkeypatch, capsys):
+    line = error_line(monkeypatch, capsys, whole.run_dir, other, "--data", whole.data)
+    assert "--data is for the report of one run" in line

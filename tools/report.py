@@ -1,34 +1,34 @@
 """A run directory -> one self-contained HTML file: verdict, table, curves, views, maps, neighbours.
 
 python -m tools.report runs/demo --data out/demo/data/dataset.json
+python -m tools.report runs/demo runs/other
 """
 
 import io
-from html import escape
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
 from sslpipe.augment.preview import preview_grid
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import Embeddings, load_embeddings
+from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.finetune_recipe import parse_any_recipe
 from sslpipe.setup import build_augment
 from sslpipe.stateless import permutation
 from tools.embed import console, run
 from tools.evaluate import print_suite
-from tools.report_charts import MOST_NAMES, apart, class_colour, scatter
-from tools.report_pictures import (
-    FEWEST_MAPPED,
-    mapped_rows,
-    neighbour_rows,
-    pca_map,
-    png_uri,
-    thumbnails,
-    tsne_map,
+from tools.report_compare import build_comparison, names_apart
+from tools.report_embeddings import (
+    EMBED,
+    Features,
+    embedding_map,
+    embedding_quality,
+    nearest_neighbours,
 )
+from tools.report_page import html_page
+from tools.report_pictures import png_uri
 from tools.report_results import confusion, few_shot_chart, result_table
 from tools.report_run import Run, read_run
 from tools.report_sections import (
@@ -37,7 +37,6 @@ from tools.report_sections import (
     charts,
     header,
     missing,
-    neighbour_sheet,
     quarantine,
     settings,
     steps_note,
@@ -46,21 +45,9 @@ from tools.report_sections import (
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
 SUITE = "python -m tools.evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
-EMBED = (
-    "python -m tools.embed RUN --data DIR/dataset.json --split {0} "
-    "--out RUN/features/{0}.safetensors"
-)
-REPORT = "python -m tools.report RUN --data DIR/dataset.json"
 NEEDS_RESULTS = "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
+USUAL = "features/{}.safetensors"
 PREVIEWED = 4  # images of the view grid where the run has none of its own
-ASPECT = 2.0  # of the map with images: the page is wider than high
-
-
-class Features(NamedTuple):
-    """Embeddings of one split and the facts saved with them."""
-
-    rows: Embeddings
-    facts: dict[str, object]
 
 
 @app.command(
@@ -68,12 +55,18 @@ class Features(NamedTuple):
     "--out report.html"
 )
 def main(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="A run directory, or several to compare.")
+    ],
     data: Annotated[
         str | None, typer.Option(help="The dataset.json that was evaluated: adds pictures.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file to write.", show_default="RUN/report.html")
+        Path | None,
+        typer.Option(
+            help="The HTML file to write.",
+            show_default="RUN/report.html; for several, comparison.html beside the first",
+        ),
     ] = None,
     features: Annotated[
         Path | None,
@@ -88,23 +81,37 @@ def main(
         ),
     ] = None,
 ) -> None:
-    """Write one HTML file that shows a run; it loads nothing from the network.
+    """Write one HTML file that shows a run, or compares several; it loads nothing from the network.
 
     Whatever is missing in the run is named there, with the command that makes it. A run needs no
     data set to be shown; with --data the report has the images, too.
     """
+    if len(run_dirs) > 1:
+        given = {"--data": data, "--features": features, "--bank": bank}
+        for option, value in given.items():
+            if value is not None:
+                raise UserError(f"{option} is for the report of one run; leave it out")
+        runs = [read_run(run_dir) for run_dir in run_dirs]
+        embedded = [_load(None, run_dir / USUAL.format("test")) for run_dir in run_dirs]
+        page = build_comparison(runs, names_apart(run_dirs, runs), embedded)
+        _write(out or run_dirs[0].parent / "comparison.html", page)
+        return
+    (run_dir,) = run_dirs
     facts = read_run(run_dir)
     index = load_index(data) if data is not None else None
-    queries = _load(features, run_dir / "features" / "test.safetensors")
-    others = _load(bank, run_dir / "features" / "train.safetensors")
+    queries = _load(features, run_dir / USUAL.format("test"))
+    others = _load(bank, run_dir / USUAL.format("train"))
     page = build_page(facts, index, queries, others)
-    out = out or run_dir / "report.html"
+    if facts.evaluation is not None:
+        print_suite(facts.evaluation)
+    _write(out or run_dir / "report.html", page)
+
+
+def _write(out: Path, page: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")
     partial.write_text(page, encoding="utf-8")
     partial.replace(out)
-    if facts.evaluation is not None:
-        print_suite(facts.evaluation)
     console.print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser", highlight=False)
 
 
@@ -122,27 +129,18 @@ def build_page(
         "Training": charts(facts, CHARTS) + steps_note(facts),
         "Views": views(facts, index),
         "Embedding map": embedding_map(facts, queries, split),
+        "Separation": (
+            embedding_quality({facts.recipe["name"]: queries})
+            if queries
+            else missing("No embeddings of the test split yet.", EMBED.format("test"))
+        ),
         "Nearest neighbours": nearest_neighbours(facts, queries, split, bank, bank_split),
         "Confusion": confusion(evaluation, facts.classes) if evaluation else NEEDS_RESULTS,
         "Speed": charts(facts, SPEED_CHARTS),
         "Quarantine": quarantine(facts),
         "Settings": settings(facts),
     }
-    anchors = {title: title.lower().replace(" ", "-") for title in sections}
-    links = "".join(f"<a href='#{anchor}'>{title}</a>" for title, anchor in anchors.items())
-    body = "".join(
-        f"<section id='{anchors[title]}'><h2>{title}</h2>{html}</section>"
-        for title, html in sections.items()
-    )
-    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(facts.recipe['name'])}: sslpipe report</title><style>{style}</style>"
-        f"</head><body>{header(facts)}<nav aria-label='Sections'>{links}</nav><main>{body}</main>"
-        "<footer>Written by <code>python -m tools.report</code> of sslpipe. Intervals are over "
-        "test images (and draws of labels), not over training seeds.</footer></body></html>\n"
-    )
+    return html_page(facts.recipe["name"], header(facts), sections)
 
 
 def few_labels(facts: Run) -> str:
@@ -174,86 +172,6 @@ def views(facts: Run, index: DatasetIndex | None) -> str:
         "parameters that were drawn.</p>"
         f"<div class='wide views'><img src='{png_uri(raw)}' alt='{alt}'></div>"
     )
-
-
-def embedding_map(facts: Run, queries: Features | None, split: Split | None) -> str:
-    """PCA and t-SNE of some test features, and t-SNE again under the images themselves."""
-    if queries is None:
-        return missing("No embeddings of the test split yet.", EMBED.format("test"))
-    rows = mapped_rows(queries.rows)
-    if len(rows.ids) < FEWEST_MAPPED:
-        return f"<p class='missing'>{len(rows.ids)} embeddings are too few for a map.</p>"
-    names, labels = facts.classes, rows.labels.numpy()
-    count = max(len(names), int(labels.max()) + 1)
-    names = [*names, *(f"class {label}" for label in range(len(names), count))]
-    flat, held = pca_map(rows)
-    near, perplexity = tsne_map(rows)
-    of = f"{len(rows.ids):,} test embeddings"
-    maps = {
-        f"PCA, {100 * held:.0f} % of the variance": scatter(
-            f"PCA of {of}, coloured by class", flat, labels, names
-        ),
-        f"t-SNE, perplexity {perplexity:.0f}": scatter(
-            f"t-SNE of {of}, coloured by class", near, labels, names
-        ),
-    }
-    if split is not None:
-        shown = apart(near, aspect=ASPECT)
-        pictures = thumbnails(split, rows.ids[shown].tolist())
-        at = {row: pictures[i] for row in shown if (i := int(rows.ids[row])) in pictures}
-        maps["t-SNE with the images"] = scatter(
-            f"t-SNE of {of} with {len(at)} of the images", near, labels, names, at, aspect=ASPECT
-        )
-    legend = "".join(
-        f"<li><i class='dot' style='--c:{class_colour(label, count)}'></i>{escape(name)}</li>"
-        for label, name in enumerate(names)
-    )
-    key = f"<ul class='legend'>{legend}</ul>" if count <= MOST_NAMES else ""
-    figures = "".join(
-        f"<figure class='wide'><figcaption><b>{title}</b></figcaption>{svg}</figure>"
-        for title, svg in maps.items()
-    )
-    many = f"; colours repeat in hue, as there are {count} classes" if count > MOST_NAMES else ""
-    without = missing("No images beside it without --data.", REPORT) if split is None else ""
-    evaluated = facts.evaluation["facts"].get("backbone_sha256") if facts.evaluation else None
-    if evaluated and queries.facts.get("backbone_sha256") != evaluated:
-        without += missing(
-            "These embeddings are not of the backbone in the results.", EMBED.format("test")
-        )
-    return (
-        f"<p>{of}, of length 1, coloured by their class{many}. Distances between far groups mean "
-        f"little in t-SNE.</p>{key}<div class='maps pixels'>{figures}</div>{without}"
-    )
-
-
-def nearest_neighbours(
-    facts: Run,
-    queries: Features | None,
-    split: Split | None,
-    bank: Features | None,
-    bank_split: Split | None,
-) -> str:
-    """Some test images with what is nearest to them; without a bank, among the test images."""
-    if queries is None:
-        return missing("No embeddings of the test split yet.", EMBED.format("test"))
-    if split is None:
-        return missing("The images are shown with --data only.", REPORT)
-    same_split = bank is None or bank_split is None
-    if bank is None or bank_split is None:
-        bank, bank_split = queries, split
-    if len(bank.rows.ids) < 2:
-        return "<p class='missing'>One embedding has no neighbour.</p>"
-    rows = neighbour_rows(bank.rows, queries.rows, same_split=same_split)
-    found = {i for row in rows for i in row.neighbour_ids}
-    sheet = neighbour_sheet(
-        rows,
-        facts.classes,
-        thumbnails(split, (row.id for row in rows)),
-        thumbnails(bank_split, found),
-        f"the split {bank_split.name!r} ({len(bank.rows.ids):,} images)",
-    )
-    note = missing("Searched among the test images themselves.", EMBED.format("train"))
-    return sheet + (note if same_split else "")
 
 
 def _load(given: Path | None, usual: Path) -> Features | None:

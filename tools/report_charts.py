@@ -48,12 +48,13 @@ def line_chart(
     *,
     x_label: str = "step",
     x_marks: Marks | None = None,
+    y_marks: Marks | None = None,
     last_values: bool = True,
     within: tuple[float, ...] = (),
 ) -> str:
     """A <figure>: caption with the last value, lines, and a legend where there are several.
 
-    x_marks: instead of round numbers; the axis then has room at both ends.
+    x_marks, y_marks: instead of round numbers; the x axis then has room at both ends.
     within: values that the y axis shows in any case.
     """
     series = [thinned(each) for each in series]
@@ -76,7 +77,7 @@ def line_chart(
         return LEFT + along * inner_w, TOP + (1 - up) * inner_h
 
     x_marks = x_marks or marks(x_low, x_high, 5)
-    parts = _axes(place, x_marks, marks(y_low, y_high, 5), (x_low, y_low), x_label)
+    parts = _axes(place, x_marks, y_marks or marks(y_low, y_high, 5), (x_low, y_low), x_label)
     for each in shown:
         parts += _line(each, place)
     alt = escape(f"{title}: " + "; ".join(_told(each) for each in shown), quote=True)

@@ -50,7 +50,7 @@ def pca_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
     from sklearn.decomposition import PCA
 
     pca = PCA(2, svd_solver="full")
-    places = pca.fit_transform(_unit(rows))
+    places = pca.fit_transform(unit_rows(rows))
     return places, float(pca.explained_variance_ratio_.sum())
 
 
@@ -59,7 +59,7 @@ def tsne_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    features = _unit(rows)
+    features = unit_rows(rows)
     axes = min(50, *features.shape)
     perplexity = min(30.0, (len(features) - 1) / 3)
     reduced = PCA(axes, svd_solver="full").fit_transform(features)
@@ -67,7 +67,8 @@ def tsne_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
     return tsne.fit_transform(reduced).astype(np.float64), perplexity
 
 
-def _unit(rows: Embeddings) -> NDArray[np.float64]:
+def unit_rows(rows: Embeddings) -> NDArray[np.float64]:
+    """Features of length 1, (n, F)."""
     return F.normalize(rows.features.double(), dim=1).numpy()
 
 

@@ -1,7 +1,7 @@
 """The measured part of a report: verdict, table, few-shot curve, confusion. From eval.json."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ class Line(NamedTuple):
     features: str
     whitened: bool
     cells: dict[str, Tree]
+    baseline: bool = False
 
     @property
     def title(self) -> str:
@@ -30,17 +31,21 @@ class Line(NamedTuple):
 
 
 def table_lines(evaluation: Tree) -> list[Line]:
-    """Our rows first, then the baselines, then whatever else was measured."""
+    """Our rows first, then whatever else was measured, then the baselines."""
     lines: dict[tuple[str, bool], Line] = {}
     for row in evaluation["rows"]:
         key = (row["features"], row["whitened"])
-        line = lines.setdefault(key, Line(*key, {}))
+        baseline = row.get("baseline", row["features"] in BASELINES)
+        line = lines.setdefault(key, Line(*key, {}, baseline))
         if row["column"] is not None:
             line.cells[row["column"]] = row
-    order = ["ssl", *BASELINES]
     return sorted(
         lines.values(),
-        key=lambda line: [*order, line.features].index(line.features),
+        key=lambda line: (
+            line.baseline,
+            line.features != "ssl",
+            BASELINES.index(line.features) if line.features in BASELINES else len(BASELINES),
+        ),
     )
 
 
@@ -95,7 +100,7 @@ def result_table(evaluation: Tree) -> str:
         cells = "".join(
             _cell(line.cells.get(column), line in winners[column]) for column in columns
         )
-        kind = "ours" if line.features not in BASELINES else "baseline"
+        kind = "baseline" if line.baseline else "ours"
         body += f"<tr class='{kind}'><th scope='row'>{escape(line.title)}</th>{cells}</tr>"
     first = evaluation["rows"][0]
     left_out = "".join(
@@ -111,14 +116,20 @@ def result_table(evaluation: Tree) -> str:
     )
 
 
-def few_shot_chart(evaluation: Tree) -> str:
-    """Accuracy of the kNN columns over the labelled images a class; '' for a single column."""
+def few_shot_chart(
+    evaluation: Tree, colours: Mapping[str, str] | None = None, *, whitened: bool = True
+) -> str:
+    """Accuracy of the kNN columns over the labelled images a class; '' for a single column.
+
+    colours: of features, instead of the usual ones. whitened: whether these are drawn, too.
+    """
+    colours = {**_COLOURS, **(colours or {})}
     classes = _classes(evaluation)
     series: list[Series] = []
     counts: dict[float, str] = {}  # labels a class -> text of the tick
     for line in table_lines(evaluation):
         points = sorted(_labels_a_class(line, classes))
-        if len(points) < 2:
+        if len(points) < 2 or (line.whitened and not whitened):
             continue
         counts |= {count: text for count, text, _ in points}
         cells = [cell for *_, cell in points]
@@ -128,7 +139,7 @@ def few_shot_chart(evaluation: Tree) -> str:
                 line.title,
                 np.log10([count for count, *_ in points]) + at,
                 np.array([100 * cell["value"] for cell in cells]),
-                _COLOURS.get(line.features, "var(--series-4)"),
+                colours.get(line.features, "var(--series-4)"),
                 np.array([100 * cell["interval95"][0] for cell in cells]),
                 np.array([100 * cell["interval95"][1] for cell in cells]),
                 line.whitened,

@@ -67,8 +67,8 @@ def measured_speed(run: Run) -> Speed | None:
     return Speed(seconds, before * batch_size / seconds, 100 * waited_s / seconds)
 
 
-def header(run: Run) -> str:
-    """Title, one sentence on what was trained, one on how good it is, and the main numbers."""
+def trained_sentence(run: Run) -> str:
+    """What was trained on what, for how long, and where."""
     recipe, data, speed = run.recipe, run.data, measured_speed(run)
     split = recipe["data"]["split"]
     steps, epochs = (run.train[-1][key] if run.train else 0 for key in ("step", "epoch"))
@@ -76,12 +76,17 @@ def header(run: Run) -> str:
     labelled = data["classes"] or run.evals  # without labels nothing is held out
     without = f", {holdout:,} of them held out," if holdout and labelled else ""
     kind, loss = str(recipe["backbone"]["kind"]), str(recipe["loss"]["kind"])
-    trained = (
+    return (
         f"<code>{escape(kind)}</code> was trained with <code>{escape(loss)}</code> on {images:,} "
         f"images of {escape(data['name'])}{without} for {steps:,} steps ({epochs:.1f} epochs)"
-        + (f" in {_duration(speed.seconds)}" if speed else "")
+        + (f" in {duration(speed.seconds)}" if speed else "")
         + f" on {_machine(run)}."
     )
+
+
+def header(run: Run) -> str:
+    """Title, one sentence on what was trained, one on how good it is, and the main numbers."""
+    recipe, speed = run.recipe, measured_speed(run)
     tiles = {
         "views": f"{recipe['augment'].get('preset', recipe['augment']['kind'])}",
         "batch": f"{recipe['data']['batch_size']:,} images",
@@ -94,8 +99,8 @@ def header(run: Run) -> str:
         f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in tiles.items()
     )
     return (
-        f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{trained} {accuracy_sentence(run)}"
-        f"</p><dl class='tiles'>{shown}</dl>"
+        f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{trained_sentence(run)} "
+        f"{accuracy_sentence(run)}</p><dl class='tiles'>{shown}</dl>"
     )
 
 
@@ -203,7 +208,7 @@ def settings(run: Run) -> str:
     for title, tree in trees.items():
         rows = "".join(
             f"<tr><td><code>{escape(key)}</code></td><td><code>{escape(value)}</code></td></tr>"
-            for key, value in _flat(tree)
+            for key, value in flat(tree)
         )
         parts += (
             f"<details><summary>{title}</summary><div class='wide'><table class='settings'>"
@@ -212,11 +217,11 @@ def settings(run: Run) -> str:
     return parts
 
 
-def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """("data.batch_size", "256"), ... ; lists as one text."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         elif isinstance(value, list):
             yield prefix + key, ", ".join(map(str, value)) or "none"
         else:
@@ -245,7 +250,7 @@ def _machine(run: Run) -> str:
     return f"{escape(device)}, {processes}, {escape(run.environment['precision'])}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """'43 s', '3 min 5 s', '2 h 10 min'."""
     whole = round(seconds)
     for size, unit, smaller, small_unit in ((3600, "h", 60, "min"), (60, "min", 1, "s")):
