@@ -134,15 +134,14 @@ def float32_error(width: int) -> float:
     return float((8 * width**0.5 + 2) * unit_roundoff)
 
 
-def rank_keys(similarities: Tensor) -> Tensor:
+def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
     """(q, N) float32 -> int64, all different in a row: larger is nearer, of equal ones the first.
 
-    -inf is smaller than every number; there are no NaN.
+    rows: (N,) the bank's row of each column. -inf is smaller than every number; there are no NaN.
     """
     bits = (similarities + 0.0).view(torch.int32).long()  # + 0.0: -0 and 0 are equal
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-    columns = torch.arange(similarities.shape[1], device=similarities.device)
-    return (ordered << 32) - columns
+    return (ordered << 32) - rows
 
 
 def _among_all(
@@ -150,13 +149,14 @@ def _among_all(
 ) -> Neighbours:
     """The k nearest, every similarity computed exactly."""
     wide, found = bank.double(), []
+    columns = torch.arange(len(bank), device=bank.device)
     step = max(1, TILE_NUMBERS // 4 // len(bank))
     for start in range(0, len(queries), step):
         part = slice(start, start + step)
         similarities = (queries[part].double() @ wide.T).float()  # (q, N)
         if bank_ids is not None and ids is not None:
             similarities[bank_ids == ids[part, None]] = -torch.inf
-        rows = rank_keys(similarities).topk(k, dim=1).indices  # (q, k)
+        rows = rank_keys(similarities, columns).topk(k, dim=1).indices  # (q, k)
         found.append(Neighbours(rows, similarities.gather(1, rows)))
     return Neighbours(*(torch.cat(columns) for columns in zip(*found, strict=True)))
 

@@ -73,3 +73,17 @@ def bootstrap95(right: NDArray[np.bool_], *, resamples: int = 2000, seed: int = 
         means[resample] = per_draw[resample] @ (right @ times) / queries
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
+
+
+def bootstrap_means95(
+    values: NDArray[np.float64], *, resamples: int = 1000, seed: int = 0
+) -> list[Interval]:
+    """Percentile interval of each column's mean, rows drawn again. values: (rows, columns)."""
+    generator = np.random.default_rng(seed)
+    rows = len(values)
+    means = np.empty((resamples, values.shape[1]))
+    for resample in range(resamples):
+        times = np.bincount(generator.integers(rows, size=rows), minlength=rows)
+        means[resample] = times @ values / rows
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]

@@ -1,0 +1,153 @@
+"""At which ranks a query finds what has its label: exact, chunked, for any number of matches."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.neighbours import (
+    TILE_NUMBERS,
+    exact_similarities,
+    fixed_point_units,
+    float32_error,
+    full_float32,
+    rank_keys,
+)
+
+COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
+
+Integers = NDArray[np.int64]
+
+
+class Ranks(NamedTuple):
+    """Of some queries, in order.
+
+    ranks: (q, most matches) float64, ascending, 1 the nearest; inf behind a query's last match.
+    matches: (q,) rows of the gallery with the query's label, what is removed not counted.
+    """
+
+    ranks: NDArray[np.float64]
+    matches: Integers
+
+
+def ranks_of_matches(
+    gallery: Embeddings, queries: Embeddings, *, removed: Integers | None = None
+) -> Iterator[Ranks]:
+    """Ranks of all matches by cosine, a tile of queries at a time.
+
+    Equal similarities (in float32, see `neighbours`) rank by the lower row of the gallery.
+    removed: (P, 2) pairs of a query's id and a gallery id that it does not see at all.
+    """
+    order = np.argsort(gallery.labels.cpu().numpy(), kind="stable")  # matches are neighbours
+    labels = gallery.labels.cpu().numpy()[order]
+    units = fixed_point_units(gallery.features)[torch.from_numpy(order).to(gallery.features.device)]
+    wanted = queries.labels.cpu().numpy()
+    first = np.searchsorted(labels, wanted, "left")
+    last = np.searchsorted(labels, wanted, "right")
+    hidden = _hidden(gallery.ids.cpu().numpy()[order], queries.ids.cpu().numpy(), removed)
+    sides = _Sides(units.cpu().numpy(), order, first, last, hidden)
+
+    most = int((last - first).max(initial=0))
+    find = sides.counted if most <= COUNTED else sides.sorted
+    dtype = torch.float32 if most <= COUNTED else torch.float64  # exact, see `neighbours`
+    step = max(1, TILE_NUMBERS // len(units))
+    bank = units.to(dtype)
+    buffer = torch.empty(min(step, len(wanted)), len(units), dtype=dtype, device=units.device)
+    with full_float32():
+        for start in range(0, len(wanted), step):
+            part = fixed_point_units(queries.features[start : start + step])
+            products = torch.mm(part.to(dtype), bank.T, out=buffer[: len(part)])  # (q, N)
+            ranks = np.full((len(part), max(1, most)), np.inf)
+            matches = np.zeros(len(part), np.int64)
+            for at, (row, query) in enumerate(
+                zip(products.float().cpu().numpy(), part.cpu().numpy(), strict=True)
+            ):
+                if first[start + at] < last[start + at]:
+                    found = find(row, query, start + at)
+                    ranks[at, : len(found)], matches[at] = found, len(found)
+            yield Ranks(ranks, matches)
+
+
+class _Sides:
+    """The gallery in order of labels, and of each query what it looks for and what is hidden."""
+
+    def __init__(
+        self,
+        units: NDArray[np.float32],
+        order: Integers,
+        first: Integers,
+        last: Integers,
+        hidden: dict[int, Integers],
+    ) -> None:
+        self.units, self.order, self.first, self.last = units, order, first, last
+        self.hidden = hidden
+        self.exactly = exact_similarities(units)
+        # of a float32 product against the exact similarity, both ways
+        self.margin = np.float32(float32_error(units.shape[1]) + 2.0**-23)
+
+    def matches(self, number: int) -> Integers:
+        """Places of the matches of a query that it may see."""
+        places = np.arange(self.first[number], self.last[number])
+        return np.setdiff1d(places, self.hidden[number]) if number in self.hidden else places
+
+    def counted(
+        self, row: NDArray[np.float32], query: NDArray[np.float32], number: int
+    ) -> NDArray[np.float64]:
+        """Ranks from float32 products, looking again where one is too near to call."""
+        matches = self.matches(number)
+        similarities = self.exactly(matches, query)
+        if number in self.hidden:
+            row[self.hidden[number]] = -np.inf
+        row[self.first[number] : self.last[number]] = -np.inf  # what is left is no match
+        nearest_first = np.lexsort((self.order[matches], -similarities))
+        ranks = np.empty(len(matches))
+        for place, match in enumerate(nearest_first):
+            similarity = similarities[match]
+            above = np.count_nonzero(row > similarity + self.margin)
+            near = row >= similarity - self.margin
+            if np.count_nonzero(near) > above:
+                close = np.flatnonzero(near & (row <= similarity + self.margin))
+                exact = self.exactly(close, query)
+                before = self.order[close] < self.order[matches[match]]
+                above += np.count_nonzero((exact > similarity) | ((exact == similarity) & before))
+            ranks[place] = 1 + place + above
+        return ranks
+
+    def sorted(
+        self, row: NDArray[np.float32], query: NDArray[np.float32], number: int
+    ) -> NDArray[np.float64]:
+        """Ranks from exact similarities, all of a query's sorted."""
+        keys = rank_keys(torch.from_numpy(row)[None], torch.from_numpy(self.order)).numpy()[0]
+        matches = self.matches(number)
+        others = np.ones(len(row), bool)
+        others[self.first[number] : self.last[number]] = False
+        if number in self.hidden:
+            others[self.hidden[number]] = False
+        found = np.sort(keys[matches])[::-1]
+        rest = np.sort(keys[others])
+        above: Integers = len(rest) - np.searchsorted(rest, found)
+        return np.asarray(1 + np.arange(len(found)) + above, np.float64)
+
+
+def _hidden(
+    gallery_ids: Integers, query_ids: Integers, removed: Integers | None
+) -> dict[int, Integers]:
+    """Query number -> places of the gallery that it does not see."""
+    if removed is None or len(removed) == 0:
+        return {}
+    by_query = removed[np.argsort(removed[:, 0], kind="stable")]
+    by_id = np.argsort(gallery_ids, kind="stable")
+    ids = gallery_ids[by_id]
+    begin = np.searchsorted(by_query[:, 0], query_ids, "left")
+    end = np.searchsorted(by_query[:, 0], query_ids, "right")
+    hidden = {}
+    for number in np.flatnonzero(begin < end):
+        gone = by_query[begin[number] : end[number], 1]
+        low, high = np.searchsorted(ids, gone, "left"), np.searchsorted(ids, gone, "right")
+        places = [by_id[a:b] for a, b in zip(low, high, strict=True) if a < b]
+        if places:
+            hidden[int(number)] = np.unique(np.concatenate(places))
+    return hidden

@@ -1,0 +1,204 @@
+"""Retrieval: does a query find rows of its own label first? All metrics from the matches' ranks."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from sslpipe.distributed import Shard, all_gather_rows
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.knn import check_pair
+from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
+from sslpipe.evaluation.result import Result, bootstrap_means95
+
+Denominator = Literal["min(k,R)", "R", "hits"]
+Lone = Literal["skip", "zero", "one"]
+
+Floats = NDArray[np.float64]
+
+
+class PerQuery(NamedTuple):
+    """What each query scored; merge parts with `merged`, over processes with `gathered`.
+
+    names: of the metrics. ids: (Q,) int64. matches: (Q,) int64, 0 for a lone query.
+    values: (Q, metrics) float64; 0 in the rows of lone queries.
+    """
+
+    names: tuple[str, ...]
+    ids: Integers
+    matches: Integers
+    values: Floats
+
+
+def retrieval(
+    gallery: Embeddings,
+    queries: Embeddings,
+    *,
+    k: Sequence[int] = (1, 5, 10),
+    denominator: Denominator = "min(k,R)",
+    lone: Lone = "skip",
+    exclude_same_id: bool = False,
+    ignore: Path | None = None,
+    per_query: Path | None = None,
+) -> list[Result]:
+    """Means over the queries of all retrieval metrics, by cosine, over the whole gallery.
+
+    hit_rate@k: a match among the k nearest (Recall@k of metric learning, CMC@k of
+    re-identification). recall@k: matches among them / R, R all matches of the query.
+    precision@k: the same / k. map@k: mean over queries of sum of precision@i at the matches i <= k
+    / denominator: min(k,R), R, or hits, the matches among the k. map: over all ranks, / R.
+    r_precision: precision@R. map_at_r: sum of precision@i at the matches i <= R / R
+    (Musgrave et al. 2020, arXiv:2003.08505). mrr: 1 / rank of the first match.
+    lone: queries without a match are counted in details["lone"] and skipped, or score zero or one.
+    exclude_same_id: a query does not see the row of its own id: for two files of one split.
+    ignore: a CSV file without heading, a query's id and a gallery id that it does not see in each
+    line (the same camera's, say). per_query: a safetensors file to write, one row a query.
+    Raises: DataError for missing labels, k beyond the gallery, no query with a match.
+    """
+    every = retrieval_per_query(
+        gallery,
+        queries,
+        k=k,
+        denominator=denominator,
+        exclude_same_id=exclude_same_id,
+        ignore=None if ignore is None else read_pairs(ignore),
+    )
+    if per_query is not None:
+        save_per_query(per_query, every)
+    rules = f"cosine lone={lone}"
+    rules += " self-removed" if exclude_same_id else ""
+    rules += f" ignoring={ignore.name}" if ignore is not None else ""
+    return summary(every, f"retrieval {rules}", lone=lone, bank=len(gallery.ids))
+
+
+def retrieval_per_query(
+    gallery: Embeddings,
+    queries: Embeddings,
+    *,
+    k: Sequence[int] = (1, 5, 10),
+    denominator: Denominator = "min(k,R)",
+    exclude_same_id: bool = False,
+    ignore: Integers | None = None,
+    shard: Shard = Shard(),  # noqa: B008 (immutable)
+) -> PerQuery:
+    """The metrics of this process's part of the queries, in order of their rows.
+
+    ignore: (P, 2) int64, as in `retrieval`. shard: a contiguous part; `gathered` puts all together.
+    """
+    check_pair(gallery, queries)
+    ks = sorted(set(k))
+    if not ks or ks[0] < 1 or ks[-1] > len(gallery.ids):
+        raise DataError(f"k = {tuple(k)} must lie in 1..{len(gallery.ids)}, the gallery's rows")
+    if denominator not in ("min(k,R)", "R", "hits"):
+        raise DataError(f"denominator = {denominator!r} is unknown; known: min(k,R), R, hits")
+    same = gallery.features.shape == queries.features.shape and all(
+        torch.equal(a, b) for a, b in zip(gallery, queries, strict=True)
+    )
+    if same and not exclude_same_id:
+        raise DataError(
+            "gallery and queries are the same rows, and each would find itself; set exclude_same_id"
+        )
+    own = torch.arange(len(queries.ids), device=queries.ids.device)
+    own = own[len(own) * shard.rank // shard.world : len(own) * (shard.rank + 1) // shard.world]
+    queries = queries.rows(own)
+    ids = queries.ids.cpu().numpy()
+    pairs = [] if ignore is None else [ignore]
+    pairs += [np.stack([ids, ids], axis=1)] if exclude_same_id else []
+    removed = np.concatenate(pairs) if pairs else None
+    names = metric_names(ks, denominator)
+    values, matches = [np.zeros((0, len(names)))], [np.zeros(0, np.int64)]
+    for tile in ranks_of_matches(gallery, queries, removed=removed):
+        values.append(metrics_of(tile, ks, denominator))
+        matches.append(tile.matches)
+    return PerQuery(names, ids, np.concatenate(matches), np.concatenate(values))
+
+
+def metric_names(ks: Sequence[int], denominator: Denominator) -> tuple[str, ...]:
+    at = [
+        name
+        for k in ks
+        for name in (f"hit_rate@{k}", f"recall@{k}", f"precision@{k}", f"map@{k} /{denominator}")
+    ]
+    return (*at, "map", "r_precision", "map_at_r", "mrr")
+
+
+def metrics_of(tile: Ranks, ks: Sequence[int], denominator: Denominator) -> Floats:
+    """(q, metrics) in the order of `metric_names`; zeros for a lone query."""
+    ranks, total = tile.ranks, tile.matches[:, None].astype(np.float64)  # (q, M), (q, 1)
+    precision = np.arange(1, ranks.shape[1] + 1) / ranks  # at each match; 0 behind the last
+    some = np.maximum(total, 1)
+    columns: list[Floats] = []
+    for k in ks:
+        hits = (ranks <= k).sum(axis=1, keepdims=True)
+        sums = np.where(ranks <= k, precision, 0).sum(axis=1, keepdims=True)
+        below = {"min(k,R)": np.minimum(k, some), "R": some, "hits": np.maximum(hits, 1)}
+        columns += [hits > 0, hits / some, hits / k, sums / below[denominator]]
+    within_r = ranks <= total
+    columns += [
+        precision.sum(axis=1, keepdims=True) / some,
+        within_r.sum(axis=1, keepdims=True) / some,
+        np.where(within_r, precision, 0).sum(axis=1, keepdims=True) / some,
+        1 / ranks[:, :1],
+    ]
+    return np.concatenate(columns, axis=1, dtype=np.float64)
+
+
+def merged(parts: Sequence[PerQuery]) -> PerQuery:
+    """One table of the queries of all parts. Raises: DataError where a query is in two of them."""
+    ids = np.concatenate([part.ids for part in parts])
+    if len(np.unique(ids)) < len(ids) or len({part.names for part in parts}) > 1:
+        raise DataError("the parts hold a query twice, or other metrics; merge parts of one search")
+    return PerQuery(
+        parts[0].names,
+        ids,
+        np.concatenate([part.matches for part in parts]),
+        np.concatenate([part.values for part in parts]),
+    )
+
+
+def gathered(part: PerQuery) -> PerQuery:
+    """The table of all processes' queries, in rank order, on every process. Collective."""
+    rest = (all_gather_rows(torch.from_numpy(array)).numpy() for array in part[1:])
+    return PerQuery(part.names, *rest)
+
+
+def summary(every: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int = 0) -> list[Result]:
+    """The mean of each metric with a bootstrap interval over queries."""
+    if lone not in ("skip", "zero", "one"):
+        raise DataError(f"lone = {lone!r} is unknown; known: skip, zero, one")
+    alone = every.matches == 0
+    values = every.values[~alone] if lone == "skip" else every.values.copy()
+    if lone == "one":
+        values[alone] = 1
+    if len(values) == 0:
+        raise DataError(f"none of {len(alone)} queries has a match in the gallery")
+    details: dict[str, Any] = {"lone": int(alone.sum())}
+    intervals = bootstrap_means95(values)
+    return [
+        Result(protocol, name, float(mean), interval, len(values), bank, details)
+        for name, mean, interval in zip(every.names, values.mean(axis=0), intervals, strict=True)
+    ]
+
+
+def read_pairs(path: Path) -> Integers:
+    """(P, 2) int64 from a CSV file: a query's id and a gallery id in each line."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            pairs = [(int(query), int(other)) for query, other in csv.reader(file)]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is no CSV file of two ids a line: {error}") from error
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def save_per_query(path: Path, every: PerQuery) -> None:
+    """A safetensors file: ids, matches, and the values under each metric's name."""
+    columns: dict[str, NDArray[Any]] = {"ids": every.ids, "matches": every.matches}
+    columns |= {name: every.values[:, at] for at, name in enumerate(every.names)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: torch.from_numpy(c.copy()) for name, c in columns.items()}, path)
