@@ -118,8 +118,13 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
         "few-shot": (["--labels-per-class", "5", "--k", "5"], {"labels_per_class": 5, "k": [5]}),
         "knn": (["--k", "1", "--k", "7", "--vote", "majority"], {"k": [1, 7], "vote": "majority"}),
         "linear": (["--holdout", "0.2"], {"holdout": 0.2}),
+        "retrieval": (
+            ["--denominator", "R", "--lone", "zero"],
+            {"denominator": "R", "lone": "zero"},
+        ),
         "ridge": (["--seed", "3"], {"seed": 3}),
         "sgd": (["--epochs", "3"], {"epochs": 3}),
+        "verification": (["--pairs", "200", "--far", "0.1"], {"pairs": 200, "far": [0.1]}),
     }
     arguments, options = given[name]
     out = tmp_path / "numbers.json"

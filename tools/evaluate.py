@@ -178,11 +178,14 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
             bank, queries = whiten(bank, queries)
         results = evaluate(bank, queries, **options)
         table = Table(title=f"{name}: {train.name} -> {test.name}")
-        for heading in ("protocol", "value in %", "queries", "bank"):
-            table.add_column(heading, justify="left" if heading == "protocol" else "right")
+        for heading in ("protocol", "metric", "value in %", "queries", "bank"):
+            table.add_column(
+                heading, justify="left" if heading in ("protocol", "metric") else "right"
+            )
         for result in results:
             table.add_row(
                 ("whitened " if whiten_both else "") + result.protocol,
+                result.metric,
                 _percent(result.value, result.interval95),
                 str(result.queries),
                 str(result.bank),

@@ -5,13 +5,17 @@ from collections.abc import Callable
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.sgd_probe import sgd_probe
+from sslpipe.evaluation.verification import verification
 
 # (bank, queries, *, options) -> results; each entry is a subcommand of `python -m tools.evaluate`
 EVALS: dict[str, Callable[..., list[Result]]] = {
     "few-shot": few_shot_knn,
     "knn": knn_results,
     "linear": linear_probe,
+    "retrieval": retrieval,
     "ridge": ridge_probe,
     "sgd": sgd_probe,
+    "verification": verification,
 }

@@ -90,8 +90,14 @@ class _Sides:
 
     def matches(self, number: int) -> Integers:
         """Places of the matches of a query that it may see."""
-        places = np.arange(self.first[number], self.last[number])
-        return np.setdiff1d(places, self.hidden[number]) if number in self.hidden else places
+        first, last = self.first[number], self.last[number]
+        if number not in self.hidden:
+            return np.arange(first, last)
+        hidden = self.hidden[number]
+        seen = np.ones(last - first, bool)
+        seen[hidden[(hidden >= first) & (hidden < last)] - first] = False
+        places: Integers = first + np.flatnonzero(seen)
+        return places
 
     def counted(
         self, row: NDArray[np.float32], query: NDArray[np.float32], number: int
@@ -102,7 +108,7 @@ class _Sides:
         if number in self.hidden:
             row[self.hidden[number]] = -np.inf
         row[self.first[number] : self.last[number]] = -np.inf  # what is left is no match
-        nearest_first = np.lexsort((self.order[matches], -similarities))
+        nearest_first = np.argsort(-similarities, kind="stable")  # within a label, rows ascend
         ranks = np.empty(len(matches))
         for place, match in enumerate(nearest_first):
             similarity = similarities[match]
@@ -143,11 +149,12 @@ def _hidden(
     ids = gallery_ids[by_id]
     begin = np.searchsorted(by_query[:, 0], query_ids, "left")
     end = np.searchsorted(by_query[:, 0], query_ids, "right")
+    low = np.searchsorted(ids, by_query[:, 1], "left")
+    high = np.searchsorted(ids, by_query[:, 1], "right")
     hidden = {}
-    for number in np.flatnonzero(begin < end):
-        gone = by_query[begin[number] : end[number], 1]
-        low, high = np.searchsorted(ids, gone, "left"), np.searchsorted(ids, gone, "right")
-        places = [by_id[a:b] for a, b in zip(low, high, strict=True) if a < b]
+    for number in np.flatnonzero(begin < end).tolist():
+        pairs = range(begin[number], end[number])
+        places = [by_id[low[p] : high[p]] for p in pairs if low[p] < high[p]]
         if places:
-            hidden[int(number)] = np.unique(np.concatenate(places))
+            hidden[number] = places[0] if len(places) == 1 else np.concatenate(places)
     return hidden

@@ -1,0 +1,252 @@
+"""Verification: are two images of one label? Thresholds on the cosine of seeded pairs."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.distributed import Shard, all_gather_rows
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.knn import check_pair
+from sslpipe.evaluation.neighbours import fixed_point_units
+from sslpipe.evaluation.result import Result
+from sslpipe.stateless import hash_integers
+
+RESAMPLES = 300
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Pairs(NamedTuple):
+    """first, second: (P,) int64 rows; same: (P,) bool, of one label or not, those of one first."""
+
+    first: Integers
+    second: Integers
+    same: NDArray[np.bool_]
+
+
+class Roc(NamedTuple):
+    """One entry a distinct score, from the highest: accepted are all pairs of at least `threshold`.
+
+    false, true: (T,) float64, the shares of the different and of the same pairs accepted.
+    """
+
+    threshold: Floats
+    false: Floats
+    true: Floats
+
+
+def verification(
+    bank: Embeddings,
+    queries: Embeddings,
+    *,
+    pairs: int = 10_000,
+    far: Sequence[float] = (1e-1, 1e-2, 1e-3),
+    folds: int = 10,
+    seed: int = 0,
+) -> list[Result]:
+    """Same or not by the cosine of two of the queries; the bank takes no part.
+
+    pairs: so many of one label and as many of two, drawn without repetition by hashes of `seed` and
+    the places of the sorted ids (all, where there are fewer). A threshold accepts all pairs of its
+    score together, so that no value depends on the order of ties.
+    fpr@95tpr: share of different pairs accepted at the highest threshold that accepts 95 % of the
+    same ones; small is good. tar@far=f: largest share of same pairs accepted where at most f of
+    the different ones are. auc: of the ROC, ties half. accuracy: of `folds` parts in turn, at the
+    threshold that is best on the others (LFW's protocol, folds of pairs); details: each fold's.
+    details["roc"]: up to 200 points. The interval is over pairs, which share images: too narrow
+    where there are few images.
+    Raises: DataError where a FAR is below one different pair, or there are no pairs of a kind.
+    """
+    check_pair(bank, queries)
+    chosen = pairs_of(queries, pairs, seed)
+    scores = scores_of(queries, chosen)
+    same_count = int(chosen.same.sum())
+    different_count = len(chosen.same) - same_count
+    for each in far:
+        if each * different_count < 1 or each >= 1:
+            raise DataError(
+                f"far = {each:g} of {different_count} different pairs is less than one; draw at "
+                f"least {1 / each:.0f} pairs, or name a larger far below 1"
+            )
+    names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc")
+
+    def numbers(weights: Floats | None = None) -> Floats:
+        curve = roc(scores, chosen.same, weights)
+        return np.array(
+            [fpr_at_tpr(curve, 0.95), *(tar_at_far(curve, each) for each in far), auc(curve)]
+        )
+
+    values = numbers()
+    generator = np.random.default_rng(seed)
+    again = [
+        numbers(
+            np.concatenate(
+                [
+                    generator.multinomial(n, np.full(n, 1 / n)).astype(np.float64)
+                    for n in (same_count, different_count)
+                ]
+            )
+        )
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.quantile(again, [0.025, 0.975], axis=0)
+    protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
+    counts = {"same_pairs": same_count, "different_pairs": different_count}
+    rows = len(queries.ids)
+    curve = roc(scores, chosen.same)
+    results = [
+        Result(protocol, name, float(v), (float(a), float(b)), rows, 0, dict(counts))
+        for name, v, a, b in zip(names, values, low, high, strict=True)
+    ]
+    shown = np.unique(np.linspace(0, len(curve.false) - 1, 200).astype(int))
+    results[-1].details["roc"] = {
+        "false": curve.false[shown].tolist(),
+        "true": curve.true[shown].tolist(),
+    }
+    right, per_fold = kfold_accuracy(scores, chosen.same, folds)
+    half = 1.96 * float(np.std(per_fold, ddof=1)) / folds**0.5
+    interval = (max(0.0, right - half), min(1.0, right + half))
+    details = {**counts, "folds": per_fold}
+    name = f"accuracy {folds}-fold best threshold"
+    return [*results, Result(protocol, name, right, interval, rows, 0, details)]
+
+
+def pairs_of(rows: Embeddings, count: int, seed: int) -> Pairs:
+    """`count` pairs of one label and `count` of two, each uniform among all, none twice.
+
+    The same pairs of samples for every backbone and every order of the rows.
+    """
+    ids, labels = rows.ids.cpu().numpy(), rows.labels.cpu().numpy()
+    order = np.lexsort((ids, labels))
+    labels = labels[order]
+    starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
+    sizes = np.diff(np.concatenate([starts, [len(labels)]]))
+    class_of = np.repeat(np.arange(len(starts)), sizes)
+
+    # every row has size - 1 partners of its label, and len - size of others
+    first, offset = _drawn(sizes[class_of] - 1, count, seed, 0)
+    own = first - starts[class_of[first]]
+    second = starts[class_of[first]] + offset + (offset >= own)
+    same = _distinct(first, second, count)
+    first, offset = _drawn(len(labels) - sizes[class_of], count, seed, 1)
+    second = offset + np.where(offset >= starts[class_of[first]], sizes[class_of[first]], 0)
+    different = _distinct(first, second, count)
+    for name, found in (("one label", same), ("two labels", different)):
+        if found.shape[1] == 0:
+            raise DataError(f"there is no pair of {name} among {len(labels)} rows")
+    both = order[np.concatenate([same, different], axis=1)]
+    is_same = np.arange(both.shape[1]) < same.shape[1]
+    return Pairs(both[0], both[1], is_same)
+
+
+def _drawn(partners: Integers, count: int, seed: int, kind: int) -> tuple[Integers, Integers]:
+    """Row and number of its partner, of enough pairs for `count` distinct ones, or of all."""
+    ends = np.cumsum(partners)
+    total = int(ends[-1])
+    if total <= 16 * count:  # all of them, in a hashed order
+        numbers = np.argsort(hash_integers(seed, kind, np.arange(total)), kind="stable")
+    else:  # each unordered pair is there twice: few repeat
+        words = hash_integers(seed, kind, np.arange(4 * count))
+        numbers = (words % np.uint64(total)).astype(np.int64)
+    first = np.searchsorted(ends, numbers, "right")
+    return first, numbers - (ends[first] - partners[first])
+
+
+def _distinct(first: Integers, second: Integers, count: int) -> Integers:
+    """(2, n) the first `count` distinct unordered pairs, in order of their drawing."""
+    pairs = np.stack([np.minimum(first, second), np.maximum(first, second)])
+    _, at = np.unique(pairs, axis=1, return_index=True)
+    return pairs[:, np.sort(at)[:count]]
+
+
+def scores_of(
+    rows: Embeddings,
+    pairs: Pairs,
+    shard: Shard = Shard(),  # noqa: B008 (immutable)
+) -> NDArray[np.float32]:
+    """Exact cosines of a contiguous part of the pairs; `gathered_scores` joins the parts."""
+    units = fixed_point_units(rows.features).cpu().numpy()
+    total = len(pairs.same)
+    part = slice(total * shard.rank // shard.world, total * (shard.rank + 1) // shard.world)
+    first, second = pairs.first[part], pairs.second[part]
+    scores = np.empty(len(first), np.float32)
+    for at in range(0, len(first), 16384):
+        some = slice(at, at + 16384)
+        scores[some] = np.einsum(
+            "nf,nf->n",
+            units[first[some]].astype(np.float64),
+            units[second[some]].astype(np.float64),
+        )
+    return scores
+
+
+def gathered_scores(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The scores of all processes' parts, in order, on every process. Collective."""
+    return all_gather_rows(torch.from_numpy(scores)).numpy()
+
+
+def roc(scores: NDArray[np.float32], same: NDArray[np.bool_], weights: Floats | None = None) -> Roc:
+    """The curve over all distinct scores; pairs of one score are accepted together.
+
+    weights: (P,) how often each pair counts; by default once.
+    """
+    times = np.ones(len(scores)) if weights is None else weights
+    order = np.argsort(-scores, kind="stable")
+    falling = scores[order]
+    last = np.append(np.flatnonzero(falling[1:] != falling[:-1]), len(falling) - 1)
+    true = np.cumsum((times * same)[order])[last]
+    false = np.cumsum((times * ~same)[order])[last]
+    return Roc(falling[last].astype(np.float64), false / false[-1], true / true[-1])
+
+
+def fpr_at_tpr(curve: Roc, tpr: float) -> float:
+    """Share of different pairs accepted at the highest threshold that accepts `tpr` of the same."""
+    return float(curve.false[np.argmax(curve.true >= tpr - 1e-12)])
+
+
+def tar_at_far(curve: Roc, far: float) -> float:
+    """Largest share of same pairs accepted while at most `far` of the different ones are."""
+    good = np.flatnonzero(curve.false <= far + 1e-12)
+    return float(curve.true[good[-1]]) if len(good) else 0.0
+
+
+def auc(curve: Roc) -> float:
+    """Chance that a same pair scores above a different one; ties count half."""
+    false, true = np.append(0.0, curve.false), np.append(0.0, curve.true)
+    return float((np.diff(false) * (true[1:] + true[:-1])).sum() / 2)
+
+
+def kfold_accuracy(
+    scores: NDArray[np.float32], same: NDArray[np.bool_], folds: int
+) -> tuple[float, list[float]]:
+    """Mean accuracy over the folds, each at the threshold that is best on the others.
+
+    Fold f has every folds-th pair of each kind. Of equal thresholds the highest is taken.
+    """
+    kinds = [np.flatnonzero(same), np.flatnonzero(~same)]
+    if folds < 2 or min(map(len, kinds)) < folds:
+        raise DataError(
+            f"folds = {folds} must be at least 2, and there are {len(kinds[0])} same and "
+            f"{len(kinds[1])} different pairs to split"
+        )
+    fold = np.empty(len(same), np.int64)
+    for rows in kinds:
+        fold[rows] = np.arange(len(rows)) % folds
+    accuracies = []
+    for number in range(folds):
+        held = fold == number
+        threshold = best_threshold(scores[~held], same[~held])
+        accuracies.append(float(((scores[held] >= threshold) == same[held]).mean()))
+    return float(np.mean(accuracies)), accuracies
+
+
+def best_threshold(scores: NDArray[np.float32], same: NDArray[np.bool_]) -> float:
+    """The score that, as the least one accepted, gets most pairs right; the highest of equals."""
+    curve = roc(scores, same)
+    right = curve.true * same.sum() + (1 - curve.false) * (~same).sum()
+    return float(curve.threshold[np.argmax(np.round(right))])
