@@ -4,7 +4,8 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -243,9 +244,13 @@ def explain(error: ValidationError, model: type[BaseModel], origin: str) -> str:
 
 
 def _fields_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[str]:
+    """Fields of the model that stands at a place of the tree: in a field, a dict or a tuple."""
+    at: Any = model
     for parent in parents:
-        annotation = model.model_fields[str(parent)].annotation
-        for part in (annotation, *get_args(annotation)):  # a section may be optional
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                model = part
-    return list(model.model_fields)
+        if isinstance(at, type) and issubclass(at, BaseModel):
+            at = at.model_fields[str(parent)].annotation
+        else:  # dict[str, X] or tuple[X, ...]
+            at = next(kind for kind in reversed(get_args(at)) if kind is not Ellipsis)
+        if get_origin(at) is UnionType:  # a section may be optional
+            at = get_args(at)[0]
+    return list(at.model_fields)

@@ -100,7 +100,10 @@ class Split:
         raw = read_bytes(url)
         if hashlib.sha256(raw).hexdigest() != entry.offsets_sha256:
             raise DataError(f"{url}: its sha256 is not the one in dataset.json; {_REINDEX}")
-        rows: NDArray[np.int64] = np.load(io.BytesIO(raw), allow_pickle=False)
+        try:
+            rows: NDArray[np.int64] = np.load(io.BytesIO(raw), allow_pickle=False)
+        except Exception as error:  # numpy raises many kinds for a damaged header
+            raise DataError(f"{url} is not a .npy file: {error}; {_REINDEX}") from None
         if rows.shape != (entry.samples, 3) or rows.dtype != np.int64:
             raise DataError(f"{url}: {rows.dtype} {rows.shape}, not int64 ({entry.samples}, 3)")
         starts, ends = rows[:, 0], rows[:, 1]

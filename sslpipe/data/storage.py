@@ -56,7 +56,7 @@ def read_bytes(url: str) -> bytes:
                 return file.read()
         filesystem, path = _filesystem(url)
         return bytes(_retry(lambda: filesystem.cat_file(path), url))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise DataError(f"cannot read {url}: {error}") from error
 
 
@@ -73,7 +73,7 @@ def read_range(url: str, start: int, end: int) -> bytes:
         else:
             filesystem, path = _filesystem(url)
             raw = bytes(_retry(lambda: filesystem.cat_file(path, start=start, end=end), url))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise DataError(f"cannot read {url}: {error}") from error
     if len(raw) != end - start:
         raise DataError(
