@@ -2,8 +2,8 @@
 
     python -m tests.fuzz image,tar 10000 [first]
 
-Input k is a function of the reader's name and k alone. The input at work stands in the file named by
-FUZZ_PROGRESS, so that a crash of the whole process names its input.
+Input k is a function of the reader's name and k alone. The input at work stands in the file named
+by FUZZ_PROGRESS, so that a crash of the whole process names its input.
 """
 
 import hashlib
