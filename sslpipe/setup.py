@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import eval_view_for
-from sslpipe.augment.two_views import AUGMENTS, Views
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, Views
 from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex, Split
@@ -131,6 +131,8 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
     every = recipe.run
 
     augment = build_augment(recipe, index)
+    if every.compile and isinstance(augment, FusedViews):
+        augment.compile_colours()
     model = build_model(recipe, augment.crop_px)
     precision = resolve_precision(recipe, run_dir, model, augment.crop_px)
     accelerator = start_accelerator(recipe, precision)

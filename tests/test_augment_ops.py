@@ -4,7 +4,6 @@ The images are white noise, the worst case of every tolerance below (in units of
 """
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment import ops
-from sslpipe.augment.parameters import Draws, ViewSpec, draws
+from sslpipe.augment.parameters import HUE, Draws, ViewSpec, draws
 
 COUNT = 12
 SIDES = (32, 96, 224)
@@ -29,11 +28,6 @@ def noise(side: int, count: int = COUNT) -> Tensor:
     return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(side))
 
 
-def canvas(height: int, width: int, count: int = COUNT) -> Tensor:
-    generator = torch.Generator().manual_seed(height)
-    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
-
-
 def parameters(side: int, height: int = 50, width: int = 60) -> Draws:
     sizes = [[height - row % 4, width - row % 7] for row in range(COUNT)]
     return draws(0, 0, np.arange(COUNT), sizes, (ViewSpec(crop_px=side),))
@@ -41,39 +35,6 @@ def parameters(side: int, height: int = 50, width: int = 60) -> Draws:
 
 def gap(ours: Tensor, expected: list[Tensor]) -> float:
     return float((ours - torch.stack(expected)).abs().max())
-
-
-@pytest.mark.parametrize("crop", [ops.crop_by_matrices, ops.crop_by_resampling])
-@pytest.mark.parametrize(
-    ("height", "width", "side"),
-    [(32, 32, 32), (28, 40, 32), (150, 90, 32), (70, 60, 96), (96, 96, 96), (375, 300, 224)],
-)
-def test_crop_and_flip_equal_torchvisions(
-    height: int, width: int, side: int, crop: Callable[..., Tensor]
-) -> None:
-    images, drawn = canvas(height, width), parameters(side, height, width)
-    # a box of every kind: all of the image, one pixel, one line
-    drawn.boxes[:3] = torch.tensor([[0, 0, height, width], [3, 5, 1, 1], [2, 0, 1, width]])
-    source = torch.arange(COUNT).flip(0)
-    ours = crop(images, source, drawn.boxes, drawn.flip, side)
-    expected = []
-    for row in range(COUNT):
-        pixels = images[source[row]].float() / 255
-        box = drawn.boxes[row].tolist()
-        view = reference.resized_crop(pixels, *box, size=[side, side], antialias=True)
-        expected.append(reference.horizontal_flip(view) if drawn.flip[row] else view)
-    assert drawn.flip.any()
-    assert not drawn.flip.all()
-    assert gap(ours, expected) <= (2e-6 if side <= 96 else 2e-5)
-
-
-@pytest.mark.parametrize("crop", [ops.crop_by_matrices, ops.crop_by_resampling])
-def test_a_crop_of_the_whole_image_at_its_own_size_is_the_image(
-    crop: Callable[..., Tensor],
-) -> None:
-    images, boxes = canvas(32, 32), torch.tensor([[0, 0, 32, 32]] * COUNT)
-    ours = crop(images, torch.arange(COUNT), boxes, torch.zeros(COUNT, dtype=torch.bool), 32)
-    assert (ours - images / 255).abs().max() <= 2e-7
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -114,6 +75,17 @@ def torchvision_jitter(image: Tensor, factors: list[float], order: list[int]) ->
     return image
 
 
+def change_colours_(
+    images: Tensor, factors: Tensor, order: Tensor, hue_step: int | None, **rows: Tensor
+) -> None:
+    """The op as FusedViews calls it; rows: jitter and grayscale, all and none by default."""
+    jitter = rows.get("jitter", torch.ones(len(images), dtype=torch.bool))
+    grayscale = rows.get("grayscale", torch.zeros(len(images), dtype=torch.bool))
+    blends = ops.blends_of(order, factors, jitter, grayscale)
+    needs = (torch.stack(tuple(blends), dim=2) != torch.tensor([1, 0, 0])).any(0).tolist()
+    ops.change_colours_(images, blends, factors[:, HUE], hue_step, needs)
+
+
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("hue_step", [0, 1, 2, 3])
 def test_colour_jitter_equals_torchvisions_in_every_order(hue_step: int, side: int) -> None:
@@ -125,7 +97,7 @@ def test_colour_jitter_equals_torchvisions_in_every_order(hue_step: int, side: i
         torchvision_jitter(image, row.tolist(), list(order))
         for image, row, order in zip(images, factors, orders, strict=True)
     ]
-    ops.color_jitter_(images, factors, torch.tensor(orders), hue_step)
+    change_colours_(images, factors, torch.tensor(orders), hue_step)
     assert gap(images, expected) <= 1e-5  # hue's 1e-6 times the gains 1.8 of the three ops after it
 
 
@@ -136,29 +108,37 @@ def test_jitter_without_colour_equals_torchvisions() -> None:
         torchvision_jitter(image, row.tolist(), order)
         for image, row, order in zip(images, factors, orders, strict=True)
     ]
-    ops.color_jitter_(images, factors, torch.tensor(orders), None, saturation=False)
+    change_colours_(images, factors, torch.tensor(orders), None)
     assert gap(images, expected) <= 1e-6
+
+
+def test_rows_without_jitter_or_with_grayscale_keep_their_own_colours() -> None:
+    images, orders = noise(32), [[0, 1, 2]] * COUNT  # hue is never done to rows without jitter
+    factors, rows = parameters(32).factors, torch.arange(COUNT)
+    jitter, grayscale = rows % 2 == 0, rows % 3 == 0
+    expected = []
+    for row, image in enumerate(images):
+        view = torchvision_jitter(image, factors[row].tolist(), [0, 1, 2]) if jitter[row] else image
+        expected.append(reference.rgb_to_grayscale(view, 3) if grayscale[row] else view)
+    images = images.clone()
+    change_colours_(images, factors, torch.tensor(orders), None, jitter=jitter, grayscale=grayscale)
+    assert gap(images, expected) <= 1e-6
+    assert torch.equal(images[1], noise(32)[1])
+
+
+@pytest.mark.parametrize("brightness", [0, 1, 2])
+def test_a_step_that_one_image_does_leaves_the_others_as_they_are(brightness: int) -> None:
+    images, factors = noise(32, 3), torch.tensor([[1.7, 0.4, 1.6, 0.1]] * 3)
+    jitter = torch.arange(3) == brightness
+    changed = images.clone()
+    change_colours_(changed, factors, torch.tensor([[0, 1, 2]] * 3), None, jitter=jitter)
+    assert [not torch.equal(a, b) for a, b in zip(images, changed, strict=True)] == jitter.tolist()
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_gray_equals_torchvisions(side: int) -> None:
     expected = [reference.rgb_to_grayscale(image) for image in noise(side)]
     assert gap(ops.gray_of(noise(side)), expected) <= 2e-7
-
-
-@pytest.mark.parametrize(("side", "kernel_px"), [(32, 3), (33, 9), (96, 9), (100, 41), (224, 23)])
-def test_blur_equals_torchvisions(side: int, kernel_px: int) -> None:
-    images, sigma = noise(side), torch.linspace(0.1, 2.0, COUNT)
-    expected = [
-        reference.gaussian_blur(image, [kernel_px] * 2, [float(s)] * 2)
-        for image, s in zip(images, sigma, strict=True)
-    ]
-    assert gap(ops.gaussian_blur(images, sigma, kernel_px), expected) <= 4e-6
-
-
-def test_blur_refuses_a_kernel_wider_than_the_image() -> None:
-    with pytest.raises(ValueError, match="41 px does not fit an image of 20 px"):
-        ops.gaussian_blur(noise(20), torch.ones(COUNT), 41)
 
 
 def test_solarize_and_normalize_equal_torchvisions() -> None:
@@ -170,22 +150,3 @@ def test_solarize_and_normalize_equal_torchvisions() -> None:
     mean, std = [0.48, 0.45, 0.4], [0.22, 0.23, 0.25]
     expected = [reference.normalize(image, mean, std) for image in images]
     assert gap(ops.normalize_(images, torch.tensor(mean), torch.tensor(std)), expected) <= 1e-6
-
-
-def test_views_stay_exact_where_training_allows_low_precision_products() -> None:
-    drawn = parameters(32)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        source = torch.arange(COUNT)
-        low = ops.crop_by_matrices(canvas(50, 60), source, drawn.boxes, drawn.flip, 32)
-        low_blur = ops.gaussian_blur(noise(96), drawn.sigma, 9)
-        with ops.full_float32():
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert torch.equal(
-        low, ops.crop_by_matrices(canvas(50, 60), source, drawn.boxes, drawn.flip, 32)
-    )
-    assert torch.equal(low_blur, ops.gaussian_blur(noise(96), drawn.sigma, 9))

@@ -1,5 +1,6 @@
 """sslpipe.augment.two_views and kornia_views: whole pipelines."""
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.parameters import Draws, draws
@@ -215,6 +217,57 @@ def test_without_normalize_views_are_in_zero_to_one() -> None:
     assert (augment.mean.tolist(), augment.std.tolist()) == ([0, 0, 0], [1, 1, 1])
     assert views.min() >= -1e-6
     assert views.max() <= 1 + 1e-6
+
+
+def test_views_are_float32_or_bfloat16_channels_last_from_either_layout() -> None:
+    augment, batch = FusedViews("simclr", 32, MEAN, STD), batch_of(MIXED)
+    drawn = drawn_for(batch, augment)
+    whole = augment(batch, drawn)
+    half = augment(batch, drawn, torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert half.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(half, whole.bfloat16())
+    images = batch.images.contiguous(memory_format=torch.channels_last)
+    assert (augment(batch._replace(images=images), drawn) - whole).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("crop_px", [32, 96])
+def test_the_bf16_blur_changes_blurred_views_only_and_by_its_stated_error(crop_px: int) -> None:
+    exact, fast = (FusedViews("simclr", crop_px, blur=blur) for blur in ("exact", "bf16"))
+    batch = batch_of(SIZES)
+    drawn = drawn_for(batch, exact)
+    error = (exact(batch, drawn) - fast(batch, drawn)).abs() * 255
+    assert (error[~drawn.blur] <= 1e-3).all()
+    assert 0 < error[drawn.blur].max() <= 2
+    assert error[drawn.blur].mean() <= 0.3
+    with pytest.raises(ValueError, match="blur = 'fast' is not 'exact' or 'bf16'"):
+        FusedViews("simclr", 32, blur="fast")
+
+
+def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batches() -> None:
+    augment, plain = FusedViews("byol", 32), FusedViews("byol", 32)
+    torch._dynamo.reset()
+    graphs = CompileCounter()  # fullgraph: a graph break raises
+    augment.compile_colours(backend=graphs)
+    for epoch, sizes in enumerate([SIZES * 4, SIZES * 3, SIZES[:7], MIXED, SIZES[3:4]]):
+        batch = batch_of(sizes, first_id=epoch, epoch=epoch)
+        drawn = drawn_for(batch, augment)
+        assert (augment(batch, drawn) - plain(batch, drawn)).abs().max() <= 2e-6
+        assert graphs.frame_count == 5  # hue at four steps, and without jitter
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+def test_views_compiled_to_native_code_equal_the_eager_ones() -> None:
+    augment, plain = FusedViews("simclr", 32, jitter_prob=1.0), FusedViews("simclr", 32)
+    torch._dynamo.reset()
+    # without precompiled headers: they take 20 s once and save 2
+    augment.compile_colours(options={"cpp_cache_precompile_headers": False})
+    batch = batch_of(SIZES)
+    drawn = drawn_for(batch, augment)
+    drawn.order[:] = torch.tensor([2, 3, 1, 0])  # one graph is enough here
+    compiled = augment(batch, drawn)
+    assert (compiled - plain(batch, drawn)).abs().max() <= 5e-6
+    assert torch.equal(compiled, augment(batch, drawn))
 
 
 ERASE = {"name": "RandomErasing", "view": 2, "args": {"p": 1.0, "scale": [0.2, 0.3]}}

@@ -50,8 +50,8 @@ class KorniaViews(nn.Module):
         self.register_buffer("std", torch.tensor(std), persistent=False)
 
     @torch.no_grad()
-    def forward(self, batch: Batch, draws: Draws) -> Tensor:
-        """-> (2B, 3, S, S) float32, channels_last."""
+    def forward(self, batch: Batch, draws: Draws, dtype: torch.dtype = torch.float32) -> Tensor:
+        """-> (2B, 3, S, S) of dtype, channels_last."""
         draws = draws.to("cpu")
         images = batch.images
         with torch.autocast(images.device.type, enabled=False):
@@ -65,7 +65,7 @@ class KorniaViews(nn.Module):
             if self.extra is not None:
                 views = self.extra(views, draws)
             views = kornia.enhance.normalize(views, self.mean, self.std)
-        out: Tensor = views.contiguous(memory_format=torch.channels_last)
+        out: Tensor = views.to(dtype).contiguous(memory_format=torch.channels_last)
         return out
 
     def _view(self, image: Tensor, draw: Draws) -> Tensor:

@@ -8,18 +8,28 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.augment import ops
 from sslpipe.augment.kornia_views import ExtraOps, KorniaViews
-from sslpipe.augment.parameters import HUE, SATURATION, Draws
+from sslpipe.augment.parameters import CONTRAST, HUE, SATURATION, Draws
 from sslpipe.augment.presets import view_specs
+from sslpipe.augment.resample import (
+    DENSE_PX,
+    crop_apart,
+    crop_together,
+    gaussian_blur,
+    plan_crops,
+)
 from sslpipe.data.loader import Batch
 
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
-_CPU_CHUNK_BYTES = 2**21  # of float views; measured from 2**17 to 2**22 at 32 and 96 px
+_CPU_CHUNK_BYTES = 2**19  # of float views; measured from 2**17 to 2**22
 _GPU_CHUNK_BYTES = 2**28
+_COMPILED_GPU_CHUNK_BYTES = 2**25  # not measured
 
 
 class FusedViews(nn.Module):
@@ -27,9 +37,10 @@ class FusedViews(nn.Module):
 
     preset: a name of PRESETS; overrides: fields of ViewSpec and jitter_strength (see view_specs).
     mean, std: RGB in [0, 1]; the attributes of that name are 0 and 1 unless `normalize`.
-    extra: see ExtraOps.
-    forward: Batch of B images, Draws of 2B rows -> (2B, 3, S, S) float32, channels_last, no
-    gradient, on the batch's device.
+    extra: see ExtraOps. blur: "exact", or "bf16": faster, off by at most 2 levels of 255 and by 0.3
+    on average (white noise; tested), in blurred views only.
+    forward: Batch of B images, Draws of 2B rows -> (2B, 3, S, S) float32 or `dtype`, channels_last,
+    no gradient, on the batch's device. Images are fastest channels_last or contiguous.
     Raises: RecipeError on an unknown preset or key, ValueError naming key and value.
     """
 
@@ -45,9 +56,13 @@ class FusedViews(nn.Module):
         std: Sequence[float] = (1.0, 1.0, 1.0),
         normalize: bool = True,
         extra: Sequence[dict[str, Any]] = (),
+        blur: str = "exact",
         **overrides: Any,
     ) -> None:
         super().__init__()
+        if blur not in ("exact", "bf16"):
+            raise ValueError(f"blur = {blur!r} is not 'exact' or 'bf16'")
+        self.blur = blur
         self.specs = view_specs(preset, crop_px, overrides)
         self.crop_px = int(crop_px)
         if not normalize:
@@ -60,54 +75,78 @@ class FusedViews(nn.Module):
         # the colour ops that some view may do; the others cost nothing
         strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
         self.jitter_ops = strengths.amax(0).nonzero()[:, 0].tolist()
+        self.change_colours_, self.compiled = ops.change_colours_, False
+
+    def compile_colours(self, **options: Any) -> None:
+        """Compile the colour ops: one graph for each step that hue may have, at the first use.
+
+        Crop and blur are native kernels already. Chunks of colour work get a fixed number of rows,
+        so that no batch is compiled anew. options: torch.compile's. Needs a C++ compiler on a CPU.
+        """
+        self.compiled = True
+        self.change_colours_ = torch.compile(
+            ops.change_colours_, fullgraph=True, dynamic=False, **options
+        )
 
     @torch.no_grad()
-    def forward(self, batch: Batch, draws: Draws) -> Tensor:
+    def forward(self, batch: Batch, draws: Draws, dtype: torch.dtype = torch.float32) -> Tensor:
         images = batch.images
         views = torch.empty(
             (len(draws.ids), 3, self.crop_px, self.crop_px),
+            dtype=dtype,
             device=images.device,
             memory_format=torch.channels_last,
         )
         host = draws.to("cpu")  # the host decides which rows go together
-        host = host._replace(order=self._steps(host.order))
-        group = self._groups(host, batch.sizes)
-        sorted_rows = group.argsort(stable=True)
-        host = host.rows(sorted_rows)
-        draws = host.to(images.device)
-        source = (sorted_rows % len(images)).to(images.device)  # the image of each row
+        kept = torch.isin(host.order, torch.tensor(self.jitter_ops))
+        order = host.order[kept].view(len(kept), -1)  # without the ops that no view does
+        group = self._groups(host, order, batch.sizes, images.device)
+        # blurred rows are the last of their group: a slice of each chunk
+        sorted_rows = torch.from_numpy(np.lexsort((host.blur.numpy(), group.numpy())))
+        host, group = host.rows(sorted_rows), group[sorted_rows]
+        blends = ops.blends_of(order[sorted_rows], host.factors, host.jitter, host.grayscale)
+        needs = np.stack([field.numpy() for field in blends], axis=2) != (1, 0, 0)  # (2B, k, 3)
+        crops = plan_crops(
+            sorted_rows % len(images),  # the image of each row
+            host.boxes,
+            host.flip,
+            group // 2 % 2 == 1,
+            self.crop_px,
+            images.device,
+        )
+        small = images
+        if not images.is_cuda:  # once for all chunks
+            small = images[:, :, :DENSE_PX, :DENSE_PX].to(
+                torch.float32, memory_format=torch.contiguous_format
+            )
         with torch.autocast(images.device.type, enabled=False):
-            for part, hue_step, large in self._chunks(group[sorted_rows], images.device):
-                these = draws.rows(part)
-                chunk = _crop(images, source[part], these, self.crop_px, large)  # (n, 3, S, S)
-                chunk = self._changed(chunk, host.rows(part), these, hue_step)
-                if images.is_cuda:
-                    views[sorted_rows[part]] = chunk
-                else:  # one copy a row: twice as fast as an indexed one
-                    for row, view in zip(sorted_rows[part].tolist(), chunk, strict=True):
-                        views[row].copy_(view)
+            for rows, hue_step, large in self._chunks(group, images.device):
+                crop, pixels = (crop_apart, images) if large else (crop_together, small)
+                chunk = crop(pixels, crops.rows(rows))  # (n, 3, S, S)
+                done = needs[rows].any(0).tolist()
+                chunk = self._changed(chunk, host.rows(rows), blends.rows(rows), done, hue_step)
+                self._write(chunk, sorted_rows[rows], views)
         return views
 
-    def _groups(self, draws: Draws, sizes: Tensor) -> Tensor:
-        """(2B,) int64: what can be done together: hue at the same step, blur, the way to crop.
+    def _groups(self, draws: Draws, order: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
+        """(2B,) int64: what is done together: the way to crop, hue at the same step, grayscale.
 
-        Large is a property of the image, not of the batch: its views must not depend on the batch.
+        Large images are read by their boxes, on a CPU. That is a property of the image, not of the
+        batch: its views must not depend on the batch.
         """
         if HUE in self.jitter_ops:
-            step = (draws.order == HUE).int().argmax(1)
+            step = (order == HUE).int().argmax(1)
         else:
             step = torch.full_like(draws.ids, _NO_HUE)
-        large = sizes.cpu().amax(1).repeat(len(self.specs)) > ops.MATRICES_PX
-        return (torch.where(draws.jitter, step, _UNTOUCHED) * 2 + large) * 2 + draws.blur
+        large = sizes.cpu().amax(1).repeat(len(self.specs)) > DENSE_PX
+        large &= device.type == "cpu"
+        return (torch.where(draws.jitter, step, _UNTOUCHED) * 2 + large) * 2 + (
+            draws.grayscale & (not self.compiled)  # compiled, every row pays for it
+        )
 
     def _chunks(self, groups: Tensor, device: torch.device) -> Iterator[tuple[slice, int, bool]]:
-        """Slices of the sorted rows, each of one group, with its step of hue and its largeness.
-
-        A chunk's images stay in the processor's cache from the crop to the last op.
-        """
-        limit = _GPU_CHUNK_BYTES if device.type == "cuda" else _CPU_CHUNK_BYTES
-        most = max(1, limit // (3 * 4 * self.crop_px**2))  # rows
-        first = 0
+        """Slices of the sorted rows, each of one group, with its step of hue and its largeness."""
+        most, first = self._most_rows(device), 0
         for group, members in groupby(groups.tolist()):
             count = len(list(members))
             pieces = -(-count // most)
@@ -116,40 +155,72 @@ class FusedViews(nn.Module):
                 yield slice(start, stop), group // 4, group // 2 % 2 == 1
             first += count
 
-    def _steps(self, order: Tensor) -> Tensor:
-        """(n, 4) op orders -> (n, k): without the ops that no view does."""
-        kept = torch.isin(order, torch.tensor(self.jitter_ops))
-        return order[kept].view(len(order), len(self.jitter_ops))
-
-    def _changed(self, views: Tensor, host: Draws, draws: Draws, hue_step: int) -> Tensor:
-        """(n, 3, S, S), planar: all ops after the crop. host: the same draws, on the CPU."""
+    def _changed(
+        self, views: Tensor, draws: Draws, blends: ops.Blends, needs: ops.Needs, hue_step: int
+    ) -> Tensor:
+        """(n, 3, S, S), planar: all ops after the crop; draws and blends are on the CPU."""
+        device = views.device
         if any(spec.rotation_deg for spec in self.specs):
-            views = ops.rotate(views, draws.angle_deg)
-        if hue_step != _UNTOUCHED and self.jitter_ops:
-            saturation = SATURATION in self.jitter_ops
-            ops.color_jitter_(views, draws.factors, draws.order, hue_step, saturation=saturation)
-        if host.grayscale.any():
-            gray = host.grayscale.nonzero()[:, 0].to(views.device)
-            views[gray] = ops.gray_of(views[gray]).expand(-1, 3, -1, -1)
-        if host.blur.any():  # then of every row: see _groups
-            views = ops.gaussian_blur(views, draws.sigma, self.specs[0].blur_kernel_px)
-        if host.solarize.any():
-            chosen = host.solarize.nonzero()[:, 0].to(views.device)
-            threshold = self.threshold[draws.views[chosen]]
+            views = ops.rotate(views, draws.angle_deg.to(device))
+        views = self._colours_changed(views, draws, blends, needs, hue_step)
+        blurred = slice(len(views) - int(draws.blur.sum()), None)  # see the order of the rows
+        if draws.blur.any():
+            sigma = draws.sigma[blurred]
+            views[blurred] = gaussian_blur(
+                views[blurred],
+                sigma.to(device),
+                self.specs[0].blur_kernel_px,
+                float(sigma.max()),
+                bfloat16=self.blur == "bf16",
+            )
+        if draws.solarize.any():
+            chosen = draws.solarize.nonzero()[:, 0].to(device)
+            threshold = self.threshold[draws.views.to(device)[chosen]]
             views[chosen] = ops.solarize(views[chosen], threshold)
         if self.extra is not None:
-            views = self.extra(views, host)
+            views = self.extra(views, draws)
         return ops.normalize_(views, self.mean, self.std)
 
+    def _colours_changed(
+        self, views: Tensor, draws: Draws, blends: ops.Blends, needs: ops.Needs, hue_step: int
+    ) -> Tensor:
+        if not any(done for done, _, _ in needs) and hue_step >= _NO_HUE:
+            return views
+        count, hue = len(views), hue_step if hue_step < _NO_HUE else None
+        if self.compiled:  # the same needs and number of rows for all batches
+            needs = self._compiled_needs()
+            rows = torch.arange(self._most_rows(views.device)).clamp_(max=count - 1)
+            blends, draws = blends.rows(rows), draws.rows(rows)
+            if count < len(rows):
+                views = F.pad(views, (0, 0, 0, 0, 0, 0, 0, len(rows) - count))
+        turns = draws.factors[:, HUE].to(views.device)
+        self.change_colours_(views, blends.to(views.device), turns, hue, needs)
+        return views[:count]
 
-def _crop(images: Tensor, source: Tensor, draws: Draws, crop_px: int, large: bool) -> Tensor:
-    crop = ops.crop_by_matrices
-    if not images.is_cuda:
-        if large:
-            crop = ops.crop_by_resampling
-        else:  # a canvas may be larger than the images in question
-            images = images[:, :, : ops.MATRICES_PX, : ops.MATRICES_PX]
-    return crop(images, source, draws.boxes, draws.flip, crop_px)
+    def _compiled_needs(self) -> ops.Needs:
+        """What any image may need: a step for each op but hue, and grayscale."""
+        steps = len(set(self.jitter_ops) - {HUE})
+        step = (True, SATURATION in self.jitter_ops, CONTRAST in self.jitter_ops)
+        gray = any(spec.grayscale_prob for spec in self.specs)
+        return (step,) * steps + ((gray, gray, False),)
+
+    def _most_rows(self, device: torch.device) -> int:
+        """Of a chunk, whose images stay in the processor's cache from the crop to the last op."""
+        limit = _CPU_CHUNK_BYTES
+        if device.type == "cuda":
+            limit = _COMPILED_GPU_CHUNK_BYTES if self.compiled else _GPU_CHUNK_BYTES
+        return max(1, limit // (3 * 4 * self.crop_px**2))
+
+    def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
+        """Rows of the views. On a CPU large ones are copied faster one by one."""
+        if views.is_cuda or self.crop_px <= DENSE_PX:
+            lines = chunk.permute(0, 2, 3, 1).to(views.dtype).reshape(len(rows), -1)
+            views.permute(0, 2, 3, 1).view(len(views), -1).index_copy_(
+                0, rows.to(views.device), lines
+            )
+        else:
+            for row, view in zip(rows.tolist(), chunk, strict=True):
+                views[row].copy_(view)
 
 
 Views = FusedViews | KorniaViews
