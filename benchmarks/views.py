@@ -65,7 +65,7 @@ CASES = {32: Case(256, 32, 32, 32), 96: Case(64, 96, 96, 96), 224: Case(16, 375,
 def ours(case: Case, device: str, *, compile: bool = False, **settings: Any) -> Call:
     augment = FusedViews("simclr", case.crop_px, MEAN, STD, **settings).to(device)
     if compile:
-        augment.compile_ops()
+        augment.compile_colours()
     images = case.images().to(device)
     sizes = torch.tensor([[case.height, case.width]] * case.count)
     ids = torch.arange(case.count)
@@ -157,9 +157,7 @@ CONTENDERS: dict[str, Callable[[Case, str], Call]] = {
     "ours": ours,
     "ours, bf16 blur": lambda case, device: ours(case, device, blur="bf16"),
     "ours, compiled": lambda case, device: ours(case, device, compile=True),
-    "ours, compiled, bf16 blur": lambda case, device: ours(
-        case, device, compile=True, blur="bf16"
-    ),
+    "ours, compiled, bf16 blur": lambda case, device: ours(case, device, compile=True, blur="bf16"),
     "kornia, slice": lambda case, device: kornia(case, device, cropping="slice"),
     "kornia, resample": lambda case, device: kornia(case, device, cropping="resample"),
     "torchvision v2, uint8": lambda case, device: torchvision(case, device, form="uint8"),
