@@ -22,7 +22,7 @@ demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluatio
 	$(RUN)/python -m tools.evaluate suite $(OUT)/run --data $(OUT)/data/dataset.json --out $(OUT)/run/eval.json
 	$(RUN)/python -m tools.embed $(OUT)/run --data $(OUT)/data/dataset.json --split train --out $(OUT)/run/features/train.safetensors
 	$(RUN)/python -m tools.embed $(OUT)/run --data $(OUT)/data/dataset.json --split test --out $(OUT)/run/features/test.safetensors
-	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format safetensors --overwrite
+	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format all --overwrite
 	$(RUN)/python -m tools.report $(OUT)/run --data $(OUT)/data/dataset.json
 
 test: $(VENV)/.installed  ## the whole suite, on 2 cores in under 8 minutes

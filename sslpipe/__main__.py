@@ -109,20 +109,39 @@ def preview(
 
 
 @app.command(
-    epilog="Example: sslpipe export runs/demo --out out/backbone --format safetensors,torchvision"
+    epilog="Example: sslpipe export runs/demo --out out/backbone --format safetensors,onnx"
 )
 def export(
     run: Annotated[Path, typer.Argument(help="The run directory of a training.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")] = ...,  # type: ignore[assignment]
-    format: Annotated[str, typer.Option(help="Formats, separated by commas.")] = "safetensors",
+    format: Annotated[
+        str,
+        typer.Option(
+            help="Formats, separated by commas: safetensors, torchvision, timm, onnx, pt2, hf; "
+            "or all that can hold this backbone."
+        ),
+    ] = "safetensors",
+    with_projector: Annotated[
+        bool, typer.Option("--with-projector", help="Write the projector, too.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
 ) -> None:
     """Write the trained backbone; each format is loaded again in a clean process and compared."""
-    from sslpipe.export import export_backbone
+    from sslpipe.export import export_model, refusals
+    from sslpipe.frozen import load_run
 
+    console = Console()
     formats = tuple(name.strip() for name in format.split(","))
-    for name, path in export_backbone(run, out, formats, overwrite=overwrite).items():
-        Console().print(f"{name}: {path}, proved equal in a clean process", highlight=False)
+    model = load_run(run, with_projector=with_projector)
+    with console.status("writing each format and proving it in a clean process"):
+        written = export_model(model, out, formats, overwrite=overwrite)
+    for name, path in written.items():
+        told = f"{name}: {path}, proved equal in a clean process"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
+    if "all" in formats:
+        for name, why in refusals(model).items():
+            told = f"{name}: left out: {why}"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(epilog="Examples: sslpipe status runs/demo | sslpipe status runs/demo --json")

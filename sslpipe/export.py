@@ -5,8 +5,13 @@ Layout of a folder that `export_backbone` writes (a format that was not asked fo
     README.md             model card: what it is, how to load each format
     SHA256SUMS            of every other file; `sha256sum -c SHA256SUMS`
     model.safetensors     format "safetensors": the weights, keys of `models.backbones.Backbone`
+    projector.safetensors     the projector's, where it was asked for
     config.json           and all that `load_backbone` needs beside them: see `frozen.Config`
     torchvision/NAME.safetensors    format "torchvision": a state dict without the head
+    timm/                 format "timm": for timm.create_model("local-dir:...")
+    model.onnx            format "onnx": normalised images -> features, any batch size
+    model.pt2             format "pt2": the same as a program of torch.export
+    hf/                   format "hf": a repository for the Hugging Face Hub, with its model card
 """
 
 import copy
@@ -14,33 +19,46 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torchvision
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslpipe.errors import ExportError, did_you_mean
 from sslpipe.evaluation.embed import evaluating
+from sslpipe.formats import FORMATS
 from sslpipe.frozen import FrozenBackbone, load_backbone, load_run
 from sslpipe.model_card import model_card, sha256_sums
-from sslpipe.models.backbones import HEADS
+from sslpipe.proof import outputs
 
-__all__ = ["FORMATS", "TOLERANCE", "export_backbone", "export_model", "load_backbone"]
+__all__ = [
+    "FORMATS",
+    "TOLERANCE",
+    "export_backbone",
+    "export_model",
+    "load_backbone",
+    "refusals",
+]
 
 TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
-PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on
+PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
 PROOF_TIMEOUT_S = 600
+WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
 
 
 def export_backbone(
-    run_dir: str | Path, out: str | Path, formats: Sequence[str], *, overwrite: bool = False
+    run_dir: str | Path,
+    out: str | Path,
+    formats: Sequence[str],
+    *,
+    with_projector: bool = False,
+    overwrite: bool = False,
 ) -> dict[str, Path]:
     """Write the backbone of a run's newest checkpoint into the folder `out`; see `export_model`."""
-    return export_model(load_run(Path(run_dir)), out, formats, overwrite=overwrite)
+    model = load_run(Path(run_dir), with_projector=with_projector)
+    return export_model(model, out, formats, overwrite=overwrite)
 
 
 def export_model(
@@ -48,19 +66,14 @@ def export_model(
 ) -> dict[str, Path]:
     """Write the formats, prove each, and only then put the folder in its place.
 
+    formats: names of FORMATS, or "all": those that can hold this backbone; see `refusals`.
     Each format is loaded in a clean process, with its own library, and its features of fixed random
     images are compared with those of `model`. Returns where each format lies.
     Raises: ExportError for an unknown format, one that cannot hold this backbone, a folder that
     exists (unless `overwrite`), or features that differ; nothing is left behind then.
     """
     out = Path(out)
-    for name in formats:
-        if name not in FORMATS:
-            raise ExportError(
-                f"unknown format {name!r}{did_you_mean(name, FORMATS)}; known: {', '.join(FORMATS)}"
-            )
-    if not formats:
-        raise ExportError(f"no format is named; known: {', '.join(FORMATS)}")
+    formats = _checked(model, formats)
     if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} exists; remove it, or choose another folder")
     model = copy.deepcopy(model).cpu().float().eval()
@@ -69,11 +82,12 @@ def export_model(
         folder = Path(scratch) / "export"
         folder.mkdir()
         written = {}
-        for name in dict.fromkeys(formats):
+        for name in formats:
             written[name] = FORMATS[name].write(model, folder)
             _prove(model, name, folder)
         usage = {name: FORMATS[name].usage for name in written}
-        (folder / "README.md").write_text(model_card(model.config.model_dump(mode="json"), usage))
+        card = model_card(model.config.model_dump(mode="json"), usage)
+        (folder / "README.md").write_text(card, encoding="utf-8")
         (folder / "SHA256SUMS").write_text(sha256_sums(folder))
         if out.exists():
             shutil.move(out, Path(scratch) / "replaced")
@@ -81,39 +95,70 @@ def export_model(
         return {name: out / path.relative_to(folder) for name, path in written.items()}
 
 
+def refusals(model: FrozenBackbone) -> dict[str, str]:
+    """format -> why it cannot hold this backbone; formats that can are not in it."""
+    every = {name: each.refuses(model) for name, each in FORMATS.items()}
+    return {name: why for name, why in every.items() if why is not None}
+
+
+def _checked(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
+    """The formats without "all" and repeats. Raises: ExportError where one is not possible."""
+    known = f"known: {', '.join(FORMATS)}, all"
+    for name in formats:
+        if name not in (*FORMATS, "all"):
+            raise ExportError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; {known}")
+    if not formats:
+        raise ExportError(f"no format is named; {known}")
+    refused = refusals(model)
+    possible = [name for name in FORMATS if name not in refused]
+    for name in formats:
+        if name in refused:
+            raise ExportError(
+                f"format {name}: {refused[name]}; this backbone can have {', '.join(possible)}"
+            )
+    chosen = possible if "all" in formats else list(dict.fromkeys(formats))
+    if model.projector is not None and not WITH_PROJECTOR & set(chosen):
+        raise ExportError(
+            f"no projector fits into {', '.join(chosen)}; add one of "
+            f"{', '.join(sorted(WITH_PROJECTOR))}"
+        )
+    return chosen
+
+
 def _prove(model: FrozenBackbone, name: str, folder: Path) -> None:
     """Raise ExportError unless a clean process reads the same features from the folder."""
+    generator = torch.Generator().manual_seed(0)
     images = torch.randn(
-        PROOF_IMAGES, 3, model.view.crop_px, model.view.crop_px, generator=_generator()
+        PROOF_IMAGES, 3, model.view.crop_px, model.view.crop_px, generator=generator
     )
     with evaluating(model), torch.no_grad():
-        expected = model(images)  # (PROOF_IMAGES, F)
-    largest = float(expected.abs().max())
-    if not (torch.isfinite(expected).all() and largest > 0):
-        raise ExportError("the backbone's features are not finite, or all zero; nothing to export")
-    found = features_in_clean_process(name, folder, images)
-    if found.shape != expected.shape:
-        raise ExportError(
-            f"format {name}: features are {tuple(found.shape)}, not {tuple(expected.shape)}"
-        )
-    difference = float((found - expected).abs().max()) / largest
-    if not difference <= TOLERANCE:
-        raise ExportError(
-            f"format {name}: features in a clean process differ by {difference:.2g} of the "
-            f"largest, more than {TOLERANCE:g}; nothing was written"
-        )
+        expected = outputs(model, images)
+    for key, value in expected.items():
+        if not (torch.isfinite(value).all() and value.any()):
+            raise ExportError(f"the backbone's {key} are not finite, or all zero")
+    for number, found in enumerate(features_in_clean_process(name, folder, images)):
+        for key, value in found.items():
+            if value.shape != expected[key].shape:
+                raise ExportError(
+                    f"format {name}: {key} are {tuple(value.shape)}, "
+                    f"not {tuple(expected[key].shape)}"
+                )
+            difference = float((value - expected[key]).abs().max() / expected[key].abs().max())
+            if not difference <= TOLERANCE:
+                raise ExportError(
+                    f"format {name}: {key} in a clean process differ by {difference:.2g} of the "
+                    f"largest, more than {TOLERANCE:g} (reader {number + 1}); nothing was written"
+                )
 
 
-def features_in_clean_process(name: str, folder: Path, images: Tensor) -> Tensor:
-    """What a new Python process, that knows nothing of this one, gets from the folder."""
+def features_in_clean_process(name: str, folder: Path, images: Tensor) -> list[dict[str, Tensor]]:
+    """What a new Python process, that knows nothing of this one, gets from the folder: `outputs`
+    by each library that reads the format."""
     with tempfile.TemporaryDirectory() as scratch:
-        images_file, features_file = Path(scratch) / "images", Path(scratch) / "features"
+        images_file = Path(scratch) / "images"
         save_file({"images": images}, images_file)
-        code = (
-            "import sys; from sslpipe.export import write_features; write_features(*sys.argv[1:])"
-        )
         done = subprocess.run(
-            [sys.executable, "-c", code, name, str(folder), str(images_file), str(features_file)],
+            [sys.executable, "-m", "sslpipe.proof", name, folder, images_file, f"{scratch}/out"],
             capture_output=True,
             text=True,
             timeout=PROOF_TIMEOUT_S,
@@ -121,98 +166,4 @@ def features_in_clean_process(name: str, folder: Path, images: Tensor) -> Tensor
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ExportError(f"format {name}: a clean process could not load it: {last}")
-        return load_file(features_file)["features"]
-
-
-def write_features(name: str, folder: str, images_file: str, features_file: str) -> None:
-    """Load one format and write its features of the images: what the clean process runs."""
-    model = FORMATS[name].load(Path(folder)).eval()
-    with torch.no_grad():
-        features = model(load_file(images_file)["images"])
-    save_file({"features": features.contiguous()}, features_file)
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
-    tensors = {key: t.contiguous().clone() for key, t in model.backbone.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(model.config.model_dump_json(indent=1) + "\n")
-    return folder / "model.safetensors"
-
-
-def _write_torchvision(model: FrozenBackbone, folder: Path) -> Path:
-    component, backbone = model.config.backbone, model.backbone
-    family, _, architecture = component.kind.partition("/")
-    if family != "torchvision":
-        raise ExportError(
-            f"format torchvision: a {component.kind!r} backbone is none of torchvision's; "
-            "use --format safetensors"
-        )
-    if backbone.stem not in (None, "imagenet"):
-        raise ExportError(
-            f"format torchvision: this backbone has the small-image stem {backbone.stem!r}, which "
-            f"torchvision.models.{architecture} has not; use --format safetensors"
-        )
-    if architecture.startswith("vit_") and model.config.crop_px != 224:
-        raise ExportError(
-            f"format torchvision: {architecture} at {model.config.crop_px} px has another position "
-            "table than torchvision's at 224 px; use --format safetensors"
-        )
-    path = folder / "torchvision" / f"{architecture}.safetensors"
-    path.parent.mkdir()
-    tensors = {key: t.contiguous().clone() for key, t in backbone.network.state_dict().items()}
-    save_file(tensors, path, metadata={"format": "pt"})
-    return path
-
-
-def _load_torchvision(folder: Path) -> nn.Module:
-    """torchvision's own model with the file's weights; only its head may be missing from them."""
-    (path,) = (folder / "torchvision").glob("*.safetensors")
-    network = torchvision.models.get_model(path.stem, weights=None)
-    head = HEADS[type(network).__name__]
-    in_head = [key for key in network.state_dict() if key.startswith(f"{head}.")]
-    result = network.load_state_dict(load_file(path), strict=False)
-    if sorted(result.missing_keys) != sorted(in_head) or result.unexpected_keys:
-        raise ExportError(f"{path.name}: missing {result.missing_keys}, {result.unexpected_keys}")
-    parent, _, name = head.rpartition(".")
-    setattr(network.get_submodule(parent), name, nn.Identity())
-    return network  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Format:
-    """write: into the folder, returning the main file. load: a module images -> features, with the
-    format's own library. usage: Python lines for the model card."""
-
-    write: Callable[[FrozenBackbone, Path], Path]
-    load: Callable[[Path], nn.Module]
-    usage: str
-
-
-FORMATS: dict[str, Format] = {
-    "safetensors": Format(
-        _write_safetensors,
-        load_backbone,
-        """import sslpipe
-
-backbone = sslpipe.load_backbone("FOLDER")
-features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not normalised
-""",
-    ),
-    "torchvision": Format(
-        _write_torchvision,
-        _load_torchvision,
-        """import torchvision
-from safetensors.torch import load_file
-
-model = torchvision.models.get_model("ARCHITECTURE", weights=None, num_classes=10)  # a new head
-missing = model.load_state_dict(
-    load_file("FOLDER/torchvision/ARCHITECTURE.safetensors"), strict=False
-)
-print(missing)  # only the head's keys
-""",
-    ),
-}
+        return [load_file(file) for file in sorted(Path(scratch).glob("out*"))]

@@ -17,8 +17,11 @@ from sslpipe.errors import ExportError, UserError
 from sslpipe.evaluation.embed import module_sha256
 from sslpipe.finetune_recipe import parse_any_recipe
 from sslpipe.models.backbones import Backbone, build_backbone
-from sslpipe.recipe import Component, Section
+from sslpipe.models.simclr import build_projector
+from sslpipe.recipe import Component, Projector, Recipe, Section
 from sslpipe.registry import build
+
+OURS = "sslpipe"  # where our config lies inside the config.json of another library
 
 
 class Config(Section):
@@ -27,7 +30,8 @@ class Config(Section):
     backbone: kind and arguments that build the same network, with the stem that training chose.
     view: arguments of EvalView; features are those of images seen through it.
     weights_sha256: module_sha256 of the backbone. facts: run name, recipe, digest, steps, data set
-    and evaluation numbers, for people.
+    and evaluation numbers, for people. projector, projector_sha256: settings and hash of the
+    projector, where it was asked for.
     """
 
     format_version: Literal[1]
@@ -37,6 +41,8 @@ class Config(Section):
     view: dict[str, Any]
     weights_sha256: str
     facts: dict[str, Any]
+    projector: Projector | None = None
+    projector_sha256: str | None = None
 
 
 class FrozenBackbone(nn.Module):
@@ -44,11 +50,19 @@ class FrozenBackbone(nn.Module):
 
     forward: (B, 3, S, S) normalised floats -> (B, num_features), not normalised.
     encode: (B, 3, H, W) uint8 RGB, all of one size -> the same, through `view`.
+    projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not asked for.
     """
 
-    def __init__(self, backbone: Backbone, view: EvalView, config: Config) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        view: EvalView,
+        config: Config,
+        projector: nn.Sequential | None = None,
+    ) -> None:
         super().__init__()
         self.backbone, self.view, self.config = backbone, view, config
+        self.projector = projector
         self.num_features = backbone.num_features
         self.eval().requires_grad_(False)
 
@@ -65,7 +79,8 @@ class FrozenBackbone(nn.Module):
 def load_backbone(path: str | Path) -> FrozenBackbone:
     """The backbone of an export or of a run directory; eval mode, on the CPU.
 
-    path: the folder of an export with the safetensors format, or a run directory.
+    path: the folder of an export with the safetensors format, its timm or hf folder, or a run
+    directory.
     Safe for files from strangers: safetensors and JSON are read, nothing is unpickled or run.
     Raises: ExportError where files are missing, damaged, or not what config.json says.
     """
@@ -73,15 +88,22 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
     if (path / "recipe.json").is_file():
         return load_run(path)
     try:
-        text = (path / "config.json").read_text(encoding="utf-8")
-        config = Config.model_validate_json(text)
+        tree = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        nested = isinstance(tree, dict) and OURS in tree  # the timm and hf formats
+        bare = nested and "architecture" in tree  # the keys are those of timm's network
+        config = Config.model_validate(tree[OURS] if nested else tree)
         backbone = build_backbone(config.backbone, crop_px=config.crop_px)
-        backbone.load_state_dict(load_file(path / "model.safetensors"), strict=True)
+        tensors = load_file(path / "model.safetensors")
+        (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
         view = EvalView(**config.view)
+        projector = None
+        if config.projector is not None:
+            projector = build_projector(config.num_features, config.projector)
+            projector.load_state_dict(load_file(path / "projector.safetensors"), strict=True)
     except FileNotFoundError as error:
         raise ExportError(
-            f"{path} is neither an export in the safetensors format nor a run: {error.filename} "
-            "is missing"
+            f"{path} is neither an export in the safetensors, timm or hf format nor a run: "
+            f"{error.filename} is missing"
         ) from error
     except ValidationError as error:
         first = error.errors()[0]
@@ -89,14 +111,18 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
         raise ExportError(f"{path}/config.json: {key}: {first['msg']}") from None
     except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
         raise ExportError(f"{path}: {error}") from error
-    if module_sha256(backbone) != config.weights_sha256:
-        raise ExportError(
-            f"{path}: the weights are not those that config.json names; copy the export again"
-        )
-    return FrozenBackbone(backbone, view, config)
+    for module, sha256 in (
+        (backbone, config.weights_sha256),
+        (projector, config.projector_sha256),
+    ):
+        if module is not None and module_sha256(module) != sha256:
+            raise ExportError(
+                f"{path}: the weights are not those that config.json names; copy the export again"
+            )
+    return FrozenBackbone(backbone, view, config, projector)
 
 
-def load_run(run_dir: Path) -> FrozenBackbone:
+def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
     """The backbone of a run's newest whole checkpoint. The one place that knows a run's files."""
     checkpoint = latest(run_dir)
     recipe = parse_any_recipe(_read_json(run_dir / "recipe.json"), f"{run_dir}/recipe.json")
@@ -111,9 +137,14 @@ def load_run(run_dir: Path) -> FrozenBackbone:
 
     backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     tensors = load_file(checkpoint / "model.safetensors")
-    prefix = "backbone."
-    own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-    backbone.load_state_dict(own, strict=True)
+    backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
+    projector = None
+    settings = recipe.projector if isinstance(recipe, Recipe) else None
+    if with_projector:
+        if settings is None:
+            raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
+        projector = build_projector(backbone.num_features, settings)
+        projector.load_state_dict(_part(tensors, "projector."), strict=True)
     facts = {
         "name": recipe.name,
         "recipe": recipe.model_dump(mode="json"),
@@ -122,14 +153,20 @@ def load_run(run_dir: Path) -> FrozenBackbone:
         "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
     }
     if (run_dir / "eval.json").is_file():
-        facts["evaluation"] = _headline(_read_json(run_dir / "eval.json"))
-    return freeze(backbone, recipe.backbone, view, facts)
+        facts |= _evaluation(_read_json(run_dir / "eval.json"), module_sha256(backbone))
+    return freeze(backbone, recipe.backbone, view, facts, projector, settings)
 
 
 def freeze(
-    backbone: Backbone, component: Component, view: EvalView, facts: dict[str, Any]
+    backbone: Backbone,
+    component: Component,
+    view: EvalView,
+    facts: dict[str, Any],
+    projector: nn.Sequential | None = None,
+    projector_settings: Projector | None = None,
 ) -> FrozenBackbone:
-    """The backbone with everything an export writes. component: what it was built from."""
+    """The backbone with everything an export writes. component, projector_settings: what backbone
+    and projector were built from."""
     arguments = component.arguments
     if backbone.stem is not None:  # resolved, so that a later rule for "auto" changes nothing
         arguments["stem"] = backbone.stem
@@ -141,8 +178,14 @@ def freeze(
         view=view.config(),
         weights_sha256=module_sha256(backbone),
         facts=facts,
+        projector=projector_settings if projector is not None else None,
+        projector_sha256=module_sha256(projector) if projector is not None else None,
     )
-    return FrozenBackbone(backbone, view, config)
+    return FrozenBackbone(backbone, view, config, projector)
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -153,10 +196,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _headline(suite: dict[str, Any]) -> list[dict[str, Any]]:
-    """The numbers in the table of RUN/eval.json, without their details."""
-    return [
+def _evaluation(suite: dict[str, Any], weights_sha256: str) -> dict[str, Any]:
+    """The numbers in the table of RUN/eval.json, without their details, and what they are of.
+
+    Numbers of other weights (the run went on after it was evaluated) are left out.
+    """
+    if suite["facts"].get("backbone_sha256") != weights_sha256:
+        return {"evaluation_left_out": "eval.json is not of these weights; evaluate the run again"}
+    rows = [
         {key: value for key, value in row.items() if key != "details"}
         for row in suite["rows"]
         if row["column"] is not None
     ]
+    keys = ("data", "data_sha256", "split", "train_split")
+    return {
+        "evaluation": rows,
+        "evaluation_data": {key: suite["facts"][key] for key in keys if key in suite["facts"]},
+    }

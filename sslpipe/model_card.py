@@ -1,9 +1,23 @@
 """The two files beside an export that are for people: README.md and SHA256SUMS."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+TASK = "image-feature-extraction"
+HUB_USAGE = """import sslpipe
+from huggingface_hub import snapshot_download
+
+backbone = sslpipe.load_backbone(snapshot_download("USER/NAME"))  # or a folder on disk
+features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not normalised
+"""
+TIMM_HUB_USAGE = """import timm
+
+model = timm.create_model("hf-hub:USER/NAME", pretrained=True)  # images -> features
+model = timm.create_model("hf-hub:USER/NAME", pretrained=True, num_classes=10)  # a new head
+"""
 
 
 def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
@@ -13,7 +27,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     arguments = {k: v for k, v in config["backbone"].items() if k != "kind"}
     data = facts.get("data", {})
     lines = [
-        f"# {facts.get('name', kind)}",
+        f"# {_plain(facts.get('name', kind))}",
         "",
         f"A `{kind}` backbone trained by self-supervised contrastive learning with sslpipe: an "
         f"image in, {config['num_features']} features out (before any projector, not normalised).",
@@ -27,9 +41,11 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     ]
     if data:
         lines += [
-            f"| data | {data['name']}, index sha256 `{data['index_sha256'][:16]}` |",
-            f"| licence of the data | {data['license'] or 'not stated'} |",
+            f"| data | {_plain(data['name'])}, index sha256 `{data['index_sha256'][:16]}` |",
+            f"| licence of the data | {_plain(data['license'] or 'not stated')} |",
         ]
+    if config["projector"] is not None:
+        lines.append(f"| projector | {_settings(config['projector'])}: `backbone.projector` |")
     if "digest" in facts:
         lines.append(f"| run | {facts['step']} steps, recipe digest `{facts['digest'][:16]}` |")
     lines.append(f"| weights | sha256 of all tensors `{config['weights_sha256'][:16]}` |")
@@ -37,8 +53,11 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     for name, code in usage.items():
         filled = code.replace("ARCHITECTURE", kind.rpartition("/")[2])
         lines += [f"{name}:", "", "```python", filled.rstrip(), "```", ""]
+    lines += ["## Measured", ""]
     if facts.get("evaluation"):
-        lines += ["## Measured", "", *_evaluation(facts["evaluation"]), ""]
+        lines += [*_evaluation(facts["evaluation"], facts["evaluation_data"]), ""]
+    else:
+        lines += [f"Nothing: {facts.get('evaluation_left_out', 'no evaluation was run')}.", ""]
     lines.append(
         "Before this folder was put in place, each format was loaded in a clean process and its "
         "features compared with the trained network's."
@@ -55,18 +74,64 @@ def sha256_sums(folder: Path) -> str:
     )
 
 
-def _evaluation(rows: list[dict[str, Any]]) -> list[str]:
+def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
+    """The model card for the Hugging Face Hub: metadata with the numbers of this backbone in
+    front of `text`. library: what loads the repository, "timm" or "sslpipe".
+
+    No licence is stated for the weights: that is for those to say who upload them.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    facts = config["facts"]
+    data = facts.get("evaluation_data", {})
+    results = [
+        EvalResult(
+            task_type="image-classification" if row["metric"] == "top1" else TASK,
+            task_name="frozen features",
+            dataset_type=re.sub(r"[^a-z0-9]+", "-", data["data"].lower()).strip("-") or "unnamed",
+            dataset_name=data["data"],
+            dataset_split=data["split"],
+            dataset_args={"index_sha256": data["data_sha256"], "train_split": data["train_split"]},
+            metric_type="accuracy" if row["metric"] == "top1" else row["metric"],
+            metric_name=row["protocol"] + (", whitened" if row["whitened"] else ""),
+            metric_value=row["value"],
+            metric_args={key: row[key] for key in ("interval95", "queries", "bank")},
+        )
+        for row in facts.get("evaluation", [])
+        if row["features"] == "ssl"
+    ]
+    card = ModelCardData(
+        library_name=library,
+        pipeline_tag=TASK,
+        tags=["self-supervised-learning", "contrastive-learning", "sslpipe"],
+        model_name=facts.get("name", config["backbone"]["kind"]),
+        eval_results=results or None,
+    )
+    return f"---\n{card.to_yaml()}\n---\n\n{text}"
+
+
+def _evaluation(rows: list[dict[str, Any]], data: Mapping[str, Any]) -> list[str]:
     lines = [
+        f"Frozen features of {_plain(data['data'])}, split {data['split']!r}; labels from the "
+        f"split {data['train_split']!r}. `ssl` is this backbone; `pixels` and `random` (the same "
+        "network with random weights) had the same protocols, samples and draws.",
+        "",
         "| features | whitened | protocol | value | 95 % interval | queries | bank |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         low, high = row["interval95"]
+        features, whitened = _plain(row["features"]), "yes" if row["whitened"] else "no"
         lines.append(
-            f"| {row['features']} | {'yes' if row['whitened'] else 'no'} | {row['protocol']} "
-            f"| {row['value']:.1%} | {low:.1%} to {high:.1%} | {row['queries']} | {row['bank']} |"
+            f"| {features} | {whitened} | {row['protocol']} | {row['value']:.1%} "
+            f"| {low:.1%} to {high:.1%} | {row['queries']} | {row['bank']} |"
         )
     return lines
+
+
+def _plain(text: str) -> str:
+    """A name from a file as one line of plain text: no table cell, heading, link or tag ends."""
+    return re.sub(r"([\\`*_|<>\[\]#&])", r"\\\1", " ".join(text.split()))
 
 
 def _settings(arguments: Mapping[str, Any]) -> str:

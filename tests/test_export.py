@@ -16,34 +16,48 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import sslpipe
-from sslpipe import export
+from sslpipe import export, proof
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError
 from sslpipe.evaluation.embed import module_sha256
 from sslpipe.export import export_model, load_backbone
 from sslpipe.frozen import FrozenBackbone, freeze
 from sslpipe.models.backbones import build_backbone
-from sslpipe.recipe import Component
+from sslpipe.models.simclr import build_projector
+from sslpipe.recipe import Component, Projector
 
 VIEW = EvalView(crop_px=32, resize_px=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
 
 
-def trained(kind: str = "small_resnet", **arguments: object) -> FrozenBackbone:
+def trained(
+    kind: str = "small_resnet", *, projector: Projector | None = None, **arguments: object
+) -> FrozenBackbone:
     """A backbone whose BatchNorm statistics are not those of a fresh one."""
     torch.manual_seed(0)
     component = Component.model_validate({"kind": kind, **arguments})
     backbone = build_backbone(component, crop_px=VIEW.crop_px)
-    for module in backbone.modules():
-        if isinstance(module, nn.BatchNorm2d):
+    head = None if projector is None else build_projector(backbone.num_features, projector)
+    for module in [*backbone.modules(), *(head or [])]:
+        if isinstance(module, (nn.BatchNorm2d, nn.BatchNorm1d)) and module.running_var is not None:
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2)
-    return freeze(backbone, component, VIEW, {"name": "made up", "step": 7, "digest": "d" * 64})
+    facts = {"name": "made up", "step": 7, "digest": "d" * 64}
+    return freeze(backbone, component, VIEW, facts, head, projector)
 
 
 def features(model: nn.Module) -> torch.Tensor:
     torch.manual_seed(1)
     with torch.no_grad():
         return model(torch.randn(3, 3, 32, 32))
+
+
+def read_here(name: str, folder: Path, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """`features_in_clean_process` without the process."""
+    try:
+        with torch.no_grad():
+            return [proof.outputs(model, images) for model in proof.read(name, folder)]
+    except UserError as error:
+        raise ExportError(f"format {name}: {error}") from error
 
 
 def tree(folder: Path) -> list[str]:
@@ -130,18 +144,9 @@ save_file({"features": model.encode(load_file(sys.argv[2])["images"])}, sys.argv
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Load a written format here: where the test is not about the clean process, which takes
+    """Read a written format here: where the test is not about the clean process, which takes
     seconds to start."""
-
-    def here(name, folder, images):
-        try:
-            model = export.FORMATS[name].load(folder).eval()
-        except UserError as error:
-            raise ExportError(f"format {name}: {error}") from error
-        with torch.no_grad():
-            return model(images)
-
-    monkeypatch.setattr(export, "features_in_clean_process", here)
+    monkeypatch.setattr(export, "features_in_clean_process", read_here)
 
 
 def corrupted(write, damage):
@@ -225,6 +230,23 @@ def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path, monkeypatc
     ("kind", "arguments", "formats", "told"),
     [
         ("torchvision/resnet18", {"stem": "small"}, ["torchvision"], "small-image stem 'small'"),
+        ("torchvision/resnet18", {"stem": "small_pool"}, ["timm"], "small-image stem 'small_pool'"),
+        ("timm/resnet18", {}, ["timm"], "small-image stem 'small'"),
+        ("torchvision/shufflenet_v2_x0_5", {}, ["timm"], "nor a ResNet"),
+        ("torchvision/vit_b_32", {}, ["torchvision"], "another position table"),
+        (
+            "torchvision/resnet18",
+            {"stem": "imagenet", "embedding_dim": 8},
+            ["timm"],
+            "embedding layer of 8",
+        ),
+        (
+            "torchvision/resnet18",
+            {"stem": "imagenet", "normalize": True},
+            ["torchvision"],
+            "length 1",
+        ),
+        ("small_resnet", {}, ["timm", "safetensors"], "can have safetensors, onnx, pt2, hf"),
         ("small_resnet", {}, ["torchvision"], "none of torchvision's"),
         ("timm/resnet10t", {}, ["torchvision"], "none of torchvision's"),
         ("small_resnet", {}, ["safetensor"], "did you mean 'safetensors'"),

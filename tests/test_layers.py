@@ -12,7 +12,7 @@ ROWS = (
     ("tools", "__main__"),
     ("check", "status"),
     ("train", "setup", "start", "finetune", "finetune_setup"),
-    ("export", "frozen", "model_card"),
+    ("export", "formats", "frozen", "model_card", "proof"),
     ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),
     ("augment", "gradient_cache", "metric_learning"),
     ("data", "losses", "models", "optim", "health", "batchnorm", "flops"),
@@ -23,7 +23,7 @@ ROWS = (
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
 TOGETHER = (
     {"train", "setup", "start", "finetune", "finetune_setup"},
-    {"export", "frozen", "model_card"},
+    {"export", "formats", "frozen", "model_card", "proof"},
     {"log", "quarantine"},
 )  # one part in several files
 
@@ -35,8 +35,11 @@ HOMES = {
     "accelerate": ("start", "log"),
     "faiss": ("evaluation",),
     "typer": ("__main__", "tools"),
-    "timm": ("models", "export", "start"),
-    "torchvision": ("models", "data", "augment", "export", "tools", "start"),
+    "timm": ("models", "formats", "proof", "start"),
+    "torchvision": ("models", "data", "augment", "formats", "proof", "tools", "start"),
+    "onnx": ("formats",),
+    "onnxruntime": ("proof",),
+    "huggingface_hub": ("model_card",),
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),
 }
@@ -48,6 +51,7 @@ EAGERLY = (
     "tensorboard",
     "trackio",
     "onnx",
+    "onnxruntime",
 )  # only where used
 
 
