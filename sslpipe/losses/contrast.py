@@ -118,37 +118,31 @@ def contrast(
     the negatives j of each anchor, -inf where it has none. z_a, z_b (B, D) of this rank, any scale.
     """
     needs_grad = torch.is_grad_enabled() and (z_a.requires_grad or z_b.requires_grad)
-    return cast(Tensor, _Contrast.apply(z_a, z_b, anchors, row_loss, engine, needs_grad))
+    with torch.no_grad(), torch.autocast(z_a.device.type, enabled=False):
+        loss, grad = _loss_and_grad(z_a, z_b, anchors, row_loss, engine, needs_grad)
+    return loss if grad is None else with_gradient(loss, grad, z_a, z_b)
 
 
-class _Contrast(torch.autograd.Function):
-    """(z_a, z_b) -> loss, with the gradient made in forward: the upstream gradient is one number.
+def with_gradient(loss: Tensor, grad: Tensor, *inputs: Tensor) -> Tensor:
+    """loss, a number whose gradient is known: grad (B, inputs, D), made in forward.
 
-    So nothing but this rank's gradient, (B, 2, D), waits for backward.
+    So nothing but this rank's gradient waits for backward.
     """
+    return cast(Tensor, _WithGradient.apply(loss, grad, *inputs))
 
+
+class _WithGradient(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        z_a: Tensor,
-        z_b: Tensor,
-        anchors: Anchors,
-        row_loss: RowLoss,
-        engine: Engine,
-        needs_grad: bool,
-    ) -> Tensor:
-        with torch.autocast(z_a.device.type, enabled=False):
-            loss, grad = _loss_and_grad(z_a, z_b, anchors, row_loss, engine, needs_grad)
-        ctx.dtype = z_a.dtype
+    def forward(ctx: Any, loss: Tensor, grad: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.dtype = inputs[0].dtype
         ctx.save_for_backward(grad)
-        return loss
+        return loss.view_as(loss)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
-        grad_a, grad_b = (grad * upstream).to(ctx.dtype).unbind(1)
-        return grad_a, grad_b, None, None, None, None
+        return None, None, *(grad * upstream).to(ctx.dtype).unbind(1)
 
 
 def _loss_and_grad(
@@ -207,10 +201,9 @@ def _loss_and_grad(
             part = torch.zeros_like(tiles.rows)
             tiles.add_gradient(part, *of_rows, of_columns)
             grad[own] += part.view(-1, *v.shape[1:])
-    grad, v = grad[mine], v[mine]
-    along = (v * grad).sum(-1, keepdim=True) * engine.temperature
-    grad.addcmul_(v, along, value=-1)  # the part across v: cosines know no length
-    return loss, grad.mul_(inverse_norms[mine] * (shard.world * engine.temperature**-0.5))
+    grad = across(grad[mine], v[mine], engine.temperature)
+    # a new tensor: what waits for backward is this rank's gradient, not everyone's
+    return loss, grad * (inverse_norms[mine] * (shard.world * engine.temperature**-0.5))
 
 
 def _differentiate(
@@ -238,3 +231,8 @@ def normalised(z: Tensor) -> tuple[Tensor, Tensor]:
     scaled = z * inverse_largest
     inverse = 1 / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).clamp_min_(0.5)
     return scaled.mul_(inverse), inverse.mul_(inverse_largest)
+
+
+def across(grad: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The part of grad across v, in place: cosines know no length. scale: 1 / |v|^2."""
+    return grad.addcmul_(v, (v * grad).sum(-1, keepdim=True), value=-scale)
