@@ -17,11 +17,10 @@ from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError
 from sslpipe.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
-from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import stem_warning
 from sslpipe.recipe import Recipe, digest
 from sslpipe.registry import build
-from sslpipe.setup import build_augment, build_model, plan_order, recipe_flops
+from sslpipe.setup import build_augment, build_loss, build_model, plan_order, recipe_flops
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
@@ -81,7 +80,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     else:
         augment = build(AUGMENTS, recipe.augment, section="augment")
         images = noise_batch(min(recipe.data.canvas_px, augment.crop_px * 8 // 7))
-    build(LOSSES, recipe.loss, section="loss")
+    build_loss(recipe)
     crop_px, batch_size = augment.crop_px, recipe.data.batch_size
     model = build_model(recipe, crop_px)
     if recipe.optim.precision == "fp64":

@@ -121,6 +121,11 @@ def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
     return flops * (4 / 6 if recipe.momentum else 1)
 
 
+def build_loss(recipe: Recipe) -> Objective:
+    """The recipe's objective; one with a queue learns how long its embeddings are."""
+    return build(LOSSES, recipe.loss, section="loss", dim=recipe.projector.out_dim)
+
+
 @contextmanager
 def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> Iterator[Session]:
     """Build, check and restore all parts of a run; on leaving, close what was opened."""
@@ -137,10 +142,11 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
     precision = resolve_precision(recipe, run_dir, model, augment.crop_px)
     accelerator = start_accelerator(recipe, precision)
     device = accelerator.device
-    augment, loss_fn = augment.to(device), build(LOSSES, recipe.loss, section="loss").to(device)
+    augment, loss_fn = augment.to(device), build_loss(recipe).to(device)
 
     flops = recipe_flops(recipe, model, augment.crop_px)
     dtype = torch.float64 if precision == "fp64" else torch.float32
+    loss_fn = loss_fn.to(dtype)  # a queue holds what the model gives
     model = model.to(device, dtype).to(memory_format=torch.channels_last)
     if recipe.batchnorm == "global":
         model = cast(Model, sync_batchnorm(model, shard.world))

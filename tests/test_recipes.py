@@ -11,12 +11,11 @@ import torch
 import typer
 
 from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import build_optimizer, lr_at
 from sslpipe.recipe import load_recipe
 from sslpipe.registry import build
-from sslpipe.setup import build_model
+from sslpipe.setup import build_loss, build_model
 from tests.runs import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
@@ -130,7 +129,7 @@ def test_every_part_builds_and_a_view_passes_through(path):
     model = build_model(recipe, augment.crop_px)
     z = model(torch.rand(2, 3, augment.crop_px, augment.crop_px))
     assert z.shape == (2, recipe.projector.out_dim)
-    loss = build(LOSSES, recipe.loss, section="loss")(z[:1], z[1:])
+    loss = build_loss(recipe)(z[:1], z[1:])
     assert loss.isfinite()
     assert build_optimizer(model, recipe.optim)
     assert recipe.data.canvas_px >= augment.crop_px
