@@ -28,14 +28,22 @@ def start_processes(recipe: Recipe | FinetuneRecipe) -> Shard:
     wants_cpu = recipe.run.device == "cpu" or not torch.cuda.is_available()
     if recipe.run.device == "cuda" and wants_cpu:
         raise RecipeError("run.device = 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'")
-    timeout = timedelta(seconds=recipe.run.timeout_s)
+    return join_processes(cpu=wants_cpu, timeout_s=recipe.run.timeout_s)
+
+
+def join_processes(*, cpu: bool, timeout_s: float) -> Shard:
+    """Join the launcher's process group, if there is one, over gloo where `cpu`.
+
+    Raises: UserError where the launcher's processes are not the ones accelerate sees.
+    """
+    timeout = timedelta(seconds=timeout_s)
     launched = int(os.environ.get("WORLD_SIZE", "1"))  # read first: accelerate overwrites it
     if launched > 1 and "LOCAL_RANK" not in os.environ:
         raise UserError(
             f"WORLD_SIZE = {launched} is set, but no launcher started this one process; unset it, "
             "or start with `accelerate launch --config_file launch/...`"
         )
-    state = PartialState(cpu=wants_cpu, **({"timeout": timeout} if launched > 1 else {}))
+    state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
     if launched != state.num_processes:
         raise UserError(
             f"the launcher started WORLD_SIZE = {launched} processes, but accelerate joined "

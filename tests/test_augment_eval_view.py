@@ -51,3 +51,34 @@ def test_a_view_is_made_again_from_its_config() -> None:
 def test_a_crop_larger_than_the_resize_is_refused() -> None:
     with pytest.raises(ValueError, match=r"crop_px = 40 is not in 1\.\.resize_px = 32"):
         EvalView(40, 32)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "concat"])
+@pytest.mark.parametrize("crops", ["flip", "five", "ten"])
+def test_crops_equal_torchvisions_and_their_features_are_reduced_image_by_image(
+    crops: str, reduce: str
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (7, 3, 64, 64), dtype=torch.uint8, generator=generator)
+    view = EvalView(28, 33, MEAN, STD, crops=crops, reduce=reduce)  # type: ignore[arg-type]
+    assert EvalView(**view.config()).config() == view.config()
+    ours = view(images, torch.tensor(SIZES))
+    weight = torch.randn(3 * 28 * 28, 4, generator=generator)
+    features = view.reduced(ours.flatten(1) @ weight)
+    for row, (height, width) in enumerate(SIZES):
+        pixels = images[row, :, :height, :width].float() / 255
+        pixels = reference.resize(pixels, [33], antialias=True)
+        if crops == "flip":
+            centre = reference.center_crop(pixels, [28, 28])
+            expected = [centre, reference.horizontal_flip(centre)]
+        else:
+            several = reference.five_crop if crops == "five" else reference.ten_crop
+            expected = list(several(pixels, [28, 28]))
+        normal = [reference.normalize(crop, list(MEAN), list(STD)) for crop in expected]
+        for number, crop in enumerate(normal):
+            assert (ours[number * 7 + row] - crop).abs().max() <= 1e-6
+        of_image = torch.stack([crop.flatten() @ weight for crop in normal])
+        wanted = of_image.mean(0) if reduce == "mean" else of_image.flatten()
+        torch.testing.assert_close(features[row], wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="known: center, flip, five, ten"):
+        EvalView(28, 28, crops="nine")  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Each sample once, the backbone untouched, files exact, the same rows from several processes."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Shard
 from sslpipe.errors import DataError
+from sslpipe.evaluation import embed_file
 from sslpipe.evaluation.baselines import pixel_features, random_backbone
 from sslpipe.evaluation.embed import (
     Embeddings,
@@ -21,6 +23,7 @@ from sslpipe.evaluation.embed import (
     module_sha256,
     save_embeddings,
 )
+from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.recipe import Component
 from tests.dataset import picture, png, write_dataset
 from tests.processes import run_processes
@@ -110,25 +113,102 @@ def test_a_bad_sample_is_reported_and_has_no_row_or_is_an_error(tmp_path):
         embed(make_backbone(), EvalView(**VIEW), split)
 
 
+def killed_while_embedding(monkeypatch, out, split, batches):
+    """Run embed_to_file with parts of 4 samples until `batches` of them are read, then fail."""
+    real, read = embed_file.embed_here, []
+
+    def fail(*args, **options):
+        read.append(options["ids"])
+        if len(read) > batches:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(embed_file, "embed_here", fail)
+    with contextlib.suppress(KeyboardInterrupt):
+        embed_to_file(out, make_backbone(), EvalView(**VIEW), split, {"run": 1})
+    return read
+
+
+def test_a_pass_that_was_killed_goes_on_and_gives_the_same_bytes(split, tmp_path, monkeypatch):
+    monkeypatch.setattr(embed_file, "PART_SAMPLES", 4)
+    options = (make_backbone(), EvalView(**VIEW), split)
+    embed_to_file(tmp_path / "whole.safetensors", *options, {"run": 1})
+    out, told = tmp_path / "again.safetensors", []
+    with monkeypatch.context() as patch:
+        assert len(killed_while_embedding(patch, out, split, 3)) == 4
+    assert not out.exists()
+    embed_to_file(out, *options, {"run": 1}, progress=told.append)
+    assert (told[0], sum(told)) == (12, 21)  # three parts were there
+    assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "again.safetensors",
+        "data",
+        "whole.safetensors",
+    ]
+
+
+def test_parts_of_another_backbone_are_not_gone_on_with(split, tmp_path, monkeypatch):
+    monkeypatch.setattr(embed_file, "PART_SAMPLES", 4)
+    out, told = tmp_path / "rows.safetensors", []
+    with monkeypatch.context() as patch:
+        killed_while_embedding(patch, out, split, 3)
+    options = (make_backbone(), EvalView(**VIEW), split)
+    embed_to_file(out, *options, {"run": 2}, progress=told.append)
+    assert told[0] == 0
+    assert load_embeddings(out)[1]["run"] == 2
+
+
+def test_a_bad_sample_is_named_in_the_file_even_if_its_whole_part_is_bad(tmp_path, monkeypatch):
+    monkeypatch.setattr(embed_file, "PART_SAMPLES", 4)
+    data = write_dataset(tmp_path / "data", (6, 6), broken=dict.fromkeys(range(4, 9), b"none"))
+    out, bad = tmp_path / "rows.npz", []
+    split = load_index(data).split("train")
+    embed_to_file(out, make_backbone(), EvalView(**VIEW), split, {}, on_bad=bad.append)
+    rows, facts = load_embeddings(out)
+    assert rows.ids.tolist() == [0, 1, 2, 3, 9, 10, 11]
+    assert [one["id"] for one in facts["left_out"]] == list(range(4, 9))
+    assert facts["left_out"][0]["key"] == "train000004"
+    assert len(bad) == 5
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_float16_files_hold_half_the_bytes_and_refuse_what_float16_cannot_hold(suffix, tmp_path):
+    rows = Embeddings(torch.randn(300, 64), torch.arange(300), torch.arange(300))
+    path = tmp_path / f"rows.{suffix}"
+    save_embeddings(path, rows, {}, torch.float16)
+    again, _ = load_embeddings(path)
+    assert torch.equal(again.features, rows.features.half().float())
+    assert path.stat().st_size < 300 * 64 * 2 + 300 * 16 + 2000
+    with pytest.raises(DataError, match="float16 ends at 65504: write float32"):
+        save_embeddings(path, rows._replace(features=rows.features * 1e6), {}, torch.float16)
+
+
 PARTS = (None, [2, 3, 17])  # all 21 rows; three, so that one process of four has none
 
 
-def embed_in_rank(shard: Shard, data: str):
+def embed_in_rank(shard: Shard, data: str, out: str):
     backbone, split = make_backbone(), load_index(data).split("train")
     view = EvalView(**VIEW)
+    embed_file.PART_SAMPLES = 4
+    embed_to_file(Path(out), backbone, view, split, {"run": 1}, shard=shard)
     return [
         tuple(embed(backbone, view, split, shard=shard, ids=ids, batch_size=4)) for ids in PARTS
     ]
 
 
-def test_every_process_gets_every_row_once_whatever_their_number(split):
-    expected = [tuple(rows) for rows in embed_in_rank(Shard(), split.folder)]
-    for found in run_processes(embed_in_rank, 4, split.folder):
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_process_gets_every_row_once_whatever_their_number(split, tmp_path, world):
+    one, many = tmp_path / "one.safetensors", tmp_path / "many.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embed_file, "PART_SAMPLES", 4)
+        expected = [tuple(rows) for rows in embed_in_rank(Shard(), split.folder, str(one))]
+    for found in run_processes(embed_in_rank, world, split.folder, str(many)):
         for rows, alone in zip(found, expected, strict=True):
             assert torch.equal(rows[1], alone[1])
             assert torch.equal(rows[2], alone[2])
             torch.testing.assert_close(rows[0], alone[0], rtol=1e-5, atol=1e-6)
     assert expected[1][2].tolist() == PARTS[1]
+    assert many.read_bytes() == one.read_bytes()
 
 
 def test_a_file_keeps_every_bit_and_the_facts(tmp_path):

@@ -1,4 +1,4 @@
-"""A backbone and a split of shards -> one row of features a sample, in a safetensors file."""
+"""A backbone and a split of shards -> features, one row a sample, in a safetensors or npz file."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,14 @@ import torch
 import typer
 from rich.console import Console
 
+from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.loader import Quarantined
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
+from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.export import load_backbone
+from sslpipe.start import end_processes, join_processes
 from tools.progress import progress
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -20,14 +23,25 @@ console = Console(stderr=True)
 
 
 @app.command(
-    epilog="Example: python -m tools.embed out/demo/export --data out/demo/data/dataset.json "
-    "--split test --out out/demo/test.safetensors"
+    epilog="Examples: python -m tools.embed out/demo/export --data out/demo/data/dataset.json "
+    "--split test --out out/demo/test.safetensors | accelerate launch --config_file "
+    "launch/cpu2.yaml -m tools.embed ... (several processes, the same file)"
 )
 def main(
     model: Annotated[Path, typer.Argument(help="An export's folder, or a run directory.")],
     data: Annotated[str, typer.Option(help="The data set's dataset.json: a path or a URL.")],
-    out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
+    out: Annotated[Path, typer.Option(help="The file to write: .safetensors, or .npz for numpy.")],
     split: Annotated[str, typer.Option(help="Which split to embed.")] = "test",
+    dtype: Annotated[str, typer.Option(help="Of the features: float32 or float16.")] = "float32",
+    crops: Annotated[
+        str | None, typer.Option(help="Views an image: center, flip, five, ten; else the export's.")
+    ] = None,
+    reduce: Annotated[
+        str | None, typer.Option(help="Several views' features: mean or concat; else the export's.")
+    ] = None,
+    resize_px: Annotated[
+        int | None, typer.Option(help="Shorter side before the crops; else the export's.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 256,
     canvas_px: Annotated[int, typer.Option(min=1, help="Larger images are reduced first.")] = 256,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
@@ -35,46 +49,71 @@ def main(
 ) -> None:
     """Write the features, labels and ids of every sample of a split.
 
-    Every sample has one row, in id order; one that cannot be decoded is reported and has none.
+    Every sample has one row, in id order; one that cannot be decoded is reported and has none. A
+    pass that was stopped goes on where it was: start the same command again, with any number of
+    processes. Features are whitened where the export says so (`python -m tools.whiten`).
     """
-    backbone = load_backbone(model)
+    if dtype not in ("float32", "float16"):
+        raise UserError(f"--dtype {dtype} is unknown; use float32 or float16")
+    target = pick_device(device)
+    shard = join_processes(cpu=target == "cpu", timeout_s=3600.0)
+    if target == "cuda":
+        target = f"cuda:{torch.cuda.current_device()}"
+    backbone = load_backbone(model).to(target)
     index = load_index(data)
     index.check_files(split) if split in index.manifest.splits else index.split(split)
-    rows = embed_split(
-        backbone,
-        backbone.view,
-        index.split(split),
-        batch_size=batch_size,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        device=pick_device(device),
-    )
+    given = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
+    settings = backbone.view.config() | {k: v for k, v in given.items() if v is not None}
+    try:
+        view = EvalView(**settings)
+    except ValueError as error:
+        raise UserError(f"--crops, --reduce, --resize-px: {error}") from error
     facts = {
         "backbone_sha256": backbone.config.weights_sha256,
         "backbone": backbone.config.backbone.model_dump(),
-        "view": backbone.view.config(),
+        "view": view.config(),
         **data_facts(index, split),
     }
-    save_embeddings(out, rows, facts)
-    size = f"{rows.features.shape[0]} x {rows.features.shape[1]}"
-    console.print(f"{out}: {size} features of split {split!r}", highlight=False)
+    rows = index.split(split)
+    begin, end = (len(rows) * r // shard.world for r in (shard.rank, shard.rank + 1))
+    title = f"embed {split}" + (f", process {shard.rank}" if shard.world > 1 else "")
+    with progress(title, len(rows) if shard.world == 1 else end - begin) as advance:
+        embed_to_file(
+            out,
+            backbone.backbone,
+            view,
+            rows,
+            facts,
+            shard=shard,
+            dtype=getattr(torch, dtype),
+            batch_size=batch_size,
+            canvas_px=canvas_px,
+            num_workers=num_workers,
+            device=target,
+            progress=advance,
+            on_bad=report_bad,
+        )
+    if shard.rank == 0:
+        console.print(f"{out}: features of split {split!r}", highlight=False)
+    end_processes()
+
+
+def report_bad(bad: Quarantined) -> None:
+    """One line on stderr about a sample that cannot be decoded."""
+    console.print(
+        f"left out: {bad.shard}, key {bad.key!r} (id {bad.id}): {bad.reason}",
+        style="yellow",
+        highlight=False,
+        markup=False,
+    )
 
 
 def embed_split(
     backbone: torch.nn.Module, view: Any, split: Split, *, title: str = "", **options: Any
 ) -> Embeddings:
     """`embed` with a progress bar; samples that cannot be decoded are named on stderr."""
-
-    def report(bad: Quarantined) -> None:
-        console.print(
-            f"left out: {bad.shard}, key {bad.key!r} (id {bad.id}): {bad.reason}",
-            style="yellow",
-            highlight=False,
-            markup=False,
-        )
-
     with progress(title or f"embed {split.name}", len(split)) as advance:
-        return embed(backbone, view, split, progress=advance, on_bad=report, **options)
+        return embed(backbone, view, split, progress=advance, on_bad=report_bad, **options)
 
 
 def data_facts(index: DatasetIndex, split: str) -> dict[str, Any]:

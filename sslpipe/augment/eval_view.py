@@ -1,13 +1,17 @@
 """The one view of evaluation: no randomness, the same for training's monitor, tools and exports."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.augment.ops import normalize_
+
+Crops = Literal["center", "flip", "five", "ten"]
+Reduce = Literal["mean", "concat"]
+CROPS: dict[Crops, int] = {"center": 1, "flip": 2, "five": 5, "ten": 10}
 
 
 def eval_resize_px(crop_px: int) -> int:
@@ -22,9 +26,13 @@ class EvalView(nn.Module):
     """Shorter side to resize_px (bilinear, antialiased), central crop, normalise.
 
     crop_px <= resize_px; mean, std: RGB in [0, 1].
+    crops: n views of an image instead of one: the central crop and its mirror image; the four
+    corners and the centre; or those five and their mirror images. reduce: what `reduced` makes of
+    the n features of an image: their mean, or all of them one after the other.
     forward: (B, 3, H, W) uint8, each image in the top-left corner, and (B, 2) its height and width
-    -> (B, 3, crop_px, crop_px) float32, channels_last.
-    Equals torchvision.transforms.v2 resize + center_crop + normalize on a float image.
+    -> (n B, 3, crop_px, crop_px) float32, channels_last; all first crops, then all second.
+    Equals torchvision.transforms.v2 resize + center_crop (five_crop, ten_crop) + normalize on a
+    float image.
     """
 
     mean: Tensor
@@ -36,16 +44,25 @@ class EvalView(nn.Module):
         resize_px: int,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
+        crops: Crops = "center",
+        reduce: Reduce = "mean",
     ) -> None:
         super().__init__()
         if not 0 < crop_px <= resize_px:
             raise ValueError(f"crop_px = {crop_px} is not in 1..resize_px = {resize_px}")
+        if crops not in CROPS:
+            raise ValueError(f"crops = {crops!r} is unknown; known: {', '.join(CROPS)}")
+        if reduce not in ("mean", "concat"):
+            raise ValueError(f"reduce = {reduce!r} is unknown; known: mean, concat")
         self._config = {
             "crop_px": int(crop_px),
             "resize_px": int(resize_px),
             "mean": [float(value) for value in mean],
             "std": [float(value) for value in std],
         }
+        self.crops, self.reduce = crops, reduce
+        if crops != "center":
+            self._config |= {"crops": crops, "reduce": reduce}
         self.crop_px, self.resize_px = int(crop_px), int(resize_px)
         self.register_buffer("mean", torch.tensor(self._config["mean"]), persistent=False)
         self.register_buffer("std", torch.tensor(self._config["std"]), persistent=False)
@@ -56,8 +73,9 @@ class EvalView(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, sizes: Tensor) -> Tensor:
+        count = CROPS[self.crops]
         views = torch.empty(
-            (len(images), 3, self.crop_px, self.crop_px),
+            (count * len(images), 3, self.crop_px, self.crop_px),
             device=images.device,
             memory_format=torch.channels_last,
         )
@@ -66,19 +84,40 @@ class EvalView(nn.Module):
             for height, width in sorted({(int(h), int(w)) for h, w in sizes.tolist()}):
                 same = (sizes == torch.tensor([height, width])).all(1)
                 rows = same.nonzero()[:, 0].to(images.device)
-                views[rows] = self._resized(images[rows, :, :height, :width])
+                pixels = self._resized(images[rows, :, :height, :width])
+                for number, (top, left, mirrored) in enumerate(self._boxes(*pixels.shape[-2:])):
+                    crop = pixels[:, :, top : top + self.crop_px, left : left + self.crop_px]
+                    crop = crop.flip(3) if mirrored else crop
+                    views[number * len(images) + rows] = crop
         return views
 
+    def reduced(self, features: Tensor) -> Tensor:
+        """(n B, F) features of the views -> (B, F), or (B, n F) with reduce = "concat"."""
+        if self.crops == "center":
+            return features
+        of_crop = features.view(CROPS[self.crops], -1, features.shape[1])  # (n, B, F)
+        return of_crop.mean(dim=0) if self.reduce == "mean" else torch.cat([*of_crop], dim=1)
+
+    def _boxes(self, height: int, width: int) -> list[tuple[int, int, bool]]:
+        """Top, left and whether mirrored, of each crop."""
+        low, right = height - self.crop_px, width - self.crop_px
+        middle = (round(low / 2), round(right / 2))
+        if self.crops in ("center", "flip"):
+            return [(*middle, mirrored) for mirrored in (False, True)[: CROPS[self.crops]]]
+        places = [(0, 0), (0, right), (low, 0), (low, right), middle]
+        boxes = [(top, left, False) for top, left in places]
+        if self.crops == "ten":  # the same five places of the mirror image
+            boxes += [(top, right - left, True) for top, left in places]
+        return boxes
+
     def _resized(self, images: Tensor) -> Tensor:
-        """(n, 3, h, w) uint8, all of one size -> (n, 3, crop_px, crop_px)."""
+        """(n, 3, h, w) uint8, all of one size -> float, the shorter side of resize_px."""
         height, width = images.shape[-2:]
         longer = int(self.resize_px * max(height, width) / min(height, width))
         size = (longer, self.resize_px) if height > width else (self.resize_px, longer)
         pixels = images.float().div_(255)
         if size != (height, width):
             pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True)
-        top, left = round((size[0] - self.crop_px) / 2), round((size[1] - self.crop_px) / 2)
-        pixels = pixels[:, :, top : top + self.crop_px, left : left + self.crop_px]
         return normalize_(pixels, self.mean, self.std)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,42 @@ def embed(
     on_bad: told of each sample that cannot be decoded, which then has no row; without it, a
         DataError.
     """
+    local = embed_here(
+        backbone,
+        view,
+        split,
+        ids=ids,
+        shard=shard,
+        batch_size=batch_size,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        device=device,
+        progress=progress,
+        on_bad=on_bad,
+    )
+    together = _gather(local, device)
+    if len(together.ids) == 0:
+        raise DataError(f"split {split.name!r}: no sample of it could be read")
+    together = together.rows(torch.argsort(together.ids))
+    assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
+    return together
+
+
+def embed_here(
+    backbone: nn.Module,
+    view: EvalView,
+    split: Split,
+    *,
+    ids: ArrayLike | None,
+    shard: Shard,
+    batch_size: int,
+    canvas_px: int,
+    num_workers: int,
+    device: torch.device | str,
+    progress: Callable[[int], None] | None,
+    on_bad: OnBad | None,
+) -> Embeddings:
+    """This process's rows of `embed`, (0, 0) features where it has none; not collective."""
     before = module_sha256(backbone)
     batches = one_pass(
         split,
@@ -75,21 +112,19 @@ def embed(
         for batch in batches:
             batch = batch.to(torch.device(device))
             images = view(batch.images, batch.sizes).to(dtype)  # (B, 3, S, S)
-            features = backbone(images)  # (B, F)
+            features = view.reduced(backbone(images))  # (B, F)
             parts.append(Embeddings(features.float().cpu(), batch.labels.cpu(), batch.ids.cpu()))
             if progress is not None:
                 progress(len(parts[-1].ids))
     assert module_sha256(backbone) == before, "evaluation changed the backbone"
-    nothing = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64))
-    local = (
-        Embeddings(*(torch.cat(part) for part in zip(*parts, strict=True))) if parts else nothing
-    )
-    together = _gather(local, device)
-    if len(together.ids) == 0:
-        raise DataError(f"split {split.name!r}: no sample of it could be read")
-    together = together.rows(torch.argsort(together.ids))
-    assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
-    return together
+    if not parts:
+        return Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64))
+    return joined(parts)
+
+
+def joined(parts: list[Embeddings]) -> Embeddings:
+    """The rows of all parts, one after the other."""
+    return Embeddings(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 @contextmanager
@@ -124,33 +159,80 @@ def _gather(local: Embeddings, device: torch.device | str) -> Embeddings:
     return Embeddings(*(all_gather_rows(tensor.to(device)).cpu() for tensor in local))
 
 
-def save_embeddings(path: str | Path, embeddings: Embeddings, facts: dict[str, Any]) -> None:
-    """Write a safetensors file. facts: where they come from (backbone hash, data, view, split)."""
+def save_embeddings(
+    path: str | Path,
+    embeddings: Embeddings,
+    facts: dict[str, Any],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write a safetensors file, or numpy's npz where the name ends so.
+
+    facts: where they come from (backbone hash, data, view, split). dtype: of the features in the
+    file, float32 or float16.
+    Raises: DataError where features are beyond float16.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    tensors = {name: tensor.contiguous() for name, tensor in embeddings._asdict().items()}
-    save_file(tensors, partial, metadata={"facts": json.dumps(facts, sort_keys=True)})
+    features = embeddings.features.to(dtype)
+    if not bool(torch.isfinite(features).all()) and bool(torch.isfinite(embeddings.features).all()):
+        most = float(embeddings.features.abs().max())
+        raise DataError(f"features reach {most:g}; float16 ends at 65504: write float32")
+    tensors = {
+        name: tensor.contiguous()
+        for name, tensor in embeddings._replace(features=features)._asdict().items()
+    }
+    text = json.dumps(facts, sort_keys=True)
+    if path.suffix == ".npz":
+        with partial.open("wb") as file:
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+            np.savez(file, allow_pickle=False, facts=np.array(text), **arrays)
+    else:
+        save_file(tensors, partial, metadata={"facts": text})
     partial.replace(path)
 
 
 def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
-    """Rows and facts as they were saved. Raises: DataError where the file is none of ours."""
-    try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            missing = {*Embeddings._fields} - {*file.keys()}
-            if missing or "facts" not in metadata:
-                raise DataError(
-                    f"{path} holds no embeddings (no {', '.join(sorted(missing)) or 'facts'}); "
-                    "write one with `python -m tools.embed`"
-                )
-            rows = Embeddings(*(file.get_tensor(name) for name in Embeddings._fields))
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"cannot read embeddings from {path}: {error}") from error
+    """Rows, features as float32, and facts as they were saved; nothing is unpickled.
+
+    Raises: DataError where the file is none of ours, has no rows, or features that are not finite.
+    """
+    rows, facts = read_embeddings(Path(path))
     check_embeddings(rows, str(path), labelled=False)
-    facts: dict[str, Any] = json.loads(metadata["facts"])
     return rows, facts
+
+
+def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
+    """`load_embeddings` without a look at the numbers."""
+    try:
+        tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
+    except (OSError, ValueError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
+        raise DataError(f"cannot read embeddings from {path}: {error}") from error
+    missing = sorted({*Embeddings._fields} - {*tensors})
+    if missing or text is None:
+        raise DataError(
+            f"{path} holds no embeddings (no {', '.join(missing) or 'facts'}); "
+            "write one with `python -m tools.embed`"
+        )
+    rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
+    if rows.features.dtype == torch.float16:
+        rows = rows._replace(features=rows.features.float())
+    facts: dict[str, Any] = json.loads(text)
+    return rows, facts
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    with safetensors.safe_open(str(path), framework="pt") as file:
+        metadata = file.metadata() or {}
+        names = {*file.keys()} & {*Embeddings._fields}
+        return {name: file.get_tensor(name) for name in names}, metadata.get("facts")
+
+
+def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    with np.load(path, allow_pickle=False) as file:
+        names = {*file.files} & {*Embeddings._fields}
+        text = str(file["facts"]) if "facts" in file.files else None
+        return {name: torch.from_numpy(file[name]) for name in names}, text
 
 
 def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:

@@ -1,0 +1,138 @@
+"""The embedding pass of `tools.embed`: several processes, one file, stopped and gone on with.
+
+While it runs, OUT's neighbour `.OUT.parts/` holds one file for each PART_SAMPLES consecutive ids,
+whole or not there. Parts do not depend on the number of processes, so a pass that was killed goes
+on with any number of them and gives the same bytes.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import Split
+from sslpipe.data.loader import OnBad, Quarantined
+from sslpipe.distributed import Shard, agree
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import (
+    Embeddings,
+    embed_here,
+    joined,
+    read_embeddings,
+    save_embeddings,
+)
+
+PART_SAMPLES = 4096
+
+Finish = Callable[[Embeddings], Embeddings]
+
+
+def embed_to_file(
+    out: Path,
+    backbone: nn.Module,
+    view: EvalView,
+    split: Split,
+    facts: dict[str, Any],
+    *,
+    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    dtype: torch.dtype = torch.float32,
+    finish: Finish | None = None,
+    batch_size: int = 256,
+    canvas_px: int = 256,
+    num_workers: int = 2,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int], None] | None = None,
+    on_bad: OnBad | None = None,
+) -> None:
+    """Write features, labels and ids of each sample of the split, once, in id order, to `out`.
+
+    facts: what decides the features, plain values; parts of other facts are thrown away. The file
+    carries them, and `left_out`: the samples that could not be decoded. finish: what is done to the
+    rows of each part, whitening say. progress: told of samples done here, or found done by rank 0.
+    Collective. Raises: DataError as `embed`; what was done until then is kept.
+    """
+    parts = out.with_name(f".{out.name}.parts")
+    facts = {**facts, "dtype": str(dtype).removeprefix("torch.")}
+    numbers = range(-(-len(split) // PART_SAMPLES))
+    if shard.rank == 0:
+        _open(parts, {**facts, "part_samples": PART_SAMPLES, "samples": len(split)})
+    agree(False)  # the others wait for rank 0
+    done = {number for number in numbers if _part(parts, number).is_file()}
+    agree(False)  # all have looked before the first writes
+    if shard.rank == 0 and progress is not None:
+        progress(sum(len(_ids(split, number)) for number in done))
+    for number in [n for n in numbers if n not in done][shard.rank :: shard.world]:
+        bad: list[Quarantined] = []
+        rows = embed_here(
+            backbone,
+            view,
+            split,
+            ids=_ids(split, number),
+            shard=Shard(),
+            batch_size=batch_size,
+            canvas_px=canvas_px,
+            num_workers=num_workers,
+            device=device,
+            progress=progress,
+            on_bad=None if on_bad is None else _both(on_bad, bad),
+        )
+        if finish is not None and len(rows.ids):
+            rows = finish(rows)
+        left_out = [one._asdict() for one in sorted(bad)]
+        save_embeddings(_part(parts, number), rows, {"left_out": left_out}, dtype)
+    agree(False)
+    if shard.rank == 0:
+        _join(out, [_part(parts, number) for number in numbers], split, facts, dtype)
+        shutil.rmtree(parts)
+    agree(False)
+
+
+def _open(parts: Path, identity: dict[str, Any]) -> None:
+    """The folder of the parts; emptied unless they are of this very pass."""
+    text = json.dumps(identity, sort_keys=True)
+    path = parts / "identity.json"
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _part(parts: Path, number: int) -> Path:
+    return parts / f"{number:06d}.safetensors"
+
+
+def _ids(split: Split, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    first = number * PART_SAMPLES
+    return np.arange(first, min(first + PART_SAMPLES, len(split)), dtype=np.int64)
+
+
+def _both(on_bad: OnBad, bad: list[Quarantined]) -> OnBad:
+    def report(one: Quarantined) -> None:
+        bad.append(one)
+        on_bad(one)
+
+    return report
+
+
+def _join(
+    out: Path, files: list[Path], split: Split, facts: dict[str, Any], dtype: torch.dtype
+) -> None:
+    rows: list[Embeddings] = []
+    left_out: list[dict[str, Any]] = []
+    for path in files:
+        part, told = read_embeddings(path)
+        left_out += told["left_out"]
+        rows += [part] if len(part.ids) else []
+    if not rows:
+        raise DataError(f"split {split.name!r}: no sample of it could be read")
+    together = joined(rows)
+    assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
+    assert len(together.ids) + len(left_out) == len(split), "a sample was left out silently"
+    save_embeddings(out, together, {**facts, "left_out": left_out}, dtype)
