@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sslpipe.data.loader import Quarantined
+from sslpipe.health import Alarm
 
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 
@@ -89,6 +90,20 @@ class RunLog:
         """Something that happened: resumed, skipped a step, collapsed, stopped."""
         if self.enabled:
             self._line({"step": step, "kind": kind, **facts})
+
+    def alarms(self, step: int, changes: Sequence[Alarm]) -> None:
+        """Warn, and write one line of kind "alarm": lists of names `raised` and `over`, values."""
+        if not self.enabled or not changes:
+            return
+        facts = {
+            "raised": [change.name for change in changes if change.raised],
+            "over": [change.name for change in changes if not change.raised],
+            "value": {change.name: change.value for change in changes},
+            "threshold": {change.name: change.threshold for change in changes},
+        }
+        self.event(step, "alarm", **facts)
+        for change in changes:
+            self.warn(f"step {step}: {change}")
 
     def quarantined(self, records: list[Quarantined]) -> None:
         """List bad samples once each in quarantine.jsonl."""

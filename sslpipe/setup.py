@@ -29,6 +29,7 @@ from sslpipe.finetune_recipe import FinetuneRecipe
 from sslpipe.flops import peak_flops, step_flops
 from sslpipe.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.guard import StepGuard
+from sslpipe.health import Alarms
 from sslpipe.log import RunLog
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.meter import Meter
@@ -77,6 +78,7 @@ class Session:
     quarantine: Quarantine
     guard: StepGuard
     cached_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None
+    alarms: Alarms
     meter: Meter
     stop_requested: StopRequest
 
@@ -244,6 +246,7 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
             cached_backward=_cached_backward(
                 recipe, model, wrapped, accelerator, shard, augment.crop_px
             ),
+            alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
             meter=meter,
             stop_requested=stop_requested,
         )

@@ -94,6 +94,7 @@ def _loop(run: Session, shard: Shard, beat: Watchdog) -> int:
                 "quarantined": run.quarantine.collect(),
             }
             log.train(done, numbers)
+            log.alarms(done, run.alarms.read(numbers))
         if run.monitor_steps and (last or _due(done, run.monitor_steps)):
             beat(done, "evaluating")
             with run.meter.paused():  # all ranks embed, rank 0 scores

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.distributed import Shard
-from sslpipe.health import MOST_IMAGES, effective_rank, health
+from sslpipe.health import MOST_IMAGES, Alarm, Alarms, effective_rank, health
 from tests.processes import run_processes
 
 
@@ -111,3 +111,48 @@ def test_a_non_finite_batch_is_reported_as_nan_instead_of_failing() -> None:
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     z[2, 1] = math.nan
     assert math.isnan(health(z, z)["effective_rank"])
+
+
+def changes_of(readings: list[tuple[float, float]], highest_rank: int = 21) -> list[str]:
+    """(embedding_std, effective_rank) each -> "number of the reading: +name or -name"."""
+    alarms, said = Alarms(highest_rank), []
+    for number, (std, rank) in enumerate(readings, 1):
+        for change in alarms.read({"embedding_std": std, "effective_rank": rank, "loss": 1.0}):
+            said.append(f"{number}: {'+' if change.raised else '-'}{change.name}")
+    return said
+
+
+def test_a_collapse_is_told_once_and_its_end_once() -> None:
+    """Thresholds: rank 1 + 0.05 x 20 = 2, standard deviation 0.1; over at twice that."""
+    good, flat, thin = (0.9, 10.0), (0.05, 1.2), (0.9, 1.5)
+    assert changes_of([good] * 9) == []
+    assert changes_of([flat] * 9) == ["3: +embedding_collapse", "3: +rank_collapse"]
+    assert changes_of([thin] * 9 + [good] * 9) == ["3: +rank_collapse", "12: -rank_collapse"]
+    twice = [thin] * 3 + [good] * 3 + [thin] * 3
+    assert changes_of(twice) == ["3: +rank_collapse", "6: -rank_collapse", "9: +rank_collapse"]
+
+
+def test_a_number_at_the_edge_does_not_make_an_alarm_flicker() -> None:
+    thin, at_edge = (0.9, 1.9), (0.9, 2.1)
+    assert changes_of([thin, at_edge] * 9) == []  # never three in a row
+    assert changes_of([thin] * 3 + [at_edge, thin] * 9) == ["3: +rank_collapse"]
+    assert changes_of([thin] * 3 + [(0.9, 3.9)] * 9) == ["3: +rank_collapse"]  # not above twice
+    nan = (math.nan, math.nan)  # a skipped step says nothing
+    assert changes_of([thin, nan, thin, nan, thin]) == ["5: +rank_collapse"]
+
+
+def test_alarms_say_what_real_embeddings_do() -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randn(64, 16, generator=generator)
+    point = torch.ones(16) + 0.01 * spread
+    line = torch.randn(64, 1, generator=generator) * torch.ones(16) + 1e-4 * spread
+    found = []
+    for rows in (spread, point, line):
+        alarms = Alarms(16)
+        for _ in range(3):
+            changes = alarms.read(health(rows, rows))
+        found.append([change.name for change in changes])
+    assert found == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]
+    assert "all images get nearly the same embedding. Lower optim.peak_lr" in str(
+        Alarm("embedding_collapse", True, 0.02, 0.1)
+    )

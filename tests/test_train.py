@@ -117,6 +117,24 @@ def test_bf16_trains_as_fp32_does_and_keeps_float32_weights(data, tmp_path):
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
 
 
+def test_a_collapse_is_an_event_in_the_log_and_a_warning_on_the_console(data, tmp_path):
+    """Weights decay to nothing here, and what stays is the projector's bias: one point."""
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    command = ("train", str(recipe), "--data", str(data), "--run-dir", str(run_dir))
+    settings = ("optim.peak_lr=0.5", "optim.weight_decay=1", "projector.batchnorm=false")
+    result = command_line(*command, *settings)
+    assert result.returncode == 0, result.stderr
+    alarms = read_metrics(run_dir, "alarm")
+    assert sorted(name for line in alarms for name in line["raised"]) == [
+        "embedding_collapse",
+        "rank_collapse",
+    ]
+    (line,) = (line for line in alarms if "embedding_collapse" in line["raised"])
+    assert line["value"]["embedding_collapse"] < line["threshold"]["embedding_collapse"] == 0.1
+    assert f"warning: step {line['step']}: embedding_collapse: embedding_std is" in result.stderr
+    assert result.stderr.count("embedding_collapse") == 1  # it lasts, and is told once
+
+
 def failing_in_rank(shard, *arguments):
     import sslpipe.train
 
