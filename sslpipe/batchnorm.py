@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from sslpipe.distributed import current_shard
 
@@ -16,10 +17,13 @@ def sync_batchnorm(module: nn.Module, world: int) -> nn.Module:
     """The module with every BatchNorm replaced by `SyncBatchNorm`; itself when world is 1.
 
     Parameters, buffers, their names, mode and device stay, so checkpoints and exports are
-    unchanged. Do it before DDP wraps the module. A norm that applies children afterwards (timm's
+    unchanged. A norm that applies children afterwards (timm's
     BatchNormAct2d: drop, act) keeps them.
-    Raises: TypeError for a BatchNorm subclass whose forward is not known to be one of these.
+    Raises: TypeError for a BatchNorm subclass whose forward is not known to be one of these;
+    ValueError where DDP wraps the module already.
     """
+    if isinstance(module, DistributedDataParallel):
+        raise ValueError("BatchNorm is made global before DDP wraps the model, not after")
     if world == 1:
         return module
     if isinstance(module, _BatchNorm):

@@ -18,6 +18,7 @@ from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError
 from sslpipe.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
 from sslpipe.models.backbones import stem_warning
+from sslpipe.optim import build_optimizer, describe_groups
 from sslpipe.recipe import Recipe, digest
 from sslpipe.registry import build
 from sslpipe.setup import build_augment, build_loss, build_model, plan_order, recipe_flops
@@ -51,6 +52,7 @@ class Check:
     backbone_parameters: int
     projector_parameters: int
     num_features: int
+    groups: str  # of parameters, as describe_groups says it
     step_flops: float
     memory: Memory  # bytes, of one process with the whole batch, or micro-batch
     device: str
@@ -85,6 +87,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     model = build_model(recipe, crop_px)
     if recipe.optim.precision == "fp64":
         model = model.double()
+    groups = describe_groups(build_optimizer(model, recipe.optim), model)
     flops, device = recipe_flops(recipe, model, crop_px), _device(recipe)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     memory = estimate_memory(model, recipe, crop_px, named)
@@ -97,6 +100,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
         backbone_parameters=count_parameters(model.backbone),
         projector_parameters=count_parameters(model.projector),
         num_features=model.backbone.num_features,
+        groups=groups,
         step_flops=flops,
         memory=memory,
         device=device.type,
@@ -239,6 +243,7 @@ def _size_rows(result: Check) -> list[tuple[str, str]]:
             + (f", stem {result.stem}" if result.stem else "")
             + f"), projector {result.projector_parameters:,}",
         ),
+        *(("parameter group", line) for line in result.groups.splitlines()),
         ("FLOPs per step", f"{result.step_flops:.3g}, forward and backward of {2 * batch} views"),
         (
             "estimated memory",

@@ -1,6 +1,7 @@
 """Optimizers with their parameter groups, LARS, and the learning rate as a function of the step."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -79,16 +80,23 @@ def build_optimizer(
             )
 
 
-def describe_groups(optimizer: Optimizer) -> str:
-    """One line a group: its name, tensors, numbers, weight decay, and whether LARS adapts it."""
+def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
+    """One line a group: its name, tensors, numbers, weight decay, whether LARS adapts it, and how
+    many tensors of which kind it holds ("20 BatchNorm2d.bias")."""
+    kinds = {
+        parameter: f"{type(module).__name__}.{name}"
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
     lines = []
     for group in optimizer.param_groups:
         numbers = sum(p.numel() for p in group["params"])
         adapted = {True: ", adapted layer by layer", False: ", not adapted", None: ""}
-        name = group.get("name", "parameters")
+        counts = Counter(kinds[p] for p in group["params"])
         lines.append(
-            f"{name}: {len(group['params'])} tensors, {numbers:,} numbers,"
+            f"{group['name']}: {len(group['params'])} tensors, {numbers:,} numbers,"
             f" weight decay {group['weight_decay']:g}{adapted[group.get('adapt')]}"
+            f" ({', '.join(f'{count} {kind}' for kind, count in counts.items())})"
         )
     return "\n".join(lines)
 

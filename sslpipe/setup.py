@@ -37,7 +37,7 @@ from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.momentum import MomentumPair
 from sslpipe.models.simclr import SimCLR
 from sslpipe.ops.stop import StopRequest
-from sslpipe.optim import build_optimizer
+from sslpipe.optim import build_optimizer, describe_groups
 from sslpipe.quarantine import Quarantine
 from sslpipe.recipe import Recipe, digest
 from sslpipe.registry import build
@@ -193,6 +193,7 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
         f"{f'going on from step {first_step}' if first_step else 'from the start'} "
         f"to step {recipe.total_steps}"
     )
+    log.say(describe_groups(optimizer, model))
     if warning := stem_warning(recipe.backbone, augment.crop_px):
         log.warn(warning)
     if every.monitor_steps and not len(holdout_ids):

@@ -273,7 +273,7 @@ def test_every_promised_number_is_shown(recipe_of, index):
         "total steps", "steps per epoch", "negatives per anchor", "parameters", "FLOPs per step",
         "estimated memory", "estimated time", "duplicates in a global batch", "mixing score",
         "processes", "1, 2, 4", "optim.peak_lr", "0.05", "[0.2, 0.9]", "data.shuffle_window",
-        "brightness",
+        "brightness", "no_decay: ", "BatchNorm2d.bias",
     ):  # fmt: skip
         assert expected in text
     narrow = Console(file=io.StringIO(), width=60)

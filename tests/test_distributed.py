@@ -334,6 +334,8 @@ def _steps(
     wrapped: nn.Module = model
     if shard.world > 1:
         wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+        with pytest.raises(ValueError, match="before DDP wraps the model"):
+            sync_batchnorm(wrapped, shard.world)
     loss_fn, optim = NTXentLoss(0.2, tile_rows=5), OPTIMS[kind]
     optimizer = build_optimizer(model, optim)
     losses, rates, grads = [], [], {}

@@ -4,11 +4,17 @@ import json
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 import sslpipe.setup
 from sslpipe.augment.two_views import FusedViews
+from sslpipe.guard import StepGuard
 from sslpipe.log import read_metrics
+from sslpipe.optim import build_optimizer
+from sslpipe.recipe import Optim
 from tests.dataset import write_dataset
 from tests.processes import run_processes
 from tests.runs import final_weights, train_in_rank, write_recipe
@@ -100,3 +106,56 @@ def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):
         run_processes(poisoned_in_rank, 1, (6, 7, 8), *arguments)
     assert "UserError: 3 steps in a row" in (tmp_path / "run" / "FAILED").read_text()
     assert all(bool(torch.isfinite(v).all()) for v in final_weights(tmp_path / "run").values())
+
+
+@pytest.fixture
+def own_state():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def scaled_step(scale, folder, monkeypatch, gradient=1.0):
+    """One step as the loop makes it, under an fp16 scaler; (weights moved, guard, model).
+
+    accelerate refuses fp16 without a GPU, so it is told afterwards.
+    """
+    accelerator = Accelerator(cpu=True)
+    monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
+    monkeypatch.setattr(accelerator, "native_amp", True)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6))
+    settings = Optim(peak_lr=1.0, weight_decay=0.1, trust_coefficient=0.1)
+    optimizer = AcceleratedOptimizer(build_optimizer(model, settings), scaler=accelerator.scaler)
+    accelerator._optimizers.append(optimizer)
+    guard = StepGuard([model], max_bad_steps=2, folder=folder)
+    guard.remember()
+    loss = model(torch.arange(20.0).view(5, 4)).square().mean() + model[0].weight.square().sum()
+    accelerator.backward(loss)
+    model[0].weight.grad.mul_(gradient)
+    norm = accelerator.clip_grad_norm_(model.parameters(), 0.01)
+    moved = guard.step_or_undo(accelerator, optimizer, 0, torch.arange(5), loss, norm)
+    return moved, guard, {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, monkeypatch, own_state):
+    """Gradients are unscaled before both; or decay and clipping would weigh in by the scale."""
+    (one, _, expected), (two, _, found) = (
+        scaled_step(scale, tmp_path, monkeypatch) for scale in (1.0, 65536.0)
+    )
+    assert one
+    assert two
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, msg=key)
+
+
+def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(
+    tmp_path, monkeypatch, own_state
+):
+    moved, guard, found = scaled_step(2.0, tmp_path, monkeypatch, gradient=float("inf"))
+    assert not moved
+    assert guard.skipped == 0
+    assert not found["1.running_mean"].any()  # put back to what it was
+    torch.manual_seed(0)
+    torch.testing.assert_close(found["0.weight"], torch.nn.Linear(4, 6).weight.detach())
+    assert not list(tmp_path.glob("bad_steps*"))

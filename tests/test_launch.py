@@ -91,6 +91,39 @@ def test_a_launch_is_one_group_of_exactly_its_processes(tmp_path, name):
     assert said == [[rank, n, n] for rank in range(n)]
 
 
+FAILING = """
+import sys
+import sslpipe.train
+from sslpipe.__main__ import main
+
+original, calls = sslpipe.train.draws, []
+
+def failing(*given):
+    import torch.distributed as dist
+    calls.append(1)
+    if len(calls) == 3 and dist.get_rank() == 1:
+        raise RuntimeError("the cable of rank 1 was pulled")
+    return original(*given)
+
+sslpipe.train.draws = failing
+main()
+"""
+
+
+def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
+    script, run_dir = tmp_path / "failing.py", tmp_path / "run"
+    script.write_text(FAILING)
+    data = write_dataset(tmp_path / "data")
+    train = ["train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir)]
+    done = run(*launcher("cpu2"), str(script), *train)  # or it would be ended after 120 s
+    assert done.returncode == 1
+    assert "RuntimeError: the cable of rank 1 was pulled" in done.stderr
+    said = (run_dir / "FAILED").read_text()
+    assert said == "rank 1: RuntimeError: the cable of rank 1 was pulled\n"
+    assert not (run_dir / "DONE").exists()
+    assert not (run_dir / "lock").exists()
+
+
 def test_two_machines_become_one_group(tmp_path):
     """nodes.yaml with one process a machine, both of them this one."""
     with socket.socket() as free:

@@ -92,14 +92,14 @@ def test_frozen_parameters_are_left_out() -> None:
 
 
 def test_groups_are_described_with_their_counts() -> None:
-    optimizer = build_optimizer(net(), optim(kind="lars", weight_decay=1e-6))
-    assert describe_groups(optimizer).splitlines() == [
-        "decay: 2 tensors, 102 numbers, weight decay 1e-06, adapted layer by layer",
-        "no_decay: 4 tensors, 13 numbers, weight decay 0, not adapted",
+    model = net()
+    optimizer = build_optimizer(model, optim(kind="lars", weight_decay=1e-6))
+    assert describe_groups(optimizer, model).splitlines() == [
+        "decay: 2 tensors, 102 numbers, weight decay 1e-06, adapted layer by layer"
+        " (1 Conv2d.weight, 1 Linear.weight)",
+        "no_decay: 4 tensors, 13 numbers, weight decay 0, not adapted"
+        " (1 Conv2d.bias, 1 BatchNorm2d.weight, 1 BatchNorm2d.bias, 1 Linear.bias)",
     ]
-    assert describe_groups(torch.optim.SGD(net().parameters(), lr=1)) == (
-        "parameters: 6 tensors, 115 numbers, weight decay 0"
-    )
 
 
 def test_settings_reach_the_optimizer() -> None:
