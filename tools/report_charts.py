@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 WIDTH, HEIGHT = 360, 214  # in SVG units: CSS pixels where the chart is shown at its own size
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 34
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px
+MOST_DOTS = 30  # of a line whose points are marked
 MAP_SIDE, MAP_MARGIN, PICTURE_PX = 560, 24, 34
 MOST_NAMES = 20  # classes whose colours can be told apart, with some effort
 # Tableau 10, as in matplotlib's default cycle: seen on white and on black
@@ -78,8 +79,9 @@ def line_chart(
 
     x_marks = x_marks or marks(x_low, x_high, 5)
     parts = _axes(place, x_marks, y_marks or marks(y_low, y_high, 5), (x_low, y_low), x_label)
+    dots = max(len(each.x) for each in shown) <= MOST_DOTS
     for each in shown:
-        parts += _line(each, place)
+        parts += _line(each, place, dots=dots)
     alt = escape(f"{title}: " + "; ".join(_told(each) for each in shown), quote=True)
     legend = ""
     if len(series) > 1:
@@ -236,8 +238,8 @@ def _axes(
     return [*parts, f"<text class='x' x='{middle}' y='{HEIGHT - 4}'>{escape(x_label)}</text>"]
 
 
-def _line(series: Series, place: Place) -> list[str]:
-    """The line, broken where there is no number; its intervals; dots where points are few."""
+def _line(series: Series, place: Place, *, dots: bool) -> list[str]:
+    """The line, broken where there is no number; its intervals; dots at the points."""
     columns, heights = place(series.x, series.y)
     stroke = f"style='stroke:{series.colour}'"
     finite = np.isfinite(series.y)
@@ -247,9 +249,9 @@ def _line(series: Series, place: Place) -> list[str]:
     ]
     dash = " stroke-dasharray='5 4'" if series.dashed else ""
     parts = [f"<path class='line' {stroke}{dash} d='{''.join(steps)}'/>"]
-    if len(steps) <= 30:
-        dots = "".join(f"M{columns[k]:.1f} {heights[k]:.1f}h0" for k in np.flatnonzero(finite))
-        parts.append(f"<path class='points' {stroke} d='{dots}'/>")
+    if dots:
+        points = "".join(f"M{columns[k]:.1f} {heights[k]:.1f}h0" for k in np.flatnonzero(finite))
+        parts.append(f"<path class='points' {stroke} d='{points}'/>")
     if series.low is not None and series.high is not None:
         _, lows = place(series.x, series.low)
         _, highs = place(series.x, series.high)

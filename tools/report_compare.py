@@ -118,8 +118,10 @@ def results(named: dict[str, Run]) -> str:
             f"are not comparable, and stand apart.</p>{tables}{without}"
         )
     together = merged(evaluated)
-    colours = {name: run_colour(place) for place, name in enumerate(named)}
-    few = few_shot_chart(together, colours, whitened=False)
+    colours = {row["features"]: "var(--faint)" for row in together["rows"]}
+    colours |= {name: run_colour(place) for place, name in enumerate(named)}
+    random = [name for name in colours if name.startswith(("random", NAMES["random"]))]
+    few = few_shot_chart(together, colours, whitened=False, dashed=random)
     chart = f"<div class='charts one'>{few}</div>" if few else ""
     return f"{result_table(together)}{chart}{without}"
 

@@ -1,7 +1,7 @@
 """The measured part of a report: verdict, table, few-shot curve, confusion. From eval.json."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ def accuracy_sentence(run: Run) -> str:
     low, high = map(_percent, cell["interval95"])
     return (
         f"kNN on its frozen features gets <b>{_percent(cell['value'])} %</b> of "
-        f"{cell['queries']:,} test images right (95 % interval {low}–{high})"
+        f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high})"
         + (f": {', '.join(against)}." if against else "; no baseline was measured.")
     )
 
@@ -117,11 +117,16 @@ def result_table(evaluation: Tree) -> str:
 
 
 def few_shot_chart(
-    evaluation: Tree, colours: Mapping[str, str] | None = None, *, whitened: bool = True
+    evaluation: Tree,
+    colours: Mapping[str, str] | None = None,
+    *,
+    whitened: bool = True,
+    dashed: Collection[str] = (),
 ) -> str:
     """Accuracy of the kNN columns over the labelled images a class; '' for a single column.
 
     colours: of features, instead of the usual ones. whitened: whether these are drawn, too.
+    dashed: features whose line is.
     """
     colours = {**_COLOURS, **(colours or {})}
     classes = _classes(evaluation)
@@ -142,7 +147,7 @@ def few_shot_chart(
                 colours.get(line.features, "var(--series-4)"),
                 np.array([100 * cell["interval95"][0] for cell in cells]),
                 np.array([100 * cell["interval95"][1] for cell in cells]),
-                line.whitened,
+                line.whitened or line.features in dashed,
             )
         )
     if not series:
