@@ -28,6 +28,7 @@ from tools.report_compare import differences, results
 from tools.report_pictures import DRAWN_QUERIES, NEIGHBOURS, neighbour_rows, thumbnails
 from tools.report_results import Line, accuracy_sentence, clear_best, confusion, few_shot_chart
 from tools.report_run import read_run, without_places
+from tools.report_sections import alarms, standing_alarms
 
 EVIL = "<script>alert('1')</script>"
 QUOTES = "' onload='alert(2)' \"><img src=x onerror='alert(3)'>"
@@ -141,6 +142,28 @@ def test_the_page_asks_nothing_of_the_network_and_runs_nothing(whole):
     assert whole.page.style
     assert not re.search(r"url\(|@import|https?:", whole.page.style)
     assert len(whole.html) < 5e6
+
+
+def test_alarms_are_told_with_their_step_and_whether_they_stand(whole, tmp_path):
+    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    assert "No alarm" in alarms(read_run(run_dir))
+    lines = [
+        {"step": 30, "raised": ["rank_collapse"], "over": [], "value": {"rank_collapse": 1.2}},
+        {"step": 60, "raised": [EVIL], "over": [], "value": {EVIL: 0.01}},
+        {"step": 90, "raised": [], "over": ["rank_collapse"], "value": {"rank_collapse": 9.5}},
+    ]
+    with open(run_dir / "metrics.jsonl", "w") as file:
+        for line in lines:
+            threshold = dict.fromkeys(line["value"], 2.5)
+            file.write(json.dumps({"kind": "alarm", "threshold": threshold, **line}) + "\n")
+    assert standing_alarms(read_run(run_dir)) == [EVIL]
+    report(run_dir)
+    html = (run_dir / "report.html").read_text()
+    page = Page(html)
+    assert EVIL not in html
+    assert "step 30: rank collapse raised, at 1.2 (threshold 2.5)" in page.text
+    assert "step 90: rank collapse over, at 9.5" in page.text
+    assert page.text.count(f"Standing at the end: {EVIL}.") == 1
 
 
 def test_links_inside_the_page_lead_somewhere(whole):

@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from sslpipe.evaluation.embed import Embeddings
 from tests.test_tools_report import row
 from tools.report_compare import merged, names_apart
-from tools.report_embeddings import separation, spectrum
+from tools.report_embeddings import measured_curve, spectrum
 from tools.report_pictures import unit_rows
 from tools.report_results import clear_best, table_lines
 from tools.report_run import Run
@@ -50,7 +51,7 @@ def test_a_column_is_split_where_its_protocols_differ_and_a_baseline_where_its_n
 
 def test_names_are_all_different():
     def named(*names: str) -> list[Run]:
-        return [Run({}, {"name": name}, *[None] * 8) for name in names]
+        return [Run({}, {"name": name}, *[None] * 9) for name in names]
 
     folders = [Path("/x/one"), Path("/x/two"), Path("/y/two")]
     assert names_apart(folders[:2], named("a", "b")) == ["a", "b"]
@@ -58,38 +59,26 @@ def test_names_are_all_different():
     assert names_apart(folders, named("a", "a", "a")) == ["a (one)", "a (two), 2", "a (two), 3"]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_roc_is_that_of_a_loop_over_all_thresholds_with_ties_together(seed):
-    generator = torch.Generator().manual_seed(seed)
-    features = torch.randint(-1, 2, (30, 3), generator=generator).float() + 0.5  # many equal rows
-    labels = torch.randint(-1, 3, (30,), generator=generator)
-    rows = Embeddings(features, labels, torch.arange(30))
-    found = separation(rows)
-    unit, pairs = unit_rows(rows), []
-    for i in range(30):
-        for j in range(i):
-            if labels[i] >= 0 and labels[j] >= 0:
-                pairs.append((float(unit[i] @ unit[j]), bool(labels[i] == labels[j])))
-    same = sum(is_same for _, is_same in pairs)
-    assert (found.pairs, found.same) == (len(pairs), same)
-    wins = 0.0  # the area: a pair of one class above a pair of two, ties half
-    positive = [c for c, is_same in pairs if is_same]
-    negative = [c for c, is_same in pairs if not is_same]
-    for p in positive:
-        wins += sum(1.0 if p > n + 1e-9 else 0.5 if abs(p - n) <= 1e-9 else 0.0 for n in negative)
-    assert found.area == pytest.approx(wins / (len(positive) * len(negative)), abs=1e-9)
-    for threshold in sorted({round(c, 9) for c, _ in pairs}):
-        low = sum(n > threshold - 1e-6 for n in negative) / len(negative)
-        high = sum(p > threshold - 1e-6 for p in positive) / len(positive)
-        gap = abs(found.false_positive_rate - low) + abs(found.true_positive_rate - high)
-        on_a_line = np.interp(low, found.false_positive_rate, found.true_positive_rate)
-        assert gap.min() < 1e-9 or on_a_line >= high - 1e-9  # collinear points are left out
+def test_the_roc_of_a_report_is_that_of_scikit_learn_over_the_same_pairs():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 4, generator=generator)
+    labels = torch.arange(60) % 4 - 1  # a quarter has none
+    features[labels == 0, 0] += 2
+    rows = Embeddings(features, labels, torch.arange(60))
+    found = measured_curve("a", rows)
+    unit = unit_rows(rows)
+    pairs = [(i, j) for i in range(60) for j in range(i) if labels[i] >= 0 and labels[j] >= 0]
+    same = [bool(labels[i] == labels[j]) for i, j in pairs]
+    area = roc_auc_score(same, [float(unit[i] @ unit[j]) for i, j in pairs])
+    assert f"area under the ROC {area:.3f}" in found.note
+    assert f"{sum(same):,} pairs of one class" in found.note
+    assert 0.5 < area < 1
 
 
 def test_no_roc_without_pairs_of_both_kinds():
     features = torch.randn(6, 4)
     for labels in (torch.zeros(6), torch.arange(6), torch.full((6,), -1)):
-        assert separation(Embeddings(features, labels.long(), torch.arange(6))) is None
+        assert measured_curve("a", Embeddings(features, labels.long(), torch.arange(6))) is None
 
 
 def test_the_spectrum_is_that_of_the_covariance():

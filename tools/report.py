@@ -34,6 +34,7 @@ from tools.report_run import Run, read_run
 from tools.report_sections import (
     CHARTS,
     SPEED_CHARTS,
+    alarms,
     charts,
     header,
     missing,
@@ -127,6 +128,7 @@ def build_page(
         ),
         "Few labels": few_labels(facts),
         "Training": charts(facts, CHARTS) + steps_note(facts),
+        "Alarms": alarms(facts),
         "Views": views(facts, index),
         "Embedding map": embedding_map(facts, queries, split),
         "Separation": (

@@ -27,6 +27,7 @@ from tools.report_sections import (
     flat,
     measured_speed,
     missing,
+    standing_alarms,
     trained_sentence,
 )
 
@@ -227,12 +228,22 @@ def speed_table(named: dict[str, Run]) -> str:
             f"{speed.data_wait_percent:.1f} %" if speed else "–",
             number(last["skipped_steps"]) if last else "–",
             f"{len(run.quarantine):,}",
+            ", ".join(standing_alarms(run)).replace("_", " ") or "none",
         )
         rows += f"<tr><th scope='row'>{escape(name)}</th>" + "".join(
             f"<td>{escape(cell)}</td>" for cell in cells
         )
         rows += "</tr>"
-    heads = ("run", "steps", "time", "images/s", "waiting for data", "skipped", "quarantined")
+    heads = (
+        "run",
+        "steps",
+        "time",
+        "images/s",
+        "waiting for data",
+        "skipped",
+        "quarantined",
+        "alarms",
+    )
     head = "".join(f"<th scope='col'>{text}</th>" for text in heads)
     return (
         "<div class='wide'><table class='numbers'>"

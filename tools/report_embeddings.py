@@ -8,6 +8,15 @@ from numpy.typing import NDArray
 
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.verification import (
+    Roc,
+    auc,
+    fpr_at_tpr,
+    pairs_of,
+    roc,
+    scores_of,
+    tar_at_far,
+)
 from tools.report_charts import MOST_NAMES, Marks, Series, apart, class_colour, line_chart, scatter
 from tools.report_pictures import (
     FEWEST_MAPPED,
@@ -28,7 +37,8 @@ EMBED = (
 REPORT = "python -m tools.report RUN --data DIR/dataset.json"
 ASPECT = 2.0  # of the map with images: the page is wider than high
 LOWEST_SHARE = 1e-6  # of the variance, where the spectrum's axis ends
-LOWEST_FPR = 1e-4  # where the ROC's axis ends
+LOWEST_FPR = 1e-3  # where the ROC's axis ends
+PAIRS = 10_000  # of one class, and as many of two
 
 
 class Features(NamedTuple):
@@ -38,32 +48,32 @@ class Features(NamedTuple):
     facts: dict[str, object]
 
 
-class Separation(NamedTuple):
-    """Cosines of all pairs of rows as a test for "same class". rates: (n,) of pairs of two classes
-    and of one that lie at or above a threshold, from the highest threshold down."""
+class Curve(NamedTuple):
+    """A ROC and what it is of: the curve's points, and sentences for people."""
 
-    false_positive_rate: NDArray[np.float64]
-    true_positive_rate: NDArray[np.float64]
-    area: float
-    pairs: int
-    same: int
+    name: str
+    roc: Roc
+    note: str
 
 
-def separation(rows: Embeddings) -> Separation | None:
-    """The ROC over all pairs of labelled rows, tied cosines accepted together; None where the pairs
-    are all of one class, or all of two."""
-    from sklearn.metrics import auc, roc_curve
-
+def measured_curve(name: str, rows: Embeddings) -> Curve | None:
+    """The ROC of "of one class?" by the cosine of seeded pairs, as `tools.evaluate verification`
+    draws them; None where the labelled rows have no pairs of both kinds."""
     labelled = rows.rows((rows.labels >= 0).nonzero()[:, 0])
-    labels, unit = labelled.labels.numpy(), unit_rows(labelled)
-    first, second = np.triu_indices(len(labels), k=1)
-    same = labels[first] == labels[second]
-    if not len(same) or same.all() or not same.any():
+    classes = np.unique(labelled.labels.numpy(), return_counts=True)[1]
+    if len(classes) < 2 or classes.max() < 2:
         return None
-    # equal cosines come out of a matrix product a last bit apart; rounded, they are tied again
-    cosines = (unit @ unit.T)[first, second].round(12)
-    low, high, _ = roc_curve(same, cosines)
-    return Separation(low, high, float(auc(low, high)), len(same), int(same.sum()))
+    pairs = pairs_of(labelled, PAIRS, seed=0)
+    curve = roc(scores_of(labelled, pairs), pairs.same)
+    same = int(pairs.same.sum())
+    others = len(pairs.same) - same
+    found, taken_in = 100 * tar_at_far(curve, 0.01), 100 * fpr_at_tpr(curve, 0.95)
+    note = (
+        f"area under the ROC {auc(curve):.3f}; where 1 % of the {others:,} pairs of "
+        f"two classes may be taken in, {found:.1f} % of the {same:,} pairs of one class are found; "
+        f"to find 95 % of these, {taken_in:.1f} % of the others are taken in"
+    )
+    return Curve(name, curve, note)
 
 
 def spectrum(rows: Embeddings) -> NDArray[np.float64]:
@@ -80,48 +90,25 @@ def run_colour(place: int) -> str:
 
 
 def embedding_quality(sets: dict[str, Features]) -> str:
-    """ROC and spectrum of the test embeddings of each run, over one sample of them."""
-    roc, axes, notes = [], [], []
+    """ROC and spectrum of the test embeddings of each run."""
+    curves, axes, notes = [], [], []
     for place, (name, features) in enumerate(sets.items()):
-        rows, colour = mapped_rows(features.rows), run_colour(place)
-        said = f"{escape(name)}: " if len(sets) > 1 else ""
-        found = separation(rows)
+        colour, said = run_colour(place), f"{escape(name)}: " if len(sets) > 1 else ""
+        found = measured_curve(name, features.rows)
         if found is None:
-            notes.append(f"{said}no ROC: the test embeddings have no labels, or a single class")
+            notes.append(f"{said}no ROC: no labels, a single class, or one image of each")
         else:
-            low = found.false_positive_rate
-            at = np.interp(0.01, low, found.true_positive_rate)
-            at95 = low[np.searchsorted(found.true_positive_rate, 0.95)]
-            notes.append(
-                f"{said}area under the ROC {found.area:.3f}; at 1 % false positives "
-                f"{100 * at:.1f} % of the {found.same:,} pairs of one class are found; to find "
-                f"95 % of them, {100 * at95:.1f} % of the {found.pairs - found.same:,} pairs of "
-                "two classes are taken in"
-            )
-            shown = low >= LOWEST_FPR
-            roc.append(
-                Series(name, np.log10(low[shown]), 100 * found.true_positive_rate[shown], colour)
-            )
-        shares = spectrum(rows)
+            notes.append(said + found.note)
+            shown = found.roc.false >= LOWEST_FPR
+            x, y = np.log10(found.roc.false[shown]), 100 * found.roc.true[shown]
+            curves.append(Series(name, x, y, colour))
+        shares = spectrum(mapped_rows(features.rows))
         kept = shares[shares >= LOWEST_SHARE]
-        axes.append(
-            Series(name, np.arange(1, len(kept) + 1, dtype=np.float64), np.log10(kept), colour)
-        )
-        half = int(np.searchsorted(np.cumsum(shares), 0.9)) + 1
-        notes.append(f"{said}{half} of {len(shares)} axes hold 90 % of the variance")
-    drawn = ""
-    if roc:
-        decades = np.arange(round(np.log10(LOWEST_FPR)), 1).tolist()
-        chance = np.linspace(decades[0], 0, 60)
-        roc.append(Series("by chance", chance, 100 * 10**chance, "var(--faint)", dashed=True))
-        drawn += line_chart(
-            "ROC: pairs of one class found, %",
-            roc,
-            x_label="pairs of two classes taken in, %",
-            x_marks=Marks(decades, [f"{100 * 10.0**d:g}" for d in decades]),
-            last_values=False,
-            within=(0.0, 100.0),
-        )
+        x = np.arange(1, len(kept) + 1, dtype=np.float64)
+        axes.append(Series(name, x, np.log10(kept), colour))
+        most = int(np.searchsorted(np.cumsum(shares), 0.9)) + 1
+        notes.append(f"{said}{most} of {len(shares)} axes hold 90 % of the variance")
+    drawn = roc_chart(curves) if curves else ""
     powers = np.arange(round(np.log10(LOWEST_SHARE)), 1)
     drawn += line_chart(
         "spectrum: share of the variance",
@@ -131,13 +118,27 @@ def embedding_quality(sets: dict[str, Features]) -> str:
         last_values=False,
         within=(float(powers[0]), 0.0),
     )
-    count = min(len(mapped_rows(features.rows).ids) for features in sets.values())
     told = "".join(f"<li>{note}.</li>" for note in notes)
     return (
-        f"<p>{count:,} test embeddings of length 1. ROC: the cosine of two images as a test for "
-        "being of one class, over all pairs. Spectrum: how many directions the features use; a "
-        f"line that falls early is a collapse.</p><div class='charts pair'>{drawn}</div>"
-        f"<ul class='note'>{told}</ul>"
+        "<p>Test embeddings of length 1. ROC: the cosine of two images as a test for being of one "
+        f"class, over up to {PAIRS:,} pairs of each kind. Spectrum: how many directions the "
+        "features use; a line that falls early is a collapse.</p>"
+        f"<div class='charts pair'>{drawn}</div><ul class='note'>{told}</ul>"
+    )
+
+
+def roc_chart(curves: list[Series]) -> str:
+    """Series with log10 of the false positive rate and percent of true positives."""
+    decades = np.arange(round(np.log10(LOWEST_FPR)), 1).tolist()
+    chance = np.linspace(decades[0], 0, 60)
+    by_chance = Series("by chance", chance, 100 * 10**chance, "var(--faint)", dashed=True)
+    return line_chart(
+        "ROC: pairs of one class found, %",
+        [*curves, by_chance],
+        x_label="pairs of two classes taken in, %",
+        x_marks=Marks(decades, [f"{100 * 10.0**d:g}" for d in decades]),
+        last_values=False,
+        within=(0.0, 100.0),
     )
 
 

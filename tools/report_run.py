@@ -21,9 +21,9 @@ _FOLDERS = re.compile(
 
 class Run(NamedTuple):
     """recipe, data, environment: recipe.json, data.json, run.json, cleaned to be shown;
-    given_recipe: as it stands. train, evals: lines of metrics.jsonl by step. evaluation: eval.json,
-    None while there is none; views_png: likewise. classes: names by label, not cleaned, of the data
-    set that was evaluated; empty where there are none."""
+    given_recipe: as it stands. train, evals, alarms: lines of metrics.jsonl by step. evaluation:
+    eval.json, None while there is none; views_png: likewise. classes: names by label, not cleaned,
+    of the data set that was evaluated; empty where there are none."""
 
     given_recipe: Tree
     recipe: Tree
@@ -31,6 +31,7 @@ class Run(NamedTuple):
     environment: Tree
     train: list[Tree]
     evals: list[Tree]
+    alarms: list[Tree]
     quarantine: list[Tree]
     evaluation: Tree | None
     views_png: bytes | None
@@ -61,6 +62,7 @@ def read_run(run_dir: Path) -> Run:
         environment=cleaned(_read_json(run_dir / "run.json")),
         train=read_metrics(run_dir, "train"),
         evals=read_metrics(run_dir, "eval"),
+        alarms=read_metrics(run_dir, "alarm"),
         quarantine=[
             _without_places(line) for line in _read_quarantine(run_dir / "quarantine.jsonl")
         ],

@@ -98,9 +98,11 @@ def header(run: Run) -> str:
     shown = "".join(
         f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in tiles.items()
     )
+    bad = ", ".join(standing_alarms(run)).replace("_", " ")
+    warning = f"<p class='missing'><a href='#alarms'>{escape(bad)}</a></p>" if bad else ""
     return (
         f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{trained_sentence(run)} "
-        f"{accuracy_sentence(run)}</p><dl class='tiles'>{shown}</dl>"
+        f"{accuracy_sentence(run)}</p>{warning}<dl class='tiles'>{shown}</dl>"
     )
 
 
@@ -138,6 +140,36 @@ def steps_note(run: Run) -> str:
     text = f"{number(negatives)} negatives an anchor; {skipped} steps skipped as not finite"
     bad = f"; {wild} logged losses are no finite number" if wild else ""
     return f"<p class='note'>{text}{bad}. {HEALTH}</p>"
+
+
+def standing_alarms(run: Run) -> list[str]:
+    """Names of the alarms that were raised and are not over."""
+    standing: dict[str, None] = {}
+    for line in run.alarms:
+        standing |= dict.fromkeys(line["raised"])
+        standing = {name: None for name in standing if name not in line["over"]}
+    return list(standing)
+
+
+def alarms(run: Run) -> str:
+    """When the embeddings collapsed, and when that was over."""
+    if not run.alarms:
+        return "<p>No alarm: neither the embeddings nor their rank collapsed.</p>"
+    items = "".join(
+        f"<li>step {line['step']:,}: <b>{escape(name.replace('_', ' '))}</b> {word}, at "
+        f"{number(line['value'][name])} (threshold {number(line['threshold'][name])})</li>"
+        for line in run.alarms
+        for word, names in (("raised", line["raised"]), ("over", line["over"]))
+        for name in names
+    )
+    standing = standing_alarms(run)
+    end = (
+        f"<p class='missing'>Standing at the end: {escape(', '.join(standing).replace('_', ' '))}."
+        "</p>"
+        if standing
+        else "<p>None stands at the end.</p>"
+    )
+    return f"{end}<ul>{items}</ul>"
 
 
 def neighbour_sheet(
