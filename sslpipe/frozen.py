@@ -15,6 +15,7 @@ from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.checkpoint import latest
 from sslpipe.errors import ExportError, UserError
 from sslpipe.evaluation.embed import module_sha256
+from sslpipe.evaluation.whiten import Whitening, load_whitening
 from sslpipe.finetune_recipe import parse_any_recipe
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.simclr import build_projector
@@ -31,7 +32,8 @@ class Config(Section):
     view: arguments of EvalView; features are those of images seen through it.
     weights_sha256: module_sha256 of the backbone. facts: run name, recipe, digest, steps, data set
     and evaluation numbers, for people. projector, projector_sha256: settings and hash of the
-    projector, where it was asked for.
+    projector, where it was asked for. whitening_sha256: of whitening.safetensors, which
+    `tools.whiten` adds.
     """
 
     format_version: Literal[1]
@@ -43,13 +45,15 @@ class Config(Section):
     facts: dict[str, Any]
     projector: Projector | None = None
     projector_sha256: str | None = None
+    whitening_sha256: str | None = None
 
 
 class FrozenBackbone(nn.Module):
     """A backbone to use: eval mode, no gradient asked for, with the view that its features need.
 
     forward: (B, 3, S, S) normalised floats -> (B, num_features), not normalised.
-    encode: (B, 3, H, W) uint8 RGB, all of one size -> the same, through `view`.
+    encode: (B, 3, H, W) uint8 RGB, all of one size -> the same, through `view` and its crops,
+    whitened where the export has a whitening.
     projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not asked for.
     """
 
@@ -59,8 +63,10 @@ class FrozenBackbone(nn.Module):
         view: EvalView,
         config: Config,
         projector: nn.Sequential | None = None,
+        whitening: Whitening | None = None,
     ) -> None:
         super().__init__()
+        self.whitening = whitening
         self.backbone, self.view, self.config = backbone, view, config
         self.projector = projector
         self.num_features = backbone.num_features
@@ -73,7 +79,8 @@ class FrozenBackbone(nn.Module):
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         sizes = torch.tensor(images.shape[-2:]).expand(len(images), 2)
-        return self.forward(self.view(images, sizes))
+        features = self.view.reduced(self.forward(self.view(images, sizes)))
+        return features if self.whitening is None else self.whitening.apply(features)
 
 
 def load_backbone(path: str | Path) -> FrozenBackbone:
@@ -96,6 +103,9 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
         tensors = load_file(path / "model.safetensors")
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
         view = EvalView(**config.view)
+        whitening = None
+        if config.whitening_sha256 is not None:
+            whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
         projector = None
         if config.projector is not None:
             projector = build_projector(config.num_features, config.projector)
@@ -119,7 +129,7 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
             raise ExportError(
                 f"{path}: the weights are not those that config.json names; copy the export again"
             )
-    return FrozenBackbone(backbone, view, config, projector)
+    return FrozenBackbone(backbone, view, config, projector, whitening)
 
 
 def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:

@@ -1,5 +1,6 @@
 """From shards and a run directory to files, a table and eval.json, by the command lines."""
 
+import hashlib
 import json
 import math
 
@@ -7,20 +8,22 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save_embeddings
 from sslpipe.evaluation.knn import knn
-from sslpipe.evaluation.whiten import whiten
+from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export import export_backbone, load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.train import train
-from tests.dataset import write_dataset
+from tests.dataset import picture, write_dataset
 from tests.runs import final_weights, write_recipe
 from tests.test_evaluation_knn import random_rows
 from tools import embed as embed_tool
 from tools import evaluate as evaluate_tool
+from tools import whiten as whiten_tool
 
 
 def call(tool, *arguments) -> str:
@@ -72,6 +75,53 @@ def test_a_run_and_its_export_are_the_same_backbone_with_the_checkpoints_weights
     assert (facts["name"], facts["step"], facts["data"]["name"]) == ("tiny", 3, "tiny")
     assert len(facts["digest"]) == 64
     assert "| run | 3 steps" in (tmp_path / "out" / "README.md").read_text()
+
+
+def sha256_of(path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, tmp_path):
+    run_dir, data = run
+    export_backbone(run_dir, tmp_path / "out", ["safetensors"])
+    train_file, test_file = tmp_path / "train.safetensors", tmp_path / "test.npz"
+    options = ["--crops", "five", "--reduce", "concat", "--resize-px", "20"]
+    call(
+        embed_tool,
+        tmp_path / "out",
+        "--data",
+        data,
+        "--split",
+        "train",
+        "--out",
+        train_file,
+        *options,
+    )
+    rows, facts = load_embeddings(train_file)
+    assert rows.features.shape == (64, 5 * 16)
+    call(whiten_tool, tmp_path / "out", train_file, "--dims", "8")
+    call(embed_tool, tmp_path / "out", "--data", data, "--out", test_file, "--dtype", "float16")
+
+    sums = (tmp_path / "out" / "SHA256SUMS").read_text()
+    assert sha256_of(tmp_path / "out" / "whitening.safetensors") in sums
+    assert sha256_of(tmp_path / "out" / "config.json") in sums
+
+    found, found_facts = load_embeddings(test_file)
+    exported = load_backbone(tmp_path / "out")
+    view = EvalView(**facts["view"])
+    plain = embed(exported.backbone, view, load_index(data).split("test"))
+    expected = fit_whitening(rows, dims=8)(plain)
+    assert found.features.shape == (20, 8)
+    torch.testing.assert_close(found.features, expected.features, rtol=2e-3, atol=2e-3)
+    assert found_facts["whitening_sha256"] == exported.config.whitening_sha256
+    images = torch.stack([torch.from_numpy(picture(i)) for i in range(20)]).permute(0, 3, 1, 2)
+    torch.testing.assert_close(exported.encode(images), expected.features, rtol=1e-4, atol=1e-4)
+
+    with pytest.raises(UserError, match="is whitened already"):
+        whiten_tool.app([str(tmp_path / "out"), str(test_file)], standalone_mode=False)
+    (tmp_path / "out" / "whitening.safetensors").write_bytes(b"other")
+    with pytest.raises(UserError, match=r"not the file that config\.json names"):
+        load_backbone(tmp_path / "out")
 
 
 def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries_it(run, tmp_path):
@@ -179,6 +229,7 @@ def test_help_has_an_example_for_every_command():
     for tool, commands in (
         (evaluate_tool, [[], ["suite"], *([n] for n in EVALS)]),
         (embed_tool, [[]]),
+        (whiten_tool, [[]]),
     ):
         for command in commands:
             assert "Example" in call(tool, *command, "--help")

@@ -15,6 +15,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.export import load_backbone
+from sslpipe.frozen import FrozenBackbone
 from sslpipe.start import end_processes, join_processes
 from tools.progress import progress
 
@@ -73,6 +74,7 @@ def main(
         "backbone": backbone.config.backbone.model_dump(),
         "view": view.config(),
         **data_facts(index, split),
+        **whitening_facts(backbone),
     }
     rows = index.split(split)
     begin, end = (len(rows) * r // shard.world for r in (shard.rank, shard.rank + 1))
@@ -86,6 +88,7 @@ def main(
             facts,
             shard=shard,
             dtype=getattr(torch, dtype),
+            finish=None if backbone.whitening is None else backbone.whitening.__call__,
             batch_size=batch_size,
             canvas_px=canvas_px,
             num_workers=num_workers,
@@ -96,6 +99,11 @@ def main(
     if shard.rank == 0:
         console.print(f"{out}: features of split {split!r}", highlight=False)
     end_processes()
+
+
+def whitening_facts(backbone: FrozenBackbone) -> dict[str, Any]:
+    sha256 = backbone.config.whitening_sha256
+    return {} if sha256 is None else {"whitening_sha256": sha256}
 
 
 def report_bad(bad: Quarantined) -> None:

@@ -1,8 +1,11 @@
 """PCA whitening: learned on train features, applied alike to both sides of every comparison."""
 
+import hashlib
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from sslpipe.evaluation.embed import Embeddings
@@ -13,22 +16,26 @@ FLOOR = 0.1
 
 
 class Whitening(NamedTuple):
-    """features -> (features - mean) @ projection. mean: (F,), projection: (F, F), float64."""
+    """features -> (features - mean) @ projection. mean: (F,), projection: (F, D), float64."""
 
     mean: Tensor
     projection: Tensor
 
     def __call__(self, rows: Embeddings) -> Embeddings:
-        parts = torch.split(rows.features, 16384)  # float64 copies of a part at a time
-        white = [((part.double() - self.mean) @ self.projection).float() for part in parts]
-        return rows._replace(features=torch.cat(white))
+        return rows._replace(features=self.apply(rows.features))
+
+    def apply(self, features: Tensor) -> Tensor:
+        """(N, F) -> (N, D) float32."""
+        mean, projection = self.mean.to(features.device), self.projection.to(features.device)
+        parts = torch.split(features, 16384)  # float64 copies of a part at a time
+        return torch.cat([((part.double() - mean) @ projection).float() for part in parts])
 
 
-def fit_whitening(train: Embeddings, floor: float = FLOOR) -> Whitening:
+def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = None) -> Whitening:
     """Rotate to the principal axes of `train` and divide each by its spread.
 
     floor: added to each variance, as a share of the mean variance; 0 whitens fully and needs
-    more rows than features.
+    more rows than features. dims: keep the axes of the largest variances only.
     """
     features = train.features
     mean = features.double().mean(dim=0)  # (F,)
@@ -40,7 +47,22 @@ def fit_whitening(train: Embeddings, floor: float = FLOOR) -> Whitening:
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
     # an axis without variance and without floor carries nothing
     scale = torch.where(spread > 1e-10 * spread.max(), 1 / spread, torch.zeros_like(spread))
-    return Whitening(mean, axes * scale)
+    kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend
+    return Whitening(mean, (axes * scale)[:, kept].contiguous())
+
+
+def save_whitening(path: Path, whitening: Whitening) -> str:
+    """Write a safetensors file; returns its sha256."""
+    save_file(whitening._asdict(), path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def load_whitening(path: Path, sha256: str) -> Whitening:
+    """What `save_whitening` wrote. Raises: ValueError where it is another file."""
+    raw = path.read_bytes()
+    if hashlib.sha256(raw).hexdigest() != sha256:
+        raise ValueError(f"{path.name} is not the file that config.json names")
+    return Whitening(**load(raw))
 
 
 def whiten(fit_on: Embeddings, *others: Embeddings, floor: float = FLOOR) -> list[Embeddings]:
