@@ -25,8 +25,9 @@ from tests.dataset import picture, write_dataset
 from tests.runs import RECIPE, train_over, write_recipe
 from tools.report_charts import MOST_POINTS, Series, line_chart, marks, thinned
 from tools.report_compare import differences, results
+from tools.report_confusion import confusion
 from tools.report_pictures import DRAWN_QUERIES, NEIGHBOURS, neighbour_rows, thumbnails
-from tools.report_results import Line, accuracy_sentence, clear_best, confusion, few_shot_chart
+from tools.report_results import Line, accuracy_sentence, clear_best, few_shot_chart
 from tools.report_run import read_run, without_places
 from tools.report_sections import alarms, standing_alarms
 
@@ -365,6 +366,12 @@ def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
             assert (ours in best) == clear
         marked += bool(best)
     assert 30 < marked < 270
+    for line in lines:
+        line.cells["kNN"]["metric"] = "fpr@95tpr"  # of errors the fewest are best
+        line.cells["kNN"]["interval95"] = [
+            1 - high for high in line.cells["kNN"]["interval95"][::-1]
+        ]
+    assert clear_best(lines, "kNN") == best
     assert clear_best(lines[:2], "kNN") == []  # nothing to compare with
     assert clear_best(lines, "linear") == []
 

@@ -20,6 +20,7 @@ from sslpipe.stateless import permutation
 from tools.embed import console, run
 from tools.evaluate import print_suite
 from tools.report_compare import build_comparison, names_apart
+from tools.report_confusion import confusion
 from tools.report_embeddings import (
     EMBED,
     Features,
@@ -29,7 +30,7 @@ from tools.report_embeddings import (
 )
 from tools.report_page import html_page
 from tools.report_pictures import png_uri
-from tools.report_results import confusion, few_shot_chart, result_table
+from tools.report_results import few_shot_chart, result_table
 from tools.report_run import Run, read_run
 from tools.report_sections import (
     CHARTS,

@@ -1,19 +1,20 @@
-"""The measured part of a report: verdict, table, few-shot curve, confusion. From eval.json."""
+"""The measured part of a report: verdict, table, few-shot curve. From eval.json."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from sslpipe.evaluation.suite import KNN, LINEAR
+from sslpipe.evaluation.suite import KNN
 from tools.report_charts import Marks, Series, line_chart, number
 from tools.report_run import Run, Tree
 
 NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
 BASELINES = ("pixels", "random")
-MOST_CLASSES = 20  # of a confusion matrix that is shown whole
+SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
+NO_SHARES = ("alignment", "uniformity", "effective_rank", "std")  # metrics that are no percentages
 _FEW = re.compile(rf"{KNN}, (\d+)/class")
 
 
@@ -50,18 +51,25 @@ def table_lines(evaluation: Tree) -> list[Line]:
 
 
 def clear_best(lines: list[Line], column: str) -> list[Line]:
-    """The lines whose whole interval lies above those of all other features; [] where none does.
+    """The lines whose whole interval is better than those of all other features; [] if none is.
 
     Plain and whitened features of one backbone do not compete.
     """
     there = [line for line in lines if column in line.cells]
     clear = []
     for line in there:
-        low = line.cells[column]["interval95"][0]
         others = [other.cells[column] for other in there if other.features != line.features]
-        if others and all(other["interval95"][1] < low for other in others):
+        if others and all(_is_better(line.cells[column], other) for other in others):
             clear.append(line)
     return clear
+
+
+def _is_better(ours: Tree, theirs: Tree) -> bool:
+    """Whether our interval lies wholly on the better side of theirs."""
+    (low, high), (their_low, their_high) = ours["interval95"], theirs["interval95"]
+    if ours["metric"].startswith(SMALL_IS_GOOD):
+        return bool(high < their_low)
+    return bool(low > their_high)
 
 
 def accuracy_sentence(run: Run) -> str:
@@ -107,9 +115,9 @@ def result_table(evaluation: Tree) -> str:
         f"<p class='missing'>Not measured: {escape(text)}.</p>" for text in evaluation["left_out"]
     )
     return (
-        f"<p class='note'>Top-1 accuracy in %, with 95 % intervals over {first['queries']:,} test "
-        "images. <b class='best'>Marked</b> only where the interval lies wholly above those of all "
-        "other features; a column without a mark has no clear best.</p>"
+        f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
+        "test images. <b class='best'>Marked</b> only where the whole interval is better than "
+        "those of all other features; a column without a mark has no clear best.</p>"
         "<div class='wide'><table class='results'>"
         f"<thead><tr><th scope='col'>features</th>{head}</tr></thead><tbody>{body}</tbody>"
         f"</table></div>{left_out}{_protocols(evaluation)}{_all_numbers(evaluation)}"
@@ -163,35 +171,6 @@ def few_shot_chart(
     )
 
 
-def confusion(evaluation: Tree, classes: list[str]) -> str:
-    """The linear probe's matrix, or the most frequent confusions where classes are many."""
-    cell = next(
-        (
-            line.cells[LINEAR]
-            for line in table_lines(evaluation)
-            if LINEAR in line.cells and "confusion" in line.cells[LINEAR]["details"]
-        ),
-        None,
-    )
-    if cell is None:
-        return "<p class='missing'>No linear probe in eval.json, so no confusion matrix.</p>"
-    counts = np.array(cell["details"]["confusion"], dtype=np.int64)  # (C, C) [true][predicted]
-    names = [*classes, *(f"class {label}" for label in range(len(classes), len(counts)))]
-    note = (
-        f"<p>Linear probe <code>{escape(cell['protocol'])}</code>, C = "
-        f"{number(cell['details']['C'])}"
-        + (" (at the edge of its grid)" if cell["details"]["C_at_edge"] else "")
-        + ", chosen on a held-out part of train.</p>"
-    )
-    if len(counts) <= MOST_CLASSES:
-        drawn = _matrix(counts, names) + _confusions(counts, names, 8)
-        return f"{note}<div class='side'>{drawn}</div>"
-    return (
-        f"{note}<p>A matrix of {len(counts)} classes is not drawn.</p><div class='side'>"
-        f"{_worst(counts, names)}{_confusions(counts, names, 20)}</div>"
-    )
-
-
 _COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 
 
@@ -208,11 +187,20 @@ def _percent(value: float) -> str:
 def _cell(row: Tree | None, is_best: bool) -> str:
     if row is None:
         return "<td>–</td>"
-    low, high = map(_percent, row["interval95"])
-    shown = f"<data value='{row['value']!r}'>{_percent(row['value'])}</data>"
+    text = number if row["metric"].startswith(NO_SHARES) else _percent
+    low, high = map(text, row["interval95"])
+    shown = f"<data value='{row['value']!r}'>{text(row['value'])}</data>"
     if is_best:
         shown = f"<b class='best'>{shown}</b>"
     return f"<td>{shown} <small>{low}–{high}</small></td>"
+
+
+def _measured(evaluation: Tree) -> str:
+    metrics = {row["metric"] for row in evaluation["rows"] if row["column"] is not None}
+    if metrics == {"top1"}:
+        return "Top-1 accuracy in %"
+    small = sorted(each for each in metrics if each.startswith(SMALL_IS_GOOD))
+    return "Shares in %" + (f" (small is good: {escape(', '.join(small))})" if small else "")
 
 
 def _protocols(evaluation: Tree) -> str:
@@ -232,13 +220,14 @@ def _all_numbers(evaluation: Tree) -> str:
     rows = "".join(
         f"<tr><td>{escape(NAMES.get(row['features'], row['features']))}"
         f"{', whitened' if row['whitened'] else ''}</td><td><code>{escape(row['protocol'])}</code>"
-        f"</td>{_cell(row, False)}<td>{row['queries']:,}</td><td>{row['bank']:,}</td></tr>"
+        f"</td><td>{escape(row['metric'])}</td>{_cell(row, False)}<td>{row['queries']:,}</td>"
+        f"<td>{row['bank']:,}</td></tr>"
         for row in evaluation["rows"]
     )
     return (
-        f"<details><summary>All {len(evaluation['rows'])} numbers, with every k and vote</summary>"
-        "<div class='wide'><table><thead><tr><th>features</th><th>protocol</th><th>top-1 in %</th>"
-        f"<th>queries</th><th>bank</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
+        f"<details><summary>All {len(evaluation['rows'])} numbers, with every protocol</summary>"
+        "<div class='wide'><table><thead><tr><th>features</th><th>protocol</th><th>metric</th>"
+        f"<th>value</th><th>queries</th><th>bank</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
 
@@ -260,48 +249,3 @@ def _labels_a_class(line: Line, classes: int) -> Iterator[tuple[float, str, Tree
         elif column == KNN and classes:
             mean = cell["bank"] / classes
             yield mean, f"all ({number(round(mean))})", cell
-
-
-def _matrix(counts: Any, names: list[str]) -> str:
-    head = "".join(f"<th scope='col'><span>{escape(name)}</span></th>" for name in names)
-    body = ""
-    for label, row in enumerate(counts):
-        total = max(1, int(row.sum()))
-        cells = "".join(
-            f"<td class='{'hit' if label == column else 'miss'}' style='--s:{count / total:.3f}'>"
-            f"{count or ''}</td>"
-            for column, count in enumerate(row.tolist())
-        )
-        share = f"{100 * row[label] / total:.0f} %" if row.sum() else "–"
-        body += f"<tr><th scope='row'>{escape(names[label])}</th>{cells}<td>{share}</td></tr>"
-    return (
-        "<div><p class='note'>Rows: the true class; columns: the predicted one; last: the share "
-        "found.</p><div class='wide'><table class='matrix'>"
-        f"<thead><tr><td></td>{head}<th scope='col'><span>found</span></th></tr></thead>"
-        f"<tbody>{body}</tbody></table></div></div>"
-    )
-
-
-def _confusions(counts: Any, names: list[str], most: int) -> str:
-    off = counts.copy()
-    np.fill_diagonal(off, 0)
-    order = np.argsort(off, axis=None, kind="stable")[::-1][:most]
-    pairs = [divmod(int(place), len(off)) for place in order]
-    items = "".join(
-        f"<li>{escape(names[true])} taken for {escape(names[other])}: {off[true, other]}</li>"
-        for true, other in pairs
-        if off[true, other]
-    )
-    if not items:
-        return "<p>No image was confused.</p>"
-    return f"<div><h3>Most frequent confusions</h3><ol class='confusions'>{items}</ol></div>"
-
-
-def _worst(counts: Any, names: list[str]) -> str:
-    totals = counts.sum(axis=1)
-    shares = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), np.inf)
-    rows = [int(label) for label in np.argsort(shares, kind="stable")[:10] if totals[label]]
-    items = "".join(
-        f"<li>{escape(names[row])}: {100 * shares[row]:.0f} % found</li>" for row in rows
-    )
-    return f"<div><h3>Found worst</h3><ol class='confusions'>{items}</ol></div>"
