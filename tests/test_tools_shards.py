@@ -373,6 +373,33 @@ def test_test_fraction_takes_the_same_share_of_every_class(fashion: Path, tmp_pa
     assert run("verify", out) == 0
 
 
+def test_unseen_classes_go_to_splits_of_their_own_and_nothing_is_lost(
+    fashion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, names = tmp_path / "unseen", "Shirt,Sneaker, Bag,Ankle boot"
+    options = ("--source", "idx", "--root", fashion, "--test-fraction", "0.2")
+    assert run("build", out, *options, "--unseen-classes", names) == 0
+    index = load_index(out)
+    seen, unseen = dict.fromkeys(range(6), 160), dict.fromkeys(range(6, 10), 160)
+    assert Counter(index.split("train").labels.tolist()) == seen
+    assert Counter(index.split("train_unseen").labels.tolist()) == unseen
+    assert Counter(index.split("test").labels.tolist()) == {k: 40 for k in seen}
+    assert Counter(index.split("test_unseen").labels.tolist()) == {k: 40 for k in unseen}
+    keys = [key for split in index.manifest.splits for key, *_ in read_all(out, split)]
+    assert len(set(keys)) == 2000
+    assert len(index.manifest.classes) == 10
+    pixels = np.concatenate(
+        [decode(image, 28)[0].ravel() for _, image, _ in read_all(out, "train")]
+    )
+    assert index.manifest.mean[0] == pytest.approx(pixels.mean() / 255, abs=1e-6)  # of train
+
+    assert run("build", tmp_path / "x", *options, "--unseen-classes", "Sandals") == 1
+    assert "no class; did you mean 'Sandal'" in capsys.readouterr().err
+    every = ",".join(index.manifest.classes)
+    assert run("build", tmp_path / "x", *options, "--unseen-classes", every) == 1
+    assert "leaves train or train_unseen without an image" in capsys.readouterr().err
+
+
 def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path: Path) -> None:
     readme = (ASSETS / "README.md").read_text()
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):

@@ -91,6 +91,14 @@ def build(
             rich_help_panel=_SHARD,
         ),
     ] = 0.0,
+    unseen_classes: Annotated[
+        str | None,
+        typer.Option(
+            help="names, separated by commas: their images go to splits of their own, such as "
+            "test_unseen beside test",
+            rich_help_panel=_SHARD,
+        ),
+    ] = None,
     scatter: Annotated[
         bool,
         typer.Option(
@@ -156,6 +164,8 @@ def build(
     }
     if test_fraction:
         parts = _cut_test(parts, test_fraction, seed)
+    if unseen_classes is not None:
+        parts = _cut_classes(parts, [name.strip() for name in unseen_classes.split(",")], known)
     out.mkdir(parents=True, exist_ok=True)
     layout = Layout(seed, samples_per_shard, max_shard_bytes, scatter)
     if overwrite:
@@ -262,6 +272,27 @@ def _cut_test(parts: dict[str, Part], fraction: float, seed: int) -> dict[str, P
         "train": Part(images, np.nonzero(~is_test)[0], "train"),
         "test": Part(images, np.nonzero(is_test)[0], "train"),
     }
+
+
+def _cut_classes(
+    parts: dict[str, Part], unseen: list[str], classes: tuple[str, ...]
+) -> dict[str, Part]:
+    """Move every image of the unseen classes from each split S to a split S_unseen."""
+    for name in unseen:
+        if name not in classes:
+            raise DataError(
+                f"--unseen-classes names {name!r}, which is no class{did_you_mean(name, classes)}; "
+                f"known: {', '.join(classes) or 'none'}"
+            )
+    labels = [classes.index(name) for name in unseen]
+    cut = {}
+    for key, part in parts.items():
+        moved = np.isin(part.images.labels[part.numbers], labels)
+        if moved.all() or not moved.any():
+            raise DataError(f"--unseen-classes leaves {key} or {key}_unseen without an image")
+        cut[key] = Part(part.images, part.numbers[~moved], part.origin)
+        cut[f"{key}_unseen"] = Part(part.images, part.numbers[moved], part.origin)
+    return cut
 
 
 def _with_splits(manifest: Manifest, written: dict[str, list[Done]]) -> Manifest:
