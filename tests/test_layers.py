@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 ROWS = (
     ("tools", "__main__"),
     ("check", "status"),
-    ("train", "setup", "start", "finetune", "finetune_setup"),
+    ("train", "setup", "start", "finetune", "finetune_setup", "gallery"),
     ("export", "formats", "frozen", "model_card", "proof"),
     ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),
     ("augment", "gradient_cache", "metric_learning"),

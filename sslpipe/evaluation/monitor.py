@@ -10,7 +10,7 @@ from sslpipe.data.index import Split
 from sslpipe.distributed import Shard
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn
-from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.retrieval import retrieval_per_query
 
 MONITOR_K = 20  # DINO's script reports its best at 10 and 20
 
@@ -78,22 +78,9 @@ def retrieval_monitor(
     )
     if shard.rank != 0:
         return {}
-    labels = features.labels
-    relevant = (labels[:, None] == labels).sum(1) - 1  # (Q,) the others of the class
-    k = max(1, int(relevant.max()))
-    ranked = nearest(
-        features.features,
-        features.features,
-        k,
-        bank_ids=features.ids,
-        query_ids=features.ids,
-    ).indices
-    hits = (labels[ranked] == labels[:, None]).double()  # (Q, k)
-    precision = hits.cumsum(1) / torch.arange(1, k + 1)
-    within = torch.arange(1, k + 1) <= relevant[:, None]
-    map_at_r = (precision * hits * within).sum(1) / relevant.clamp_min(1)
-    has_others = relevant > 0
+    every = retrieval_per_query(features, features, k=(1,), exclude_same_id=True)
+    values = dict(zip(every.names, every.values[every.matches > 0].mean(0).tolist(), strict=True))
     return {
-        "validation_recall_at_1": float(hits[has_others, 0].mean()),
-        "validation_map_at_r": float(map_at_r[has_others].mean()),
+        "validation_recall_at_1": values["hit_rate@1"],
+        "validation_map_at_r": values["map_at_r"],
     }

@@ -1,0 +1,225 @@
+"""A gallery of identities that nothing was trained on: enrol, remove, identify, verify.
+
+A person or a product is a name with one or more embeddings; its score for a query is the highest
+cosine of any of them. A score depends on the query and on that name's embeddings only: adding or
+removing another name changes no bit of it, and nothing is ever trained.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sslpipe.errors import DataError, UserError, did_you_mean
+from sslpipe.evaluation.neighbours import ENGINES, Search, fixed_point_units, nearest
+
+FORMAT_VERSION = 1
+
+
+class Match(NamedTuple):
+    """A name and its score: a cosine in [-1, 1]."""
+
+    name: str
+    score: float
+
+
+class Gallery:
+    """Names and their embeddings, on the CPU.
+
+    dim: D of the embeddings; their length means nothing. search: "faiss" (a flat index) gives the
+    same matches as "torch", ties included; None: faiss where it is installed.
+    threshold: a query scoring below it is nobody in the gallery; -1 accepts all. `calibrate` sets
+    it. facts: plain values kept with the file (which model made the embeddings).
+    """
+
+    def __init__(
+        self, dim: int, *, search: Search | None = None, facts: dict[str, Any] | None = None
+    ) -> None:
+        if dim < 1:
+            raise UserError(f"dim = {dim} must be at least 1")
+        if search is not None and search not in ENGINES:
+            raise UserError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")
+        self.dim, self.facts, self.threshold = dim, dict(facts or {}), -1.0
+        self.search: Search = search or ("faiss" if _has_faiss() else "torch")
+        self._names: dict[str, int] = {}  # name -> its place
+        self._embeddings = torch.zeros(0, dim)  # (R, D), of one name together
+        self._owner = torch.zeros(0, dtype=torch.int64)  # (R,) place of its name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In the order in which they came."""
+        return tuple(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def embeddings(self, name: str) -> Tensor:
+        """(n, D), of length 1."""
+        return self._embeddings[self._owner == self._place(name)]
+
+    def add(self, name: str, embeddings: Tensor) -> None:
+        """Enrol a name, or give one that is there more embeddings. (n, D) or (D,)."""
+        rows = embeddings.reshape(-1, embeddings.shape[-1])
+        self.enrol([name] * len(rows), rows)
+
+    def enrol(self, names: Sequence[str], embeddings: Tensor) -> None:
+        """Add one row a name, of as many names as there are rows; a name may come again."""
+        rows = self._checked(embeddings)
+        if len(rows) != len(names):
+            raise UserError(f"{len(names)} names for {len(rows)} embeddings")
+        places = [self._names.setdefault(name, len(self._names)) for name in names]
+        self._embeddings = torch.cat([self._embeddings, rows])
+        self._owner = torch.cat([self._owner, torch.tensor(places)])
+
+    def remove(self, name: str) -> None:
+        """Forget a name and its embeddings."""
+        place = self._place(name)
+        kept = self._owner != place
+        self._embeddings, owner = self._embeddings[kept], self._owner[kept]
+        self._owner = owner - (owner > place).long()
+        self._names = {other: n for n, other in enumerate(x for x in self._names if x != name)}
+
+    def rank(self, queries: Tensor, top: int = 1) -> list[list[Match]]:
+        """The `top` best names of each query, best first, whatever the threshold. (Q, D) or (D,).
+
+        Of equal scores the embedding enrolled first counts.
+        """
+        rows = self._checked(queries)
+        if not self._names:
+            raise UserError("the gallery is empty; enrol somebody first")
+        if not 1 <= top <= len(self._names):
+            raise UserError(f"top = {top} does not fit {len(self._names)} names")
+        largest = int(self._owner.bincount().max())
+        # top - 1 names cannot fill more rows than this, so the next row has another name
+        k = min(len(self._owner), (top - 1) * largest + 1)
+        found = nearest(self._embeddings, rows, k, search=self.search)
+        names, ranked = self.names, []
+        for places, scores in zip(
+            self._owner[found.indices].tolist(), found.similarities.tolist(), strict=True
+        ):
+            best: dict[int, float] = {}
+            for place, score in zip(places, scores, strict=True):
+                best.setdefault(place, score)
+            ranked.append([Match(names[p], s) for p, s in list(best.items())[:top]])
+        return ranked
+
+    def identify(self, queries: Tensor) -> list[Match | None]:
+        """Who each query is: the best name, or None where it scores below the threshold."""
+        best = [matches[0] for matches in self.rank(queries)]
+        return [match if match.score >= self.threshold else None for match in best]
+
+    def calibrate(self, strangers: Tensor, far: float) -> float:
+        """Set the threshold at which at most the share `far` of strangers is taken for somebody.
+
+        strangers: (Q, D) embeddings of identities that are not in the gallery. This share, the
+        false-positive identification rate, grows with the number of names: calibrate again after
+        the gallery has grown much.
+        """
+        scores = torch.tensor([matches[0].score for matches in self.rank(strangers)])
+        self.threshold = threshold_at(scores, far)
+        return self.threshold
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file: embeddings, owners, and names, threshold, facts as JSON."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {
+            "format_version": FORMAT_VERSION,
+            "names": self.names,
+            "threshold": self.threshold,
+            "facts": self.facts,
+        }
+        partial = path.with_name(f".{path.name}.partial")
+        tensors = {"embeddings": self._embeddings, "owner": self._owner}
+        save_file(tensors, partial, metadata={"gallery": json.dumps(about)})
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path, *, search: Search | None = None) -> "Gallery":
+        """A gallery as it was saved. Raises: DataError where the file is none of ours."""
+        try:
+            with safetensors.safe_open(str(path), framework="pt") as file:
+                about = json.loads((file.metadata() or {})["gallery"])
+                embeddings, owner = file.get_tensor("embeddings"), file.get_tensor("owner")
+            if about["format_version"] != FORMAT_VERSION:
+                raise DataError(f"{path}: format_version = {about['format_version']!r} is unknown")
+            gallery = cls(embeddings.shape[1], search=search, facts=about["facts"])
+            gallery._names = {name: place for place, name in enumerate(about["names"])}
+            gallery.threshold = float(about["threshold"])
+            gallery._embeddings, gallery._owner = embeddings, owner
+        except DataError:
+            raise
+        except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
+            raise DataError(f"{path} holds no gallery ({error}); enrol one first") from error
+        return gallery
+
+    def _place(self, name: str) -> int:
+        if name not in self._names:
+            hint = did_you_mean(name, self._names)
+            raise UserError(f"{name!r} is not in the gallery{hint}")
+        return self._names[name]
+
+    def _checked(self, embeddings: Tensor) -> Tensor:
+        """(n, D) of length 1, in the fixed point in which they are compared."""
+        rows = embeddings.detach().cpu().reshape(-1, embeddings.shape[-1])
+        if rows.shape[1] != self.dim:
+            raise UserError(f"embeddings have {rows.shape[1]} features, the gallery {self.dim}")
+        if not len(rows) or not bool(rows.isfinite().all()):
+            raise UserError("embeddings must be finite, and at least one")
+        return fixed_point_units(rows)
+
+
+def similarity(first: Tensor, second: Tensor) -> float:
+    """The cosine of two embeddings (D,), to the bit what a gallery would score."""
+    found = nearest(first.reshape(1, -1), second.reshape(1, -1), 1)
+    return float(found.similarities[0, 0])
+
+
+def threshold_at(scores: Tensor, far: float) -> float:
+    """The lowest threshold that at most the share `far` of (n,) impostors' scores reaches.
+
+    Ties are accepted together. For `verify`, scores are those of pairs of two identities; with
+    fewer than 1 / far of them, it lies just above the highest.
+    """
+    if not 0 <= far <= 1 or not len(scores):
+        raise UserError(f"far = {far} must be in [0, 1], and there must be a score to set it by")
+    falling = scores.float().sort(descending=True).values
+    allowed = int(far * len(falling) + 1e-9)  # impostors that may pass
+    if allowed == len(falling):
+        return float(falling[-1])
+    refused = falling[allowed]  # and with it all of its ties
+    return float(torch.nextafter(refused, torch.tensor(torch.inf)))
+
+
+def verify(first: Tensor, second: Tensor, threshold: float) -> tuple[bool, float]:
+    """Whether two embeddings (D,) show one identity, and their similarity."""
+    score = similarity(first, second)
+    return score >= threshold, score
+
+
+def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tensor:
+    """Similarities of all pairs of rows with two labels: impostors' scores for `threshold_at`."""
+    labels = torch.as_tensor(labels)
+    units = fixed_point_units(embeddings).double()
+    first, second = torch.triu_indices(len(units), len(units), 1)
+    different = labels[first] != labels[second]
+    first, second = first[different], second[different]
+    parts = [
+        (units[a] * units[b]).sum(1).float()
+        for a, b in zip(first.split(2**16), second.split(2**16), strict=True)
+    ]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _has_faiss() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("faiss") is not None
