@@ -125,7 +125,9 @@ class Checkpointer:
 
     def _write(self, step: int, parts: dict[str, Any], facts: dict[str, Any]) -> None:
         name = f"step-{step:08d}"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(
+            exist_ok=True
+        )  # not its parent: a run directory that vanished is an error
         for left_over in self.folder.glob(".tmp-*"):  # of a save that was killed
             shutil.rmtree(left_over)
         temporary = self.folder / f".tmp-{name}-{uuid.uuid4().hex[:8]}"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import time
 from collections import Counter
 
@@ -13,12 +14,13 @@ def fault(point: str) -> None:
 
     SSLPIPE_FAULT: `point:n`, then `@rank` for one rank alone, then `=action`. Actions:
     exit (the default): at once with status 9, as a power cut would; hang: for an hour, as a lost
-    disk or network would; full: OSError, as a full disk gives.
+    disk or network would; full: OSError, as a full disk gives; term: SIGTERM, as a scheduler
+    sends; memory: torch's error of a device without memory.
     """
     wanted = os.environ.get("SSLPIPE_FAULT", "")
     if not wanted:
         return
-    match = re.fullmatch(r"([\w.]+):(\d+)(?:@(\d+))?(?:=(exit|hang|full))?", wanted)
+    match = re.fullmatch(r"([\w.]+):(\d+)(?:@(\d+))?(?:=(exit|hang|full|term|memory))?", wanted)
     assert match, f"SSLPIPE_FAULT = {wanted!r} is not point:n@rank=action"
     name, visit, rank, action = match.groups()
     if name != point or (rank and rank != os.environ.get("RANK", "0")):
@@ -30,5 +32,11 @@ def fault(point: str) -> None:
         time.sleep(3600)
     elif action == "full":
         raise OSError(28, f"No space left on device (the fault {point})")
+    elif action == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif action == "memory":
+        import torch  # only here: this module is imported by those that need no torch
+
+        raise torch.OutOfMemoryError(f"CUDA out of memory (the fault {point})")
     else:
         os._exit(9)

@@ -46,7 +46,8 @@ class RunLog:
             return
         self.console = Console(stderr=True)
         self.path = run_dir / "metrics.jsonl"
-        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (open for the whole run)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open for the whole run)
+        self._unwritten = b""
         self._restart = _restarts(self.path)
         self._quarantine = run_dir / "quarantine.jsonl"
         self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
@@ -160,8 +161,13 @@ class RunLog:
             for key, value in record.items()
         }
         record = {**record, "wall": round(time.time(), 3), "restart": self._restart}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._unwritten += (json.dumps(record) + "\n").encode()
+        try:
+            while self._unwritten:
+                written = self._file.write(self._unwritten)
+                self._unwritten = self._unwritten[written:]
+        except OSError as error:  # a full disk: these lines come with the next one
+            self.warn(f"metrics.jsonl was not written ({error}); the next line tries again")
 
 
 def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:

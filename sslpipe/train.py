@@ -11,6 +11,7 @@ from sslpipe.augment.parameters import Draws, draws
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.loader import Batch
 from sslpipe.distributed import Shard, agree
+from sslpipe.errors import UserError
 from sslpipe.faults import fault
 from sslpipe.health import health
 from sslpipe.models.momentum import MomentumPair, momentum_at
@@ -39,6 +40,10 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
                 set_up(recipe, index, run_dir, shard) as session,
             ):
                 return _loop(session, shard, beat)
+        except torch.OutOfMemoryError as error:
+            text = f"{error}; {_LESS_MEMORY}"
+            write_failure(run_dir, f"rank {shard.rank}: UserError: {text}")
+            raise UserError(text) from error
         except BaseException as error:
             write_failure(run_dir, f"rank {shard.rank}: {type(error).__name__}: {error}")
             raise
@@ -97,6 +102,7 @@ def _loop(run: Session, shard: Shard, beat: Watchdog) -> int:
             log.alarms(done, run.alarms.read(numbers))
         if run.monitor_steps and (last or _due(done, run.monitor_steps)):
             beat(done, "evaluating")
+            fault("train.monitor")
             with run.meter.paused():  # all ranks embed, rank 0 scores
                 log.evals(done, run.monitor())
         stop = agree(run.stop_requested())  # one number over all ranks
@@ -118,6 +124,12 @@ def _loop(run: Session, shard: Shard, beat: Watchdog) -> int:
         else f"done: {steps} steps in {run.run_dir}"
     )
     return done
+
+
+_LESS_MEMORY = (
+    "the last checkpoint stands. Set data.micro_batch to a part of data.batch_size (the same "
+    "negatives, less memory), use optim.precision = 'bf16', or start more processes"
+)
 
 
 def _due(done: int, every: int) -> bool:

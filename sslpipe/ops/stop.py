@@ -50,7 +50,7 @@ def write_failure(run_dir: Path, text: str) -> None:
     try:
         with open(run_dir / "FAILED", "x") as file:
             file.write(text + "\n")
-    except FileExistsError:
+    except OSError:  # another rank was first; or the directory is gone, which is no second error
         return
 
 

@@ -1,0 +1,259 @@
+"""Faults that are no other file's: docs/faults.md lists all of them with their tests."""
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sslpipe.checkpoint import checkpoint_names
+from sslpipe.log import RunLog, read_metrics
+from tests.dataset import write_dataset
+from tests.processes import run_processes
+from tests.runs import ROOT, command_line, final_weights, train_in_rank, train_over, write_recipe
+from tests.test_resume import assert_bitwise
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
+
+
+@pytest.fixture(scope="module")
+def straight(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    train_over(2, write_recipe(folder), data, folder / "run", *WATCHED)
+    return final_weights(folder / "run")
+
+
+WATCHED = ("run.monitor_steps=3",)
+
+
+def faulty_in_rank(shard, fault, *arguments):
+    os.environ["SSLPIPE_FAULT"] = fault
+    return train_in_rank(shard, *arguments)[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "stopped_at"),
+    [("train.monitor:1@1=term", 3), ("checkpoint.before_manifest:1@0=term", 5)],
+)
+def test_sigterm_while_evaluating_or_saving_is_heard_by_all_and_nothing_is_lost(
+    data, straight, tmp_path, fault, stopped_at
+):
+    """In a save it is heard after the next step: the one that is being written ends first."""
+    run_dir = tmp_path / "run"
+    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), *WATCHED)
+    done = run_processes(faulty_in_rank, 2, fault, *arguments)
+    assert done == [stopped_at + ("checkpoint" in fault)] * 2
+    assert (run_dir / "PREEMPTED").exists()
+    train_over(2, Path(arguments[0]), data, run_dir, *WATCHED)
+    assert_bitwise(straight, final_weights(run_dir))
+
+
+def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data, tmp_path):
+    """As SLURM does it: launcher and ranks are signalled, and the launcher signals again."""
+    run_dir = tmp_path / "run"
+    command = ["train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir)]
+    launcher = ["-m", "accelerate.commands.accelerate_cli", "launch"]
+    process = subprocess.Popen(
+        [
+            *(sys.executable, *launcher, "--config_file", str(ROOT / "launch/cpu2.yaml")),
+            *("-m", "sslpipe", *command, "steps=100000"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not read_metrics(run_dir) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for _ in range(2):
+            os.killpg(process.pid, signal.SIGTERM)
+            time.sleep(0.05)
+        process.wait(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    step = int((run_dir / "PREEMPTED").read_text().split()[1])
+    assert checkpoint_names(run_dir / "checkpoints")[-1] == f"step-{step:08d}"
+    assert not (run_dir / "FAILED").exists()
+    assert not (run_dir / "lock").exists()
+
+
+def error_in_rank(shard, *arguments):
+    try:
+        train_in_rank(shard, *arguments)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def test_a_run_directory_that_cannot_be_is_one_error_on_all_ranks(data, tmp_path):
+    """chmod does not stop root; a file in a folder's place stops everybody."""
+    (tmp_path / "file").touch()
+    arguments = (str(write_recipe(tmp_path)), str(data), str(tmp_path / "file" / "run"))
+    for name, text in run_processes(error_in_rank, 2, *arguments):
+        assert name == "UserError"
+        assert re.search(r"cannot use the run directory: .*Not a directory", text)
+
+
+def vanishing_in_rank(shard, fault, *arguments):
+    """Another program moves the run directory away before the second save."""
+    import sslpipe.train
+
+    original, calls = sslpipe.train.draws, []
+
+    def draws(*given):
+        calls.append(1)
+        if len(calls) == 7 and shard.rank == 0:
+            shutil.move(arguments[2], arguments[2] + ".away")
+        return original(*given)
+
+    sslpipe.train.draws = draws
+    return error_in_rank(shard, *arguments)
+
+
+def test_a_run_directory_that_vanishes_ends_all_ranks_with_its_name(data, tmp_path):
+    run_dir = tmp_path / "run"
+    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), "steps=10")
+    for name, text in run_processes(vanishing_in_rank, 2, "", *arguments):
+        assert name == "CheckpointError"
+        assert str(run_dir) in text
+    assert not run_dir.exists()  # not made again behind the user's back
+    assert checkpoint_names(tmp_path / "run.away" / "checkpoints") == ["step-00000005"]
+
+
+def full_in_rank(shard, limit_bytes, *arguments):
+    """No file may grow beyond the limit: what a full disk does to a large file."""
+    for stream in (1, 2):  # which pytest keeps in files
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+    return error_in_rank(shard, *arguments)
+
+
+def test_a_full_disk_costs_saves_not_the_run_and_the_same_command_goes_on(data, straight, tmp_path):
+    run_dir = tmp_path / "run"
+    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), *WATCHED)
+    for name, text in run_processes(full_in_rank, 2, 8000, *arguments):
+        assert name == "CheckpointError"
+        assert re.search(r"step 12 was not written .*; free some space, the same command", text)
+    assert checkpoint_names(run_dir / "checkpoints") == []
+    assert not list((run_dir / "checkpoints").glob(".tmp-*"))
+    steps = [line["step"] for line in read_metrics(run_dir)]
+    assert steps == list(range(1, len(steps) + 1))  # training went on over two failed saves
+    train_over(2, Path(arguments[0]), data, run_dir, *WATCHED)
+    assert_bitwise(straight, final_weights(run_dir))
+
+
+def test_lines_that_a_full_disk_refused_come_with_the_next_one(tmp_path, capsys):
+    log = RunLog(tmp_path, name="x", config={}, steps=100, first_step=0)
+    numbers = {"loss": 1.0, "images_per_s": 1.0, "data_wait_percent": 0.0}
+    log.train(1, numbers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 20, hard))
+    try:
+        log.train(2, numbers)
+        log.train(3, numbers)
+        assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+        assert "metrics.jsonl was not written" in capsys.readouterr().err
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    log.train(4, numbers)
+    log.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_file_system_without_space_left_keeps_the_last_checkpoint(data, tmp_path):
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    reference = tmp_path / "reference"
+    recipe = write_recipe(tmp_path)
+    train_over(1, recipe, data, reference)
+    (kept, _) = checkpoint_names(reference / "checkpoints")
+    size = sum(p.stat().st_size for p in (reference / "checkpoints" / kept).iterdir())
+    options = f"size={size * 3 // 2 + 100_000}"
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", mounted], capture_output=True, text=True
+    )
+    if mount.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.strip()}")
+    try:
+        command = ("train", str(recipe), "--data", str(data), "--run-dir", str(mounted / "run"))
+        full = command_line(*command)
+        assert full.returncode == 2
+        assert "No space left" in full.stderr
+        assert checkpoint_names(mounted / "run" / "checkpoints") == ["step-00000005"]
+        subprocess.run(["mount", "-o", "remount,size=20m", mounted], check=True)
+        again = command_line(*command)
+        assert again.returncode == 0, again.stderr
+        assert "going on from step 5" in again.stderr
+        assert_bitwise(final_weights(reference), final_weights(mounted / "run"))
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+def test_a_device_without_memory_is_told_with_what_helps(data, tmp_path):
+    run_dir = tmp_path / "run"
+    command = ("train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
+    result = command_line(*command, SSLPIPE_FAULT="train.step:7=memory")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    for text in (result.stderr, (run_dir / "FAILED").read_text()):
+        assert "data.micro_batch" in text
+    assert checkpoint_names(run_dir / "checkpoints") == ["step-00000005"]
+
+
+def test_a_hint_or_a_clock_that_is_wrong_changes_nothing(data, tmp_path):
+    """Which checkpoint is newest is in its name: neither `latest` nor a file's time counts."""
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    train_over(1, recipe, data, run_dir)
+    folder = run_dir / "checkpoints"
+    old, new = checkpoint_names(folder)
+    (folder / "latest").write_text(old)
+    os.utime(folder / new, (0, 0))
+    os.utime(folder / old, (4e9, 4e9))
+    [(done, seen)] = train_over(1, recipe, data, run_dir)
+    assert (done, seen) == (12, [])  # it went on from step 12, the last
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_twenty_epochs(data, tmp_path):
+    """Resident memory after epochs 5 and 20 of a run that decodes, logs, saves and monitors."""
+    recipe = write_recipe(tmp_path)
+    settings = ("steps=140", "run.monitor_steps=7", "run.save_steps=7")
+    [sizes] = run_processes(measured_in_rank, 1, str(recipe), str(data), str(tmp_path), *settings)
+    early, late = max(sizes[28:35]), max(sizes[133:140])
+    assert late < early + 16 * 2**20, f"{early / 2**20:.0f} MiB, later {late / 2**20:.0f} MiB"
+
+
+def measured_in_rank(shard, recipe, data, folder, *settings):
+    import sslpipe.train
+
+    sizes, original = [], sslpipe.train.draws
+
+    def measuring(*given):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        sizes.append(pages * resource.getpagesize())
+        return original(*given)
+
+    sslpipe.train.draws = measuring
+    sslpipe.train.train(*_loaded(recipe, data, settings), Path(folder, "run"))
+    return sizes
+
+
+def _loaded(recipe, data, settings):
+    from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
+
+    return load_recipe(recipe, settings), load_index(data)
