@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sslpipe.distributed import Shard, broadcast_object
@@ -63,7 +64,7 @@ class Checkpointer:
         if self.shard.rank == 0:
             try:
                 self._write(step, parts, facts)
-            except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
                 problem = f"{type(error).__name__}: {error}"
         problem = broadcast_object(problem)
         if problem is None:
