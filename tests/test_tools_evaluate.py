@@ -166,6 +166,7 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
     paths, rows = files
     given = {
         "few-shot": (["--labels-per-class", "5", "--k", "5"], {"labels_per_class": 5, "k": [5]}),
+        "geometry": (["--pairs", "50"], {"pairs": 50}),
         "knn": (["--k", "1", "--k", "7", "--vote", "majority"], {"k": [1, 7], "vote": "majority"}),
         "linear": (["--holdout", "0.2"], {"holdout": 0.2}),
         "retrieval": (
@@ -174,9 +175,12 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
         ),
         "ridge": (["--seed", "3"], {"seed": 3}),
         "sgd": (["--epochs", "3"], {"epochs": 3}),
+        "stability": (["--k", "4"], {"k": 4}),
         "verification": (["--pairs", "200", "--far", "0.1"], {"pairs": 200, "far": [0.1]}),
     }
     arguments, options = given[name]
+    if name == "stability":  # of one split
+        paths, rows = (paths[1], paths[1]), (rows[1], rows[1])
     out = tmp_path / "numbers.json"
     shown = call(evaluate_tool, name, *paths, *arguments, "--out", out)
     expected = [result.to_json() for result in EVALS[name](*rows, **options)]
@@ -184,7 +188,9 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
     assert [row["protocol"] for row in found] == [row["protocol"] for row in expected]
     for row, wanted in zip(found, expected, strict=True):
         assert math.isclose(row["value"], wanted["value"], rel_tol=0, abs_tol=1e-12)
-        assert f"{100 * wanted['value']:.1f}" in shown
+        number = wanted["value"]
+        text = f"{100 * number:.1f}" if wanted["unit"] == "share" else f"{number:.4g}"
+        assert text in shown
 
 
 def test_whiten_is_applied_to_both_files(files, tmp_path):

@@ -152,6 +152,13 @@ def _percent(value: float, interval: tuple[float, float]) -> str:
     return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
+def _shown(result: Result) -> str:
+    if result.unit == "share":
+        return _percent(result.value, result.interval95)
+    low, high = result.interval95
+    return f"{result.value:.4g} [{low:.4g}, {high:.4g}] (no %)"
+
+
 def _feature_files(text: str) -> tuple[str, str, str]:
     name, _, files = text.partition("=")
     train_file, comma, test_file = files.partition(",")
@@ -186,7 +193,7 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
             table.add_row(
                 ("whitened " if whiten_both else "") + result.protocol,
                 result.metric,
-                _percent(result.value, result.interval95),
+                _shown(result),
                 str(result.queries),
                 str(result.bank),
             )

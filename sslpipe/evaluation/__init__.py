@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sslpipe.evaluation.geometry import geometry, stability
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Result
@@ -12,10 +13,12 @@ from sslpipe.evaluation.verification import verification
 # (bank, queries, *, options) -> results; each entry is a subcommand of `python -m tools.evaluate`
 EVALS: dict[str, Callable[..., list[Result]]] = {
     "few-shot": few_shot_knn,
+    "geometry": geometry,
     "knn": knn_results,
     "linear": linear_probe,
     "retrieval": retrieval,
     "ridge": ridge_probe,
     "sgd": sgd_probe,
+    "stability": stability,
     "verification": verification,
 }

@@ -1,7 +1,7 @@
 """What every evaluation returns, and the 95 % interval beside each number."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ class Result:
 
     protocol: names everything that decides the number but the features and the data, as in
         "knn-weighted k=20 T=0.07 cosine"; two results compare only where it is the same.
-    value: in [0, 1]. interval95: over test samples (and draws of labels, where there are any).
+    value: in [0, 1] where unit is "share". interval95: over test samples (and draws of labels,
+        where there are any).
     queries: test samples scored, each counted once. bank: labelled train samples used.
     details: chosen C, per-class accuracy, confusion matrix, spread over draws: plain JSON values.
     """
@@ -29,6 +30,7 @@ class Result:
     queries: int
     bank: int
     details: dict[str, Any] = field(default_factory=dict)
+    unit: Literal["share", "number"] = "share"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,0 +1,144 @@
+"""The shape of frozen features: spread, dimension, and what stays between two checkpoints."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings, check_embeddings
+from sslpipe.evaluation.knn import check_pair
+from sslpipe.evaluation.neighbours import Search, nearest
+from sslpipe.evaluation.result import Z95, Interval, Result, bootstrap_means95
+from sslpipe.evaluation.verification import pairs_of
+from sslpipe.health import effective_rank
+from sslpipe.stateless import permutation
+
+GROUPS = 10  # of samples, left out in turn for an interval
+
+
+def geometry(
+    bank: Embeddings,
+    queries: Embeddings,
+    *,
+    pairs: int = 10_000,
+    most_rows: int = 4096,
+    seed: int = 0,
+) -> list[Result]:
+    """Alignment, uniformity, effective rank and spread of the queries; the bank takes no part.
+
+    alignment: mean squared distance of unit features of two samples of one label, over `pairs`
+    seeded pairs; 0 to 4 (training logs that of two views of one image). uniformity: log of the
+    mean of exp(-2 squared distance) over all pairs of at most `most_rows` samples; 0 (one point)
+    to -4 (a sphere). Wang and Isola 2020, arXiv:2005.10242, alpha = t = 2. effective_rank: exp of
+    the entropy of the normalised singular values of all features, not centred (RankMe, Garrido et
+    al. 2023, arXiv:2210.02885, eq. 1); 1 to F. std: mean over the dimensions of the standard
+    deviation of unit features, times sqrt(F); 0 (collapsed) to 1.
+    details: singular_values of the features, std_spectrum, the sorted standard deviations of unit
+    features. None of these is an accuracy, and more is not always better. Intervals: bootstrap over
+    pairs (alignment), else a jackknife over samples.
+    """
+    check_pair(bank, queries)
+    if most_rows <= GROUPS:
+        raise DataError(f"most_rows = {most_rows} must be above {GROUPS}")
+    shuffled = torch.from_numpy(permutation(len(queries.ids), seed))
+    rows = queries.rows(torch.argsort(queries.ids).cpu()[shuffled].to(queries.ids.device))
+    features = rows.features.double()
+    unit = features / features.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    chosen = pairs_of(rows, pairs, seed)
+    a, b = (torch.from_numpy(part[chosen.same]) for part in (chosen.first, chosen.second))
+    squared = (unit[a] - unit[b]).square().sum(dim=1).cpu().numpy()
+    some = unit[:most_rows]
+
+    def result(name: str, value: float, interval: Interval, count: int, **details: Any) -> Result:
+        protocol = f"geometry seed={seed}"
+        protocol += f" same-label pairs={len(squared)}" if name == "alignment" else ""
+        return Result(protocol, name, value, interval, count, 0, details, unit="number")
+
+    return [
+        result(
+            "alignment", float(squared.mean()), bootstrap_means95(squared[:, None])[0], len(unit)
+        ),
+        result("uniformity", uniformity(some), _jackknife95(uniformity, some), len(some)),
+        result(
+            "effective_rank",
+            _rank(features),
+            _jackknife95(_rank, features),
+            len(unit),
+            singular_values=torch.linalg.svdvals(features).tolist(),
+        ),
+        result(
+            "std",
+            _spread(unit),
+            _jackknife95(_spread, unit),
+            len(unit),
+            std_spectrum=unit.std(dim=0, correction=0).sort(descending=True).values.tolist(),
+        ),
+    ]
+
+
+def stability(
+    before: Embeddings,
+    after: Embeddings,
+    *,
+    k: int = 20,
+    search: Search = "torch",
+) -> list[Result]:
+    """How many of a sample's k nearest neighbours are the same in both files, 0 to 1.
+
+    before, after: features of the same samples from two checkpoints (TRAIN and TEST on the command
+    line are these two files); a sample is not its own neighbour. The mean over the samples of the
+    shared neighbours / k; k / (N - 1) for unrelated features.
+    Raises: DataError where the ids differ.
+    """
+    check_embeddings(before, "the first file", labelled=False)
+    check_embeddings(after, "the second file", labelled=False)
+    before, after = (rows.rows(torch.argsort(rows.ids)) for rows in (before, after))
+    if not torch.equal(before.ids, after.ids):
+        raise DataError("the two files are not of the same samples; embed one split with both")
+    found = [
+        nearest(
+            rows.features,
+            rows.features,
+            k,
+            search=search,
+            bank_ids=rows.ids,
+            query_ids=rows.ids,
+        ).indices.sort(dim=1)
+        for rows in (before, after)
+    ]
+    first, second = (one.values for one in found)
+    at = torch.searchsorted(second, first).clamp_max(k - 1)
+    shared = (second.gather(1, at) == first).double().mean(dim=1, keepdim=True).cpu().numpy()
+    (interval,) = bootstrap_means95(shared)
+    rows = len(shared)
+    return [Result(f"stability k={k} cosine", "shared", float(shared.mean()), interval, rows, rows)]
+
+
+def uniformity(unit: Tensor) -> float:
+    """log of the mean of exp(-2 |u - v|^2) over all pairs of different rows of unit length."""
+    kernel = (4 * (unit @ unit.T) - 4).exp_()
+    pairs = len(unit) * (len(unit) - 1)
+    return float(((kernel.sum() - kernel.diagonal().sum()) / pairs).log())
+
+
+def _rank(features: Tensor) -> float:
+    return float(effective_rank(features))
+
+
+def _spread(unit: Tensor) -> float:
+    return float(unit.std(dim=0, correction=0).mean() * unit.shape[1] ** 0.5)
+
+
+def _jackknife95(value: Callable[[Tensor], float], rows: Tensor) -> Interval:
+    """Value and spread from leaving out one of GROUPS groups of rows at a time.
+
+    Source: Efron and Stein 1981, Annals of Statistics 9(3), for groups.
+    """
+    whole = value(rows)
+    group = torch.arange(len(rows), device=rows.device) % GROUPS
+    without = np.array([value(rows[group != number]) for number in range(GROUPS)])
+    error = float(np.sqrt((GROUPS - 1) / GROUPS * ((without - without.mean()) ** 2).sum()))
+    return whole - Z95 * error, whole + Z95 * error
