@@ -8,9 +8,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.verification import verification
 from tests.test_tools_report import row
 from tools.report_compare import merged, names_apart
-from tools.report_embeddings import measured_curve, spectrum
+from tools.report_embeddings import evaluated_curves, measured_curve, spectrum
 from tools.report_pictures import unit_rows
 from tools.report_results import clear_best, table_lines
 from tools.report_run import Run
@@ -73,6 +74,25 @@ def test_the_roc_of_a_report_is_that_of_scikit_learn_over_the_same_pairs():
     assert f"area under the ROC {area:.3f}" in found.note
     assert f"{sum(same):,} pairs of one class" in found.note
     assert 0.5 < area < 1
+
+
+def test_rocs_in_eval_json_are_drawn_with_the_baselines():
+    torch.manual_seed(0)
+    labels = torch.arange(80) % 4
+    queries = Embeddings(torch.eye(4)[labels] + torch.randn(80, 4), labels, torch.arange(80))
+    results = verification(queries, queries, pairs=500, far=[0.1])
+    rows = [
+        {"features": name, "whitened": whitened, "column": None, **result.to_json()}
+        for name, whitened in (("ssl", False), ("ssl", True), ("pixels", False))
+        for result in results
+    ]
+    curves = evaluated_curves(evaluation_of(*rows))
+    assert [curve.name for curve in curves] == ["this run", "raw pixels"]
+    area = next(result.value for result in results if result.metric == "auc")
+    false = np.concatenate([[0], 10 ** curves[0].x])
+    true = np.concatenate([[0], curves[0].y / 100])
+    assert np.trapezoid(true, false) == pytest.approx(area, abs=0.01)  # 200 of its points
+    assert evaluated_curves(None) == []
 
 
 def test_no_roc_without_pairs_of_both_kinds():

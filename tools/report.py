@@ -133,7 +133,7 @@ def build_page(
         "Views": views(facts, index),
         "Embedding map": embedding_map(facts, queries, split),
         "Separation": (
-            embedding_quality({facts.recipe["name"]: queries})
+            embedding_quality({facts.recipe["name"]: queries}, evaluation)
             if queries
             else missing("No embeddings of the test split yet.", EMBED.format("test"))
         ),

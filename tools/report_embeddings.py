@@ -27,7 +27,8 @@ from tools.report_pictures import (
     tsne_map,
     unit_rows,
 )
-from tools.report_run import Run
+from tools.report_results import COLOURS, NAMES
+from tools.report_run import Run, Tree
 from tools.report_sections import missing, neighbour_sheet
 
 EMBED = (
@@ -89,8 +90,22 @@ def run_colour(place: int) -> str:
     return f"var(--series-{place % 6 + 1})"
 
 
-def embedding_quality(sets: dict[str, Features]) -> str:
-    """ROC and spectrum of the test embeddings of each run."""
+def evaluated_curves(evaluation: Tree | None) -> list[Series]:
+    """The ROCs that eval.json holds, of plain features: ours and the baselines'."""
+    curves = []
+    for row in evaluation["rows"] if evaluation else ():
+        if "roc" in row["details"] and not row["whitened"]:
+            false, true = (np.array(row["details"]["roc"][key]) for key in ("false", "true"))
+            shown = false >= LOWEST_FPR
+            name = NAMES.get(row["features"], row["features"])
+            colour = COLOURS.get(row["features"], "var(--series-4)")
+            curves.append(Series(name, np.log10(false[shown]), 100 * true[shown], colour))
+    return curves
+
+
+def embedding_quality(sets: dict[str, Features], evaluation: Tree | None = None) -> str:
+    """ROC and spectrum of the test embeddings of each run. evaluation: its ROCs, where it has any,
+    instead of one of the embeddings alone: they come with those of the baselines."""
     curves, axes, notes = [], [], []
     for place, (name, features) in enumerate(sets.items()):
         colour, said = run_colour(place), f"{escape(name)}: " if len(sets) > 1 else ""
@@ -108,6 +123,7 @@ def embedding_quality(sets: dict[str, Features]) -> str:
         axes.append(Series(name, x, np.log10(kept), colour))
         most = int(np.searchsorted(np.cumsum(shares), 0.9)) + 1
         notes.append(f"{said}{most} of {len(shares)} axes hold 90 % of the variance")
+    curves = evaluated_curves(evaluation) or curves
     drawn = roc_chart(curves) if curves else ""
     powers = np.arange(round(np.log10(LOWEST_SHARE)), 1)
     drawn += line_chart(

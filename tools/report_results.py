@@ -13,6 +13,7 @@ from tools.report_run import Run, Tree
 
 NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
 BASELINES = ("pixels", "random")
+COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
 NO_SHARES = ("alignment", "uniformity", "effective_rank", "std")  # metrics that are no percentages
 _FEW = re.compile(rf"{KNN}, (\d+)/class")
@@ -136,7 +137,7 @@ def few_shot_chart(
     colours: of features, instead of the usual ones. whitened: whether these are drawn, too.
     dashed: features whose line is.
     """
-    colours = {**_COLOURS, **(colours or {})}
+    colours = {**COLOURS, **(colours or {})}
     classes = _classes(evaluation)
     series: list[Series] = []
     counts: dict[float, str] = {}  # labels a class -> text of the tick
@@ -169,9 +170,6 @@ def few_shot_chart(
         x_marks=ticks,
         last_values=False,
     )
-
-
-_COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 
 
 def _relation(ours: list[float], theirs: list[float]) -> str:

@@ -92,7 +92,7 @@ def header(run: Run) -> str:
         "batch": f"{recipe['data']['batch_size']:,} images",
         "last loss": number(run.train[-1]["loss"]) if run.train else "–",
         "held-out kNN": f"{100 * run.evals[-1]['holdout_knn']:.1f} %" if run.evals else "–",
-        "speed": f"{speed.images_per_s:,.0f} images/s" if speed else "–",
+        "images a second": f"{speed.images_per_s:,.0f}" if speed else "–",
         "waiting for data": f"{speed.data_wait_percent:.0f} %" if speed else "–",
     }
     shown = "".join(
