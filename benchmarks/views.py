@@ -66,7 +66,7 @@ def ours(case: Case, device: str, *, compile: bool = False, **settings: Any) -> 
     augment = FusedViews("simclr", case.crop_px, MEAN, STD, **settings).to(device)
     if compile:
         augment.compile_colours()
-    images = case.images().to(device)
+    images = case.images().contiguous(memory_format=torch.channels_last).to(device)  # the loader's
     sizes = torch.tensor([[case.height, case.width]] * case.count)
     ids = torch.arange(case.count)
     epoch = iter(range(10**9))  # other parameters in each call

@@ -60,7 +60,7 @@ def test_hue_equals_torchvisions(side: int) -> None:
         reference.adjust_hue(image, float(turn)) for image, turn in zip(images, turns, strict=True)
     ]
     ops.shift_hue_(images, turns)
-    assert gap(images, expected) <= 3e-6
+    assert gap(images, expected) <= 2e-6
 
 
 def torchvision_jitter(image: Tensor, factors: list[float], order: list[int]) -> Tensor:
@@ -98,7 +98,7 @@ def test_colour_jitter_equals_torchvisions_in_every_order(hue_step: int, side: i
         for image, row, order in zip(images, factors, orders, strict=True)
     ]
     change_colours_(images, factors, torch.tensor(orders), hue_step)
-    assert gap(images, expected) <= 1e-5  # hue's 1e-6 times the gains 1.8 of the three ops after it
+    assert gap(images, expected) <= 5e-6  # hue's 1e-6 times the gains 1.8 of the three ops after it
 
 
 def test_jitter_without_colour_equals_torchvisions() -> None:

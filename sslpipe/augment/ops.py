@@ -127,13 +127,13 @@ def shift_hue_(images: Tensor, turns: Tensor) -> None:
     red_leads = torch.eq(value, red, out=torch.empty_like(value))  # 1.0 or 0.0; wins a tie
     green_leads = torch.eq(value, green, out=torch.empty_like(value))
 
-    sixths = (red - green).lerp_(blue - red, green_leads).lerp_(green - blue, red_leads)
+    sixths = (red - green).add_(chroma, alpha=4.0)  # times chroma, up to the division
+    sixths.lerp_((blue - red).add_(chroma, alpha=2.0), green_leads).lerp_(green - blue, red_leads)
     sixths.div_(chroma.clamp_min(1e-30))  # gray pixels: 0 / 1e-30, and chroma 0 hides the hue
-    sector = green_leads.mul_(-2.0).add_(4.0).mul_(red_leads.neg_().add_(1.0))  # 0, 2 or 4
-    sixths.add_(sector).add_(6.0 * turns[:, None, None])
-    sixths.sub_(torch.mul(sixths, 1 / 6, out=sector).floor_(), alpha=6.0)  # into [0, 6]
+    sixths.add_(6.0 * turns[:, None, None])
+    ramp = green_leads
+    sixths.sub_(torch.mul(sixths, 1 / 6, out=ramp).floor_(), alpha=6.0)  # into [0, 6]
 
-    ramp = sector
     # not out=red: the compiler takes no output that is part of a tensor
     red.copy_(least).addcmul_(chroma, _ramp(sixths, 3.0, ramp))
     green.copy_(value).addcmul_(chroma, _ramp(sixths, 2.0, ramp), value=-1)
