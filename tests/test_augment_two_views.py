@@ -244,9 +244,11 @@ def test_the_bf16_blur_changes_blurred_views_only_and_by_its_stated_error(crop_p
         FusedViews("simclr", 32, blur="fast")
 
 
-def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batches() -> None:
-    augment, plain = FusedViews("byol", 32), FusedViews("byol", 32)
-    torch._dynamo.reset()
+@pytest.mark.parametrize("crop_px", [32, 40])  # the second beside the first: more than 8 graphs
+def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batches(
+    crop_px: int,
+) -> None:
+    augment, plain = FusedViews("byol", crop_px), FusedViews("byol", crop_px)
     graphs = CompileCounter()  # fullgraph: a graph break raises
     augment.compile_colours(backend=graphs)
     for epoch, sizes in enumerate([SIZES * 4, SIZES * 3, SIZES[:7], MIXED, SIZES[3:4]]):

@@ -5,6 +5,7 @@ grayscale, blur, solarize, `extra`, normalise. Rows: all first views, then all s
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -194,7 +195,9 @@ class FusedViews(nn.Module):
             if count < len(rows):
                 views = F.pad(views, (0, 0, 0, 0, 0, 0, 0, len(rows) - count))
         turns = draws.factors[:, HUE].to(views.device)
-        self.change_colours_(views, blends.to(views.device), turns, hue, needs)
+        # five graphs for each size of view in this process; past the limit (8) compiling is refused
+        with torch._dynamo.config.patch(recompile_limit=64) if self.compiled else nullcontext():
+            self.change_colours_(views, blends.to(views.device), turns, hue, needs)
         return views[:count]
 
     def _compiled_needs(self) -> ops.Needs:
