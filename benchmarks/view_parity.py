@@ -311,7 +311,7 @@ def main() -> None:
     ]
     out.mkdir(parents=True, exist_ok=True)
     (out / "view_parity.md").write_text("\n".join(text) + "\n")
-    picture().save(out / "view_parity.png", optimize=True)
+    picture().quantize(256).save(out / "view_parity.png", optimize=True)
     print("\n".join(text))
 
 

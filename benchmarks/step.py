@@ -1,0 +1,222 @@
+"""A whole training step at 32 px: views, ResNet-18, loss, gradient, SGD; ours against the usual.
+
+    python -m benchmarks.step [--batch 64] [--threads 1] [--steps 4] [--only NAME,...] [--json FILE]
+
+Each contender runs in a fresh process, after one step of warm-up (in which the compiled ones
+compile); figures are medians of `steps` steps. The encoder is ResNet-18 with the small-image stem
+and a projector; `bare encoder` gets ready views and a loss that costs nothing (the mean of z).
+naive: kornia's AugmentationSequential, float32, contiguous, lightly's NTXentLoss.
+parts: views and loss (forward and backward, from z) alone, for their share of a step. Needs the
+extra `bench` for lightly.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.views import MEAN, STD, Case, hardware
+from sslpipe.augment.parameters import draws
+from sslpipe.augment.two_views import FusedViews
+from sslpipe.data.loader import Batch
+from sslpipe.losses import NTXentLoss
+from sslpipe.models.backbones import build_backbone
+from sslpipe.models.simclr import SimCLR
+from sslpipe.recipe import Component, Projector
+
+CROP_PX, TEMPERATURE = 32, 0.1
+Call = Callable[[], Any]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def our_views(images: Tensor, *, compile: bool = False) -> Callable[[], Tensor]:
+    augment = FusedViews("simclr", CROP_PX, MEAN, STD)
+    if compile:
+        augment.compile_colours()
+    images = images.contiguous(memory_format=torch.channels_last)
+    ids, sizes = torch.arange(len(images)), torch.tensor([[CROP_PX, CROP_PX]] * len(images))
+    epoch = iter(range(10**9))
+
+    def views() -> Tensor:
+        batch = Batch(images, sizes, ids, ids, ids, next(epoch))
+        return augment(batch, draws(0, batch.epoch, ids, sizes, augment.specs))
+
+    return views
+
+
+def kornia_views(images: Tensor) -> Callable[[], Tensor]:
+    import kornia.augmentation as K
+
+    augment = K.AugmentationSequential(
+        K.RandomResizedCrop((CROP_PX,) * 2, scale=(0.08, 1.0)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((3, 3), (0.1, 2.0), p=0.5),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        data_keys=["input"],
+    )
+
+    def views() -> Tensor:
+        pixels = images.float() / 255
+        return torch.cat([augment(pixels), augment(pixels)])
+
+    return views
+
+
+def our_loss() -> Loss:
+    loss_fn = NTXentLoss(TEMPERATURE)
+    return lambda z_a, z_b: loss_fn(z_a, z_b)
+
+
+def lightly_loss() -> Loss:
+    from lightly.loss import NTXentLoss as Peer
+
+    peer: Loss = Peer(temperature=TEMPERATURE)
+    return peer
+
+
+def step(
+    views: Callable[[], Tensor], loss: Loss, *, bf16: bool, fast: bool, compile: bool = False
+) -> Call:
+    """fast: channels_last."""
+    torch.manual_seed(0)
+    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=CROP_PX)
+    model: torch.nn.Module = SimCLR(backbone, Projector())
+    if fast:
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    run = torch.compile(model) if compile else model
+
+    def call() -> None:
+        batch = views()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            z = run(batch)
+        z_a, z_b = z.float().chunk(2)
+        loss(z_a, z_b).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return call
+
+
+def no_loss(z_a: Tensor, z_b: Tensor) -> Tensor:
+    return z_a.mean() + z_b.mean()
+
+
+def loss_alone(loss: Loss, count: int) -> Call:
+    z_a, z_b = (torch.randn(count, 128).requires_grad_() for _ in range(2))
+
+    def call() -> None:
+        torch.autograd.grad(loss(z_a, z_b), (z_a, z_b))
+
+    return call
+
+
+def contenders(images: Tensor) -> dict[str, Callable[[], Call]]:
+    ready = torch.randn(2 * len(images), 3, CROP_PX, CROP_PX)
+    ready_fast = ready.contiguous(memory_format=torch.channels_last)
+    fused = partial(our_views, images)
+    return {
+        "naive": lambda: step(kornia_views(images), lightly_loss(), bf16=False, fast=False),
+        "ours, fp32": lambda: step(fused(), our_loss(), bf16=False, fast=True),
+        "bare encoder, fp32": lambda: step(lambda: ready_fast, no_loss, bf16=False, fast=True),
+        "ours, bf16": lambda: step(fused(), our_loss(), bf16=True, fast=True),
+        "bare encoder, bf16": lambda: step(lambda: ready_fast, no_loss, bf16=True, fast=True),
+        "ours, bf16, compiled": lambda: step(
+            fused(compile=True), our_loss(), bf16=True, fast=True, compile=True
+        ),
+        "bare encoder, bf16, compiled": lambda: step(
+            lambda: ready_fast, no_loss, bf16=True, fast=True, compile=True
+        ),
+        "part: our views": fused,
+        "part: our views, compiled": lambda: fused(compile=True),
+        "part: kornia's views": lambda: kornia_views(images),
+        "part: our loss": lambda: loss_alone(our_loss(), len(images)),
+        "part: lightly's loss": lambda: loss_alone(lightly_loss(), len(images)),
+    }
+
+
+def measure(contender: str, batch: int, threads: int, steps: int) -> float:
+    """Seconds of a step."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    call = contenders(Case(batch, CROP_PX, CROP_PX, CROP_PX).images())[contender]()
+    count = steps * 20 if contender.startswith("part") else steps
+    call()
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def in_fresh_process(contender: str, arguments: argparse.Namespace) -> float:
+    command = [sys.executable, "-m", "benchmarks.step", "--one", contender]
+    command += ["--batch", str(arguments.batch), "--threads", str(arguments.threads)]
+    command += ["--steps", str(arguments.steps)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{contender} failed:\n{done.stderr[-2000:]}")
+    return float(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--only", help="contenders whose name begins with one of these")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(measure(arguments.one, arguments.batch, arguments.threads, arguments.steps))
+        return
+
+    wanted = tuple(arguments.only.split(",")) if arguments.only else ("",)
+    seconds: dict[str, float] = {}
+    absent = importlib.util.find_spec("lightly") is None
+    for name in contenders(torch.zeros(1, 3, CROP_PX, CROP_PX, dtype=torch.uint8)):
+        if name.startswith(wanted) and not (absent and ("naive" in name or "lightly" in name)):
+            seconds[name] = in_fresh_process(name, arguments)
+    print(f"\nResNet-18, {CROP_PX} px, {arguments.batch} images a step\n")
+    print("| | ms | images/s | x naive | of the bare encoder |")
+    print("|---|---|---|---|---|")
+    for name, second in seconds.items():
+        bare = seconds.get(name.replace("ours", "bare encoder"))
+        naive = seconds.get("naive")
+        cells = [f"{second * 1e3:.1f}", f"{arguments.batch / second:.1f}"]
+        cells.append(f"{naive / second:.2f}" if naive and "part" not in name else "")
+        cells.append(f"{bare / second:.1%}" if bare and name.startswith("ours") else "")
+        print(f"| {name} | {' | '.join(cells)} |")
+    for name in ("ours, fp32", "ours, bf16", "ours, bf16, compiled"):
+        compiled = ", compiled" if "compiled" in name else ""
+        parts = [f"part: our views{compiled}", "part: our loss"]
+        if all(part in seconds for part in (name, *parts)):
+            share = sum(seconds[part] for part in parts) / seconds[name]
+            print(f"views and loss: {share:.2%} of the step of `{name}`")
+    machine = hardware() | {"threads": str(arguments.threads), "batch": str(arguments.batch)}
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    if absent:
+        print("left out, not installed (extra `bench`): lightly")
+    if arguments.json:
+        record = {"machine": machine, "seconds": seconds}
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
