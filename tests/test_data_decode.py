@@ -50,6 +50,8 @@ def test_every_mode_gives_the_rgb_pixels_of_pillow(mode: str, form: str) -> None
     assert pixels.shape == (3, 48, 64)
     assert pixels.transpose(1, 2, 0).flags.c_contiguous  # channels last
     np.testing.assert_array_equal(pixels, by_pillow(raw))
+    within = memoryview(b"before" + raw + b"after")[6:-5]  # as it lies in a shard
+    np.testing.assert_array_equal(decode(within, CANVAS_PX), pixels)
 
 
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])

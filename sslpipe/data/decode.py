@@ -22,6 +22,7 @@ MAX_BYTES = 64 * 2**20
 
 Kind = Literal["jpg", "png", "webp"]
 Pixels = NDArray[np.uint8]
+Buffer = bytes | memoryview
 # Pillow's own classes, not Image.open: no search for plugins, no warnings about size or MPO
 _PILLOW: dict[Kind, Any] = {
     "jpg": JpegImagePlugin.JpegImageFile,
@@ -34,7 +35,7 @@ class BadSample(ValueError):
     """These bytes are no image that can be used; the message says why."""
 
 
-def decode(raw: bytes, canvas_px: int) -> Pixels:
+def decode(raw: Buffer, canvas_px: int) -> Pixels:
     """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name).
 
     Returns (3, h, w) uint8 RGB over (h, w, 3) memory (channels last: decoders write so, and torch
@@ -64,18 +65,18 @@ def decode(raw: bytes, canvas_px: int) -> Pixels:
     return _reduce(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
 
 
-def image_kind(raw: bytes) -> Kind | None:
+def image_kind(raw: Buffer) -> Kind | None:
     """'jpg', 'png' or 'webp' by the first bytes; None for anything else."""
-    if raw.startswith(b"\xff\xd8\xff"):
+    if raw[:3] == b"\xff\xd8\xff":
         return "jpg"
-    if raw.startswith(b"\x89PNG\r\n\x1a\n"):
+    if raw[:8] == b"\x89PNG\r\n\x1a\n":
         return "png"
     if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP":
         return "webp"
     return None
 
 
-def _decode_jpeg(raw: bytes, canvas_px: int) -> Pixels:
+def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
     """(h, w, 3) uint8, upright; at the least of 1, 1/2, 1/4, 1/8 that fills the canvas.
 
     Only at those scales is libjpeg-turbo faster than at full size.
@@ -93,7 +94,7 @@ def _decode_jpeg(raw: bytes, canvas_px: int) -> Pixels:
     return _decode_by_pillow(raw, "jpg")
 
 
-def _decode_by_pillow(raw: bytes, kind: Kind) -> Pixels:
+def _decode_by_pillow(raw: Buffer, kind: Kind) -> Pixels:
     """(h, w, 3) uint8, upright."""
     image = _PILLOW[kind](io.BytesIO(raw))
     _check_size(*image.size)  # a PNG may hold a second header
@@ -128,14 +129,14 @@ def _check_size(width: int, height: int) -> None:
         raise BadSample(f"{width} x {height} px is more than the limit of {MAX_PIXELS} px")
 
 
-def _png_size(raw: bytes) -> tuple[int, int]:
+def _png_size(raw: Buffer) -> tuple[int, int]:
     width, height = struct.unpack_from(">II", raw, 16)
     return width, height
 
 
-def _webp_size(raw: bytes) -> tuple[int, int]:
+def _webp_size(raw: Buffer) -> tuple[int, int]:
     """Source: RFC 9649, sections 2.5 to 2.7 (lossy, lossless, extended)."""
-    form = raw[12:16]
+    form = bytes(raw[12:16])
     if form == b"VP8 ":
         width, height = struct.unpack_from("<HH", raw, 26)
         return width & 0x3FFF, height & 0x3FFF
@@ -148,7 +149,7 @@ def _webp_size(raw: bytes) -> tuple[int, int]:
     raise BadSample(f"a WebP with an unknown first chunk {form!r}")
 
 
-def _jpeg_segments(raw: bytes) -> Iterator[tuple[int, int]]:
+def _jpeg_segments(raw: Buffer) -> Iterator[tuple[int, int]]:
     """Marker and place of each segment's length, up to the first scan. Source: ITU-T T.81, annex B.
 
     Raises: IndexError or struct.error where the file ends before.
@@ -166,7 +167,7 @@ def _jpeg_segments(raw: bytes) -> Iterator[tuple[int, int]]:
             at += struct.unpack_from(">H", raw, at)[0]
 
 
-def _jpeg_size(raw: bytes) -> tuple[int, int]:
+def _jpeg_size(raw: Buffer) -> tuple[int, int]:
     """Width and height of the frame header."""
     for marker, at in _jpeg_segments(raw):
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
@@ -175,11 +176,11 @@ def _jpeg_size(raw: bytes) -> tuple[int, int]:
     raise BadSample("a JPEG without a frame header")
 
 
-def _jpeg_exif(raw: bytes) -> bytes:
+def _jpeg_exif(raw: Buffer) -> bytes:
     """The APP1 segment that holds EXIF tags; empty where there is none."""
     for marker, at in _jpeg_segments(raw):
         if marker == 0xE1 and raw[at + 2 : at + 8] == b"Exif\0\0":
-            return raw[at + 2 : at + struct.unpack_from(">H", raw, at)[0]]
+            return bytes(raw[at + 2 : at + struct.unpack_from(">H", raw, at)[0]])
     return b""
 
 
@@ -215,12 +216,13 @@ def _upright(pixels: Pixels, orientation: int) -> Pixels:
     return pixels
 
 
-def _looks_like(raw: bytes) -> str:
-    if not raw:
+def _looks_like(raw: Buffer) -> str:
+    start = bytes(raw[:64])
+    if not start:
         return "it is empty"
-    if raw.lstrip()[:1] == b"<":
+    if start.lstrip()[:1] == b"<":
         return "it looks like HTML or XML"
-    return f"it starts with {raw[:8]!r}"
+    return f"it starts with {start[:8]!r}"
 
 
 def _first_line(error: Exception) -> str:

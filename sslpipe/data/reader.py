@@ -29,7 +29,7 @@ GAP_BYTES = 256 * 1024  # reading past fewer unwanted bytes is cheaper than anot
 
 class Raw(NamedTuple):
     key: str  # "" where it could not be read
-    image: bytes | BadSample
+    image: bytes | memoryview | BadSample  # a view keeps all of its read in memory
 
 
 class Reader:
@@ -76,9 +76,9 @@ class Reader:
     def _read(self, shard: int, first: int, last: int) -> list[Raw]:
         offsets = self.split.offsets(shard)[first : last + 1]
         begin = int(offsets[0, 0])
-        raw = self._bytes(self.split.url(shard), begin, int(offsets[-1, 1]))
+        raw = memoryview(self._bytes(self.split.url(shard), begin, int(offsets[-1, 1])))
         places = (offsets[:, :2] - begin).tolist()
-        return [_plain(raw, start, end) or _alone(raw[start:end]) for start, end in places]
+        return [_plain(raw, start, end) or _alone(bytes(raw[start:end])) for start, end in places]
 
     def _bytes(self, url: str, begin: int, end: int) -> bytes:
         if self.allow_pipe and url.startswith("pipe:"):
@@ -87,14 +87,14 @@ class Reader:
         return read_range(url, begin, end)
 
 
-def _plain(raw: bytes, start: int, end: int) -> Raw | None:
+def _plain(raw: memoryview, start: int, end: int) -> Raw | None:
     """The sample in raw[start:end]; None unless it is whole ustar files and exactly one image.
 
     Source: POSIX.1-1988 tar (IEEE Std 1003.1, pax, "ustar Interchange Format").
     """
     found, stem = None, ""
     while start < end:
-        header, data = raw[start : start + BLOCK], start + BLOCK
+        header, data = bytes(raw[start : start + BLOCK]), start + BLOCK
         name = header[:100].rstrip(b"\0")
         if header[345:346] != b"\0" or header[156:157] not in b"0\0" or b"\0" in name:
             return None  # a name in two parts, no file, or no tar at all

@@ -1,0 +1,352 @@
+"""Shards -> images on one core: ours against the peers, and each beside the limit of the same run.
+
+    python -m benchmarks.loader [--images 1500] [--rounds 3] [--json FILE]
+
+The images are 500 x 375 JPEGs (quality 90) cut from scikit-learn's two sample photographs, in tar
+shards, in a folder and in litdata's format. Each contender runs in a fresh process held to one
+core; the files are in the page cache. Best of --rounds passes over all images, in images/s of the
+processor time used.
+
+reading    compressed bytes of every sample, in order; ours along the planned order
+decoding   full RGB images (batches of one canvas count as decoded)
+one view   random resized crop to 224 px, uint8
+two views  two crops of each image from one decode; the peer decodes once as well
+
+Contenders that need a package of the extra `bench` are named as left out where it is missing.
+"""
+
+import argparse
+import importlib.util
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from sklearn.datasets import load_sample_images
+from torch.nn import functional
+from torchvision.transforms import RandomResizedCrop
+
+WIDTH, HEIGHT, CROP_PX, QUALITY = 500, 375, 224, 90
+PER_SHARD, CLASSES = 250, 10
+Items = Callable[[Path], Iterable[object]]
+
+
+def write_data(folder: Path, images: int) -> None:
+    """folder/images/CLASS/*.jpg, and shards with their index in folder/shards."""
+    photographs = [Image.fromarray(array) for array in load_sample_images().images]
+    rng = np.random.default_rng(0)
+    for number in track(range(images), "writing JPEGs", transient=True):
+        whole = photographs[number % 2]
+        scale = rng.uniform(0.5, 1.0)
+        width, height = int(scale * whole.width), int(scale * whole.width * HEIGHT / WIDTH)
+        height = min(height, whole.height)
+        left, top = rng.integers(whole.width - width + 1), rng.integers(whole.height - height + 1)
+        cut = whole.crop((left, top, left + width, top + height)).resize((WIDTH, HEIGHT))
+        path = folder / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cut.save(path, quality=QUALITY)
+    build = [sys.executable, "-m", "tools.shards", "build", str(folder / "shards")]
+    build += ["--root", str(folder / "images"), "--samples-per-shard", str(PER_SHARD)]
+    subprocess.run(build, check=True, capture_output=True)
+
+
+def shards(folder: Path) -> list[str]:
+    return sorted(map(str, (folder / "shards").glob("*.tar")))
+
+
+def raw_jpegs(folder: Path) -> Iterator[bytes]:
+    """Straight off the disk: what no loader can beat."""
+    for path in sorted((folder / "images").rglob("*.jpg")):
+        yield path.read_bytes()
+
+
+# --- reading
+
+
+def planned_order(folder: Path) -> Iterator[object]:
+    from sslpipe.data.index import load_index
+    from sslpipe.data.order import Order
+    from sslpipe.data.reader import Reader
+
+    split = load_index(folder / "shards").split("train")
+    order = Order(split.starts, seed=0, batch_size=64, num_streams=8, window=128)
+    reader = Reader(split, window_bytes=64 * 2**20)
+    plan = order.epoch(0)
+    for number in range(order.num_streams):
+        stream = plan.stream(number)
+        for window, (shard, _, _) in enumerate(stream.windows.tolist()):
+            yield from reader.rows(shard, stream.window_ids(window) - split.starts[shard])
+
+
+def webdataset_raw(folder: Path) -> Iterator[object]:
+    import webdataset
+
+    yield from webdataset.WebDataset(shards(folder), shardshuffle=False, empty_check=False)
+
+
+def tarfile_raw(folder: Path) -> Iterator[object]:
+    for path in shards(folder):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
+                assert file is not None
+                content = file.read()
+                if member.name.endswith(".jpg"):
+                    yield content
+
+
+def whole_files(folder: Path) -> Iterator[object]:
+    """Every shard read in one go: as many samples as it holds, none of them taken apart."""
+    for path in shards(folder):
+        content = Path(path).read_bytes()
+        yield from [content] * PER_SHARD
+
+
+# --- decoding
+
+
+def our_batches(folder: Path, canvas_px: int = WIDTH) -> Iterator[torch.Tensor]:
+    from sslpipe.data.index import load_index
+    from sslpipe.data.loader import batches
+    from sslpipe.data.order import Order
+    from sslpipe.distributed import Shard
+    from sslpipe.recipe import Data, Run
+
+    split = load_index(folder / "shards").split("train")
+    data = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=canvas_px)
+    order = Order(split.starts, seed=0, batch_size=64, num_streams=8, window=128)
+    stream = batches(split, order, data, Run(num_workers=0), Shard(), on_bad=print)
+    for _, batch in zip(range(order.steps_per_epoch), stream, strict=False):
+        yield batch.images
+
+
+def ours_decoded(folder: Path) -> Iterator[object]:
+    for images in our_batches(folder):
+        yield from images
+
+
+def webdataset_decoded(form: str) -> Items:
+    def items(folder: Path) -> Iterator[object]:
+        import webdataset
+
+        data = webdataset.WebDataset(shards(folder), shardshuffle=False, empty_check=False)
+        for sample in data.decode(form):
+            image = sample["jpg"]
+            yield image if form != "pil" else np.asarray(image)
+
+    return items
+
+
+def pil(raw: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(raw)).convert("RGB")
+
+
+def pil_decoded(folder: Path) -> Iterator[object]:
+    return (np.asarray(pil(raw)) for raw in raw_jpegs(folder))
+
+
+def torchvision_decoded(folder: Path) -> Iterator[object]:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    for raw in raw_jpegs(folder):
+        yield decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), ImageReadMode.RGB)
+
+
+def simplejpeg_decoded(folder: Path) -> Iterator[object]:
+    return (simplejpeg.decode_jpeg(raw) for raw in raw_jpegs(folder))
+
+
+def litdata_decoded(folder: Path) -> Iterator[object]:
+    import litdata
+
+    data: Any = litdata.StreamingDataset(str(folder / "litdata"))
+    return (np.asarray(sample["image"]) for sample in data)
+
+
+# --- views
+
+
+def box(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
+    """SimCLR's crop: area 8-100 %, aspect 3/4-4/3; top, left, height, width."""
+    while True:
+        area = height * width * rng.uniform(0.08, 1.0)
+        aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = rng.integers(height - h + 1), rng.integers(width - w + 1)
+            return int(top), int(left), h, w
+
+
+def native_crop(rng: np.random.Generator, image: torch.Tensor) -> torch.Tensor:
+    """(3, H, W) uint8, channels last -> (3, 224, 224) uint8, antialiased."""
+    top, left, height, width = box(rng, image.shape[1], image.shape[2])
+    part = image[None, :, top : top + height, left : left + width]
+    size = (CROP_PX, CROP_PX)
+    return functional.interpolate(part, size=size, mode="bilinear", antialias=True)[0]
+
+
+def our_views(count: int) -> Items:
+    def items(folder: Path) -> Iterator[object]:
+        rng = np.random.default_rng(0)
+        for images in our_batches(folder):
+            views = torch.empty(
+                (count * len(images), 3, CROP_PX, CROP_PX),
+                dtype=torch.uint8,
+                memory_format=torch.channels_last,
+            )
+            for row, image in enumerate(images):
+                for view in range(count):
+                    views[row + view * len(images)] = native_crop(rng, image)
+            yield from range(len(images))
+
+    return items
+
+
+def pil_views(count: int) -> Items:
+    """ImageFolder's loader and torchvision's transform on PIL images."""
+
+    def items(folder: Path) -> Iterator[object]:
+        crop = RandomResizedCrop(CROP_PX)
+        for raw in raw_jpegs(folder):
+            image = pil(raw)
+            yield [np.asarray(crop(image)) for _ in range(count)]
+
+    return items
+
+
+def bare_views(count: int) -> Items:
+    """simplejpeg and the native resize on bytes off the disk: no shards, no order, no batches."""
+
+    def items(folder: Path) -> Iterator[object]:
+        rng = np.random.default_rng(0)
+        for raw in raw_jpegs(folder):
+            image = torch.from_numpy(simplejpeg.decode_jpeg(raw)).permute(2, 0, 1)
+            yield [native_crop(rng, image) for _ in range(count)]
+
+    return items
+
+
+# stage -> contender -> items; the first is ours, the second the one that ratios are against
+STAGES: dict[str, dict[str, Items]] = {
+    "reading": {
+        "ours, planned order": planned_order,
+        "webdataset": webdataset_raw,
+        "tarfile": tarfile_raw,
+        "limit: whole files": whole_files,
+    },
+    "decoding": {
+        "ours, shards to batches": ours_decoded,
+        'webdataset decode("pil")': webdataset_decoded("pil"),
+        'webdataset decode("torchrgb8")': webdataset_decoded("torchrgb8"),
+        "PIL": pil_decoded,
+        "torchvision": torchvision_decoded,
+        "litdata": litdata_decoded,
+        "limit: simplejpeg": simplejpeg_decoded,
+    },
+    "one view": {
+        "ours, shards to batches": our_views(1),
+        "PIL, torchvision crop": pil_views(1),
+        "limit: simplejpeg + native resize": bare_views(1),
+    },
+    "two views": {
+        "ours, shards to batches": our_views(2),
+        "PIL, torchvision crop": pil_views(2),
+        "limit: simplejpeg + native resize": bare_views(2),
+    },
+}
+
+
+def write_litdata(folder: Path) -> None:
+    import litdata
+
+    # litdata keeps a JPEG's bytes only where it opens the file itself
+    paths = sorted(map(str, (folder / "images").rglob("*.jpg")))
+    litdata.optimize(
+        fn=_litdata_sample,
+        inputs=paths,
+        output_dir=str(folder / "litdata"),
+        chunk_bytes="16MB",
+        num_workers=1,
+    )
+
+
+def _litdata_sample(path: str) -> dict[str, Any]:
+    return {"image": Image.open(path)}
+
+
+def measure(stage: str, contender: str, folder: Path) -> float:
+    """Images/s of one pass over the data, in this process, on one core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    items = STAGES[stage][contender]
+    for _, _ in zip(range(20), items(folder), strict=False):  # imports, first calls
+        pass
+    start, count = time.process_time(), 0
+    for _ in items(folder):
+        count += 1
+    return count / (time.process_time() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--images", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        stage, contender, folder = arguments.one
+        print(measure(stage, contender, Path(folder)))
+        return
+
+    has_litdata = importlib.util.find_spec("litdata") is not None
+    rates: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_data(folder, arguments.images)
+        if has_litdata:
+            write_litdata(folder)
+        jobs = [
+            (stage, contender)
+            for _ in range(arguments.rounds)
+            for stage, contenders in STAGES.items()
+            for contender in contenders
+            if has_litdata or contender != "litdata"
+        ]
+        for stage, contender in track(jobs, "measuring", transient=True):
+            command = [sys.executable, "-m", "benchmarks.loader", "--one", stage, contender, name]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            best = rates.setdefault(stage, {}).get(contender, 0.0)
+            rates[stage][contender] = max(best, float(done.stdout.splitlines()[-1]))
+
+    table = Table("stage", "contender", "images/s", "against the second", "share of the limit")
+    for stage, found in rates.items():
+        _, peer, *_ = found.values()
+        limit = next(rate for name, rate in found.items() if name.startswith("limit"))
+        for name, rate in found.items():
+            row = [f"{rate:,.0f}", f"{rate / peer:.2f}x", f"{rate / limit:.0%}"]
+            table.add_row(stage, name, *row)
+    Console().print(table)
+    if not has_litdata:
+        print("left out, not installed (extra `bench`): litdata")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rates, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
