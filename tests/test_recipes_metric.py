@@ -1,0 +1,95 @@
+"""Every shipped fine-tuning recipe loads, builds, and says where it comes from."""
+
+import re
+import shlex
+
+import pytest
+import torch
+import typer
+
+from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.finetune_recipe import load_finetune_recipe
+from sslpipe.finetune_setup import build_task, with_backbone
+from sslpipe.metric_learning.heads import HEADS
+from sslpipe.recipe import Component
+from sslpipe.registry import build
+from tests.runs import ROOT
+from tests.test_recipes import header, options
+
+RECIPES = sorted((ROOT / "recipes" / "metric").glob("*.toml"))
+FIELDS = (
+    "shards", "pretrain", "finetune", "scratch", "source", "differs", "hardware", "time",
+    "measured", "published",
+)  # fmt: skip
+STYLES = {  # recipe -> the loss that its name promises
+    "face_arcface": "arcface",
+    "reid_batch_hard": "batch_hard",
+    "cub_multi_similarity": "multi_similarity",
+    "cub_proxy_anchor": "proxy_anchor",
+    "sup_con": "sup_con",
+    "fashion_mnist_unseen": "proxy_anchor",
+}
+
+every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+
+
+def test_there_is_a_recipe_for_each_style():
+    found = {path.stem: load_finetune_recipe(path).loss.kind for path in RECIPES}
+    assert found == STYLES
+
+
+@every_recipe
+def test_the_header_is_complete_and_its_commands_are_the_programs(path):
+    from sslpipe.__main__ import app as sslpipe_app
+    from tools.finetune import app as finetune_app
+    from tools.shards import app as shards_app
+
+    title, fields = header(path)
+    assert title.endswith(".")
+    assert tuple(fields) == FIELDS
+    measured = fields["measured"]
+    assert measured == "not yet measured" or re.search(r"commit [0-9a-f]{7}.*\d", measured)
+    assert fields["published"].startswith(("none", "elsewhere, "))
+    assert all(len(line) <= 100 for line in path.read_text().splitlines())
+
+    shards, pretrain, finetune, scratch = (shlex.split(fields[name]) for name in FIELDS[:4])
+    assert shards[:3] == ["python", "-m", "tools.shards"]
+    assert pretrain[:2] == ["sslpipe", "train"]
+    assert finetune[:3] == scratch[:3] == ["python", "-m", "tools.finetune"]
+    built, started = parsed(shards_app, shards[3:]), parsed(sslpipe_app, pretrain[1:])
+    assert f"{built['out']}/dataset.json" == started["data"]
+    assert (ROOT / str(started["recipe"])).is_file()
+    for words in (finetune, scratch):
+        given = parsed(finetune_app, words[3:])
+        assert str(given["recipe"]) == f"recipes/metric/{path.name}"
+        assert given["data"] == started["data"]
+    assert options(finetune)["--backbone"] == options(pretrain)["--run-dir"]
+    assert "--backbone" not in options(scratch)
+    assert options(finetune)["--run-dir"] == f"runs/{path.stem}" != options(scratch)["--run-dir"]
+
+
+def parsed(app: typer.Typer, words: list[str]) -> dict[str, object]:
+    command = typer.main.get_command(app)
+    if isinstance(command, typer.core.TyperGroup):
+        _, command, words = command.resolve_command(
+            command.make_context("x", list(words)), list(words)
+        )
+    return command.make_context("x", list(words)).params
+
+
+@every_recipe
+def test_every_part_builds_and_a_batch_passes_through(path):
+    recipe = with_backbone(load_finetune_recipe(path), None)
+    augment = build(AUGMENTS, recipe.augment, section="augment", mean=(0.5,) * 3, std=(0.25,) * 3)
+    assert recipe.data.canvas_px >= augment.crop_px
+    small = Component(kind="small_resnet", widths=[4], embedding_dim=recipe.embedding.dim)
+    quick = recipe.model_copy(update={"backbone": small})  # the network itself: test_recipes.py
+    task = build_task(quick, augment.crop_px, None, num_classes=6)
+    labels = torch.arange(6).repeat_interleave(2)
+    loss, embeddings = task(torch.rand(12, 3, 32, 32), labels, torch.arange(12))
+    assert embeddings.shape == (12, recipe.embedding.dim)
+    assert loss.isfinite()
+    loss.backward()
+    if recipe.tune.loss_lr != 1:
+        assert recipe.loss.kind in HEADS  # there are weights to which it applies
+    assert recipe.sampler.buffer >= 2 * recipe.sampler.batch_size
