@@ -1,31 +1,41 @@
 """NT-Xent, forward + backward from raw projections: time and extra memory, ours against peers.
 
-    python -m benchmarks.nt_xent [--rows 512,2048,8192] [--threads 1] [--seconds 4] [--json FILE]
+    python -m benchmarks.nt_xent [--rows 512,2048,8192,16384,65536] [--threads 1] [--seconds 3]
+                                 [--json docs/nt_xent.json] [--svg docs/nt_xent.svg]
 
 Each contender runs in a fresh process; sizes are 2N, D = 128, temperature 0.1, float32 inputs.
-time: median of the calls that fit into --seconds (at least 3). memory: peak resident memory over
-that before the first call of this size, in MB. error: of the gradient, relative to float64.
-Peers that are not installed (extra `bench`) are named as left out; pytorch-metric-learning builds
-a matrix of (2N)^3 numbers and is asked for 512 rows at most. Linux only (reads /proc).
+time: median of the calls that fit into --seconds (at least 3, or 1 where a call takes over 5 s).
+speed: lightly's time, or where lightly is absent the textbook's, over the contender's. memory: peak
+resident memory over that before the first call of this size, in MB. error: of the gradient,
+relative to float64. floor: share of the time that the bare matrix products of the symmetric
+algorithm take (two units of (2N)^2 D multiply-adds), measured in the same run with the kernels
+that are used. --json keeps the sizes that are in FILE and were not measured now; --rows "" only
+draws. Peers that are not installed (extra `bench`) are named as left out; those that would need
+more memory than this machine has are not asked. Linux only (reads /proc).
 """
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
+import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.nt_xent_plot import plot
 from sslpipe.losses import NTXentLoss
+from sslpipe.losses.products import Multiply, Products
 
-DIM, TEMPERATURE = 128, 0.1
+DIM, TEMPERATURE, TILE = 128, 0.1, 512
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -36,6 +46,14 @@ def textbook(z_a: Tensor, z_b: Tensor) -> Tensor:
     own = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = logits.masked_fill(own, float("-inf"))
     return F.cross_entropy(logits, torch.arange(len(z), device=z.device).roll(len(z_a)))
+
+
+def cross_view(z_a: Tensor, z_b: Tensor) -> Tensor:
+    """What image-text losses do, as in open_clip: other views only, both directions. Another loss,
+    with a quarter of the pairs: shown for its cost."""
+    logits = F.normalize(z_a, dim=1) @ F.normalize(z_b, dim=1).T / TEMPERATURE
+    own = torch.arange(len(z_a), device=z_a.device)
+    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
 
 def lightly() -> Loss:
@@ -53,14 +71,22 @@ def metric_learning() -> Loss:
 
 
 CONTENDERS: dict[str, Callable[[], Loss]] = {
-    "ours": lambda: NTXentLoss(TEMPERATURE),
-    "ours, bfloat16": lambda: NTXentLoss(TEMPERATURE, products="bfloat16"),
-    "textbook": lambda: textbook,
     "lightly": lightly,
     "pytorch-metric-learning": metric_learning,
+    "textbook": lambda: textbook,
+    "cross-view, as open_clip": lambda: cross_view,
+    "ours": lambda: NTXentLoss(TEMPERATURE),
+    "ours, bfloat16": lambda: NTXentLoss(TEMPERATURE, products="bfloat16"),
 }
+FLOORS: dict[str, Products] = {"ours": "float32", "ours, bfloat16": "bfloat16"}
 NEEDS = {"lightly": "lightly", "pytorch-metric-learning": "pytorch_metric_learning"}
-MOST_ROWS = {"pytorch-metric-learning": 512}
+# bytes at the peak; measured ones of small sizes, carried on
+NEEDED: dict[str, Callable[[int], float]] = {
+    "lightly": lambda rows: 20 * rows**2,
+    "pytorch-metric-learning": lambda rows: 18 * rows**3,
+    "textbook": lambda rows: 16 * rows**2,
+    "cross-view, as open_clip": lambda rows: 6 * rows**2,
+}
 
 
 def projections(rows: int) -> tuple[Tensor, Tensor]:
@@ -81,9 +107,24 @@ def memory_mb(field: str) -> float:
     raise LookupError(field)
 
 
-def measure(contender: str, rows: int, threads: int, seconds: float) -> dict[str, float]:
+def machine_bytes() -> int:
+    line = Path("/proc/meminfo").read_text().splitlines()[0]
+    return int(line.split()[1]) * 1024
+
+
+def median_ms(call: Callable[[], object], seconds: float) -> float:
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < seconds:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+        if times[-1] > 5:
+            break
+    return statistics.median(times) * 1e3
+
+
+def measure(contender: str, rows: int, seconds: float) -> dict[str, float | None]:
     """One contender at one size, in this process."""
-    torch.set_num_threads(threads)
     loss_fn = CONTENDERS[contender]()
     gradient(loss_fn, projections(64))  # imports, thread pools, kernels chosen
     z = projections(rows)
@@ -91,63 +132,140 @@ def measure(contender: str, rows: int, threads: int, seconds: float) -> dict[str
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     grad = gradient(loss_fn, z)
     peak = memory_mb("VmHWM") - before
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < seconds:
-        start = time.perf_counter()
-        gradient(loss_fn, z)
-        times.append(time.perf_counter() - start)
-    wide = tuple(view.detach().double().requires_grad_() for view in z)
-    exact = gradient(NTXentLoss(TEMPERATURE), (wide[0], wide[1]))  # tests hold it to the loops
-    error = float((grad.double() - exact).norm() / exact.norm())
-    return {"ms": statistics.median(times) * 1e3, "extra_mb": peak, "gradient_error": error}
+    result: dict[str, float | None] = {
+        "ms": median_ms(lambda: gradient(loss_fn, z), seconds),
+        "extra_mb": peak,
+        "gradient_error": None,
+        "floor_ms": None,
+    }
+    if rows <= 16_384:
+        wide = tuple(view.detach().double().requires_grad_() for view in z)
+        # tests hold ours to the loops; another loss is compared with itself
+        exact_fn = cross_view if contender.startswith("cross-view") else NTXentLoss(TEMPERATURE)
+        exact = gradient(exact_fn, (wide[0], wide[1]))
+        result["gradient_error"] = float((grad.double() - exact).norm() / exact.norm())
+    if contender in FLOORS:
+        result["floor_ms"] = floor_ms(FLOORS[contender], rows, seconds)
+    return result
 
 
-def in_fresh_process(contender: str, rows: int, threads: int, seconds: float) -> dict[str, float]:
+def floor_ms(products: Products, rows: int, seconds: float) -> float:
+    """The symmetric algorithm's matrix products and nothing else."""
+    z = F.normalize(torch.cat([view.detach() for view in projections(rows)]), dim=1)
+    multiply = Multiply(products, z, 1 / TEMPERATURE)
+    low = multiply.operand(z)
+    sizes = min(TILE, rows), min(TILE, rows)
+    tile, weights = z.new_zeros(sizes), low.new_zeros(sizes)
+    into = torch.zeros_like(low)
+
+    def once() -> None:
+        for i in range(0, rows, TILE):
+            for j in range(i, rows, TILE):
+                left, right = low[i : i + TILE], low[j : j + TILE]
+                at = tile[: len(left), : len(right)] if low is z else None
+                w = weights[: len(left), : len(right)]
+                for _ in range(2 if rows > 1024 else 1):  # smaller ones are kept, not made again
+                    torch.mm(left, right.T, out=at if at is not None else w)
+                torch.mm(w, right, out=into[i : i + TILE])
+                if j > i:
+                    torch.mm(w.T, left, out=into[j : j + TILE])
+
+    with multiply.kernels():
+        once()
+        return median_ms(once, seconds / 2)
+
+
+def in_fresh_process(contender: str, rows: int, threads: int, seconds: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.nt_xent", "--one", contender]
     command += ["--rows", str(rows), "--threads", str(threads), "--seconds", str(seconds)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    result: dict[str, float] = json.loads(output.splitlines()[-1])
-    return result
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return {"rows": rows, "contender": contender, **result}
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Where and with what: the facts a number is worth nothing without."""
+    cpu = next(
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    has = torch.cpu.get_capabilities()
+    peers = {
+        name: importlib.metadata.version(name)
+        for name in ("lightly", "pytorch-metric-learning")
+        if importlib.util.find_spec(name.replace("-", "_"))
+    }
+    return {
+        "cpu": cpu,
+        "amx_bf16": bool(has.get("amx_bf16")),
+        "avx512_bf16": bool(has.get("avx512_bf16")),
+        "threads": threads,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **peers,
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip(),
+    }
+
+
+def show(records: list[dict[str, Any]]) -> None:
+    print(
+        f"{'2N':>6} {'contender':<25} {'ms':>9} {'speed':>8} {'MB':>8} {'memory':>8}"
+        f" {'error':>8} {'floor':>6}"
+    )
+    for record in records:
+        of_size = {r["contender"]: r for r in records if r["rows"] == record["rows"]}
+        base = of_size.get("lightly") or of_size.get("textbook")
+        speed = f"{base['ms'] / record['ms']:.2f}x" if base else "-"
+        memory = f"{record['extra_mb'] / base['extra_mb']:.4f}x" if base else "-"
+        error = "-" if (e := record["gradient_error"]) is None else f"{e:.1e}"
+        floor = "-" if (f := record["floor_ms"]) is None else f"{f / record['ms']:.0%}"
+        print(
+            f"{record['rows']:>6} {record['contender']:<25} {record['ms']:>9.2f} {speed:>8}"
+            f" {record['extra_mb']:>8.1f} {memory:>8} {error:>8} {floor:>6}",
+            flush=True,
+        )
+    print("speed and memory: against lightly (where absent, the textbook version) in the same run")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", default="512,2048,8192")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--svg", type=Path, help="draw what is in --json, and what was measured")
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sizes = [int(rows) for rows in arguments.rows.split(",")]
+    torch.set_num_threads(arguments.threads)
+    sizes = [int(rows) for rows in arguments.rows.split(",") if rows]
     if arguments.one:
-        result = measure(arguments.one, sizes[0], arguments.threads, arguments.seconds)
-        print(json.dumps(result))
+        print(json.dumps(measure(arguments.one, sizes[0], arguments.seconds)))
         return
 
     absent = [name for name, module in NEEDS.items() if importlib.util.find_spec(module) is None]
-    records = []
-    print(
-        f"{'2N':>6} {'contender':<24} {'ms':>9} {'speed':>7} {'MB':>8} {'memory':>8} {'error':>8}"
-    )
-    for rows in sizes:
-        measured = {
-            name: in_fresh_process(name, rows, arguments.threads, arguments.seconds)
-            for name in CONTENDERS
-            if name not in absent and rows <= MOST_ROWS.get(name, rows)
-        }
-        base = measured["textbook"]
-        for name, result in measured.items():
-            speed, memory = base["ms"] / result["ms"], result["extra_mb"] / base["extra_mb"]
-            records.append({"rows": rows, "contender": name, **result})
-            print(
-                f"{rows:>6} {name:<24} {result['ms']:>9.2f} {speed:>6.2f}x"
-                f" {result['extra_mb']:>8.1f} {memory:>7.3f}x {result['gradient_error']:>8.1e}"
-            )
-    print("speed and memory: against the textbook version in the same run")
+    room = 0.5 * machine_bytes()
+    records = [
+        in_fresh_process(name, rows, arguments.threads, arguments.seconds)
+        for rows in sizes
+        for name in CONTENDERS
+        if name not in absent and NEEDED.get(name, lambda _: 0.0)(rows) < room
+    ]
+    if arguments.json:
+        if arguments.json.exists():
+            earlier = json.loads(arguments.json.read_text())["records"]
+            records += [record for record in earlier if record["rows"] not in sizes]
+        records.sort(key=lambda r: (r["rows"], list(CONTENDERS).index(r["contender"])))
+        if sizes:
+            facts = {"machine": machine(arguments.threads), "records": records}
+            arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+    show(records)
     if absent:
         print(f"left out, not installed (extra `bench`): {', '.join(absent)}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(records, indent=2) + "\n")
+    if arguments.svg:
+        arguments.svg.write_text(plot(records))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ needs all pairs, the log-sum-exps and their gradient, is made here in tiles.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,6 +20,7 @@ from sslpipe.losses.tiles import Term, Tiles
 
 Sums = tuple[Tensor, ...]
 RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]
+Derivatives = Callable[[Tensor, Sums, "Anchors"], tuple[Tensor, Tensor, Tensor]]
 
 
 class Anchors(NamedTuple):
@@ -109,17 +111,25 @@ class Engine(NamedTuple):
 
 
 def contrast(
-    z_a: Tensor, z_b: Tensor, anchors: Anchors, row_loss: RowLoss, engine: Engine
+    z_a: Tensor,
+    z_b: Tensor,
+    anchors: Anchors,
+    row_loss: RowLoss,
+    engine: Engine,
+    derivatives: Derivatives | None = None,
 ) -> Tensor:
     """row_loss of the global batch (), equal on all ranks, with W times its complete gradient.
 
     row_loss(v, sums, anchors) gets v (N, 2, D), directions over sqrt(temperature), so that v . v
     is a similarity in nats, and, for each of engine.terms, log sum_j exp(power * s_ij) (N, 2) over
     the negatives j of each anchor, -inf where it has none. z_a, z_b (B, D) of this rank, any scale.
+    derivatives: (row_loss, its gradient in v, in sums (terms, N, 2)); None: autograd finds them.
     """
     needs_grad = torch.is_grad_enabled() and (z_a.requires_grad or z_b.requires_grad)
     with torch.no_grad(), torch.autocast(z_a.device.type, enabled=False):
-        loss, grad = _loss_and_grad(z_a, z_b, anchors, row_loss, engine, needs_grad)
+        derivatives = derivatives or partial(_differentiate, row_loss)
+        wanted = derivatives if needs_grad else None
+        loss, grad = _loss_and_grad(z_a, z_b, anchors, row_loss, engine, wanted)
     return loss if grad is None else with_gradient(loss, grad, z_a, z_b)
 
 
@@ -151,14 +161,16 @@ def _loss_and_grad(
     anchors: Anchors,
     row_loss: RowLoss,
     engine: Engine,
-    needs_grad: bool,
+    derivatives: Derivatives | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The global loss () and, if wanted, W times the gradient of this rank's rows (B, 2, D)."""
     shard, counts, groups = current_shard(), anchors.counts, anchors.groups
     first = sum(counts[: shard.rank])
     mine = slice(first, first + counts[shard.rank])
-    z = all_gather_rows(torch.stack([z_a, z_b], dim=1), counts)  # (N, 2, D)
-    v, inverse_norms = normalised(z.to(torch.promote_types(z.dtype, torch.float32)))
+    wide = torch.promote_types(z_a.dtype, torch.float32)
+    v, inverse_norms = normalised(
+        all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide)
+    )  # (N, 2, D), (N, 2, 1)
     v *= engine.temperature**-0.5
 
     # the images of the tiles' rows and columns: by group, where groups are, so that few tiles hold
@@ -183,14 +195,17 @@ def _loss_and_grad(
         groups=None if groups is None else (_per_view(groups[own]), _per_view(groups[everyone])),
     )
     with multiply.kernels():
-        sums = v.new_empty(len(engine.terms), *v.shape[:2])  # (terms, N, 2); own rows are filled
-        sums[:, own] = tiles.log_sums().view(len(engine.terms), -1, 2)
+        sums = tiles.log_sums().view(len(engine.terms), -1, 2)  # (terms, B, 2)
+        if own is not mine or shard.world > 1:
+            placed = v.new_empty(len(engine.terms), *v.shape[:2])  # (terms, N, 2)
+            placed[:, own] = sums
+            sums = placed
         if shard.world > 1:
             sums = all_gather_rows(sums[:, mine].transpose(0, 1), counts).transpose(0, 1)
-        if not needs_grad:
+        if derivatives is None:
             return row_loss(v, sums.unbind(), anchors), None
 
-        loss, grad, pull = _differentiate(row_loss, v, sums, anchors)  # grad: (N, 2, D)
+        loss, grad, pull = derivatives(v, sums.unbind(), anchors)  # grad: (N, 2, D)
         of_rows = pull[:, own].flatten(1), sums[:, own].flatten(1)  # (terms, 2B)
         of_columns = None
         if shard.world > 1:
@@ -201,20 +216,21 @@ def _loss_and_grad(
             part = torch.zeros_like(tiles.rows)
             tiles.add_gradient(part, *of_rows, of_columns)
             grad[own] += part.view(-1, *v.shape[1:])
-    grad = across(grad[mine], v[mine], engine.temperature)
-    # a new tensor: what waits for backward is this rank's gradient, not everyone's
-    return loss, grad * (inverse_norms[mine] * (shard.world * engine.temperature**-0.5))
+    if shard.world > 1:
+        grad = grad[mine].clone()  # what waits for backward is not everyone's
+    grad = across(grad, v[mine], engine.temperature)
+    return loss, grad.mul_(inverse_norms[mine] * (shard.world * engine.temperature**-0.5))
 
 
 def _differentiate(
-    row_loss: RowLoss, v: Tensor, sums: Tensor, anchors: Anchors
+    row_loss: RowLoss, v: Tensor, sums: Sums, anchors: Anchors
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """row_loss (), and what it says of v (N, 2, D) and of sums (terms, N, 2)."""
+    """row_loss (), and its gradient in v (N, 2, D) and in sums (terms, N, 2)."""
     with torch.enable_grad():
-        v, sums = v.detach().requires_grad_(), sums.detach().requires_grad_()
-        loss = row_loss(v, sums.unbind(), anchors)
-        of_v, of_sums = torch.autograd.grad(loss, (v, sums))
-    return loss.detach(), of_v, of_sums
+        leaves = [x.detach().requires_grad_() for x in (v, *sums)]
+        loss = row_loss(leaves[0], tuple(leaves[1:]), anchors)
+        of_v, *of_sums = torch.autograd.grad(loss, leaves)
+    return loss.detach(), of_v, torch.stack(of_sums)
 
 
 def _per_view(of_images: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """NT-Xent, exact over the global batch, in memory O(rows * features + one tile)."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -60,12 +61,25 @@ class NTXentLoss(nn.Module):
         check_views(z_a, z_b, ids, labels)
         anchors = anchors_of(z_a, ids, labels if self.mask_labels else None)
         self.masked_pairs, self.last_negatives = anchors.masked_pairs, anchors.mean_negatives
-        return contrast(z_a, z_b, anchors, _nt_xent, self.engine)
+        return contrast(z_a, z_b, anchors, _nt_xent, self.engine, _nt_xent_derivatives)
 
 
 def _nt_xent(v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:
     """-log p of the positive, which is no part of the sum: a loss near 0 keeps its digits."""
     del anchors
+    return -F.logsigmoid(_margin(v, sums)).mean()
+
+
+def _nt_xent_derivatives(v: Tensor, sums: Sums, anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:
+    """As autograd would find them, in a third of its time: small batches feel it."""
+    del anchors
+    margin = _margin(v, sums)
+    missing = torch.sigmoid(-margin).div_(margin.numel())  # 1 - p of the positive, over 2N
+    of_v = v.flip(1).mul_(-missing.sum(1)[:, None, None])
+    return -F.logsigmoid(margin).mean(), of_v, missing[None]
+
+
+def _margin(v: Tensor, sums: Sums) -> Tensor:
+    """(N, 2): each anchor's positive less its log-sum-exp."""
     v_a, v_b = v.unbind(1)
-    positive = (v_a * v_b).sum(1, keepdim=True)  # (N, 1)
-    return -F.logsigmoid(positive - sums[0]).mean()
+    return (v_a * v_b).sum(1, keepdim=True) - sums[0]
