@@ -116,15 +116,16 @@ def _evaluation(rows: list[dict[str, Any]], data: Mapping[str, Any]) -> list[str
         f"split {data['train_split']!r}. `ssl` is this backbone; `pixels` and `random` (the same "
         "network with random weights) had the same protocols, samples and draws.",
         "",
-        "| features | whitened | protocol | value | 95 % interval | queries | bank |",
-        "|---|---|---|---|---|---|---|",
+        "| features | whitened | protocol | metric | value | 95 % interval | queries | bank |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        low, high = row["interval95"]
+        shown = "{:.4g}" if row.get("unit", "share") == "number" else "{:.1%}"
+        value, low, high = map(shown.format, (row["value"], *row["interval95"]))
         features, whitened = _plain(row["features"]), "yes" if row["whitened"] else "no"
         lines.append(
-            f"| {features} | {whitened} | {row['protocol']} | {row['value']:.1%} "
-            f"| {low:.1%} to {high:.1%} | {row['queries']} | {row['bank']} |"
+            f"| {features} | {whitened} | {row['protocol']} | {row['metric']} "
+            f"| {value} | {low} to {high} | {row['queries']} | {row['bank']} |"
         )
     return lines
 

@@ -365,6 +365,8 @@ def evaluated(tmp_path_factory):
             ("pixels", False, "kNN", "knn k=20", 0.25),
         )
     ]
+    rows.append({**rows[0], "metric": "effective_rank", "value": 12.5, "interval95": [11, 14]})
+    rows[-1] |= {"unit": "number", "protocol": "geometry"}
     facts = {"data": "a | <b>b</b>\n# c", "data_sha256": "e" * 64, "split": "test"}
     facts |= {"train_split": "train"}
     facts["backbone_sha256"] = load_run(folder / "run").config.weights_sha256
@@ -389,11 +391,16 @@ def test_the_hubs_card_holds_the_measured_numbers_and_their_protocols(
     assert found == [
         ("accuracy", 0.5, "knn k=20", name, "test"),
         ("accuracy", 0.525, "knn k=20, whitened", name, "test"),
+        ("effective_rank", 12.5, "geometry", name, "test"),
     ]
-    for result in card.data.eval_results:
+    for result in card.data.eval_results[:2]:
         assert result.metric_args == {"interval95": [0.4, 0.6], "queries": 40, "bank": 80}
         assert re.fullmatch(r"[a-z0-9-]+", result.dataset_type)
-    for text in ("| ssl | no | knn k=20 | 50.0% | 40.0% to 60.0% | 40 | 80 |", "| pixels | no |"):
+    for text in (
+        "| ssl | no | knn k=20 | top1 | 50.0% | 40.0% to 60.0% | 40 | 80 |",
+        "| pixels | no |",
+        "| 12.5 | 11 to 14 |",
+    ):
         assert text in card.text
     assert "<b>" not in card.text
     assert "\n# c" not in card.text

@@ -13,7 +13,7 @@ from tests.test_tools_report import row
 from tools.report_compare import merged, names_apart
 from tools.report_embeddings import evaluated_curves, measured_curve, spectrum
 from tools.report_pictures import unit_rows
-from tools.report_results import clear_best, table_lines
+from tools.report_results import clear_best, result_table, table_lines
 from tools.report_run import Run
 
 
@@ -74,6 +74,13 @@ def test_the_roc_of_a_report_is_that_of_scikit_learn_over_the_same_pairs():
     assert f"area under the ROC {area:.3f}" in found.note
     assert f"{sum(same):,} pairs of one class" in found.note
     assert 0.5 < area < 1
+
+
+def test_a_number_that_is_no_share_is_shown_as_it_is():
+    rank = row("ssl", 12.5, 11.0, 14.0, column="rank", metric="effective_rank", unit="number")
+    html = result_table({**evaluation_of(row("ssl", 0.5, 0.4, 0.6), rank), "columns": ["rank"]})
+    assert "<data value='12.5'>12.5</data> <small>11–14</small>" in html
+    assert "<data value='0.5'>50.0</data> <small>40.0–60.0</small>" in html
 
 
 def test_rocs_in_eval_json_are_drawn_with_the_baselines():

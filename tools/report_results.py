@@ -15,7 +15,6 @@ NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
-NO_SHARES = ("alignment", "uniformity", "effective_rank", "std")  # metrics that are no percentages
 _FEW = re.compile(rf"{KNN}, (\d+)/class")
 
 
@@ -185,7 +184,7 @@ def _percent(value: float) -> str:
 def _cell(row: Tree | None, is_best: bool) -> str:
     if row is None:
         return "<td>–</td>"
-    text = number if row["metric"].startswith(NO_SHARES) else _percent
+    text = number if row.get("unit", "share") == "number" else _percent
     low, high = map(text, row["interval95"])
     shown = f"<data value='{row['value']!r}'>{text(row['value'])}</data>"
     if is_best:
