@@ -160,7 +160,7 @@ def per_row(values: Tensor, mask: Tensor) -> PerAnchor:
 
 
 class Slots(NamedTuple):
-    """Each anchor's positives side by side: P is small where the columns M are many."""
+    """Each anchor's positives side by side: P >= 1 is small where the columns M are many."""
 
     columns: Tensor  # (n, P) int64; 0 where there is none
     filled: Tensor  # (n, P) bool
@@ -169,11 +169,15 @@ class Slots(NamedTuple):
         """(n, M) -> (n, P)."""
         return x.gather(1, self.columns)
 
+    def lse(self, x: Tensor) -> Tensor:
+        """(n, M) -> (n,): log of the sum of e^x over the positives; about NEVER without any."""
+        return self.take(x).masked_fill(~self.filled, NEVER).logsumexp(1)
+
 
 def slots_of(positive: Tensor) -> Slots:
     """(n, M) bool -> the columns of each row's positives, ascending."""
     counts = positive.sum(1)
-    most = int(counts.max()) if len(counts) else 0
+    most = max(1, int(counts.max()) if len(counts) else 0)
     rows, columns = positive.nonzero(as_tuple=True)
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
     slots = Slots(counts.new_zeros(len(counts), most), positive.new_zeros(len(counts), most))

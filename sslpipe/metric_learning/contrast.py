@@ -63,13 +63,13 @@ def sup_con(
     if form not in ("out", "in"):
         raise ValueError(f"form = {form!r} must be 'out' or 'in'")
     s = _scaled(batch, temperature)
-    positives = pairs.positive.sum(1)
+    slots = slots_of(pairs.positive)
+    positives = slots.filled.sum(1)
     everyone = masked_lse(s, pairs.positive | pairs.negative)
     if form == "out":
-        slots = slots_of(pairs.positive)
         mean = slots.take(s).masked_fill(~slots.filled, 0).sum(1) / positives.clamp_min(1)
     else:
-        mean = masked_lse(s, pairs.positive) - positives.clamp_min(1).to(s.dtype).log()
+        mean = slots.lse(s) - positives.clamp_min(1).to(s.dtype).log()
     return [per_row(everyone - mean, positives > 0)]
 
 
@@ -88,9 +88,10 @@ def nca(
     if form not in ("log", "expected"):
         raise ValueError(f"form = {form!r} must be 'log' or 'expected'")
     x = -scale * batch.distances("squared")
-    gap = masked_lse(x, pairs.negative) - masked_lse(x, pairs.positive)  # log of (1 - p) / p
+    slots = slots_of(pairs.positive)
+    gap = masked_lse(x, pairs.negative) - slots.lse(x)  # log of (1 - p) / p
     values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)
-    return [per_row(values, pairs.positive.any(1))]
+    return [per_row(values, slots.filled[:, 0])]
 
 
 def n_pair(batch: Batch, pairs: Pairs, *, l2_weight: float = 0.002) -> list[PerAnchor]:
@@ -101,15 +102,18 @@ def n_pair(batch: Batch, pairs: Pairs, *, l2_weight: float = 0.002) -> list[PerA
     Source: Sohn 2016, NeurIPS 29, section 3.
     """
     place = occurrence(batch.column_labels)
-    second = place == 1  # (M,)
-    own = pairs.positive & second
-    first = place[batch.first : batch.first + len(batch.labels)] == 0
-    s = batch.similarities()
-    gap = masked_lse(s, pairs.negative & second) - masked_lse(s, own)
-    squares = batch.columns.square().sum(1)
-    partner = own.to(s.dtype) @ squares
-    values = F.softplus(gap) + l2_weight * (batch.anchors.square().sum(1) + partner)
-    return [per_row(values, first & own.any(1))]
+    rows = (place[batch.first : batch.first + len(batch.labels)] == 0).nonzero()[:, 0]  # (A,)
+    seconds = (place == 1).nonzero()[:, 0]  # (B,)
+    anchors, partners = batch.anchors[rows], batch.columns[seconds]
+    own, other = pairs.positive[rows][:, seconds], pairs.negative[rows][:, seconds]
+    s = anchors @ partners.T  # (A, B)
+    slots = slots_of(own)
+    gap = masked_lse(s, other) - slots.lse(s) if len(seconds) else s.sum(1)
+    partner = own.to(s.dtype) @ partners.square().sum(1)
+    values = F.softplus(gap) + l2_weight * (anchors.square().sum(1) + partner)  # (A,)
+    everyone = values.new_zeros(len(batch.labels)).index_put((rows,), values)
+    paired = torch.zeros_like(batch.labels, dtype=torch.bool).index_put((rows,), own.any(1))
+    return [per_row(everyone, paired)]
 
 
 def tuple_max(batch: Batch, pairs: Pairs) -> list[PerAnchor]:
@@ -130,9 +134,10 @@ def multi_similarity(
     Source: Wang et al. 2019, arXiv:1904.06627, eq. 15.
     """
     s = batch.similarities() - base
-    pull = F.softplus(masked_lse(-alpha * s, pairs.positive)) / alpha
+    slots = slots_of(pairs.positive)
+    pull = F.softplus(slots.lse(-alpha * s)) / alpha
     push = F.softplus(masked_lse(beta * s, pairs.negative)) / beta
-    return [per_row(pull + push, pairs.positive.any(1) | pairs.negative.any(1))]
+    return [per_row(pull + push, slots.filled[:, 0] | pairs.negative.any(1))]
 
 
 def unified(
@@ -143,8 +148,9 @@ def unified(
     Source: Sun et al. 2020, arXiv:2002.10857, eq. 1.
     """
     s = gamma * batch.similarities()
-    gap = masked_lse(s, pairs.negative) + masked_lse(-s, pairs.positive) + gamma * margin
-    return [per_row(F.softplus(gap), pairs.positive.any(1) & pairs.negative.any(1))]
+    slots = slots_of(pairs.positive)
+    gap = masked_lse(s, pairs.negative) + slots.lse(-s) + gamma * margin
+    return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
 
 
 def circle(
@@ -157,11 +163,12 @@ def circle(
     Source: Sun et al. 2020, arXiv:2002.10857, sections 3.1 and 3.2.
     """
     s = batch.similarities()
-    fixed = s.detach()
-    push = gamma * (fixed + margin).clamp_min(0) * (s - margin)
-    pull = -gamma * (1 + margin - fixed).clamp_min(0) * (s - 1 + margin)
-    gap = masked_lse(push, pairs.negative) + masked_lse(pull, pairs.positive)
-    return [per_row(F.softplus(gap), pairs.positive.any(1) & pairs.negative.any(1))]
+    slots = slots_of(pairs.positive)
+    near = slots.take(s)  # (n, P)
+    push = gamma * (s.detach() + margin).clamp_min(0) * (s - margin)
+    pull = -gamma * (1 + margin - near.detach()).clamp_min(0) * (near - 1 + margin)
+    gap = masked_lse(push, pairs.negative) + masked_lse(pull, slots.filled)
+    return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
 
 
 def lifted(batch: Batch, pairs: Pairs, *, alpha: float = 1.0) -> list[PerAnchor]:

@@ -154,7 +154,7 @@ def with_triplets(pairs: Pairs, slots: Slots, triplets: Tensor) -> Pairs:
     positive[rows, slots.columns[rows, places]] = True
     if not torch.equal(keep, slots.filled):  # the positives that stay move together
         order = torch.sort((~keep).to(torch.uint8), dim=1, stable=True).indices
-        order = order[:, : int(keep.sum(1).max()) if len(keep) else 0]
+        order = order[:, : max(1, int(keep.sum(1).max()) if len(keep) else 0)]
         triplets = triplets.gather(1, order[:, :, None].expand(-1, -1, triplets.shape[2]))
     return Pairs(positive, triplets.any(1), triplets)
 

@@ -87,8 +87,6 @@ def _direct_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tens
     total = far.new_zeros(len(far))
     active = torch.zeros(len(far), dtype=torch.int64, device=far.device)
     grad_near, grad_far = torch.zeros_like(nearby), torch.zeros_like(far)
-    if nearby.shape[1] == 0:
-        return total, active, grad_near, grad_far
     size = max(1, TILE_NUMBERS // (nearby.shape[1] * far.shape[1]))
     for start in range(0, len(far), size):
         rows = slice(start, start + size)

@@ -1,0 +1,344 @@
+"""Metric-learning losses and miners, ours against pytorch-metric-learning's: time and memory.
+
+    python -m benchmarks.metric_losses [--rows 256,512,1024,4096] [--only triplet,lifted]
+        [--limit-s 60] [--limit-gb 8] [--seconds 1] [--json FILE] [--markdown FILE]
+
+Rows of length 1, 128 features, 4 of each class, float32, one thread; a loss is called forward and
+backward, a miner from rows and labels to what it selects. Both sides follow the same conventions
+where both can; `differs` is the relative difference of the two values (for miners: of the number
+of pairs or triplets selected), and a note says why where it is not 0.
+Each call runs in a fresh process, forked from one that has imported everything and computed
+nothing. time: median of the calls that fit into --seconds (at least 1 after the first). memory:
+peak resident memory of the first call over that before it. A side that needs more than --limit-s
+for its first call or more than --limit-gb of memory is ended and reported so.
+--json and --markdown keep what the file has of other sizes and names. Needs the extra `bench`.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from pytorch_metric_learning import distances, losses, miners
+from torch import Tensor
+
+from sslpipe.metric_learning import METRIC_LOSSES, MINERS
+from sslpipe.metric_learning.compare import compare
+
+DIM, PER_CLASS = 128, 4
+Call = Callable[[Tensor, Tensor], float]
+
+
+class Contest(NamedTuple):
+    ours: Callable[[], Call]
+    peer: Callable[[], Call]
+    note: str = ""
+
+
+def backward(make: Callable[[], Any]) -> Callable[[], Call]:
+    def start() -> Call:
+        loss_fn = make()
+
+        def call(x: Tensor, labels: Tensor) -> float:
+            x = x.detach().requires_grad_()
+            loss = loss_fn(x, labels)
+            loss.backward()
+            assert x.grad is not None
+            return float(loss.detach())
+
+        return call
+
+    return start
+
+
+def our_loss(name: str, **arguments: Any) -> Callable[[], Call]:
+    return backward(lambda: METRIC_LOSSES[name](**arguments))
+
+
+def our_miner(name: str, **arguments: Any) -> Callable[[], Call]:
+    def start() -> Call:
+        miner = MINERS[name](**arguments)
+
+        def call(x: Tensor, labels: Tensor) -> float:
+            batch, every = compare(x, labels, None, None)
+            pairs = miner(batch, every)
+            if pairs.triplets is not None:
+                return float(pairs.triplets.sum())
+            return float(pairs.positive.sum() + pairs.negative.sum())
+
+        return call
+
+    return start
+
+
+def peer_miner(make: Callable[[], Any]) -> Callable[[], Call]:
+    def start() -> Call:
+        miner = make()
+
+        def call(x: Tensor, labels: Tensor) -> float:
+            found = miner(x, labels)
+            return float(len(found[0]) + (len(found[2]) if len(found) == 4 else 0))
+
+        return call
+
+    return start
+
+
+def mined(loss: Any, miner: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, labels: loss(x, labels, miner(x, labels))
+
+
+def squared() -> Any:
+    return distances.LpDistance(power=2)
+
+
+CONTESTS: dict[str, Contest] = {
+    "triplet": Contest(
+        our_loss("triplet", reduction="mean_active"),
+        backward(lambda: losses.TripletMarginLoss(margin=0.2, distance=squared())),
+    ),
+    "triplet, semi-hard": Contest(
+        our_loss("triplet", triplets="semi_hard"),
+        backward(
+            lambda: mined(
+                losses.TripletMarginLoss(margin=0.2, distance=squared()),
+                miners.TripletMarginMiner(0.2, "semihard", distance=squared()),
+            )
+        ),
+    ),
+    "batch hard": Contest(
+        our_loss("batch_hard", normalize=True, reduction="mean_active"),
+        backward(lambda: mined(losses.TripletMarginLoss(margin=0.2), miners.BatchHardMiner())),
+    ),
+    "contrastive": Contest(
+        our_loss(
+            "contrastive",
+            normalize=True,
+            squared=False,
+            half=False,
+            sides="apart",
+            reduction="mean_active",
+        ),
+        backward(losses.ContrastiveLoss),
+    ),
+    "margin": Contest(
+        our_loss("margin", reduction="mean_active"),
+        backward(losses.MarginLoss),
+        "the peer counts a pair once for each triplet it is in",
+    ),
+    "NT-Xent over pairs": Contest(our_loss("info_nce"), backward(losses.NTXentLoss)),
+    "SupCon": Contest(our_loss("sup_con"), backward(losses.SupConLoss)),
+    "NCA": Contest(our_loss("nca", normalize=True), backward(losses.NCALoss)),
+    "N-pair": Contest(
+        our_loss("n_pair", normalize=True, l2_weight=0.0), backward(losses.NPairsLoss)
+    ),
+    "lifted": Contest(our_loss("lifted", normalize=True), backward(losses.LiftedStructureLoss)),
+    "multi-similarity": Contest(
+        our_loss("multi_similarity", base=0.5), backward(losses.MultiSimilarityLoss)
+    ),
+    "circle": Contest(our_loss("circle"), backward(losses.CircleLoss)),
+    "angular": Contest(our_loss("angular", angle_deg=40.0), backward(losses.AngularLoss)),
+    "tuplet margin": Contest(
+        our_loss("tuplet_margin", margin=0.1, variance_weight=0.0),
+        backward(lambda: losses.TupletMarginLoss(margin=5.729577951308232)),
+    ),
+    "miner: semi-hard": Contest(
+        our_miner("triplets"),
+        peer_miner(lambda: miners.TripletMarginMiner(0.2, "semihard", distance=squared())),
+    ),
+    "miner: batch hard": Contest(
+        our_miner("batch_hard"),
+        peer_miner(miners.BatchHardMiner),
+        "the peer counts triplets, ours pairs: twice as many",
+    ),
+    "miner: multi-similarity": Contest(
+        our_miner("multi_similarity"), peer_miner(miners.MultiSimilarityMiner)
+    ),
+    "miner: pair margin": Contest(
+        our_miner("pair_margin", positive=0.2, negative=1.4),
+        peer_miner(lambda: miners.PairMarginMiner(0.2, 1.4)),
+    ),
+    "miner: angular": Contest(our_miner("angular"), peer_miner(miners.AngularMiner)),
+    "miner: distance weighted": Contest(
+        our_miner("distance_weighted"),
+        peer_miner(miners.DistanceWeightedMiner),
+        "the peer draws none where no negative is nearer than 1.4",
+    ),
+    "miner: hardest half": Contest(
+        our_miner("hardest_share"), peer_miner(lambda: miners.HDCMiner(0.5))
+    ),
+}
+
+
+def embeddings(rows: int) -> tuple[Tensor, Tensor]:
+    """Classes that overlap: a centre and noise of the same size."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(rows) // PER_CLASS
+    centers = torch.randn(rows // PER_CLASS, DIM, generator=generator)
+    x = centers[labels] + 1.5 * torch.randn(rows, DIM, generator=generator)
+    return torch.nn.functional.normalize(x, dim=1), labels
+
+
+def memory_mb(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise LookupError(field)
+
+
+def measure(
+    pipe: Connection, start: Callable[[], Call], rows: int, seconds: float, gb: float
+) -> None:
+    """In the child: what one side needs at one size."""
+    torch.set_num_threads(1)
+    call = start()
+    call(*embeddings(64))  # kernels chosen, caches of the allocator filled
+    x, labels = embeddings(rows)
+    before = memory_mb("VmRSS")
+    used = memory_mb("VmData") * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (int(used + gb * 2**30), resource.RLIM_INFINITY))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    begin = time.perf_counter()
+    try:
+        value = call(x, labels)
+    except (RuntimeError, MemoryError) as error:
+        pipe.send({"failed": f"> {gb:g} GB" if "memory" in str(error).lower() else str(error)})
+        return
+    first = time.perf_counter() - begin
+    peak = memory_mb("VmHWM") - before
+    times: list[float] = []
+    while first < 10 * seconds and (not times or sum(times) < seconds):
+        begin = time.perf_counter()
+        call(x, labels)
+        times.append(time.perf_counter() - begin)
+    pipe.send({"ms": statistics.median(times or [first]) * 1e3, "mb": peak, "value": value})
+
+
+def in_fresh_process(
+    start: Callable[[], Call], rows: int, limit_s: float, *settings: float
+) -> dict[str, Any]:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=measure, args=(theirs, start, rows, *settings))
+    child.start()
+    theirs.close()
+    try:
+        if not ours.poll(limit_s):
+            return {"failed": f"> {limit_s:g} s"}
+        result: dict[str, Any] = ours.recv()
+        return result
+    except EOFError:
+        return {"failed": "ended by the system"}
+    finally:
+        child.kill()
+        child.join()
+
+
+def contest(name: str, rows: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    record: dict[str, Any] = {"rows": rows, "name": name, "note": CONTESTS[name].note}
+    for side in ("ours", "peer"):
+        start = getattr(CONTESTS[name], side)
+        record[side] = in_fresh_process(
+            start, rows, arguments.limit_s, arguments.seconds, arguments.limit_gb
+        )
+    ours, peer = record["ours"], record["peer"]
+    if "ms" in ours and "ms" in peer:
+        record["times_faster"] = peer["ms"] / ours["ms"]
+        record["times_lighter"] = peer["mb"] / max(ours["mb"], 1.0)
+        largest = max(abs(ours["value"]), abs(peer["value"]), 1e-30)
+        record["differs"] = abs(ours["value"] - peer["value"]) / largest
+    return record
+
+
+def line(record: dict[str, Any]) -> list[str]:
+    cells = [str(record["rows"]), record["name"]]
+    for side in ("ours", "peer"):
+        result = record[side]
+        cells += (
+            [result["failed"], ""]
+            if "failed" in result
+            else [f"{result['ms']:.1f}", f"{result['mb']:.0f}"]
+        )
+    if "times_faster" in record:
+        cells += [f"{record['times_faster']:.1f}", f"{record['times_lighter']:.1f}"]
+        cells += [f"{record['differs']:.0e}" if record["differs"] > 5e-5 else "0"]
+    else:
+        cells += ["", "", ""]
+    return [*cells, record["note"]]
+
+
+HEADER = ["M", "what", "ours ms", "ours MB", "PML ms", "PML MB", "faster", "lighter", "differs", ""]
+
+
+def table(result: dict[str, Any]) -> str:
+    text = [
+        "# Metric-learning losses and miners against pytorch-metric-learning",
+        "",
+        "By `python -m benchmarks.metric_losses`; its docstring says what is measured. "
+        f"{result['machine']}; one thread.",
+        "",
+        "| " + " | ".join(HEADER) + " |",
+        "|" + "---|" * len(HEADER),
+    ]
+    text += ["| " + " | ".join(line(record)) + " |" for record in result["records"]]
+    return "\n".join(text) + "\n"
+
+
+def machine() -> str:
+    model = "unknown processor"
+    for text in Path("/proc/cpuinfo").read_text().splitlines():
+        if text.startswith("model name"):
+            model = text.split(":")[1].strip()
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    from pytorch_metric_learning import __version__ as peer
+
+    return (
+        f"Commit {commit or 'unknown'}, {model}, {os.cpu_count()} cores, {platform.system()}, "
+        f"torch {torch.__version__.split('+')[0]}, pytorch-metric-learning {peer}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", default="256,512,1024,4096")
+    parser.add_argument("--only", help="names, separated by commas; default: all")
+    parser.add_argument("--limit-s", type=float, default=60.0)
+    parser.add_argument("--limit-gb", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    names = [name.strip() for name in arguments.only.split(",")] if arguments.only else [*CONTESTS]
+    names = [key for key in CONTESTS if key in names or arguments.only is None]
+    torch.set_num_threads(1)
+
+    records: dict[tuple[int, str], dict[str, Any]] = {}
+    if arguments.json and arguments.json.exists():
+        for record in json.loads(arguments.json.read_text())["records"]:
+            records[record["rows"], record["name"]] = record
+    print(" ".join(f"{cell:>12}" for cell in HEADER))
+    for rows in map(int, arguments.rows.split(",")):
+        for name in names:
+            record = records[rows, name] = contest(name, rows, arguments)
+            print(" ".join(f"{cell:>12}" for cell in line(record)), flush=True)
+    ordered = sorted(records.values(), key=lambda r: (r["rows"], [*CONTESTS].index(r["name"])))
+    result = {"machine": machine(), "records": ordered}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.markdown:
+        arguments.markdown.write_text(table(result))
+
+
+if __name__ == "__main__":
+    main()
