@@ -539,6 +539,20 @@ def test_row_78_distances_on_the_sphere_and_the_gradient_of_normalising():
     torch.testing.assert_close(jacobian, (torch.eye(6, dtype=torch.float64) - u.outer(u)) / length)
 
 
+def test_row_79_l2_pooling_is_torch_s_with_no_gradient_at_zero():
+    """FaceNet's pooling needs no code of ours: the root of a window's sum of squares."""
+    x = rows(size=36).reshape(1, 6, 6, 10)
+    pooled = torch.nn.LPPool2d(2, 3, stride=2)(x)
+    for row in range(pooled.shape[2]):
+        for column in range(pooled.shape[3]):
+            window = x[0, :, 2 * row : 2 * row + 3, 2 * column : 2 * column + 3].reshape(6, 9)
+            expected = sum(v**2 for v in window.unbind(1)) ** 0.5
+            torch.testing.assert_close(pooled[0, :, row, column], expected)
+    zero = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    torch.nn.LPPool2d(2, 2)(zero).sum().backward()
+    assert not zero.grad.any()
+
+
 @pytest.mark.parametrize("kind", ["euclidean", "squared", "cosine"])
 def test_row_82_only_the_plain_distance_keeps_the_triangle_inequality(kind):
     points = unit(rows(size=30, dim=3))

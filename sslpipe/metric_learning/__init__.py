@@ -14,6 +14,7 @@ from sslpipe.metric_learning.angular import angular
 from sslpipe.metric_learning.cascade import hdc
 from sslpipe.metric_learning.loss import loss_of
 from sslpipe.metric_learning.mining import MINERS
+from sslpipe.metric_learning.pml import DelegatedLoss
 
 __all__ = ["METRIC_LOSSES", "MINERS"]
 
@@ -36,6 +37,7 @@ METRIC_LOSSES: dict[str, Callable[..., nn.Module]] = {
     "n_pair": loss_of(contrast.n_pair, normalize=False),
     "nca": loss_of(contrast.nca, normalize=False),
     "nt_xent": loss_of(contrast.nt_xent, normalize=True),
+    "pml": DelegatedLoss,
     "ranking_and_tags": loss_of(triplet.RankingAndTags, normalize=False),
     "sup_con": loss_of(contrast.sup_con, normalize=True),
     "triplet": loss_of(triplet.triplet, normalize=True),
