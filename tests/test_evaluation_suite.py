@@ -8,8 +8,10 @@ import torch
 from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
-from sslpipe.evaluation.linear_probe import linear_probe
+from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
+from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite import run_suite
+from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
 from tests.test_evaluation_knn import random_rows
 
@@ -36,7 +38,9 @@ def test_every_set_has_the_same_protocols_plain_and_whitened(report):
         protocols.setdefault((row["features"], row["whitened"]), []).append(row["protocol"])
     assert set(protocols) == {("ssl", False), ("ssl", True), ("noise", False), ("noise", True)}
     assert protocols["ssl", False] == protocols["noise", False]
-    assert protocols["ssl", True] == protocols["noise", True] == protocols["ssl", False][:-1]
+    assert protocols["ssl", True] == protocols["noise", True] == protocols["ssl", False][:-2]
+    shapes = [(row["features"], row["whitened"], row["metric"]) for row in report["geometry"]]
+    assert len(shapes) == len(set(shapes)) == 2 * 2 * 4
 
 
 def test_each_number_is_that_of_its_own_function(report):
@@ -47,12 +51,19 @@ def test_each_number_is_that_of_its_own_function(report):
         *knn_results(train, test, vote="majority"),
         *linear_probe(train, test),
         *few_shot_knn(train, test, labels_per_class=10, k=[10]),
+        *few_shot_knn(train, test, labels_per_class=1, k=[1]),
+        *ridge_probe(train, test),
+        *retrieval(test, test, exclude_same_id=True),
+        *verification(test, test),
     ]
-    rows = {(r["features"], r["whitened"], r["protocol"]): r["value"] for r in report["rows"]}
+    rows = {
+        (r["features"], r["whitened"], r["protocol"], r["metric"]): r["value"]
+        for r in report["rows"]
+    }
     for result in expected:
-        assert rows["ssl", False, result.protocol] == result.value
+        assert rows["ssl", False, result.protocol, result.metric] == result.value
     for result in knn_results(*white):
-        assert rows["ssl", True, result.protocol] == result.value
+        assert rows["ssl", True, result.protocol, result.metric] == result.value
 
 
 def test_the_table_has_one_number_a_cell_and_knn_there_has_k_20(report):

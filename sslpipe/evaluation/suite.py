@@ -9,7 +9,8 @@ eval.json, what `run_suite` returns and `tools.evaluate suite` writes:
         features     "ssl", "pixels", "random", ...
         whitened     whether PCA whitening, learned on train features, went before
         column       the heading this number stands under; null: not in the table
-        protocol, metric, value, interval95, queries, bank, details      see result.Result
+        protocol, metric, value, interval95, queries, bank, details, unit    see result.Result
+    geometry         the same objects for numbers that are no accuracies: alignment and so on
     left_out         sentences: what could not be measured, and why
 """
 
@@ -21,15 +22,22 @@ import torch
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.geometry import geometry
 from sslpipe.evaluation.knn import DINO_K, check_pair, few_shot_knn, knn_results, protocol_id
-from sslpipe.evaluation.linear_probe import linear_probe
+from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.retrieval import retrieval
+from sslpipe.evaluation.verification import pairs_of, verification
 from sslpipe.evaluation.whiten import whiten
 
 SCHEMA_VERSION = 1
-LABELS_PER_CLASS = (100, 10)
+LABELS_PER_CLASS = (100, 10)  # columns of the table
+FEWER_LABELS = (5, 1)  # measured, too
 KNN, LINEAR = "kNN", "linear"
+FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
+FARS, FOLDS = (1e-1, 1e-2, 1e-3), 10
+RETRIEVAL_K = (1, 5, 10)
 
 
 def run_suite(
@@ -41,34 +49,47 @@ def run_suite(
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe, of each set.
+    """kNN with all, 100, 10, 5 and 1 labels a class, retrieval and verification inside test, plain
+    and whitened, two linear probes and the geometry, of each set.
 
-    sets: name -> (train, test). The table's kNN has k = 20, or 10 where a class has 10 labels;
-    nothing is chosen on test. The linear probe standardises, so it is run on plain features only.
+    sets: name -> (train, test). The table's kNN has k = 20, or as many as there are labels a class
+    where those are fewer; nothing is chosen on test. The linear probes standardise, so they are run
+    on plain features only. Verification and retrieval take pairs of test samples, each sample
+    against all others.
     Raises: DataError where the sets are not of the same samples.
     """
     _check_same_samples(sets)
     train = next(iter(sets.values()))[0]
     smallest_class = int(np.unique(train.labels.cpu().numpy(), return_counts=True)[1].min())
     few = [n for n in LABELS_PER_CLASS if n <= smallest_class]
+    fewer = [n for n in FEWER_LABELS if n <= smallest_class]
     left_out = [
         f"kNN with {n} labels a class: the smallest class of the bank has {smallest_class}"
         for n in LABELS_PER_CLASS
         if n not in few
     ]
+    inside = _inside_test(next(iter(sets.values()))[1], seed, left_out)
     rows: list[dict[str, Any]] = []
+    shapes: list[dict[str, Any]] = []
     for name, plain in sets.items():
         for whitened in (False, True):
             bank, queries = whiten(*plain) if whitened else plain
-            say(f"{name}{', whitened' if whitened else ''}: kNN")
-            results = _knn_rows(bank, queries, few, search=search, draws=draws, seed=seed)
+            say(f"{name}{', whitened' if whitened else ''}: kNN, retrieval, verification")
+            results = _knn_rows(bank, queries, few, fewer, search=search, draws=draws, seed=seed)
+            results += [(None, result) for evaluate in inside for result in evaluate(queries)]
             if not whitened and smallest_class > 1:
-                say(f"{name}: linear probe")
+                say(f"{name}: linear probes")
+                results += [(None, result) for result in ridge_probe(bank, queries, seed=seed)]
                 results += [(LINEAR, result) for result in linear_probe(bank, queries, seed=seed)]
             rows += [
                 {"features": name, "whitened": whitened, "column": column, **result.to_json()}
                 for column, result in results
             ]
+            if inside:  # there are pairs of one label
+                shapes += [
+                    {"features": name, "whitened": whitened, "column": None, **result.to_json()}
+                    for result in geometry(bank, queries, seed=seed)
+                ]
     if smallest_class < 2:
         left_out.append("linear probe: a class of the bank has a single row")
     return {
@@ -76,8 +97,32 @@ def run_suite(
         "facts": facts,
         "columns": [KNN, *(few_column(n) for n in few), LINEAR],
         "rows": rows,
+        "geometry": shapes,
         "left_out": left_out,
     }
+
+
+def _inside_test(
+    test: Embeddings, seed: int, left_out: list[str]
+) -> list[Callable[[Embeddings], list[Result]]]:
+    """Retrieval and verification with the options that these samples allow."""
+    try:
+        same = pairs_of(test, FOLDS, seed).same
+        different = int((~pairs_of(test, round(1 / min(FARS)), seed).same).sum())
+    except DataError as error:
+        left_out.append(f"retrieval, verification and geometry: {error}")
+        return []
+    ks = [k for k in RETRIEVAL_K if k <= len(test.ids)]
+    chosen: list[Callable[[Embeddings], list[Result]]] = [
+        lambda rows: retrieval(rows, rows, k=ks, exclude_same_id=True)
+    ]
+    if min(same.sum(), (~same).sum()) < FOLDS:
+        left_out.append(
+            f"verification: {int(same.sum())} pairs of one label in test, below {FOLDS}"
+        )
+        return chosen
+    fars = [far for far in FARS if far * different >= 1]
+    return [*chosen, lambda rows: verification(rows, rows, far=fars, folds=FOLDS, seed=seed)]
 
 
 def few_column(labels_per_class: int) -> str:
@@ -88,6 +133,7 @@ def _knn_rows(
     bank: Embeddings,
     queries: Embeddings,
     few: list[int],
+    fewer: list[int],
     *,
     search: Search,
     draws: int,
@@ -95,14 +141,14 @@ def _knn_rows(
 ) -> list[tuple[str | None, Result]]:
     ks = [k for k in DINO_K if k <= len(bank.ids)] or [len(bank.ids)]
     in_table = protocol_id(20 if 20 in ks else ks[0], 0.07, "weighted")
-    every = knn_results(bank, queries, k=ks, search=search)
-    every += knn_results(bank, queries, k=ks, vote="majority", search=search)
+    more = [k for k in FEWER_NEIGHBOURS if k <= len(bank.ids)]
+    every = knn_results(bank, queries, k=[*more, *ks], vote="both", search=search)
     rows = [(KNN if result.protocol == in_table else None, result) for result in every]
-    for n in few:
+    for n in [*few, *fewer]:
         results = few_shot_knn(
             bank, queries, labels_per_class=n, k=[min(20, n)], draws=draws, seed=seed, search=search
         )
-        rows += [(few_column(n), result) for result in results]
+        rows += [(few_column(n) if n in few else None, result) for result in results]
     return rows
 
 

@@ -1,0 +1,273 @@
+"""Exact search, retrieval metrics and linear probes: time and memory, ours against the peers.
+
+    python -m benchmarks.evaluation [--part search,retrieval,probe] [--threads 1] [--json FILE]
+
+Each contender runs in a fresh process on the same seeded features, D = 128. time: the faster of
+two calls (one where a call takes more than 20 s). memory: peak resident memory over that before
+the call, in MB. Where the conventions of two contenders agree, their numbers are compared and the
+largest difference is printed; where they do not, the line says so.
+
+search: 60,000 rows, 10,000 queries, k = 200, against faiss's flat index and scikit-learn.
+retrieval: 16,000 rows of 8,000 classes, leave one out, against pytorch-metric-learning's
+AccuracyCalculator (k = max_bin_count: three metrics; k = 1000 and all: the mean reciprocal rank,
+too, which is cut off at rank 1000 or needs every neighbour: 18 GB at 16,000 rows, so it is asked
+for 4,000 at most) and torchmetrics on a fortieth of the queries.
+probe: logistic regression at one C, 10,000 rows of 10 classes, against scikit-learn.
+Peers that are not installed (extra `bench`) are named as left out. Linux only (reads /proc).
+"""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.nt_xent import memory_mb
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.logistic import fit_logistic
+from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.retrieval import retrieval_per_query
+
+Run = Callable[[], dict[str, float]]
+
+DIM, K = 128, 200
+LONG_S = 20.0
+
+
+def clusters(rows: int, classes: int, seed: int = 0) -> Embeddings:
+    """Unit features around `classes` random centres, classes in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, DIM, generator=generator)
+    labels = torch.arange(rows) % classes
+    noise = torch.randn(rows, DIM, generator=generator)
+    features = torch.nn.functional.normalize(centres[labels] + noise)
+    return Embeddings(features, labels, torch.arange(rows))
+
+
+def search_data(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A bank, and a sixth as many queries from the same clusters."""
+    features = clusters(rows + rows // 6, 100).features
+    return features[:rows], features[rows:]
+
+
+def checksum(indices: Any) -> dict[str, float]:
+    """What two searches have in common where they found the same sets of rows."""
+    found = torch.as_tensor(indices).long()
+    return {"sum of rows": float(found.sum()), "sum of first rows": float(found[:, 0].sum())}
+
+
+def search_ours(bank: torch.Tensor, queries: torch.Tensor) -> Run:
+    return lambda: checksum(nearest(bank, queries, K).indices)
+
+
+def search_ours_faiss(bank: torch.Tensor, queries: torch.Tensor) -> Run:
+    return lambda: checksum(nearest(bank, queries, K, search="faiss").indices)
+
+
+def search_faiss(bank: torch.Tensor, queries: torch.Tensor) -> Run:
+    import faiss
+
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    unit = torch.nn.functional.normalize
+
+    def run() -> dict[str, float]:
+        index = faiss.IndexFlatIP(DIM)
+        index.add(unit(bank).numpy())
+        return checksum(index.search(unit(queries).numpy(), K)[1])
+
+    return run
+
+
+def search_sklearn(bank: torch.Tensor, queries: torch.Tensor) -> Run:
+    from sklearn.neighbors import NearestNeighbors
+
+    def run() -> dict[str, float]:
+        model = NearestNeighbors(n_neighbors=K, metric="cosine", algorithm="brute", n_jobs=1)
+        return checksum(model.fit(bank.numpy()).kneighbors(queries.numpy())[1])
+
+    return run
+
+
+def retrieval_ours(rows: Embeddings) -> Run:
+    def run() -> dict[str, float]:
+        every = retrieval_per_query(rows, rows, k=(1, 10), exclude_same_id=True)
+        means = dict(zip(every.names, every.values.mean(axis=0).tolist(), strict=True))
+        first = every.values[: len(rows.ids) // 40].mean(axis=0).tolist()
+        part = {f"{name} of 1/40": value for name, value in zip(every.names, first, strict=True)}
+        return means | part
+
+    return run
+
+
+def retrieval_pml(rows: Embeddings, k: str | int | None) -> Run:
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    names = {
+        "precision_at_1": "hit_rate@1",
+        "r_precision": "r_precision",
+        "mean_average_precision_at_r": "map_at_r",
+    }
+    if k != "max_bin_count":
+        names |= {"mean_reciprocal_rank": "mrr"}
+    calculator = AccuracyCalculator(include=tuple(names), k=k, device=torch.device("cpu"))
+
+    def run() -> dict[str, float]:
+        found = calculator.get_accuracy(rows.features, rows.labels)
+        return {ours: float(found[theirs]) for theirs, ours in names.items()}
+
+    return run
+
+
+def retrieval_torchmetrics(rows: Embeddings) -> Run:
+    from torchmetrics.functional.retrieval import (
+        retrieval_hit_rate,
+        retrieval_r_precision,
+        retrieval_recall,
+        retrieval_reciprocal_rank,
+    )
+
+    def run() -> dict[str, float]:
+        count = len(rows.ids) // 40
+        sums = dict.fromkeys(("hit_rate@1", "hit_rate@10", "recall@10", "r_precision", "mrr"), 0.0)
+        for query in range(count):
+            others = rows.ids != query
+            # above zero: torchmetrics takes a score of 0 or less for irrelevant
+            scores = 2 + (rows.features @ rows.features[query])[others]
+            same = (rows.labels == rows.labels[query])[others]
+            sums["hit_rate@1"] += float(retrieval_hit_rate(scores, same, top_k=1))
+            sums["hit_rate@10"] += float(retrieval_hit_rate(scores, same, top_k=10))
+            sums["recall@10"] += float(retrieval_recall(scores, same, top_k=10))
+            sums["r_precision"] += float(retrieval_r_precision(scores, same))
+            sums["mrr"] += float(retrieval_reciprocal_rank(scores, same))
+        return {f"{name} of 1/40": value / count for name, value in sums.items()}
+
+    return run
+
+
+def probe_ours(rows: Embeddings) -> Run:
+    def run() -> dict[str, float]:
+        (fitted,) = fit_logistic(rows.features, rows.labels, [1.0], 10, tolerance=1e-6)
+        return {"norm of the weights": float(fitted.weight.norm())}
+
+    return run
+
+
+def probe_sklearn(rows: Embeddings) -> Run:
+    from sklearn.linear_model import LogisticRegression
+
+    def run() -> dict[str, float]:
+        model = LogisticRegression(C=1.0, tol=1e-6, max_iter=10_000)
+        model.fit(rows.features.double().numpy(), rows.labels.numpy())
+        return {"norm of the weights": float((model.coef_**2).sum() ** 0.5)}
+
+    return run
+
+
+PARTS: dict[str, dict[str, Callable[[float], Run]]] = {
+    "search": {
+        "faiss": lambda size: search_faiss(*search_data(int(60_000 * size))),
+        "ours": lambda size: search_ours(*search_data(int(60_000 * size))),
+        "ours, search=faiss": lambda size: search_ours_faiss(*search_data(int(60_000 * size))),
+        "scikit-learn": lambda size: search_sklearn(*search_data(int(60_000 * size))),
+    },
+    "retrieval": {
+        "AccuracyCalculator, k=max_bin_count": lambda size: retrieval_pml(
+            clusters(int(16_000 * size), int(8_000 * size)), "max_bin_count"
+        ),
+        "AccuracyCalculator, k=1000": lambda size: retrieval_pml(
+            clusters(int(16_000 * size), int(8_000 * size)), min(1000, int(8_000 * size))
+        ),
+        "AccuracyCalculator, all": lambda size: retrieval_pml(
+            clusters(int(16_000 * size), int(8_000 * size)), None
+        ),
+        "ours": lambda size: retrieval_ours(clusters(int(16_000 * size), int(8_000 * size))),
+        "torchmetrics, 1/40 of the queries": lambda size: retrieval_torchmetrics(
+            clusters(int(16_000 * size), int(8_000 * size))
+        ),
+    },
+    "probe": {
+        "scikit-learn": lambda size: probe_sklearn(clusters(int(10_000 * size), 10)),
+        "ours": lambda size: probe_ours(clusters(int(10_000 * size), 10)),
+    },
+}
+LARGEST = {"AccuracyCalculator, all": 0.25}  # size; its memory grows with the square
+NEEDS = {"AccuracyCalculator": "pytorch_metric_learning", "torchmetrics": "torchmetrics"}
+
+
+def measure(part: str, contender: str, size: float, threads: int) -> dict[str, Any]:
+    """One contender in this process."""
+    torch.set_num_threads(threads)
+    PARTS[part][contender](0.02)()  # imports, thread pools, kernels chosen
+    run = PARTS[part][contender](size)
+    before = memory_mb("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    times: list[float] = []
+    while len(times) < 2 and sum(times) < LONG_S:
+        start = time.perf_counter()
+        values = run()
+        times.append(time.perf_counter() - start)
+    return {"seconds": min(times), "extra_mb": memory_mb("VmHWM") - before, "values": values}
+
+
+def in_fresh_process(part: str, contender: str, size: float, threads: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.evaluation", "--one", contender, "--part", part]
+    command += ["--size", str(size), "--threads", str(threads)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--part", default=",".join(PARTS))
+    parser.add_argument(
+        "--without", default="", help="contenders that are left out, by a name's start"
+    )
+    parser.add_argument("--size", type=float, default=1.0, help="share of the rows")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="records are added to this file")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        result = measure(arguments.part, arguments.one, arguments.size, arguments.threads)
+        print(json.dumps(result))
+        return
+
+    absent = [peer for peer, module in NEEDS.items() if importlib.util.find_spec(module) is None]
+    absent += [name for name in arguments.without.split(";") if name]
+    records = []
+    for part in arguments.part.split(","):
+        measured = {
+            name: in_fresh_process(part, name, arguments.size, arguments.threads)
+            for name in PARTS[part]
+            if not name.startswith(tuple(absent) or ("\0",))
+            and arguments.size <= LARGEST.get(name, arguments.size)
+        }
+        ours = measured["ours"]
+        print(f"\n{part:<36} {'seconds':>8} {'speed':>7} {'MB':>8} {'memory':>8}  differs by")
+        for name, result in measured.items():
+            common = sorted({*ours["values"]} & {*result["values"]})
+            apart = [abs(ours["values"][key] / result["values"][key] - 1) for key in common]
+            speed = ours["seconds"] / result["seconds"]
+            memory = result["extra_mb"] / max(ours["extra_mb"], 1.0)
+            print(
+                f"{name:<36} {result['seconds']:>8.2f} {speed:>6.2f}x {result['extra_mb']:>8.0f}"
+                f" {memory:>7.2f}x  {max(apart):.1e} in {len(common)} numbers"
+            )
+            records.append({"part": part, "contender": name, "size": arguments.size, **result})
+    print("\nspeed: of each against ours, above 1 is faster; memory: times ours")
+    if absent:
+        print(f"left out: {', '.join(absent)}")
+    if arguments.json:
+        told = {"torch": torch.__version__, "threads": arguments.threads, "records": records}
+        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
