@@ -17,6 +17,7 @@ from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError
 from sslpipe.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
+from sslpipe.losses.moco import MoCoLoss
 from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import build_optimizer, describe_groups
 from sslpipe.recipe import Recipe, digest
@@ -48,7 +49,7 @@ class Check:
     recipe: Recipe
     views: tuple[dict[str, Any], ...]  # the law of each view, presets and defaults resolved
     stem: str | None
-    negatives_per_anchor: int
+    negatives_per_anchor: int  # with a queue: once it is full
     backbone_parameters: int
     projector_parameters: int
     num_features: int
@@ -82,7 +83,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     else:
         augment = build(AUGMENTS, recipe.augment, section="augment")
         images = noise_batch(min(recipe.data.canvas_px, augment.crop_px * 8 // 7))
-    build_loss(recipe)
+    loss_fn = build_loss(recipe)
     crop_px, batch_size = augment.crop_px, recipe.data.batch_size
     model = build_model(recipe, crop_px)
     if recipe.optim.precision == "fp64":
@@ -96,7 +97,9 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
         stem=model.backbone.stem,
-        negatives_per_anchor=2 * batch_size - 2,
+        negatives_per_anchor=(
+            len(loss_fn.keys) if isinstance(loss_fn, MoCoLoss) else 2 * batch_size - 2
+        ),
         backbone_parameters=count_parameters(model.backbone),
         projector_parameters=count_parameters(model.projector),
         num_features=model.backbone.num_features,
@@ -236,7 +239,11 @@ def _size_rows(result: Check) -> list[tuple[str, str]]:
     memory, data = result.memory, result.recipe.data
     batch = data.batch_size
     rows = [
-        ("negatives per anchor", f"{result.negatives_per_anchor} (2 x {batch} - 2)"),
+        (
+            "negatives per anchor",
+            f"{result.negatives_per_anchor} "
+            + ("(the full queue)" if result.recipe.loss.kind == "moco" else f"(2 x {batch} - 2)"),
+        ),
         (
             "parameters",
             f"backbone {result.backbone_parameters:,} ({result.num_features} features"

@@ -24,6 +24,7 @@ from sslpipe.data.loader import Batch, batches
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Shard
+from sslpipe.errors import RecipeError
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.finetune_recipe import FinetuneRecipe
 from sslpipe.flops import peak_flops, step_flops
@@ -125,6 +126,11 @@ def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
 
 def build_loss(recipe: Recipe) -> Objective:
     """The recipe's objective; one with a queue learns how long its embeddings are."""
+    if recipe.loss.kind == "moco" and recipe.momentum is None:
+        raise RecipeError(
+            "loss.kind = 'moco' compares queries with keys of earlier steps, which only a momentum "
+            "encoder keeps alike; add a section [momentum], or momentum.start=0.999"
+        )
     return build(LOSSES, recipe.loss, section="loss", dim=recipe.projector.out_dim)
 
 

@@ -16,7 +16,7 @@ from sslpipe.check import check, count_parameters, render
 from sslpipe.data.index import load_index
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
-from sslpipe.errors import UserError
+from sslpipe.errors import RecipeError, UserError
 from sslpipe.estimate import estimate_memory, noise_batch, step_seconds
 from sslpipe.flops import step_flops
 from sslpipe.models.backbones import build_backbone
@@ -247,6 +247,15 @@ def test_what_a_setting_costs_is_said(recipe_of, override, message):
     assert check(recipe_of(), None).warnings == ()
     (warning,) = check(recipe_of(override), None).warnings
     assert message in warning
+
+
+def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(recipe_of):
+    queue = ("loss.kind=moco", "loss.queue_rows=96")
+    with pytest.raises(RecipeError, match=r"add a section \[momentum\]"):
+        check(recipe_of(*queue), None)
+    result = check(recipe_of(*queue, "momentum.start=0.99"), None)
+    assert result.negatives_per_anchor == 96
+    assert "96 (the full queue)" in shown(result)
 
 
 def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):

@@ -21,6 +21,7 @@ from sslpipe.recipe import Component, Projector
 from tests.processes import run_processes
 
 IMAGES, STREAMS = 24, 4
+OBJECTIVES = {**LOSSES, "moco": partial(LOSSES["moco"], dim=5, queue_rows=40)}
 
 
 def network(batchnorm: bool = True, dropout: float = 0.0, dtype=torch.float64) -> nn.Module:
@@ -126,24 +127,27 @@ def test_gradient_and_statistics_are_those_of_one_graph_over_the_micro_batches(
     assert [norm.momentum for norm in model if hasattr(norm, "momentum")] == [0.1, None]
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_without_batchnorm_it_is_the_gradient_of_the_whole_batch(name):
     model = network(batchnorm=False)
     oracle, views = copy.deepcopy(model), images()
     calls = []
-    loss_fn = LOSSES[name]().double()
+    loss_fn = OBJECTIVES[name]().double()
 
     def once(z_a, z_b, *, ids, labels):
         calls.append(1)
-        return loss_fn(z_a, z_b, ids=ids, labels=labels)
+        return loss_fn(z_a, z_b, ids=ids, labels=ids % 3)
 
-    ids = torch.arange(IMAGES)
     whole_fn = copy.deepcopy(loss_fn)
-    _, _, loss = cached(model, once, views, 6, ids=ids)
-    z_a, z_b = oracle(views).chunk(2)
-    whole = whole_fn(z_a, z_b, ids=ids, labels=None)
-    whole.backward()
-    assert calls == [1]  # a queue takes the batch in once
+    for step in range(2):  # a queue is empty in the first
+        ids = torch.arange(IMAGES) + step * IMAGES
+        model.zero_grad()
+        oracle.zero_grad()
+        _, _, loss = cached(model, once, views, 6, ids=ids)
+        z_a, z_b = oracle(views).chunk(2)
+        whole = whole_fn(z_a, z_b, ids=ids, labels=ids % 3)
+        whole.backward()
+    assert calls == [1, 1]  # a queue takes the batch in once
     assert float(loss) == pytest.approx(float(whole.detach()), rel=1e-12)
     assert_same(model, oracle, 1e-10)
     for a, b in zip(loss_fn.buffers(), whole_fn.buffers(), strict=True):
@@ -212,39 +216,45 @@ def _under_bf16(forward, x: Tensor) -> Tensor:
         return forward(x).float()
 
 
-def gradients_in_rank(shard, micro_batches):
-    """(gradients, buffers, how many times ranks exchanged gradients) on this rank's rows."""
+def gradients_in_rank(shard):
+    """By objective, after two steps: loss, gradients and buffers of model and objective, and how
+    often a step exchanged gradients."""
     views, share = images(), IMAGES // shard.world
     mine = slice(shard.rank * share, (shard.rank + 1) * share)
     views = torch.cat([views[:IMAGES][mine], views[IMAGES:][mine]])
-    model = sync_batchnorm(network(), shard.world)
-    exchanged, wrapped = [], model
-    if shard.world > 1:
-        wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+    found = {}
+    for name, objective in OBJECTIVES.items():
+        model, loss_fn = sync_batchnorm(network(), shard.world), objective().double()
+        exchanged, wrapped = [], model
+        if shard.world > 1:
+            wrapped = DistributedDataParallel(model, broadcast_buffers=False)
 
-        def count(_, bucket):
-            exchanged.append(1)
-            work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
-            return work.get_future().then(lambda f: f.value()[0] / shard.world)
+            def count(exchanged, bucket):
+                exchanged.append(1)
+                work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+                return work.get_future().then(lambda f: f.value()[0] / shard.world)
 
-        wrapped.register_comm_hook(None, count)
-    streams = STREAMS // shard.world
-    loss = cached(model, NTXentLoss(0.2), views, micro_batches, wrapped, streams)[2]
-    return (
-        float(loss),
-        [p.grad for p in model.parameters()],
-        list(model.buffers()),
-        len(exchanged),
-    )
+            wrapped.register_comm_hook(exchanged, count)
+        for step in range(2):  # a queue is empty in the first
+            model.zero_grad()
+            ids = torch.arange(IMAGES)[mine] + step * IMAGES
+            labelled = partial(loss_fn, labels=ids % 3)
+            given = (views, 3, wrapped, STREAMS // shard.world, ids)
+            loss = cached(model, lambda *z, ids, labels, f=labelled: f(*z, ids=ids), *given)[2]
+        gradients = [p.grad for p in model.parameters()]
+        tensors = [loss, *gradients, *model.buffers(), *loss_fn.buffers()]
+        found[name] = (tensors, len(exchanged) / 2)
+    return found
 
 
-def test_processes_change_neither_gradient_nor_statistics_and_talk_once():
-    loss, gradients, buffers, _ = gradients_in_rank(Shard(0, 1), 3)
-    for found_loss, found, statistics, exchanged in run_processes(gradients_in_rank, 2, 3):
-        assert found_loss == pytest.approx(loss, rel=1e-12)
-        assert exchanged == 1
-        for a, b in zip([*found, *statistics], [*gradients, *buffers], strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_change_no_objective_with_micro_batches_and_talk_once(world):
+    expected = gradients_in_rank(Shard(0, 1))
+    for found in run_processes(gradients_in_rank, world):
+        for name, (tensors, exchanged) in found.items():
+            assert exchanged == 1
+            for a, b in zip(tensors, expected[name][0], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)
 
 
 class Kept:

@@ -61,14 +61,13 @@ def data(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"))
 
 
-PAIR = ("momentum.start=0.5", "data.micro_batch=8")
+PAIR = ("momentum.start=0.5", "loss.kind=moco", "loss.queue_rows=24", "data.micro_batch=8")
 
 
 @pytest.mark.parametrize(
     ("world", "poison", "steps", "settings"),
     [
         (1, poisoned_in_rank, (1,), ()),
-        (2, poisoned_in_rank, (1,), ()),
         (2, poisoned_in_rank, (4, 5), PAIR),  # a step makes 2 x 2 views
         (2, poisoned_gradient_in_rank, (4,), PAIR),  # and 1 + 2 calls of backward
     ],
@@ -76,7 +75,7 @@ PAIR = ("momentum.start=0.5", "data.micro_batch=8")
 def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
     data, tmp_path, world, poison, steps, settings
 ):
-    """Weights, running statistics, and the momentum encoder with its own."""
+    """Weights, running statistics, the momentum encoder with its own, the queue."""
     recipe = write_recipe(tmp_path)
     settings = ("steps=3", "run.save_steps=1", "run.keep_checkpoints=3", *settings)
     arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
@@ -87,6 +86,10 @@ def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
     assert any(key.startswith("momentum.") for key in first) == (PAIR[0] in settings)
     for key, value in first.items():
         assert torch.equal(second[key], value), key
+    queues = [torch.load(folder / "parts.pt", weights_only=True)["loss"] for folder in folders]
+    for key, value in queues[0].items():
+        assert torch.equal(queues[1][key], value), key
+        assert (key == "keys") <= bool(torch.isfinite(value).all() and value.any())
     assert any(not torch.equal(third[key], value) for key, value in first.items())
     assert all(bool(torch.isfinite(value).all()) for value in third.values())
     lines = read_metrics(tmp_path / "run")
@@ -109,7 +112,7 @@ def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):
 
 
 @pytest.fixture
-def own_state():
+def fresh():
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -138,7 +141,7 @@ def scaled_step(scale, folder, monkeypatch, gradient=1.0):
     return moved, guard, {key: value.clone() for key, value in model.state_dict().items()}
 
 
-def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, monkeypatch, own_state):
+def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, fresh, monkeypatch):
     """Gradients are unscaled before both; or decay and clipping would weigh in by the scale."""
     (one, _, expected), (two, _, found) = (
         scaled_step(scale, tmp_path, monkeypatch) for scale in (1.0, 65536.0)
@@ -149,9 +152,7 @@ def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, monkeypatc
         torch.testing.assert_close(found[key], value, msg=key)
 
 
-def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(
-    tmp_path, monkeypatch, own_state
-):
+def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(tmp_path, monkeypatch, fresh):
     moved, guard, found = scaled_step(2.0, tmp_path, monkeypatch, gradient=float("inf"))
     assert not moved
     assert guard.skipped == 0

@@ -66,35 +66,38 @@ def test_processes_change_neither_samples_nor_draws_nor_numbers(
     assert knn[0] == knn[1]
 
 
+MICRO = (*FP64, *OPTIMIZERS["lars"], "data.micro_batch=4", "optim.warmup_steps=2")
+MOCO = ("momentum.start=0.9", "loss.kind=moco", "loss.queue_rows=40")
+
+
 @pytest.fixture(scope="module")
 def micro_batches(data, tmp_path_factory):
-    """Run directory of one process: four micro-batches a step, keys of a momentum encoder."""
+    """Run directory of one process that takes four micro-batches a step."""
     folder = tmp_path_factory.mktemp("micro")
     train_over(1, write_recipe(folder), data, folder / "run", *MICRO)
     return folder / "run"
 
 
-MICRO = (
-    *FP64,
-    *OPTIMIZERS["lars"],
-    "data.micro_batch=4",
-    "optim.warmup_steps=2",
-    "momentum.start=0.9",
-)
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_change_nothing_with_micro_batches_and_a_momentum_encoder_either(
-    data, micro_batches, tmp_path, world
-):
-    train_over(world, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
-    expected, found = read_metrics(micro_batches), read_metrics(tmp_path / "run")
+def assert_same_run(expected_dir, found_dir, negatives):
+    expected, found = read_metrics(expected_dir), read_metrics(found_dir)
     for a, b in zip(expected, found, strict=True):
         assert a["lr"] == b["lr"]
-        assert a["negatives_per_anchor"] == b["negatives_per_anchor"] == 2 * 16 - 2
         for key in ("loss", "grad_norm", "alignment", "effective_rank"):
             assert b[key] == pytest.approx(a[key], rel=TOLERANCE)
-    assert_equal_weights(final_weights(micro_batches), final_weights(tmp_path / "run"))
+    assert [line["negatives_per_anchor"] for line in found] == negatives
+    assert_equal_weights(final_weights(expected_dir), final_weights(found_dir))
+
+
+def test_processes_change_nothing_with_micro_batches_either(data, micro_batches, tmp_path):
+    train_over(4, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
+    assert_same_run(micro_batches, tmp_path / "run", [2 * 16 - 2] * 5)  # not those of a part
+
+
+def test_nor_with_a_momentum_encoder_and_a_queue(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    for world in (1, 2):
+        train_over(world, recipe, data, tmp_path / str(world), *MICRO, *MOCO)
+    assert_same_run(tmp_path / "1", tmp_path / "2", [0, 16, 32, 40, 40])
 
 
 def test_micro_batches_change_neither_samples_nor_rate_nor_the_first_loss_much(
