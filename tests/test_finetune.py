@@ -32,6 +32,8 @@ from tests.finetunes import (
 )
 from tests.processes import run_processes
 from tests.runs import final_weights
+from tools.report import build_page
+from tools.report_run import read_run
 
 # name -> overrides: a head; pairs over a queue and two views, with an ID loss; a proxy loss that
 # looks at the whole batch, partly frozen; triplets
@@ -154,6 +156,10 @@ def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
     weight = tensors["backbone.embedding.weight"].float()
     expected = pooled @ weight.T + tensors["backbone.embedding.bias"].float()
     torch.testing.assert_close(rows.features, F.normalize(expected, dim=1), rtol=1e-4, atol=1e-5)
+
+    page = build_page(read_run(run_dir), None, None, None)
+    assert "12 images" in page  # 4 classes x 3
+    assert "Recall@1, unseen classes" in page
 
     export_backbone(run_dir, tmp_path / "out", ["safetensors"])
     again = load_backbone(tmp_path / "out")

@@ -34,6 +34,7 @@ from tools.report_results import few_shot_chart, result_table
 from tools.report_run import Run, read_run
 from tools.report_sections import (
     CHARTS,
+    FINETUNE_CHARTS,
     SPEED_CHARTS,
     alarms,
     charts,
@@ -128,7 +129,8 @@ def build_page(
             result_table(evaluation) if evaluation else missing("No eval.json yet.", SUITE)
         ),
         "Few labels": few_labels(facts),
-        "Training": charts(facts, CHARTS) + steps_note(facts),
+        "Training": charts(facts, FINETUNE_CHARTS if "sampler" in facts.recipe else CHARTS)
+        + steps_note(facts),
         "Alarms": alarms(facts),
         "Views": views(facts, index),
         "Embedding map": embedding_map(facts, queries, split),

@@ -28,6 +28,18 @@ CHARTS: tuple[Chart, ...] = (  # title; key -> name; kind of line; values the ax
         (0.0, 1.0),
     ),
 )
+FINETUNE_CHARTS: tuple[Chart, ...] = (
+    ("loss", {"loss": "loss"}, "train", ()),
+    (
+        "retrieval in classes kept from training",
+        {"validation_recall_at_1": "Recall@1", "validation_map_at_r": "MAP@R"},
+        "eval",
+        (0.0, 1.0),
+    ),
+    ("pairs or triplets that still cost something", {"active": "active"}, "train", (0.0,)),
+    *(chart for chart in CHARTS if chart[0] in ("learning rate", "gradient norm")),
+    *(chart for chart in CHARTS if chart[0] in ("effective rank", "cosine")),
+)
 SPEED_CHARTS: tuple[Chart, ...] = (
     ("images a second", {"images_per_s": "images/s"}, "train", (0.0,)),
     ("waiting for data, % of the time", {"data_wait_percent": "wait"}, "train", (0.0,)),
@@ -37,6 +49,10 @@ HEALTH = (
     "Uniformity: 0 when all embeddings are one point, near −4 when spread over the sphere. "
     "Effective rank: dimensions in use, 1 when collapsed. Embedding std, times √D: 1 when spread, "
     "0 when collapsed. Cosine: of two views of one image (positive) and of two images (negative)."
+)
+FINETUNE_HEALTH = (
+    "Effective rank: dimensions in use, 1 when collapsed. Cosine: of two images of one class "
+    "(positive) and of two classes (negative)."
 )
 MOST_QUARANTINED = 100
 
@@ -55,7 +71,7 @@ def missing(text: str, command: str) -> str:
 
 def measured_speed(run: Run) -> Speed | None:
     """From the lines of metrics.jsonl: steps between two lines, at the speed the later one says."""
-    batch_size = run.recipe["data"]["batch_size"]
+    batch_size = batch_images(run)
     before, seconds, waited_s = 0, 0.0, 0.0
     for line in run.train:
         part_s = (line["step"] - before) * batch_size / line["images_per_s"]
@@ -67,12 +83,20 @@ def measured_speed(run: Run) -> Speed | None:
     return Speed(seconds, before * batch_size / seconds, 100 * waited_s / seconds)
 
 
+def batch_images(run: Run) -> int:
+    """Images of a global step: the recipe's own number, or the PK batch of a fine-tuning."""
+    if (sampler := run.recipe.get("sampler")) is None:
+        return int(run.recipe["data"]["batch_size"])
+    grouped = sampler["classes_per_batch"] * sampler["images_per_class"]
+    return int(grouped + sampler["random_images"])
+
+
 def trained_sentence(run: Run) -> str:
     """What was trained on what, for how long, and where."""
     recipe, data, speed = run.recipe, run.data, measured_speed(run)
     split = recipe["data"]["split"]
     steps, epochs = (run.train[-1][key] if run.train else 0 for key in ("step", "epoch"))
-    images, holdout = data["samples"].get(split, 0), recipe["data"]["holdout"]
+    images, holdout = data["samples"].get(split, 0), recipe["data"].get("holdout", 0)
     labelled = data["classes"] or run.evals  # without labels nothing is held out
     without = f", {holdout:,} of them held out," if holdout and labelled else ""
     kind, loss = str(recipe["backbone"]["kind"]), str(recipe["loss"]["kind"])
@@ -89,9 +113,9 @@ def header(run: Run) -> str:
     recipe, speed = run.recipe, measured_speed(run)
     tiles = {
         "views": f"{recipe['augment'].get('preset', recipe['augment']['kind'])}",
-        "batch": f"{recipe['data']['batch_size']:,} images",
+        "batch": f"{batch_images(run):,} images",
         "last loss": number(run.train[-1]["loss"]) if run.train else "–",
-        "held-out kNN": f"{100 * run.evals[-1]['holdout_knn']:.1f} %" if run.evals else "–",
+        **_last_eval(run),
         "images a second": f"{speed.images_per_s:,.0f}" if speed else "–",
         "waiting for data": f"{speed.data_wait_percent:.0f} %" if speed else "–",
     }
@@ -104,6 +128,14 @@ def header(run: Run) -> str:
         f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{trained_sentence(run)} "
         f"{accuracy_sentence(run)}</p>{warning}<dl class='tiles'>{shown}</dl>"
     )
+
+
+def _last_eval(run: Run) -> dict[str, str]:
+    """The last number on samples that were kept from training, under its name."""
+    last = run.evals[-1] if run.evals else {}
+    names = {"holdout_knn": "held-out kNN", "validation_recall_at_1": "Recall@1, unseen classes"}
+    shown = {name: f"{100 * last[key]:.1f} %" for key, name in names.items() if key in last}
+    return shown or {"held-out kNN": "–"}
 
 
 def charts(run: Run, wanted: Sequence[Chart]) -> str:
@@ -136,10 +168,16 @@ def steps_note(run: Run) -> str:
         return ""
     skipped = run.train[-1]["skipped_steps"]
     wild = sum(not np.isfinite(line["loss"]) for line in run.train)
-    negatives = run.train[-1]["negatives_per_anchor"]
-    text = f"{number(negatives)} negatives an anchor; {skipped} steps skipped as not finite"
+    last = run.train[-1]
+    compared = {
+        "negatives_per_anchor": "negatives an anchor",
+        "active": "pairs or triplets still active",
+    }
+    counts = "".join(f"{number(last[k])} {name}; " for k, name in compared.items() if k in last)
+    text = f"{counts}{skipped} steps skipped as not finite"
     bad = f"; {wild} logged losses are no finite number" if wild else ""
-    return f"<p class='note'>{text}{bad}. {HEALTH}</p>"
+    health = FINETUNE_HEALTH if "sampler" in run.recipe else HEALTH
+    return f"<p class='note'>{text}{bad}. {health}</p>"
 
 
 def standing_alarms(run: Run) -> list[str]:
