@@ -6,7 +6,12 @@ OUT ?= out/demo$(if $(SHORT),-short)
 # SHORT=1: a demo of about a minute, for a first look and for CI; its numbers mean nothing
 STEPS := $(if $(SHORT),steps=40 optim.warmup_steps=10 run.monitor_steps=20)
 
-.PHONY: demo test check bench clean
+# how far `make test-slow` goes: random kills, damaged inputs for each reader
+KILLS ?= 6
+FUZZ ?= 1000
+SLOW := KILLS=$(KILLS) FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(RUN)/python -m pytest -m "slow or slurm"
+
+.PHONY: demo test test-slow test-full check bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +32,14 @@ demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluatio
 
 test: $(VENV)/.installed  ## the whole suite, on 2 cores in under 8 minutes
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest
+
+test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLURM where it is installed and the user is root
+	$(SLOW)
+
+test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a reader; writes docs/test-full.json
+	rm -rf out/test-full && mkdir -p out/test-full
+	SSLPIPE_TEST_RECORD=$(CURDIR)/out/test-full $(MAKE) test-slow KILLS=50 FUZZ=10000
+	$(RUN)/python -m tests.record out/test-full docs/test-full.json
 
 check: $(VENV)/.installed  ## everything that must be clean before a commit
 	$(RUN)/ruff format --check .

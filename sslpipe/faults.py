@@ -12,24 +12,29 @@ _seen: Counter[str] = Counter()
 def fault(point: str) -> None:
     """Act where the environment's SSLPIPE_FAULT names this point and this is its n-th visit.
 
-    SSLPIPE_FAULT: `point:n`, then `@rank` for one rank alone, then `=action`. Actions:
-    exit (the default): at once with status 9, as a power cut would; hang: for an hour, as a lost
-    disk or network would; full: OSError, as a full disk gives; term: SIGTERM, as a scheduler
-    sends; memory: torch's error of a device without memory.
+    SSLPIPE_FAULT: `point:n` (`point:*`: every visit), then `@rank` for one rank alone, then
+    `=action`. Actions: exit (the default): at once with status 9, as a power cut would; hang: for
+    an hour, as a lost disk or network would; slow: for a tenth of a second; full: OSError, as a
+    full disk gives; term: SIGTERM, as a scheduler sends; memory: torch's error of a device without
+    memory.
     """
     wanted = os.environ.get("SSLPIPE_FAULT", "")
     if not wanted:
         return
-    match = re.fullmatch(r"([\w.]+):(\d+)(?:@(\d+))?(?:=(exit|hang|full|term|memory))?", wanted)
+    match = re.fullmatch(
+        r"([\w.]+):(\d+|\*)(?:@(\d+))?(?:=(exit|hang|slow|full|term|memory))?", wanted
+    )
     assert match, f"SSLPIPE_FAULT = {wanted!r} is not point:n@rank=action"
     name, visit, rank, action = match.groups()
     if name != point or (rank and rank != os.environ.get("RANK", "0")):
         return
     _seen[point] += 1
-    if _seen[point] != int(visit):
+    if visit != "*" and _seen[point] != int(visit):
         return
     if action == "hang":
         time.sleep(3600)
+    elif action == "slow":
+        time.sleep(0.1)
     elif action == "full":
         raise OSError(28, f"No space left on device (the fault {point})")
     elif action == "term":

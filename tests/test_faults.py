@@ -1,5 +1,6 @@
 """Faults that are no other file's: docs/faults.md lists all of them with their tests."""
 
+import math
 import os
 import re
 import resource
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from sslpipe.checkpoint import checkpoint_names
 from sslpipe.log import RunLog, read_metrics
@@ -212,6 +214,31 @@ def test_a_device_without_memory_is_told_with_what_helps(data, tmp_path):
     for text in (result.stderr, (run_dir / "FAILED").read_text()):
         assert "data.micro_batch" in text
     assert checkpoint_names(run_dir / "checkpoints") == ["step-00000005"]
+
+
+def test_what_a_reading_thread_raises_ends_the_run_with_its_message(data, tmp_path):
+    run_dir = tmp_path / "run"
+    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir))
+    with pytest.raises(AssertionError, match=r"the fault storage\.read_range"):
+        run_processes(faulty_in_rank, 2, "storage.read_range:7@1=full", *arguments)
+    assert (run_dir / "FAILED").read_text().startswith("rank 1: ")
+
+
+def test_a_spike_of_the_gradient_moves_no_weight_further_than_clip_norm_allows(data, tmp_path):
+    """A temperature of 0.001 makes gradients of some hundreds; SGD moves by rate times norm."""
+    recipe = write_recipe(tmp_path)
+    sharp = ("loss.temperature=0.001", "optim.clip_norm=0.5", "optim.weight_decay=0.0")
+    settings = ("optim.momentum=0.0", "optim.schedule=constant", "run.save_steps=1", "steps=2")
+    train_over(1, recipe, data, tmp_path / "run", *sharp, *settings)
+    assert min(line["grad_norm"] for line in read_metrics(tmp_path / "run")) > 5
+    folder = tmp_path / "run" / "checkpoints"
+    first, second = (load_file(p / "model.safetensors") for p in sorted(folder.glob("step-*")))
+    moved = sum(
+        float((second[key] - first[key]).double().square().sum())
+        for key in first
+        if "running" not in key and "num_batches" not in key
+    )
+    assert 0 < math.sqrt(moved) <= 0.05 * 0.5 * 1.001  # rate times clip_norm
 
 
 def test_a_hint_or_a_clock_that_is_wrong_changes_nothing(data, tmp_path):

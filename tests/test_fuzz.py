@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.fuzz import READERS
+from tests.record import record
 from tests.runs import ROOT
 
 SLOW_COUNT = int(os.environ.get("FUZZ", "1000"))
@@ -41,6 +42,7 @@ def test_damaged_input_is_read_or_refused_by_the_clean_error(tmp_path):
 def test_much_damaged_input_is_read_or_refused_by_the_clean_error(name, tmp_path):
     outcomes = fuzz(name, SLOW_COUNT, tmp_path, first=1_000_000)[name]
     assert sum(outcomes.values()) == SLOW_COUNT
+    record(f"fuzz_{name}", outcomes)
 
 
 def test_a_crash_is_seen_and_names_its_input(tmp_path, monkeypatch):

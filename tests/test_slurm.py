@@ -15,6 +15,7 @@ from sslpipe.errors import UserError
 from sslpipe.log import read_metrics
 from sslpipe.ops.batch_script import batch_script
 from tests.dataset import write_dataset
+from tests.record import record
 from tests.runs import ROOT, command_line, final_weights, train_over, write_recipe
 from tests.test_resume import assert_bitwise
 
@@ -164,6 +165,8 @@ def test_preempted_on_two_nodes_it_saves_is_requeued_and_ends_with_the_same_weig
     assert second % 40, "it stopped at a step of its own, not at a save that was due anyway"
     assert (run_dir / "DONE").exists()
     assert_bitwise(straight[2], final_weights(run_dir))
+    log = (tmp_path / "job.log").read_text()
+    record("slurm_preemption", {"log": re.findall(r"^(?:slurm: .*|.*stopped at.*)$", log, re.M)})
 
 
 def log_of(tmp_path: Path) -> str:
@@ -193,8 +196,9 @@ def test_at_the_time_limit_it_saves_and_goes_on_and_a_cancelled_job_stays_cancel
 ):
     run_dir = tmp_path / "run"
     long = ("steps=240", "run.save_steps=240", "run.log_steps=1")
-    options = ["--time=1", "--signal=B:USR1@55"]
-    job = pretrain(cluster, tmp_path, data, options=options, settings=long)
+    slow = {"SSLPIPE_FAULT": "train.step:*=slow"}  # or it would end before the limit
+    options = ["--time=1", "--signal=B:USR1@35"]
+    job = pretrain(cluster, tmp_path, data, options=options, settings=long, **slow)
     job.wait("PENDING")
     assert "requeued" in log_of(tmp_path)
     (step,) = [int(s) for s in re.findall(r"step (\d+)", (run_dir / "PREEMPTED").read_text())]
