@@ -223,7 +223,7 @@ class Interrupted(BaseException):
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, sample: int) -> None:
     """Let the folder source raise at one sample."""
-    original = sources.SOURCES["folder"]
+    original = shards.SOURCES["folder"]
 
     def reader(options: sources.SourceOptions) -> dict[str, sources.Images]:
         result = {}
@@ -238,7 +238,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, sample: int) -> None:
             result[split] = sources.Images(*fields, read)
         return result
 
-    monkeypatch.setitem(sources.SOURCES, "folder", reader)
+    monkeypatch.setitem(shards.SOURCES, "folder", reader)
 
 
 @pytest.mark.parametrize("sample", [0, 17, 36])

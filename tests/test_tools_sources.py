@@ -14,7 +14,8 @@ from sslpipe.data.decode import BadSample, decode
 from sslpipe.errors import DataError
 from tools.idx import parse_idx, write_idx
 from tools.members import to_member
-from tools.sources import SOURCES, SourceOptions
+from tools.shards import SOURCES
+from tools.sources import SourceOptions
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
 LABELS = np.array([3, 0, 1, 3, 2, 0], np.uint8)

@@ -5,6 +5,7 @@ python -m tools.shards build out/mydata --source folder --root photos/
 
 import sys
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +22,30 @@ from sslpipe.data.index import Manifest, load_index
 from sslpipe.errors import DataError, UserError, did_you_mean
 from sslpipe.stateless import permutation
 from tools.idx import cut_idx
+from tools.layouts import LAYOUTS
 from tools.manifest import load_manifest, merge_classes, new_manifest, save_manifest
+from tools.parquet import read_parquet
 from tools.progress import progress
 from tools.shard_index import find_tars, index_folder, verify_shard
 from tools.shard_writer import Done, Layout, Part, forget_split, mean_and_std, write_split
-from tools.sources import SOURCES, Images, SourceOptions, class_names
+from tools.sources import (
+    Images,
+    SourceOptions,
+    class_names,
+    read_csv,
+    read_folder,
+    read_idx,
+    read_torchvision,
+)
+
+SOURCES: dict[str, Callable[[SourceOptions], dict[str, Images]]] = {
+    "folder": read_folder,
+    "torchvision": read_torchvision,
+    "csv": read_csv,
+    "idx": read_idx,
+    "parquet": read_parquet,
+    **LAYOUTS,
+}
 
 app = typer.Typer(
     help="Images -> webdataset shards with an index (dataset.json and member offsets).",
@@ -64,10 +84,10 @@ def build(
         Path | None, typer.Option(help="csv: a row an image", rich_help_panel=_SOURCE)
     ] = None,
     image_column: Annotated[
-        str, typer.Option(help="csv: path from the file", rich_help_panel=_SOURCE)
+        str, typer.Option(help="csv: path from the file; parquet: image", rich_help_panel=_SOURCE)
     ] = "path",
     label_column: Annotated[
-        str, typer.Option(help="csv: class name or number", rich_help_panel=_SOURCE)
+        str, typer.Option(help="csv, parquet: class", rich_help_panel=_SOURCE)
     ] = "label",
     split_column: Annotated[
         str | None, typer.Option(help="csv: name of the split", rich_help_panel=_SOURCE)
@@ -82,6 +102,15 @@ def build(
     download: Annotated[
         bool, typer.Option("--download", help="torchvision: fetch it", rich_help_panel=_SOURCE)
     ] = False,
+    class_disjoint: Annotated[
+        bool,
+        typer.Option(
+            "--class-disjoint/--published-split",
+            help="cub, cars: train on the first half of the classes and test on the others, or "
+            "split as for classification",
+            rich_help_panel=_SOURCE,
+        ),
+    ] = True,
     test_fraction: Annotated[
         float,
         typer.Option(
@@ -139,7 +168,9 @@ def build(
     - photos/*.jpg, no labels:  `build out/mydata --root photos`
     - `build out/cifar10 --source torchvision --name CIFAR10 --root data --download`
     - `build out/birds --source csv --csv birds.csv --image-column file --label-column species`
-    - `build out/fashion --source idx --root /usr/share/datasets/fashion-mnist`
+    - `build out/fashion --source idx --root FOLDER_OF_THE_FILES`
+    - `build out/cub --source cub --root CUB_200_2011`: also cars, products, omniglot, tiny-imagenet
+    - `build out/beans --source parquet --root beans/data --label-column labels`
     """
     if source not in SOURCES:
         hint = did_you_mean(source, SOURCES)
@@ -152,7 +183,17 @@ def build(
         if given and source != owner:
             raise DataError(f"{option} needs --source {owner}; here --source is {source}")
     options = SourceOptions(
-        root, split, name, csv, image_column, label_column, split_column, classes, labels, download
+        root,
+        split,
+        name,
+        csv,
+        image_column,
+        label_column,
+        split_column,
+        classes,
+        labels,
+        download,
+        class_disjoint,
     )
     images = SOURCES[source](options)
     manifest = load_manifest(out) or new_manifest(name or out.resolve().name)

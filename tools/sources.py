@@ -1,6 +1,6 @@
 """Where images come from: each reader gives, for every split, encoded images with names and labels.
 
-To add a source: a function of SourceOptions, and a line in SOURCES at the foot.
+To add a source: a function of SourceOptions, and a line in SOURCES in shards.py.
 """
 
 import csv
@@ -60,11 +60,12 @@ class SourceOptions:
     class_file: Path | None = None
     labels: bool = True
     download: bool = False
+    class_disjoint: bool = True
 
 
 def read_folder(options: SourceOptions) -> dict[str, Images]:
     """CLASS/*.jpg (torchvision's ImageFolder), train/CLASS/*.jpg, or images in one flat folder."""
-    root = _folder(options)
+    root = folder_of(options)
     children = _folders_in(root)
     is_split = [child.name in SPLIT_FOLDERS for child in children]
     if any(is_split) and not all(is_split):
@@ -83,7 +84,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     found = {split: _labelled_files(folder, options.labels) for split, folder in roots.items()}
     every = [label for pairs in found.values() for _, label in pairs]
     return {
-        split: _from_files(root, [p for p, _ in pairs], [label for _, label in pairs], every)
+        split: from_files(root, [p for p, _ in pairs], [label for _, label in pairs], every)
         for split, pairs in found.items()
     }
 
@@ -116,7 +117,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     for split, members in groups.items():
         paths = [root / (row[options.image_column] or "") for row in members]
         labels = [row[label_column] or None if label_column else None for row in members]
-        result[split] = _from_files(root, paths, labels, every)
+        result[split] = from_files(root, paths, labels, every)
     if options.split_column and options.split:
         if options.split not in result:
             raise DataError(f"{options.csv}: no row has {options.split_column} = {options.split!r}")
@@ -145,7 +146,7 @@ def read_torchvision(options: SourceOptions) -> dict[str, Images]:
 def _from_torchvision(
     constructor: Any, takes: Iterable[str], split: str, options: SourceOptions
 ) -> Images:
-    arguments: dict[str, Any] = {"root": str(_folder(options, must_exist=not options.download))}
+    arguments: dict[str, Any] = {"root": str(folder_of(options, must_exist=not options.download))}
     if "train" in takes:
         if split not in ("train", "test"):
             raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
@@ -155,7 +156,7 @@ def _from_torchvision(
     if "download" in takes:
         arguments["download"] = options.download
     if "loader" in takes:
-        arguments["loader"] = _read_file
+        arguments["loader"] = read_file
     try:
         dataset = constructor(**arguments)
     except (RuntimeError, ValueError, OSError) as error:
@@ -185,7 +186,7 @@ def _from_torchvision(
 
 def read_idx(options: SourceOptions) -> dict[str, Images]:
     """MNIST's files: *images*idx3* and *labels*idx1*, plain or .gz; 't10k': the test split."""
-    root = _folder(options)
+    root = folder_of(options)
     named = options.class_file or root / "classes.txt"
     classes = class_names(named) if options.class_file or named.exists() else ()
     result = {}
@@ -219,7 +220,7 @@ def _labelled_files(folder: Path, use_labels: bool) -> list[tuple[Path, str | No
     """All images under a folder, sorted, with the name of their class folder."""
     children = _folders_in(folder)
     if not children or not use_labels:
-        found: list[tuple[Path, str | None]] = [(path, None) for path in _images_under(folder)]
+        found: list[tuple[Path, str | None]] = [(path, None) for path in images_under(folder)]
     else:
         loose = [p for p in folder.iterdir() if _is_image(p)]
         if loose:
@@ -229,7 +230,7 @@ def _labelled_files(folder: Path, use_labels: bool) -> list[tuple[Path, str | No
             )
         found = []
         for child in children:
-            paths = _images_under(child)
+            paths = images_under(child)
             if not paths:
                 raise DataError(f"class folder {child} has no images ({_suffixes()})")
             found += [(path, child.name) for path in paths]
@@ -238,7 +239,7 @@ def _labelled_files(folder: Path, use_labels: bool) -> list[tuple[Path, str | No
     return found
 
 
-def _from_files(
+def from_files(
     root: Path, paths: Sequence[Path], labels: Sequence[str | None], every: Sequence[str | None]
 ) -> Images:
     """every: the labels of all splits, whose sorted names are the classes; integers by value."""
@@ -257,11 +258,11 @@ def _from_files(
         np.array([-1 if label is None else number[label] for label in labels], np.int64),
         np.array(sizes, np.int64),
         classes,
-        lambda i: _read_file(paths[i]),
+        lambda i: read_file(paths[i]),
     )
 
 
-def _folder(options: SourceOptions, must_exist: bool = True) -> Path:
+def folder_of(options: SourceOptions, must_exist: bool = True) -> Path:
     if options.root is None:
         raise DataError("this source needs --root DIR")
     if must_exist and not options.root.is_dir():
@@ -273,7 +274,7 @@ def _folders_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _images_under(folder: Path) -> list[Path]:
+def images_under(folder: Path) -> list[Path]:
     found = []
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -291,19 +292,11 @@ def _suffixes() -> str:
 
 def class_names(path: Path) -> tuple[str, ...]:
     """Lines of a text file that are not blank."""
-    return tuple(line.strip() for line in _read_file(path).decode().splitlines() if line.strip())
+    return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
 
 
-def _read_file(path: str | Path) -> bytes:
+def read_file(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-
-
-SOURCES: dict[str, Callable[[SourceOptions], dict[str, Images]]] = {
-    "folder": read_folder,
-    "torchvision": read_torchvision,
-    "csv": read_csv,
-    "idx": read_idx,
-}
