@@ -14,13 +14,15 @@ from rich.table import Table
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.baselines import pixel_features, random_backbone
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.export import load_backbone
-from tools.embed import console, data_facts, embed_split, pick_device, run
+from tools.embed import console, data_facts, embed_split, pick_device, report_bad, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -122,6 +124,56 @@ def suite(
     Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
 
 
+@app.command(
+    "sgd-augmented",
+    epilog="Example: python -m tools.evaluate sgd-augmented out/demo/run "
+    "--data out/demo/data/dataset.json --epochs 10",
+)
+def sgd_augmented(
+    model: Annotated[Path, typer.Argument(help="An export's folder or a run directory.")],
+    data: Annotated[str, typer.Option(help="The dataset.json to embed.")],
+    train_split: Annotated[str, typer.Option(help="The split that is trained on.")] = "train",
+    test_split: Annotated[str, typer.Option(help="The split that is scored.")] = "test",
+    rates: Annotated[list[float], typer.Option(help="Learning rates for 256 rows.")] = list(RATES),  # noqa: B006
+    epochs: Annotated[int, typer.Option(min=1, help="Two take one pass over the images.")] = EPOCHS,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 256,
+    smallest_crop: Annotated[float, typer.Option(help="Least share of the area.")] = CROP_AREA[0],
+    flip_prob: Annotated[float, typer.Option(help="0 where left and right matter.")] = FLIP_PROB,
+    holdout: Annotated[float, typer.Option(help="Share of train, for several rates.")] = 0.15,
+    seed: Annotated[int, typer.Option(help="Of views, order and hold-out.")] = 0,
+    canvas_px: Annotated[int, typer.Option(min=1, help="Larger images are reduced first.")] = 256,
+    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: JsonFile = None,
+) -> None:
+    """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
+    target = pick_device(device)
+    backbone, index = load_backbone(model), load_index(data)
+    for name in (train_split, test_split):
+        index.check_files(name)
+    results = augmented_sgd_probe(
+        backbone.backbone.to(target),
+        backbone.view,
+        index.split(train_split),
+        index.split(test_split),
+        rates=rates,
+        epochs=epochs,
+        batch_size=batch_size,
+        holdout=holdout,
+        seed=seed,
+        crop_area=(smallest_crop, 1.0),
+        flip_prob=flip_prob,
+        say=console.print,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        device=target,
+        on_bad=report_bad,
+    )
+    _print_results(f"sgd-augmented: {model}", results)
+    if out is not None:
+        _write_json(out, [{"whitened": False, **result.to_json()} for result in results])
+
+
 def print_suite(report: dict[str, Any]) -> None:
     """Print the suite's table; a log file gets lines wide enough for an interval in a cell."""
     printer = Console()
@@ -174,6 +226,21 @@ def _write_json(path: Path, tree: Any) -> None:
     partial.replace(path)
 
 
+def _print_results(title: str, results: list[Result], *, whitened: bool = False) -> None:
+    table = Table(title=title)
+    for heading in ("protocol", "metric", "value in %", "queries", "bank"):
+        table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
+    for result in results:
+        table.add_row(
+            ("whitened " if whitened else "") + result.protocol,
+            result.metric,
+            _shown(result),
+            str(result.queries),
+            str(result.bank),
+        )
+    Console().print(table)
+
+
 def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     """A subcommand whose options are the evaluation's own keyword arguments."""
 
@@ -184,20 +251,7 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
         if whiten_both:
             bank, queries = whiten(bank, queries)
         results = evaluate(bank, queries, **options)
-        table = Table(title=f"{name}: {train.name} -> {test.name}")
-        for heading in ("protocol", "metric", "value in %", "queries", "bank"):
-            table.add_column(
-                heading, justify="left" if heading in ("protocol", "metric") else "right"
-            )
-        for result in results:
-            table.add_row(
-                ("whitened " if whiten_both else "") + result.protocol,
-                result.metric,
-                _shown(result),
-                str(result.queries),
-                str(result.bank),
-            )
-        Console().print(table)
+        _print_results(f"{name}: {train.name} -> {test.name}", results, whitened=whiten_both)
         if out is not None:
             rows = [{"whitened": whiten_both, **result.to_json()} for result in results]
             _write_json(out, rows)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.augment.ops import normalize_
+from sslpipe.data.loader import Batch
 
 Crops = Literal["center", "flip", "five", "ten"]
 Reduce = Literal["mean", "concat"]
@@ -90,6 +91,9 @@ class EvalView(nn.Module):
                     crop = crop.flip(3) if mirrored else crop
                     views[number * len(images) + rows] = crop
         return views
+
+    def of(self, batch: Batch) -> Tensor:
+        return self.forward(batch.images, batch.sizes)
 
     def reduced(self, features: Tensor) -> Tensor:
         """(n B, F) features of the views -> (B, F), or (B, n F) with reduce = "concat"."""

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import safetensors
@@ -15,9 +15,8 @@ from numpy.typing import ArrayLike
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
-from sslpipe.data.loader import OnBad, one_pass
+from sslpipe.data.loader import Batch, OnBad, one_pass
 from sslpipe.distributed import Shard, all_gather_rows
 from sslpipe.errors import DataError
 
@@ -36,9 +35,17 @@ class Embeddings(NamedTuple):
         return Embeddings(*(tensor.to(device) for tensor in self))
 
 
+class View(Protocol):
+    """A module that makes images for the backbone, and one row a sample of their features."""
+
+    def to(self, device: torch.device | str) -> Any: ...
+    def of(self, batch: Batch) -> Tensor: ...
+    def reduced(self, features: Tensor) -> Tensor: ...
+
+
 def embed(
     backbone: nn.Module,
-    view: EvalView,
+    view: View,
     split: Split,
     *,
     ids: ArrayLike | None = None,
@@ -82,7 +89,7 @@ def embed(
 
 def embed_here(
     backbone: nn.Module,
-    view: EvalView,
+    view: View,
     split: Split,
     *,
     ids: ArrayLike | None,
@@ -111,7 +118,7 @@ def embed_here(
     with evaluating(backbone), torch.no_grad():
         for batch in batches:
             batch = batch.to(torch.device(device))
-            images = view(batch.images, batch.sizes).to(dtype)  # (B, 3, S, S)
+            images = view.of(batch).to(dtype)  # (B, 3, S, S)
             features = view.reduced(backbone(images))  # (B, F)
             parts.append(Embeddings(features.float().cpu(), batch.labels.cpu(), batch.ids.cpu()))
             if progress is not None:
