@@ -1,10 +1,11 @@
 """A whole training step at 32 px: views, ResNet-18, loss, gradient, SGD; ours against the usual.
 
-    python -m benchmarks.step [--batch 64] [--threads 1] [--steps 4] [--only NAME,...] [--json FILE]
+    python -m benchmarks.step [--batch 64] [--threads 1] [--rounds 3] [--only NAME,...] [--json FILE]
 
-Each contender runs in a fresh process, after one step of warm-up (in which the compiled ones
-compile); figures are medians of `steps` steps. The encoder is ResNet-18 with the small-image stem
-and a projector; `bare encoder` gets ready views and a loss that costs nothing (the mean of z).
+Each contender has a fresh process, which waits while another measures (see benchmarks.views for
+the time that is taken); two steps of warm-up, in which the compiled ones compile. The encoder is
+ResNet-18 with the small-image stem and a projector; `bare encoder` gets ready views and a loss that
+costs nothing (the mean of z).
 naive: kornia's AugmentationSequential, float32, contiguous, lightly's NTXentLoss.
 parts: views and loss (forward and backward, from z) alone, for their share of a step. Needs the
 extra `bench` for lightly.
@@ -13,11 +14,6 @@ extra `bench` for lightly.
 import argparse
 import importlib.util
 import json
-import os
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.views import MEAN, STD, Case, hardware
+from benchmarks.views import MEAN, STD, Case, Contender, hardware, quietest, serve
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.loader import Batch
@@ -148,51 +144,39 @@ def contenders(images: Tensor) -> dict[str, Callable[[], Call]]:
     }
 
 
-def measure(contender: str, batch: int, threads: int, steps: int) -> float:
-    """Seconds of a step."""
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    call = contenders(Case(batch, CROP_PX, CROP_PX, CROP_PX).images())[contender]()
-    count = steps * 20 if contender.startswith("part") else steps
-    call()
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def in_fresh_process(contender: str, arguments: argparse.Namespace) -> float:
-    command = [sys.executable, "-m", "benchmarks.step", "--one", contender]
-    command += ["--batch", str(arguments.batch), "--threads", str(arguments.threads)]
-    command += ["--steps", str(arguments.steps)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{contender} failed:\n{done.stderr[-2000:]}")
-    return float(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="contenders whose name begins with one of these")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    own = ["--batch", str(arguments.batch), "--threads", str(arguments.threads)]
     if arguments.one:
-        print(measure(arguments.one, arguments.batch, arguments.threads, arguments.steps))
+        torch.set_num_threads(arguments.threads)
+        torch.manual_seed(0)
+        images = Case(arguments.batch, CROP_PX, CROP_PX, CROP_PX).images()
+        call = contenders(images)[arguments.one]()
+        serve(call, seconds=0.5, threads=arguments.threads)
         return
 
     wanted = tuple(arguments.only.split(",")) if arguments.only else ("",)
-    seconds: dict[str, float] = {}
     absent = importlib.util.find_spec("lightly") is None
-    for name in contenders(torch.zeros(1, 3, CROP_PX, CROP_PX, dtype=torch.uint8)):
-        if name.startswith(wanted) and not (absent and ("naive" in name or "lightly" in name)):
-            seconds[name] = in_fresh_process(name, arguments)
+    names = [
+        name
+        for name in contenders(torch.zeros(1, 3, CROP_PX, CROP_PX, dtype=torch.uint8))
+        if name.startswith(wanted) and not (absent and ("naive" in name or "lightly" in name))
+    ]
+    times = {name: list[list[float]]() for name in names}
+    processes = [Contender("benchmarks.step", name, own, arguments.threads) for name in names]
+    for _ in range(arguments.rounds):
+        for process in processes:
+            times[process.name].append(process.times())
+    for process in processes:
+        process.close()
+    seconds = {name: quietest(rounds)[0] for name, rounds in times.items()}
     print(f"\nResNet-18, {CROP_PX} px, {arguments.batch} images a step\n")
     print("| | ms | images/s | x naive | of the bare encoder |")
     print("|---|---|---|---|---|")

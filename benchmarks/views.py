@@ -1,14 +1,15 @@
 """Two SimCLR views of every image of a batch: images a second, ours against peers.
 
-    python -m benchmarks.views [--cases 32,96,224] [--only ours,kornia] [--threads 1] [--seconds 4]
-                               [--rounds 3] [--device cpu] [--json FILE]
+    python -m benchmarks.views [--cases 32,96,224] [--only ours,kornia] [--threads 1]
+                               [--seconds 0.7] [--rounds 8] [--device cpu] [--json FILE]
 
 Cases: 256 images of 32 px to 32 px; 64 of 96 px to 96 px; 16 of 500 x 375 px to 224 px. All
 contenders do the preset `simclr` (strength 1.0, blur and all) and draw their own parameters; ours
 and kornia take one uint8 batch, the others one decoded image at a time, in the form they like best.
-Each contender runs in a fresh process, in turn with the others, `rounds` times; the figure is the
-median over all calls, "+-" half the interquartile range of all calls over the median.
-The limit: one float32 copy of the views into channels_last, measured in the same run.
+Each contender has a fresh process, which waits while another measures; they take turns, `rounds`
+times. Time is the process's CPU time (wall time with more threads or on a GPU); the figure is the
+median call of the quietest round, "noise" how much slower the median round was: on an idle machine
+a few per cent. The limit: one copy of the float32 views, measured in the same run.
 Ratios are against torchvision on PIL images and the faster of kornia's two crops.
 """
 
@@ -26,7 +27,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -169,35 +169,61 @@ CONTENDERS: dict[str, Callable[[Case, str], Call]] = {
 NEEDS = {"lightly": "lightly"}
 
 
-def measure(contender: str, case: Case, threads: int, seconds: float, device: str) -> list[float]:
-    """Seconds of each call that fits into `seconds`, at least 3, after a warm-up of 2."""
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    np.random.seed(0)
-    call = CONTENDERS[contender](case, device)
+class Contender:
+    """A fresh process that measures when it is asked to, and otherwise waits."""
+
+    def __init__(self, module: str, name: str, arguments: list[str], threads: int) -> None:
+        self.name = name
+        command = [sys.executable, "-W", "ignore", "-m", module, "--one", name, *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=environment
+        )
+        self._read()  # warmed up
+
+    def times(self) -> list[float]:
+        """Seconds of each call of one round."""
+        assert self.process.stdin
+        print(file=self.process.stdin, flush=True)
+        times: list[float] = json.loads(self._read())
+        return times
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+    def _read(self) -> str:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} failed with {self.process.wait()}")
+        return line
+
+
+def serve(call: Call, *, seconds: float, threads: int, device: str = "cpu") -> None:
+    """The contender's side: two calls to warm up, then a round for each line of stdin."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times: list[float] = []
+    clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
     for _ in range(2):
         call()
-    while len(times) < 3 or sum(times) < seconds:
-        wait()
-        start = time.perf_counter()
-        call()
-        wait()
-        times.append(time.perf_counter() - start)
-    return times
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        times: list[float] = []
+        while not times or sum(times) < seconds:
+            wait()
+            start = clock()
+            call()
+            wait()
+            times.append(clock() - start)
+        print(json.dumps(times), flush=True)
 
 
-def in_fresh_process(contender: str, crop_px: int, arguments: argparse.Namespace) -> list[float]:
-    command = [sys.executable, "-m", "benchmarks.views", "--one", contender]
-    command += ["--cases", str(crop_px), "--threads", str(arguments.threads)]
-    command += ["--seconds", str(arguments.seconds), "--device", arguments.device]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{contender} at {crop_px} px failed:\n{done.stderr[-2000:]}")
-    times: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return times
+def quietest(rounds: list[list[float]]) -> tuple[float, float]:
+    """Seconds of the median call of the quietest round, and the noise (see the module)."""
+    medians = sorted(statistics.median(times) for times in rounds)
+    return medians[0], statistics.median(medians) / medians[0] - 1
 
 
 def hardware() -> dict[str, str]:
@@ -220,18 +246,18 @@ def main() -> None:
     parser.add_argument("--cases", default="32,96,224")
     parser.add_argument("--only", help="contenders whose name begins with one of these")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=4.0, help="a contender, case and round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.7, help="a contender and round")
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     cases = [int(case) for case in arguments.cases.split(",")]
     if arguments.one:
-        times = measure(
-            arguments.one, CASES[cases[0]], arguments.threads, arguments.seconds, arguments.device
-        )
-        print(json.dumps(times))
+        torch.set_num_threads(arguments.threads)
+        torch.manual_seed(0)
+        call = CONTENDERS[arguments.one](CASES[cases[0]], arguments.device)
+        serve(call, seconds=arguments.seconds, threads=arguments.threads, device=arguments.device)
         return
 
     absent = [name for name, module in NEEDS.items() if importlib.util.find_spec(module) is None]
@@ -239,10 +265,15 @@ def main() -> None:
     names = [name for name in CONTENDERS if name not in absent and name.startswith(wanted)]
     records: list[dict[str, Any]] = []
     for crop_px in cases:
-        case, times = CASES[crop_px], {name: list[float]() for name in names}
+        case, times = CASES[crop_px], {name: list[list[float]]() for name in names}
+        own = ["--cases", str(crop_px), "--threads", str(arguments.threads)]
+        own += ["--seconds", str(arguments.seconds), "--device", arguments.device]
+        processes = [Contender("benchmarks.views", n, own, arguments.threads) for n in names]
         for _ in range(arguments.rounds):
-            for name in names:
-                times[name] += in_fresh_process(name, crop_px, arguments)
+            for process in processes:
+                times[process.name].append(process.times())
+        for process in processes:
+            process.close()
         rows = [summary(name, case, of_name) for name, of_name in times.items()]
         records += rows
         print(table(case, rows), flush=True)
@@ -256,14 +287,14 @@ def main() -> None:
         )
 
 
-def summary(name: str, case: Case, times: list[float]) -> dict[str, Any]:
-    low, middle, high = statistics.quantiles(times, n=4)
+def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
+    seconds, noise = quietest(rounds)
     return {
         "case": f"{case.width}x{case.height} -> {case.crop_px} px, batch {case.count}",
         "contender": name,
-        "images_per_s": case.count / middle,
-        "spread": (high - low) / 2 / middle,
-        "calls": len(times),
+        "images_per_s": round(case.count / seconds, 2),
+        "noise": round(noise, 3),
+        "calls": sum(len(times) for times in rounds),
     }
 
 
@@ -273,7 +304,7 @@ def table(case: Case, rows: list[dict[str, Any]]) -> str:
     pil = rate.get("torchvision, PIL")
     lines = [
         f"\n{rows[0]['case']}\n",
-        "| two views of each image | images/s | +- | x kornia | x PIL | x lightly |",
+        "| two views of each image | images/s | noise | x kornia | x PIL | x lightly |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -283,7 +314,7 @@ def table(case: Case, rows: list[dict[str, Any]]) -> str:
             for base in (max(kornias, default=None), pil, rate.get("lightly"))
         ]
         lines.append(
-            f"| {row['contender']} | {speed:.0f} | {row['spread']:.0%} | {' | '.join(ratios)} |"
+            f"| {row['contender']} | {speed:.0f} | {row['noise']:.0%} | {' | '.join(ratios)} |"
         )
     return "\n".join(lines)
 

@@ -5,7 +5,6 @@ grayscale, blur, solarize, `extra`, normalise. Rows: all first views, then all s
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -84,6 +83,9 @@ class FusedViews(nn.Module):
         Crop and blur are native kernels already. Chunks of colour work get a fixed number of rows,
         so that no batch is compiled anew. options: torch.compile's. Needs a C++ compiler on a CPU.
         """
+        # five graphs for each size of view in this process; past the limit (8) compiling is refused
+        limit = max(64, torch._dynamo.config.recompile_limit)
+        torch._dynamo.config.recompile_limit = limit
         self.compiled = True
         self.change_colours_ = torch.compile(
             ops.change_colours_, fullgraph=True, dynamic=False, **options
@@ -188,16 +190,15 @@ class FusedViews(nn.Module):
         if not any(done for done, _, _ in needs) and hue_step >= _NO_HUE:
             return views
         count, hue = len(views), hue_step if hue_step < _NO_HUE else None
+        turns = draws.factors[:, HUE]
         if self.compiled:  # the same needs and number of rows for all batches
             needs = self._compiled_needs()
-            rows = torch.arange(self._most_rows(views.device)).clamp_(max=count - 1)
-            blends, draws = blends.rows(rows), draws.rows(rows)
-            if count < len(rows):
-                views = F.pad(views, (0, 0, 0, 0, 0, 0, 0, len(rows) - count))
-        turns = draws.factors[:, HUE].to(views.device)
-        # five graphs for each size of view in this process; past the limit (8) compiling is refused
-        with torch._dynamo.config.patch(recompile_limit=64) if self.compiled else nullcontext():
-            self.change_colours_(views, blends.to(views.device), turns, hue, needs)
+            missing = self._most_rows(views.device) - count
+            if missing:  # black images, turned by 0
+                views = F.pad(views, (0, 0) * 3 + (0, missing))
+                blends = ops.Blends(*(F.pad(field, (0, 0, 0, missing)) for field in blends))
+                turns = F.pad(turns, (0, missing))
+        self.change_colours_(views, blends.to(views.device), turns.to(views.device), hue, needs)
         return views[:count]
 
     def _compiled_needs(self) -> ops.Needs:
