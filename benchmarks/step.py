@@ -1,6 +1,6 @@
 """A whole training step at 32 px: views, ResNet-18, loss, gradient, SGD; ours against the usual.
 
-    python -m benchmarks.step [--batch 64] [--threads 1] [--rounds 3] [--only NAME,...] [--json FILE]
+    python -m benchmarks.step [--batch 64] [--threads 1] [--rounds 3] [--only NAME] [--json FILE]
 
 Each contender has a fresh process, which waits while another measures (see benchmarks.views for
 the time that is taken); two steps of warm-up, in which the compiled ones compile. The encoder is
