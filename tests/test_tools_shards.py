@@ -24,8 +24,10 @@ from PIL import Image
 
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
+from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
-from tools import shards, sources
+from tests.dataset import picture, write_dataset
+from tools import shard_look, shards, sources
 from tools.idx import parse_idx, write_idx
 from tools.scatter import draw_placement, place
 from tools.shard_scan import scan_tar
@@ -671,3 +673,49 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         shards.main(["--help"])
     text = capsys.readouterr().out
     assert all(command in text for command in ("build", "index", "verify", "cut-idx"))
+
+
+# --- show, stats, --resize-shorter
+
+
+def test_resized_images_have_the_shorter_side_asked_for_and_small_ones_their_bytes(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    smooth = Image.fromarray(rng.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((90, 60))
+    (tmp_path / "photos").mkdir()
+    smooth.save(tmp_path / "photos" / "big.jpg", quality=95)
+    smooth.save(tmp_path / "photos" / "big.png")
+    smooth.resize((40, 30)).save(tmp_path / "photos" / "small.jpg")
+    run("build", tmp_path / "out", "--root", tmp_path / "photos", "--resize-shorter", 30)
+    split = load_index(tmp_path / "out").split("train")
+    reader = Reader(split, window_bytes=2**20)
+    members = [bytes(raw.image) for raw in reader.rows(0, np.arange(3))]
+    members.sort(key=lambda raw: (decode(raw, 4096).shape, raw[:1] == b"\x89"))
+    assert members[0] == (tmp_path / "photos" / "small.jpg").read_bytes()
+    assert [raw[:2] for raw in members[1:]] == [b"\xff\xd8", b"\x89P"]
+    exact = np.asarray(smooth.resize((45, 30), Image.Resampling.LANCZOS)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(decode(members[2], 4096), exact)
+    assert np.abs(decode(members[1], 4096).astype(int) - exact).mean() < 3  # JPEG, twice
+
+
+def test_stats_counts_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(tmp_path, (10, 3), broken={4: b"junk"})
+    run("stats", tmp_path)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "samples 13 in 2 shards" in text
+    assert "samples a class 3 / 3 / 4" in text
+    assert "width px 16 / 16 / 16" in text
+    assert "headers not read 1 of 13" in text
+
+
+def test_show_draws_the_chosen_samples_enlarged_by_a_whole_factor(tmp_path: Path) -> None:
+    write_dataset(tmp_path, (5,), broken={2: b"junk"})
+    run("show", tmp_path, "--out", tmp_path / "sheet.png", "--count", 5, "--columns", 5)
+    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
+    for number in (0, 1, 3, 4):
+        left = shard_look.MARGIN_PX + number * (shard_look.CELL_PX + shard_look.GAP_PX)
+        cell = sheet[shard_look.MARGIN_PX :, left:][:128, :128]
+        assert np.array_equal(cell[4::8, 4::8], picture(number))
+    left = shard_look.MARGIN_PX + 2 * (shard_look.CELL_PX + shard_look.GAP_PX)
+    assert tuple(sheet[shard_look.MARGIN_PX, left + 5]) == shard_look.BAD  # framed, nothing else

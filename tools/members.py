@@ -33,6 +33,27 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
     return "png", encode_png(change(np.ascontiguousarray(pixels)))
 
 
+def reduced(raw: bytes, shorter_px: int) -> bytes:
+    """The image with a shorter side of `shorter_px`; one that is not longer stays as it is.
+
+    Antialiased (Lanczos), aspect kept, upright. A JPEG stays one (quality 95, full chroma), any
+    other becomes a PNG. Raises: BadSample where the image cannot be decoded.
+    """
+    kind = image_kind(raw)
+    pixels = _open_other(raw) if kind is None else decode(raw, _FULL_SIZE_PX).transpose(1, 2, 0)
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    shorter = min(image.size)
+    if shorter <= shorter_px:
+        return raw
+    size = [max(1, round(side * shorter_px / shorter)) for side in image.size]
+    image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    if kind != "jpg":
+        return encode_png(np.asarray(image))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=95, subsampling="4:4:4")
+    return file.getvalue()
+
+
 def _open_other(raw: bytes) -> NDArray[np.uint8]:
     """(h, w) grey or (h, w, 3) RGB of a BMP, GIF, PPM or TIFF."""
     if len(raw) > MAX_BYTES:

@@ -27,7 +27,7 @@ from sslpipe.data.index import ShardFile, Triple
 from sslpipe.errors import DataError
 from sslpipe.stateless import permutation
 from tools.manifest import shard_file, sync_folder, write_atomically
-from tools.members import to_member
+from tools.members import reduced, to_member
 from tools.scatter import draw_placement, place
 from tools.shard_scan import BLOCK, offsets_of, scan_tar, sha256_of
 from tools.sources import Images
@@ -45,6 +45,7 @@ class Layout(NamedTuple):
     samples_per_shard: int
     max_shard_bytes: int
     scatter: bool
+    resize_shorter_px: int | None = None
 
 
 class Part(NamedTuple):
@@ -155,7 +156,8 @@ def _plan(split: str, part: Part, layout: Layout) -> list[NDArray[np.int64]]:
 
 def _fingerprint(split: str, part: Part, layout: Layout) -> str:
     images = part.images
-    digest = hashlib.sha256(json.dumps([WRITER_VERSION, split, part.origin, *layout]).encode())
+    options = [value for value in layout if value is not None]
+    digest = hashlib.sha256(json.dumps([WRITER_VERSION, split, part.origin, *options]).encode())
     for number in part.numbers.tolist():
         row = [number, images.names[number], int(images.labels[number]), int(images.sizes[number])]
         digest.update(json.dumps(row).encode())
@@ -248,6 +250,8 @@ def _write_shard(
 
 def _member(part: Part, number: int, layout: Layout) -> tuple[str, bytes]:
     raw = part.images.read(number)
+    if layout.resize_shorter_px is not None:
+        raw = reduced(raw, layout.resize_shorter_px)
     if not layout.scatter:
         return to_member(raw)
 

@@ -1,4 +1,4 @@
-"""Images -> webdataset shards with an index: build, index, verify.
+"""Images -> webdataset shards with an index: build, index, verify, show, stats.
 
 python -m tools.shards build out/mydata --source folder --root photos/
 """
@@ -27,6 +27,7 @@ from tools.manifest import load_manifest, merge_classes, new_manifest, save_mani
 from tools.parquet import read_parquet
 from tools.progress import progress
 from tools.shard_index import find_tars, index_folder, verify_shard
+from tools.shard_look import sample_sheet, save_sheet, split_rows
 from tools.shard_writer import Done, Layout, Part, forget_split, mean_and_std, write_split
 from tools.sources import (
     Images,
@@ -137,6 +138,15 @@ def build(
             rich_help_panel=_SHARD,
         ),
     ] = False,
+    resize_shorter: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="reduce images whose shorter side is longer than this many px; JPEGs are written "
+            "again with quality 95, all others as PNG",
+            rich_help_panel=_SHARD,
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="of the shuffle, the cut and --scatter", rich_help_panel=_SHARD)
     ] = 0,
@@ -208,7 +218,7 @@ def build(
     if unseen_classes is not None:
         parts = _cut_classes(parts, [name.strip() for name in unseen_classes.split(",")], known)
     out.mkdir(parents=True, exist_ok=True)
-    layout = Layout(seed, samples_per_shard, max_shard_bytes, scatter)
+    layout = Layout(seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter)
     if overwrite:
         kept = {key: value for key, value in manifest.splits.items() if key not in parts}
         manifest = manifest.model_copy(update={"splits": kept})
@@ -275,6 +285,39 @@ def verify(folder: OutFolder, workers: Workers = 2) -> None:
         print(f"{len(faults)} faults in {total} samples", file=sys.stderr)
         raise typer.Exit(1)
     print(f"{folder}: {total} samples in {len(jobs)} shards are good")
+
+
+@app.command()
+def show(
+    folder: OutFolder,
+    split: Annotated[str, typer.Option(help="the split to look at")] = "train",
+    out: Annotated[Path, typer.Option(help="the PNG to write")] = Path("samples.png"),
+    count: Annotated[int, typer.Option(min=1, help="samples, chosen at random")] = 48,
+    columns: Annotated[int, typer.Option(min=1)] = 8,
+    seed: Annotated[int, typer.Option(help="of the choice")] = 0,
+) -> None:
+    """A picture of samples with their classes, sizes and ids.
+
+    - `show out/mydata --split test --out test.png`
+    """
+    save_sheet(
+        sample_sheet(load_index(folder), split, count=count, columns=columns, seed=seed), out
+    )
+    print(out)
+
+
+@app.command()
+def stats(
+    folder: OutFolder,
+    looked_at: Annotated[int, typer.Option(min=1, help="samples whose size in px is read")] = 1000,
+) -> None:
+    """Counts, classes, bytes and image sizes of each split, without decoding anything."""
+    data = load_index(folder)
+    for name in data.manifest.splits:
+        table = Table(title=escape(f"{data.manifest.name}, {name}"), show_header=False, box=None)
+        for row in split_rows(data, name, looked_at=looked_at):
+            table.add_row(*map(escape, row))
+        Console().print(table)
 
 
 @app.command("cut-idx")

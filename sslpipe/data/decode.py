@@ -46,16 +46,10 @@ def decode(raw: Buffer, canvas_px: int) -> Pixels:
     values stored in 16 bits, else less than one level off); of an animation the first frame.
     Raises: BadSample with the reason.
     """
-    kind = image_kind(raw)
-    if kind is None:
-        raise BadSample(f"not a JPEG, PNG or WebP: {_looks_like(raw)}")
+    kind = _known_kind(raw)
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
-    try:
-        width, height = _HEADER_SIZE[kind](raw)
-    except (struct.error, IndexError):
-        raise BadSample(f"truncated in the {kind} header") from None
-    _check_size(width, height)
+    _check_size(*header_size(raw))
     try:
         pixels = _decode_jpeg(raw, canvas_px) if kind == "jpg" else _decode_by_pillow(raw, kind)
     except BadSample:
@@ -63,6 +57,22 @@ def decode(raw: Buffer, canvas_px: int) -> Pixels:
     except Exception as error:  # damaged bytes make the decoders raise almost anything
         raise BadSample(f"cannot decode the {kind}: {_first_line(error)}") from error
     return _reduce(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
+
+
+def header_size(raw: Buffer) -> tuple[int, int]:
+    """Width and height by the header, before any rotation. Raises: BadSample with the reason."""
+    kind = _known_kind(raw)
+    try:
+        return _HEADER_SIZE[kind](raw)
+    except (struct.error, IndexError):
+        raise BadSample(f"truncated in the {kind} header") from None
+
+
+def _known_kind(raw: Buffer) -> Kind:
+    kind = image_kind(raw)
+    if kind is None:
+        raise BadSample(f"not a JPEG, PNG or WebP: {_looks_like(raw)}")
+    return kind
 
 
 def image_kind(raw: Buffer) -> Kind | None:
