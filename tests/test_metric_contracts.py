@@ -5,8 +5,11 @@ import inspect
 import pytest
 import torch
 
+from sslpipe.errors import RecipeError
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.compare import References, compare
+from sslpipe.recipe import Component
+from sslpipe.registry import build
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 3, 2, 0, 1, 2])
 SIZES = {"num_classes": 4, "dim": 6}
@@ -230,3 +233,18 @@ def test_a_miner_only_takes_away_and_what_is_left_trains(name):
             value, grad = gradient(loss, x.to(dtype), miner=miner)
             assert bool(torch.isfinite(value))
             assert bool(torch.isfinite(grad).all())
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_recipe_reaches_every_loss(kind):
+    loss = build(METRIC_LOSSES, Component(kind=kind, reduction="sum"), section="loss", **SIZES)
+    assert bool(torch.isfinite(loss(rows().float(), LABELS)))
+
+
+@pytest.mark.parametrize("kind", MINERS)
+def test_a_recipe_reaches_every_miner(kind):
+    component = Component(kind=kind, **({"rows": 8} if kind == "maximum_loss" else {}))
+    miner = build(MINERS, component, section="miner")
+    assert bool(torch.isfinite(METRIC_LOSSES["contrastive"]()(rows(), LABELS, miner=miner)))
+    with pytest.raises(RecipeError, match="miner.marign is not an argument"):
+        build(MINERS, Component(kind=kind, marign=1), section="miner")

@@ -541,7 +541,7 @@ def test_row_78_distances_on_the_sphere_and_the_gradient_of_normalising():
 
 def test_row_79_l2_pooling_is_torch_s_with_no_gradient_at_zero():
     """FaceNet's pooling needs no code of ours: the root of a window's sum of squares."""
-    x = rows(size=36).reshape(1, 6, 6, 10)
+    x = rows(size=36).reshape(1, 6, 6, 6)
     pooled = torch.nn.LPPool2d(2, 3, stride=2)(x)
     for row in range(pooled.shape[2]):
         for column in range(pooled.shape[3]):

@@ -16,9 +16,8 @@ from sslpipe.metric_learning.compare import (
     Slots,
     per_pair,
     slots_of,
+    tiles,
 )
-
-TILE_NUMBERS = 2**17  # of a tile of positives x columns: it stays in a core's cache
 
 
 def angular(batch: Batch, pairs: Pairs, *, angle_deg: float = 45.0) -> list[PerAnchor]:
@@ -51,7 +50,7 @@ class _NegativesOfPairs(torch.autograd.Function):
     ) -> Tensor:
         ctx.c, ctx.slots, ctx.negative = c, slots, negative
         out = s.new_empty(slots.columns.shape)
-        for rows in _tiles(s, slots):
+        for rows in tiles(len(s), slots.filled.shape[1] * s.shape[1]):
             out[rows] = _exponents(s, everyone, c, slots, negative, rows).logsumexp(2)
         ctx.save_for_backward(s, everyone, out)
         return out
@@ -62,17 +61,12 @@ class _NegativesOfPairs(torch.autograd.Function):
         s, everyone, out = ctx.saved_tensors
         grad = ctx.c * grad.masked_fill(~ctx.slots.filled, 0)
         grad_s, grad_everyone = torch.empty_like(s), torch.zeros_like(everyone)
-        for rows in _tiles(s, ctx.slots):
+        for rows in tiles(len(s), ctx.slots.filled.shape[1] * s.shape[1]):
             w = _exponents(s, everyone, ctx.c, ctx.slots, ctx.negative, rows)  # (r, P, M)
             w = w.sub_(out[rows, :, None]).exp_().mul_(grad[rows, :, None])
             grad_s[rows] = w.sum(1)
             grad_everyone.index_add_(0, ctx.slots.columns[rows].flatten(), w.flatten(0, 1))
         return grad_s, grad_everyone, None, None, None
-
-
-def _tiles(s: Tensor, slots: Slots) -> list[slice]:
-    size = max(1, TILE_NUMBERS // max(1, slots.columns.shape[1] * s.shape[1]))
-    return [slice(start, min(start + size, len(s))) for start in range(0, len(s), size)]
 
 
 def _exponents(

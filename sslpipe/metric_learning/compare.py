@@ -17,6 +17,9 @@ Distance = Literal["euclidean", "squared", "cosine"]
 NEVER = -1e30  # in a log-sum-exp: a term that is not there; finite, so that its gradient is 0
 
 
+TILE_NUMBERS = 2**16  # of a tile: it stays in a core's cache
+
+
 class References(NamedTuple):
     """Rows from outside the batch, a queue's say: without gradient, equal on all ranks."""
 
@@ -134,9 +137,38 @@ class _Distances(torch.autograd.Function):
         return grad_a, grad_b, None
 
 
-def masked_lse(x: Tensor, mask: Tensor) -> Tensor:
-    """(n, M) -> (n,): log of the sum of e^x over a row's mask; about NEVER if empty."""
-    return x.masked_fill(~mask, NEVER).logsumexp(1)
+def masked_lse(x: Tensor, mask: Tensor, scale: float = 1.0) -> Tensor:
+    """(n, M) -> (n,): log of the sum of e^(scale x) over a row's mask; about NEVER if empty."""
+    return cast(Tensor, _MaskedLSE.apply(x, mask, scale))
+
+
+class _MaskedLSE(torch.autograd.Function):
+    """In tiles, so that beside x and its gradient nothing of their size is there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        out = x.new_empty(len(x))
+        for rows in tiles(*x.shape):
+            out[rows] = (x[rows] * scale).masked_fill_(~mask[rows], NEVER).logsumexp(1)
+        ctx.scale = scale
+        ctx.save_for_backward(x, mask, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, mask, out = ctx.saved_tensors
+        grad_x = torch.empty_like(x)
+        for rows in tiles(*x.shape):
+            share = torch.mul(x[rows], ctx.scale, out=grad_x[rows]).sub_(out[rows, None])
+            share.masked_fill_(~mask[rows], NEVER).exp_().mul_(ctx.scale * grad[rows, None])
+        return grad_x, None, None
+
+
+def tiles(rows: int, numbers_a_row: int) -> list[slice]:
+    """Blocks of rows small enough for a core's cache."""
+    size = max(1, TILE_NUMBERS // max(1, numbers_a_row))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 class PerAnchor(NamedTuple):
@@ -169,9 +201,9 @@ class Slots(NamedTuple):
         """(n, M) -> (n, P)."""
         return x.gather(1, self.columns)
 
-    def lse(self, x: Tensor) -> Tensor:
-        """(n, M) -> (n,): log of the sum of e^x over the positives; about NEVER without any."""
-        return self.take(x).masked_fill(~self.filled, NEVER).logsumexp(1)
+    def lse(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        """(n, M) -> (n,): `masked_lse` over the positives."""
+        return (scale * self.take(x)).masked_fill(~self.filled, NEVER).logsumexp(1)
 
 
 def slots_of(positive: Tensor) -> Slots:

@@ -33,9 +33,9 @@ def info_nce(batch: Batch, pairs: Pairs, *, temperature: float = 0.07) -> list[P
     Other positives of the anchor are left out of its sum. Cosines where rows are normalised (MoCo).
     Source: Oord et al. 2018, arXiv:1807.03748, eq. 4; temperature: He et al. 2020, MoCo, eq. 1.
     """
-    s = _scaled(batch, temperature)
-    slots = slots_of(pairs.positive)
-    values = F.softplus(masked_lse(s, pairs.negative)[:, None] - slots.take(s))  # (n, P)
+    s, slots = batch.similarities(), slots_of(pairs.positive)
+    negatives = masked_lse(s, pairs.negative, _sharpness(temperature))
+    values = F.softplus(negatives[:, None] - slots.take(s) / temperature)  # (n, P)
     return [per_pair(values, slots.filled)]
 
 
@@ -45,10 +45,9 @@ def nt_xent(batch: Batch, pairs: Pairs, *, temperature: float = 0.1) -> list[Per
     With two rows a label this is SimCLR's loss; with more, other positives stay in the sum.
     Source: Chen et al. 2020, arXiv:2002.05709, eq. 1.
     """
-    s = _scaled(batch, temperature)
-    slots = slots_of(pairs.positive)
-    everyone = masked_lse(s, pairs.positive | pairs.negative)
-    return [per_pair(everyone[:, None] - slots.take(s), slots.filled)]
+    s, slots = batch.similarities(), slots_of(pairs.positive)
+    everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
+    return [per_pair(everyone[:, None] - slots.take(s) / temperature, slots.filled)]
 
 
 def sup_con(
@@ -62,14 +61,14 @@ def sup_con(
     """
     if form not in ("out", "in"):
         raise ValueError(f"form = {form!r} must be 'out' or 'in'")
-    s = _scaled(batch, temperature)
-    slots = slots_of(pairs.positive)
+    s, slots = batch.similarities(), slots_of(pairs.positive)
     positives = slots.filled.sum(1)
-    everyone = masked_lse(s, pairs.positive | pairs.negative)
+    everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
     if form == "out":
-        mean = slots.take(s).masked_fill(~slots.filled, 0).sum(1) / positives.clamp_min(1)
+        near = slots.take(s).masked_fill(~slots.filled, 0) / temperature
+        mean = near.sum(1) / positives.clamp_min(1)
     else:
-        mean = slots.lse(s) - positives.clamp_min(1).to(s.dtype).log()
+        mean = slots.lse(s, 1 / temperature) - positives.clamp_min(1).to(s.dtype).log()
     return [per_row(everyone - mean, positives > 0)]
 
 
@@ -87,9 +86,8 @@ def nca(
     """
     if form not in ("log", "expected"):
         raise ValueError(f"form = {form!r} must be 'log' or 'expected'")
-    x = -scale * batch.distances("squared")
-    slots = slots_of(pairs.positive)
-    gap = masked_lse(x, pairs.negative) - slots.lse(x)  # log of (1 - p) / p
+    d, slots = batch.distances("squared"), slots_of(pairs.positive)
+    gap = masked_lse(d, pairs.negative, -scale) - slots.lse(d, -scale)  # log of (1 - p) / p
     values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)
     return [per_row(values, slots.filled[:, 0])]
 
@@ -133,10 +131,9 @@ def multi_similarity(
     The released code has base = 0.5. Mean over anchors with a positive or a negative.
     Source: Wang et al. 2019, arXiv:1904.06627, eq. 15.
     """
-    s = batch.similarities() - base
-    slots = slots_of(pairs.positive)
-    pull = F.softplus(slots.lse(-alpha * s)) / alpha
-    push = F.softplus(masked_lse(beta * s, pairs.negative)) / beta
+    s, slots = batch.similarities(), slots_of(pairs.positive)
+    pull = F.softplus(slots.lse(s, -alpha) + alpha * base) / alpha
+    push = F.softplus(masked_lse(s, pairs.negative, beta) - beta * base) / beta
     return [per_row(pull + push, slots.filled[:, 0] | pairs.negative.any(1))]
 
 
@@ -147,9 +144,8 @@ def unified(
 
     Source: Sun et al. 2020, arXiv:2002.10857, eq. 1.
     """
-    s = gamma * batch.similarities()
-    slots = slots_of(pairs.positive)
-    gap = masked_lse(s, pairs.negative) + slots.lse(-s) + gamma * margin
+    s, slots = batch.similarities(), slots_of(pairs.positive)
+    gap = masked_lse(s, pairs.negative, gamma) + slots.lse(s, -gamma) + gamma * margin
     return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
 
 
@@ -179,14 +175,13 @@ def lifted(batch: Batch, pairs: Pairs, *, alpha: float = 1.0) -> list[PerAnchor]
     Source: Song et al. 2016, arXiv:1511.06452, eq. 4.
     """
     d = batch.distances("euclidean")
-    mine = masked_lse(alpha - d, pairs.negative)  # (n,)
+    mine = alpha + masked_lse(d, pairs.negative, -1.0)  # (n,)
     theirs = gather_with_grad(mine)
     if batch.references:
         rows, labels = batch.columns[-batch.references :], batch.column_labels[-batch.references :]
         other = (labels[:, None] != batch.column_labels) & (batch.column_labels >= 0)
-        theirs = torch.cat(
-            [theirs, masked_lse(alpha - batch._replace(anchors=rows).distances("euclidean"), other)]
-        )
+        far = batch._replace(anchors=rows).distances("euclidean")
+        theirs = torch.cat([theirs, alpha + masked_lse(far, other, -1.0)])
     slots = slots_of(pairs.positive)
     j = slots.take(d) + torch.logaddexp(mine[:, None], theirs[slots.columns])  # (n, P)
     return [per_pair(0.5 * j.clamp_min(0).square(), slots.filled)]
@@ -213,7 +208,7 @@ def tuplet_margin(
     slots = slots_of(pairs.positive)
     cosines = slots.take(s)  # (n, P)
     angles = torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
-    negatives = masked_lse(scale * s, pairs.negative)[:, None]
+    negatives = masked_lse(s, pairs.negative, scale)[:, None]
     terms = [per_pair(F.softplus(negatives - scale * torch.cos(angles - margin)), slots.filled)]
     if variance_weight:
         low = (1 - epsilon) * _global_mean(cosines, slots.filled) - cosines
@@ -229,7 +224,7 @@ def _global_mean(x: Tensor, mask: Tensor) -> Tensor:
     return gather_with_grad(x.masked_fill(~mask, 0).sum()[None]).sum() / count.clamp_min(1)
 
 
-def _scaled(batch: Batch, temperature: float) -> Tensor:
+def _sharpness(temperature: float) -> float:
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature = {temperature} must be a finite number above 0")
-    return batch.similarities() / temperature
+    return 1 / temperature

@@ -4,13 +4,22 @@ A rule is `(batch, pairs, *, conventions) -> terms`; see `loss.MetricLoss`.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from sslpipe.metric_learning.compare import Batch, Pairs, PerAnchor, per_pair, per_row
+from sslpipe.metric_learning.compare import (
+    Batch,
+    Pairs,
+    PerAnchor,
+    per_pair,
+    per_row,
+    slots_of,
+    tiles,
+)
 
 
 def contrastive(
@@ -31,11 +40,12 @@ def contrastive(
     """
     _one_of("sides", sides, ("together", "apart"))
     d = batch.distances("euclidean")
-    gap = torch.where(pairs.positive, d - positive_margin, margin - d).clamp_min(0)
-    values = (gap.square() if squared else gap) * (0.5 if half else 1.0)
-    if sides == "apart":
-        return [per_pair(values, pairs.positive), per_pair(values, pairs.negative)]
-    return [per_pair(values, pairs.positive | pairs.negative)]
+    near, far = (d.new_full((len(d),), bound) for bound in (positive_margin, margin))
+    factor = 0.5 if half else 1.0
+    terms = [
+        term._replace(total=factor * term.total) for term in _hinges(d, pairs, near, far, squared)
+    ]
+    return terms if sides == "apart" else [_together(*terms)]
 
 
 def chopra(batch: Batch, pairs: Pairs, *, bound: float | None = None) -> list[PerAnchor]:
@@ -108,12 +118,57 @@ class Margin(nn.Module):
         if self.beta is not None:
             own = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
             beta = self.beta.to(beta.dtype)[own]  # (n,)
-        gap = batch.distances("euclidean") - beta[:, None]
-        values = torch.where(pairs.positive, gap, -gap).add(self.alpha).clamp_min(0)
-        term = per_pair(values, pairs.positive | pairs.negative)
+        d = batch.distances("euclidean")
+        term = _together(*_hinges(d, pairs, beta - self.alpha, beta + self.alpha, False))
         if self.beta is not None:  # once for each pair: nu weighs the same in any batch
             term = term._replace(total=term.total + self.nu * beta * term.items)
         return [term]
+
+
+def _hinges(
+    d: Tensor, pairs: Pairs, near: Tensor, far: Tensor, squared: bool
+) -> tuple[PerAnchor, PerAnchor]:
+    """[d - near]+ of the positives and [far - d]+ of the negatives, squared or not.
+
+    d (n, M); near, far (n,) with gradient.
+    """
+    slots = slots_of(pairs.positive)
+    gap = (slots.take(d) - near[:, None]).clamp_min(0)  # (n, P)
+    positives = per_pair(gap.square() if squared else gap, slots.filled)
+    total, active = cast(tuple[Tensor, Tensor], _FarHinges.apply(d, far, pairs.negative, squared))
+    return positives, PerAnchor(total, pairs.negative.sum(1), active)
+
+
+class _FarHinges(torch.autograd.Function):
+    """(n, M), (n,) -> (n,), (n,): [far - d]+ of the negatives added up, and how many are above 0.
+
+    In tiles; the gradient is made with the sums, as it is linear in what comes back a row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, d: Tensor, far: Tensor, negative: Tensor, squared: bool
+    ) -> tuple[Tensor, Tensor]:
+        total, active, slopes = torch.empty_like(far), torch.empty_like(far), torch.empty_like(d)
+        for rows in tiles(*d.shape):
+            gap = torch.sub(far[rows, None], d[rows], out=slopes[rows])
+            gap.masked_fill_(~negative[rows], 0).clamp_min_(0)
+            total[rows] = gap.square().sum(1) if squared else gap.sum(1)
+            active[rows] = gap.sign().sum(1)
+            gap.mul_(2) if squared else gap.sign_()
+        ctx.save_for_backward(slopes)
+        ctx.mark_non_differentiable(active)
+        return total, active
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * -grad[:, None], slopes.sum(1) * grad, None, None
+
+
+def _together(one: PerAnchor, two: PerAnchor) -> PerAnchor:
+    return PerAnchor(*(a + b for a, b in zip(one, two, strict=True)))
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

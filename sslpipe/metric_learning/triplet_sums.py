@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sslpipe.metric_learning.compare import Pairs, PerAnchor, slots_of
+from sslpipe.metric_learning.compare import Pairs, PerAnchor, slots_of, tiles
 
 Shape = Literal["hinge", "softplus", "ratio"]
 Kind = Literal["all", "violating", "hard", "semi_hard"]
 
-TILE_NUMBERS = 2**16  # of a tile of anchors x positives x columns: it stays in a core's cache
 MOST_POSITIVES = 24  # from here on sorting the negatives costs less than meeting each
 
 
@@ -87,9 +86,7 @@ def _direct_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tens
     total = far.new_zeros(len(far))
     active = torch.zeros(len(far), dtype=torch.int64, device=far.device)
     grad_near, grad_far = torch.zeros_like(nearby), torch.zeros_like(far)
-    size = max(1, TILE_NUMBERS // (nearby.shape[1] * far.shape[1]))
-    for start in range(0, len(far), size):
-        rows = slice(start, start + size)
+    for rows in tiles(len(far), nearby.shape[1] * far.shape[1]):
         v = (nearby[rows] + rule.margin)[:, :, None] - far[rows, None]  # (r, P, M)
         _leave_out(v, rule, rows)
         value, slope = _curve(v, rule.shape)
