@@ -112,16 +112,19 @@ def unit(x: Tensor) -> Tensor:
 
 
 class _Distances(torch.autograd.Function):
-    """(n, D), (M, D) -> (n, M), keeping nothing of that size for backward but the result."""
+    """(n, D), (M, D) -> (n, M), in tiles: nothing else of that size, in backward nothing at all."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, squared: bool) -> Tensor:
-        lengths = a.square().sum(1)[:, None] + b.square().sum(1)  # (n, M)
-        d = torch.addmm(lengths, a, b.T, alpha=-2)
-        # what is left of |a|^2 + |b|^2 - 2ab by rounding alone is no distance
-        d.masked_fill_(d <= lengths.mul_(8 * torch.finfo(d.dtype).eps), 0)
-        if not squared:
-            d.sqrt_()
+        length_a, length_b = a.square().sum(1, keepdim=True), b.square().sum(1)
+        d = a.new_empty(len(a), len(b))
+        for rows in tiles(len(a), len(b) // 4):  # wider than others, for the products' sake
+            lengths = length_a[rows] + length_b
+            tile = torch.addmm(lengths, a[rows], b.T, alpha=-2, out=d[rows])
+            # what is left of |a|^2 + |b|^2 - 2ab by rounding alone is no distance
+            tile.masked_fill_(tile <= lengths.mul_(8 * torch.finfo(d.dtype).eps), 0)
+            if not squared:
+                tile.sqrt_()
         ctx.squared = squared
         ctx.save_for_backward(a, b, d)
         return d
@@ -130,11 +133,14 @@ class _Distances(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         a, b, d = ctx.saved_tensors
-        w = 2 * grad if ctx.squared else grad / d  # d of a row pair: w (a - b)
-        w.masked_fill_(d == 0, 0)
-        grad_a = torch.addmm(w.sum(1, keepdim=True) * a, w, b, alpha=-1)
-        grad_b = torch.addmm(w.sum(0)[:, None] * b, w.T, a, alpha=-1)
-        return grad_a, grad_b, None
+        grad_a, grad_b, sum_b = torch.empty_like(a), torch.zeros_like(b), b.new_zeros(len(b), 1)
+        for rows in tiles(len(a), len(b) // 4):
+            w = 2 * grad[rows] if ctx.squared else grad[rows] / d[rows]  # of a pair: w (a - b)
+            w.masked_fill_(d[rows] == 0, 0)
+            grad_a[rows] = torch.addmm(w.sum(1, keepdim=True) * a[rows], w, b, alpha=-1)
+            grad_b.addmm_(w.T, a[rows], alpha=-1)
+            sum_b += w.sum(0)[:, None]
+        return grad_a, grad_b.addcmul_(sum_b, b), None
 
 
 def masked_lse(x: Tensor, mask: Tensor, scale: float = 1.0) -> Tensor:
