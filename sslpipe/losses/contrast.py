@@ -251,4 +251,5 @@ def normalised(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def across(grad: Tensor, v: Tensor, scale: float) -> Tensor:
     """The part of grad across v, in place: cosines know no length. scale: 1 / |v|^2."""
-    return grad.addcmul_(v, (v * grad).sum(-1, keepdim=True), value=-scale)
+    along = torch.bmm(v.reshape(-1, 1, v.shape[-1]), grad.reshape(-1, v.shape[-1], 1))  # (R, 1, 1)
+    return grad.addcmul_(v, along.view(*v.shape[:-1], 1), value=-scale)
