@@ -107,7 +107,7 @@ CONTESTS: dict[str, Contest] = {
         our_loss("triplet", reduction="mean_active"),
         backward(lambda: losses.TripletMarginLoss(margin=0.2, distance=squared())),
     ),
-    "triplet, semi-hard": Contest(
+    "triplet semi-hard": Contest(
         our_loss("triplet", triplets="semi_hard"),
         backward(
             lambda: mined(
