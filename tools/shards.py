@@ -20,7 +20,6 @@ from rich.table import Table
 
 from sslpipe.data.index import Manifest, load_index
 from sslpipe.errors import DataError, UserError, did_you_mean
-from sslpipe.stateless import permutation
 from tools.idx import cut_idx
 from tools.layouts import LAYOUTS
 from tools.manifest import load_manifest, merge_classes, new_manifest, save_manifest
@@ -38,6 +37,7 @@ from tools.sources import (
     read_idx,
     read_torchvision,
 )
+from tools.splits import cut_classes, cut_test, relabelled
 
 SOURCES: dict[str, Callable[[SourceOptions], dict[str, Images]]] = {
     "folder": read_folder,
@@ -210,13 +210,13 @@ def build(
     # idx files without names: one split may lack the last classes
     known = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
     parts = {
-        key: Part(_relabelled(value, known), np.arange(len(value)), key)
+        key: Part(relabelled(value, known), np.arange(len(value)), key)
         for key, value in images.items()
     }
     if test_fraction:
-        parts = _cut_test(parts, test_fraction, seed)
+        parts = cut_test(parts, test_fraction, seed)
     if unseen_classes is not None:
-        parts = _cut_classes(parts, [name.strip() for name in unseen_classes.split(",")], known)
+        parts = cut_classes(parts, [name.strip() for name in unseen_classes.split(",")], known)
     out.mkdir(parents=True, exist_ok=True)
     layout = Layout(seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter)
     if overwrite:
@@ -329,54 +329,6 @@ def cut_idx_command(
     """Cut the first images of each class from MNIST-style training files (never the test files)."""
     for path in cut_idx(root, out, per_class):
         print(path)
-
-
-def _relabelled(images: Images, classes: tuple[str, ...]) -> Images:
-    """The same images with labels by their class's place in `classes`."""
-    places = np.array([classes.index(name) for name in images.classes] or [-1], np.int64)
-    labels = np.where(images.labels < 0, -1, places[images.labels])
-    return Images(images.names, labels, images.sizes, classes, images.read)
-
-
-def _cut_test(parts: dict[str, Part], fraction: float, seed: int) -> dict[str, Part]:
-    """Move a share of each class (rounded) from train to a new split, test."""
-    if list(parts) != ["train"]:
-        raise DataError(
-            f"--test-fraction cuts from a source with one split, train; here: {', '.join(parts)}"
-        )
-    images = parts["train"].images
-    is_test = np.zeros(len(images), bool)
-    for label in np.unique(images.labels).tolist():
-        members = np.nonzero(images.labels == label)[0]
-        order = permutation(len(members), seed, label)
-        is_test[members[order[: round(fraction * len(members))]]] = True
-    if not is_test.any() or is_test.all():
-        raise DataError(f"--test-fraction {fraction} of {len(images)} images leaves a split empty")
-    return {
-        "train": Part(images, np.nonzero(~is_test)[0], "train"),
-        "test": Part(images, np.nonzero(is_test)[0], "train"),
-    }
-
-
-def _cut_classes(
-    parts: dict[str, Part], unseen: list[str], classes: tuple[str, ...]
-) -> dict[str, Part]:
-    """Move every image of the unseen classes from each split S to a split S_unseen."""
-    for name in unseen:
-        if name not in classes:
-            raise DataError(
-                f"--unseen-classes names {name!r}, which is no class{did_you_mean(name, classes)}; "
-                f"known: {', '.join(classes) or 'none'}"
-            )
-    labels = [classes.index(name) for name in unseen]
-    cut = {}
-    for key, part in parts.items():
-        moved = np.isin(part.images.labels[part.numbers], labels)
-        if moved.all() or not moved.any():
-            raise DataError(f"--unseen-classes leaves {key} or {key}_unseen without an image")
-        cut[key] = Part(part.images, part.numbers[~moved], part.origin)
-        cut[f"{key}_unseen"] = Part(part.images, part.numbers[moved], part.origin)
-    return cut
 
 
 def _with_splits(manifest: Manifest, written: dict[str, list[Done]]) -> Manifest:
