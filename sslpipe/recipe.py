@@ -90,6 +90,8 @@ class Run(Section):
     prefetch: Positive = 4  # batches decoded ahead
     # memory: keep decoded images after their first use; device: all in its memory before the start
     cache: Literal["none", "memory", "device"] = "none"
+    cache_dir: str = ""  # a folder for blocks of shards that are read over a network; "": none
+    cache_gb: Rate = 50.0  # of blocks kept there
     compile: bool = False
     window_bytes: Positive = 64 * 2**20  # the largest single read of a shard
     allow_pipe: bool = False  # pipe: URLs run shell commands

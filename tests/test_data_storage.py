@@ -26,9 +26,9 @@ def test_a_missing_file_has_no_size_and_cannot_be_read(tmp_path):
 
 
 def test_a_store_whose_package_is_missing_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)  # any import of it now fails
-    with pytest.raises(DataError, match=r"cannot read s3://bucket/dataset.json: .*s3fs"):
-        read_bytes("s3://bucket/dataset.json")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)  # any import of it now fails
+    with pytest.raises(DataError, match=r"cannot read gs://bucket/dataset.json: .*gcsfs"):
+        read_bytes("gs://bucket/dataset.json")
 
 
 @pytest.mark.parametrize("url", ["ftp://host/a", "github://a/b", "zip://a"])

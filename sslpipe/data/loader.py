@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.disk_cache import DiskCache
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.reader import Raw, Reader
@@ -158,7 +160,12 @@ def batches(
     A bad sample's place is taken by the next good one half a segment further in its stream.
     Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
-    reader = Reader(split, window_bytes=run.window_bytes, allow_pipe=run.allow_pipe)
+    reader = Reader(
+        split,
+        window_bytes=run.window_bytes,
+        allow_pipe=run.allow_pipe,
+        cache=DiskCache(Path(run.cache_dir), int(run.cache_gb * 1e9)) if run.cache_dir else None,
+    )
     store = ImageStore(reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad)
     streams = range(
         shard.rank * data.num_streams // shard.world,

@@ -9,7 +9,7 @@ import io
 import threading
 import zlib
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +18,9 @@ from webdataset.gopen import gopen
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from sslpipe.data.decode import BadSample
+from sslpipe.data.disk_cache import DiskCache
 from sslpipe.data.index import Split
-from sslpipe.data.storage import read_range
+from sslpipe.data.storage import is_remote, read_range
 
 BLOCK = 512  # bytes of a tar header, and what member sizes are rounded up to
 ADLER_PRIME = 65521
@@ -36,11 +37,19 @@ class Reader:
     """Reads samples of a split by shard and row.
 
     window_bytes: the largest single read. allow_pipe: let `pipe:` URLs run their shell command.
-    Safe to use from several threads.
+    cache: for shards that are not on this machine. Safe to use from several threads.
     """
 
-    def __init__(self, split: Split, *, window_bytes: int, allow_pipe: bool = False) -> None:
+    def __init__(
+        self,
+        split: Split,
+        *,
+        window_bytes: int,
+        allow_pipe: bool = False,
+        cache: DiskCache | None = None,
+    ) -> None:
         self.split, self.window_bytes, self.allow_pipe = split, window_bytes, allow_pipe
+        self._cache = cache
         self._piped = lru_cache(maxsize=2)(_run_pipe)
         self._pipe_lock = threading.Lock()
 
@@ -76,14 +85,18 @@ class Reader:
     def _read(self, shard: int, first: int, last: int) -> list[Raw]:
         offsets = self.split.offsets(shard)[first : last + 1]
         begin = int(offsets[0, 0])
-        raw = memoryview(self._bytes(self.split.url(shard), begin, int(offsets[-1, 1])))
+        raw = memoryview(self._bytes(shard, begin, int(offsets[-1, 1])))
         places = (offsets[:, :2] - begin).tolist()
         return [_plain(raw, start, end) or _alone(bytes(raw[start:end])) for start, end in places]
 
-    def _bytes(self, url: str, begin: int, end: int) -> bytes:
+    def _bytes(self, shard: int, begin: int, end: int) -> bytes:
+        url, entry = self.split.url(shard), self.split.shards[shard]
         if self.allow_pipe and url.startswith("pipe:"):
             with self._pipe_lock:
                 return self._piped(url)[begin:end]
+        if self._cache is not None and is_remote(url):
+            fetch = partial(read_range, url)
+            return self._cache.read(entry.sha256, entry.bytes, begin, end, fetch)
         return read_range(url, begin, end)
 
 

@@ -1,6 +1,7 @@
 """Bytes from a path or a URL: whole files, sizes and ranges, with retries for what is remote."""
 
 import os
+import random
 import re
 import time
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from sslpipe.faults import fault
 T = TypeVar("T")
 
 SCHEMES = ("http", "https", "s3", "gs", "file")  # through fsspec; everything else is refused
-RETRIES = 4  # with 0.5, 1, 2 and 4 s between them
+RETRIES = 5
+FIRST_WAIT_S = 0.5  # doubled at each retry, and up to half as long again, by chance
+STALL_S = 60.0  # a connection that gives nothing for so long is tried again
 
 
 def scheme(url: str) -> str:
@@ -36,15 +39,32 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
 
+def is_remote(url: str) -> bool:
+    return scheme(url) not in ("", "file")
+
+
 def size_of(url: str) -> int | None:
-    """Bytes of the file, or None where there is none."""
+    """Bytes of the file, or None where there is none. Raises: DataError where nobody answers."""
     if not scheme(url):
         return os.path.getsize(url) if os.path.isfile(url) else None
     filesystem, path = _filesystem(url)
+
+    def size_there() -> Any:
+        try:
+            return filesystem.size(path)
+        except FileNotFoundError as error:  # fsspec's word for an HTTP server that is down, too
+            if scheme(url).startswith("http") and not _is_absent(error.__cause__):
+                raise _Unreachable(str(error.__cause__)) from error
+            raise
+
     try:
-        size = _retry(lambda: filesystem.size(path), url)
+        size = _retry(size_there, url)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _cannot_read(url, error) from error
+    if size is None:
+        raise DataError(f"{url}: the server does not say how many bytes it has")
     return int(size)
 
 
@@ -57,7 +77,7 @@ def read_bytes(url: str) -> bytes:
         filesystem, path = _filesystem(url)
         return bytes(_retry(lambda: filesystem.cat_file(path), url))
     except (OSError, ValueError) as error:  # ValueError: no name of a file
-        raise DataError(f"cannot read {url}: {error}") from error
+        raise _cannot_read(url, error) from error
 
 
 def read_range(url: str, start: int, end: int) -> bytes:
@@ -72,10 +92,19 @@ def read_range(url: str, start: int, end: int) -> bytes:
                 raw = os.pread(file.fileno(), end - start, start)
         else:
             filesystem, path = _filesystem(url)
-            raw = bytes(_retry(lambda: filesystem.cat_file(path, start=start, end=end), url))
+
+            def whole_range() -> bytes:
+                raw = bytes(filesystem.cat_file(path, start=start, end=end))
+                if is_remote(url) and len(raw) < end - start:  # a connection lost, perhaps
+                    raise OSError(f"bytes {start}-{end} were asked for and {len(raw)} came")
+                return raw
+
+            raw = _retry(whole_range, url)
     except (OSError, ValueError) as error:  # ValueError: no name of a file
-        raise DataError(f"cannot read {url}: {error}") from error
-    if len(raw) != end - start:
+        raise _cannot_read(url, error) from error
+    if len(raw) > end - start:
+        raise DataError(f"{url}: the server does not serve ranges; copy the shards to a disk")
+    if len(raw) < end - start:
         raise DataError(
             f"{url}: bytes {start}-{end} were asked for and {len(raw)} came; it is truncated"
         )
@@ -86,19 +115,55 @@ def _filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
-        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+        return fsspec.core.url_to_fs(url, **_options(url))  # type: ignore[no-any-return]
     except ImportError as error:  # fsspec names the store's package: "Install s3fs to access S3"
         raise DataError(f"cannot read {url}: {error}") from error
 
 
+def _options(url: str) -> dict[str, Any]:
+    """What each store calls its time limit, and that its own retries are off: ours count."""
+    if scheme(url) in ("http", "https"):
+        from aiohttp import ClientTimeout
+
+        limit = ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S)
+        return {"client_kwargs": {"timeout": limit}}
+    if scheme(url) == "s3":
+        limits = {"connect_timeout": STALL_S, "read_timeout": STALL_S}
+        return {"config_kwargs": {**limits, "retries": {"max_attempts": 1}}}
+    return {}
+
+
+class _Unreachable(OSError):
+    """What a store's package raised, in words; many are no OSError."""
+
+
+def _is_absent(cause: BaseException | None) -> bool:
+    """Whether a server said that there is no such file."""
+    from aiohttp import ClientResponseError
+
+    if isinstance(cause, ClientResponseError):
+        return cause.status in (404, 410)
+    return cause is None or isinstance(cause, FileNotFoundError)
+
+
+def _cannot_read(url: str, error: Exception) -> DataError:
+    return DataError(f"cannot read {url}: {error}")
+
+
 def _retry(call: Callable[[], T], url: str) -> T:
+    """The call's value; again, after a while, where it fails, but not where nothing is there.
+
+    Every error counts as one that may pass: each store's package has its own, also for a
+    connection that broke.
+    """
     for attempt in range(RETRIES + 1):
         try:
             return call()
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             raise
-        except OSError:
-            if attempt == RETRIES:
-                raise
-            time.sleep(0.5 * 2**attempt)
+        except Exception as error:
+            if attempt == RETRIES or not is_remote(url):
+                text = f"{type(error).__name__}: {error} (tried {attempt + 1} times)"
+                raise _Unreachable(text) from error
+            time.sleep(FIRST_WAIT_S * 2**attempt * random.uniform(1.0, 1.5))
     raise AssertionError(url)
