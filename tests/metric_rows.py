@@ -1,0 +1,36 @@
+"""Rows, labels and losses that the tests of metric learning share."""
+
+import inspect
+
+import torch
+
+from sslpipe.metric_learning import METRIC_LOSSES
+
+LABELS = [0, 1, 2, 0, 1, 3, 2, 0, 1, 2]  # unequal classes, one row alone in its own
+SIZES = {"num_classes": 4, "dim": 6}
+
+
+def rows(seed=0, spread=0.6, size=10, dim=6):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, dim, generator=generator, dtype=torch.float64) * spread
+
+
+def built(name, **arguments):
+    """The loss in float64; weights of its own are moved away from where they start."""
+    torch.manual_seed(1)
+    loss = METRIC_LOSSES[name](**arguments).double()
+    for parameter in filter(lambda p: p.requires_grad, loss.parameters()):
+        parameter.data += 0.1 * torch.randn(parameter.shape, dtype=torch.float64)
+    return loss
+
+
+def sizes_of(name):
+    """num_classes and dim, where the loss asks for them."""
+    asked = inspect.signature(METRIC_LOSSES[name]).parameters
+    return {key: size for key, size in SIZES.items() if asked.keys() >= {key} and name != "margin"}
+
+
+def value_and_grad(fn, x):
+    x = x.detach().requires_grad_()
+    value = fn(x)
+    return value.detach(), torch.autograd.grad(value, x)[0]
