@@ -1,5 +1,6 @@
 """Several runs on one page, and the ROC and spectrum of embeddings, against loops."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,14 @@ from sslpipe.evaluation.verification import verification
 from tests.test_tools_report import row
 from tools.report_compare import merged, names_apart
 from tools.report_embeddings import evaluated_curves, measured_curve, spectrum
+from tools.report_more import more_tables
 from tools.report_pictures import unit_rows
-from tools.report_results import clear_best, result_table, table_lines
+from tools.report_results import (
+    clear_best,
+    few_shot_chart,
+    result_table,
+    table_lines,
+)
 from tools.report_run import Run
 
 
@@ -79,8 +86,38 @@ def test_the_roc_of_a_report_is_that_of_scikit_learn_over_the_same_pairs():
 def test_a_number_that_is_no_share_is_shown_as_it_is():
     rank = row("ssl", 12.5, 11.0, 14.0, column="rank", metric="effective_rank", unit="number")
     html = result_table({**evaluation_of(row("ssl", 0.5, 0.4, 0.6), rank), "columns": ["rank"]})
-    assert "<data value='12.5'>12.5</data> <small>11–14</small>" in html
+    assert "<data value='12.5'>12.5</data> <small>11 to 14</small>" in html
     assert "<data value='0.5'>50.0</data> <small>40.0–60.0</small>" in html
+
+
+def test_retrieval_verification_and_geometry_have_tables_with_their_better_side():
+    rows = [
+        row(name, v, v - 0.01, v + 0.01, column=None, metric=metric)
+        for name, values in (("ssl", (0.6, 0.9)), ("pixels", (0.4, 0.7)))
+        for metric, v in zip(("map_at_r", "fpr@95tpr"), values, strict=True)
+    ]
+    shape = row("ssl", 12.5, 11.0, 14.0, column=None, metric="effective_rank", unit="number")
+    html = more_tables({**evaluation_of(*rows), "geometry": [shape]})
+    assert [title for title in ("Retrieval", "Verification", "Geometry") if title in html] == [
+        "Retrieval",
+        "Verification",
+        "Geometry",
+    ]
+    best = re.findall(r"<b class='best'><data value='([^']*)'", html)
+    assert best == ["0.6", "0.7"]  # most MAP@R, fewest errors; geometry has no best
+    assert "<data value='12.5'>12.5</data>" in html
+    assert more_tables(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
+
+
+def test_few_labels_that_are_in_no_column_are_on_the_curve():
+    cells = {100: "kNN, 100/class", 10: "kNN, 10/class", 5: None, 1: None}
+    rows = [
+        row("ssl", 0.5, 0.4, 0.6, column=column, bank=10 * n)
+        | {"protocol": f"knn-weighted k={min(20, n)} T=0.07 cosine {n}/class draws=5 seed=0"}
+        for n, column in cells.items()
+    ]
+    html = few_shot_chart(evaluation_of(*rows))
+    assert re.findall(r"<text class='x'[^>]*>(\d+)</text>", html) == ["1", "5", "10", "100"]
 
 
 def test_rocs_in_eval_json_are_drawn_with_the_baselines():

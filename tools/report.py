@@ -28,6 +28,7 @@ from tools.report_embeddings import (
     embedding_quality,
     nearest_neighbours,
 )
+from tools.report_more import more_tables
 from tools.report_page import html_page
 from tools.report_pictures import png_uri
 from tools.report_results import few_shot_chart, result_table
@@ -126,7 +127,9 @@ def build_page(
     bank_split = _split_of(index, bank, "--bank")
     sections = {
         "Results": (
-            result_table(evaluation) if evaluation else missing("No eval.json yet.", SUITE)
+            result_table(evaluation) + more_tables(evaluation)
+            if evaluation
+            else missing("No eval.json yet.", SUITE)
         ),
         "Few labels": few_labels(facts),
         "Training": charts(facts, FINETUNE_CHARTS if "sampler" in facts.recipe else CHARTS)

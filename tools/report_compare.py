@@ -10,6 +10,7 @@ import numpy as np
 
 from tools.report_charts import Series, line_chart, number
 from tools.report_embeddings import EMBED, Features, embedding_quality, run_colour
+from tools.report_more import more_tables
 from tools.report_page import html_page
 from tools.report_results import (
     BASELINES,
@@ -124,7 +125,7 @@ def results(named: dict[str, Run]) -> str:
     random = [name for name in colours if name.startswith(("random", NAMES["random"]))]
     few = few_shot_chart(together, colours, whitened=False, dashed=random)
     chart = f"<div class='charts one'>{few}</div>" if few else ""
-    return f"{result_table(together)}{chart}{without}"
+    return f"{result_table(together)}{chart}{more_tables(together)}{without}"
 
 
 def merged(evaluations: dict[str, Tree]) -> Tree:
@@ -134,7 +135,7 @@ def merged(evaluations: dict[str, Tree]) -> Tree:
     for name, tree in evaluations.items():
         rows += [
             {**row, "features": name if row["features"] == "ssl" else row["features"], "run": name}
-            for row in tree["rows"]
+            for row in [*tree["rows"], *tree.get("geometry", [])]
         ]
     for baseline in {row["features"] for row in rows} - set(evaluations):
         measured = {

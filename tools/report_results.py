@@ -15,6 +15,7 @@ NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
+_FEW_PROTOCOL = re.compile(r"knn-weighted .* (\d+)/class ")
 _FEW = re.compile(rf"{KNN}, (\d+)/class")
 
 
@@ -101,15 +102,6 @@ def accuracy_sentence(run: Run) -> str:
 def result_table(evaluation: Tree) -> str:
     """Rows: features; columns: those of eval.json; percent with intervals; the protocols below."""
     lines, columns = table_lines(evaluation), evaluation["columns"]
-    winners = {column: clear_best(lines, column) for column in columns}
-    head = "".join(f"<th scope='col'>{escape(column)}</th>" for column in columns)
-    body = ""
-    for line in lines:
-        cells = "".join(
-            _cell(line.cells.get(column), line in winners[column]) for column in columns
-        )
-        kind = "baseline" if line.baseline else "ours"
-        body += f"<tr class='{kind}'><th scope='row'>{escape(line.title)}</th>{cells}</tr>"
     first = evaluation["rows"][0]
     left_out = "".join(
         f"<p class='missing'>Not measured: {escape(text)}.</p>" for text in evaluation["left_out"]
@@ -118,9 +110,33 @@ def result_table(evaluation: Tree) -> str:
         f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
         "test images. <b class='best'>Marked</b> only where the whole interval is better than "
         "those of all other features; a column without a mark has no clear best.</p>"
+        f"{results_of(lines, columns)}{left_out}{_protocols(evaluation)}{_all_numbers(evaluation)}"
+    )
+
+
+def results_of(
+    lines: list[Line],
+    columns: list[str],
+    titles: Mapping[str, str] | None = None,
+    *,
+    mark: bool = True,
+) -> str:
+    """Rows: features; columns: results with intervals. mark: whether a clear best is marked."""
+    winners = {column: clear_best(lines, column) if mark else [] for column in columns}
+    head = "".join(
+        f"<th scope='col'>{escape((titles or {}).get(column, column))}</th>" for column in columns
+    )
+    body = ""
+    for line in lines:
+        cells = "".join(
+            _cell(line.cells.get(column), line in winners[column]) for column in columns
+        )
+        kind = "baseline" if line.baseline else "ours"
+        body += f"<tr class='{kind}'><th scope='row'>{escape(line.title)}</th>{cells}</tr>"
+    return (
         "<div class='wide'><table class='results'>"
         f"<thead><tr><th scope='col'>features</th>{head}</tr></thead><tbody>{body}</tbody>"
-        f"</table></div>{left_out}{_protocols(evaluation)}{_all_numbers(evaluation)}"
+        "</table></div>"
     )
 
 
@@ -140,7 +156,13 @@ def few_shot_chart(
     classes = _classes(evaluation)
     series: list[Series] = []
     counts: dict[float, str] = {}  # labels a class -> text of the tick
-    for line in table_lines(evaluation):
+    rows = [
+        {**row, "column": f"{KNN}, {few.group(1)}/class"}
+        if row["column"] is None and (few := _FEW_PROTOCOL.match(row["protocol"]))
+        else row
+        for row in evaluation["rows"]
+    ]
+    for line in table_lines({"rows": rows}):
         points = sorted(_labels_a_class(line, classes))
         if len(points) < 2 or (line.whitened and not whitened):
             continue
@@ -184,12 +206,12 @@ def _percent(value: float) -> str:
 def _cell(row: Tree | None, is_best: bool) -> str:
     if row is None:
         return "<td>–</td>"
-    text = number if row.get("unit", "share") == "number" else _percent
+    text, to = (number, " to ") if row.get("unit") == "number" else (_percent, "–")
     low, high = map(text, row["interval95"])
     shown = f"<data value='{row['value']!r}'>{text(row['value'])}</data>"
     if is_best:
         shown = f"<b class='best'>{shown}</b>"
-    return f"<td>{shown} <small>{low}–{high}</small></td>"
+    return f"<td>{shown} <small>{low}{to}{high}</small></td>"
 
 
 def _measured(evaluation: Tree) -> str:
