@@ -23,7 +23,8 @@ FIELDS = (
     "shards", "train", "launch", "source", "differs", "hardware", "time", "measured", "published",
 )  # fmt: skip
 EXPECTED = {
-    "demo", "fashion_mnist", "fashion_mnist_asshipped", "cifar10", "cifar100", "stl10",
+    "demo", "fashion_mnist", "fashion_mnist_asshipped", "cifar10", "cifar10_moco", "cifar100",
+    "stl10",
     "tiny_imagenet", "imagenette", "imagenet100", "imagenet1k", "my_images",
 }  # fmt: skip
 
@@ -140,6 +141,7 @@ TRAIN_IMAGES = {  # of the data sets' own papers; ImageNet-100's differ a little
     "fashion_mnist": 60_000 - 500,
     "fashion_mnist_asshipped": 60_000 - 500,
     "cifar10": 50_000,
+    "cifar10_moco": 50_000,
     "cifar100": 50_000,
     "stl10": 105_000,
     "tiny_imagenet": 100_000,
@@ -196,6 +198,24 @@ def test_cifar10_is_the_best_public_recipe():
     assert jitter == [0.4, 0.4, 0.4, 0.1, 0.8]
     assert (views["grayscale_prob"], views["blur_prob"], views["flip_prob"]) == (0.1, 0.0, 0.5)
     assert views["mean"] == 0  # not normalised
+
+
+def test_moco_on_cifar10_is_the_notebook_of_its_authors():
+    path = ROOT / "recipes" / "cifar10_moco.toml"
+    recipe, views = load_recipe(path), laws(path)
+    assert (recipe.data.batch_size, recipe.epochs, recipe.batchnorm) == (512, 200, "global")
+    optim = recipe.optim
+    found = (optim.kind, optim.peak_lr, optim.weight_decay, optim.momentum, optim.decay_one_dim)
+    assert found == ("sgd", 0.06, 5e-4, 0.9, True)
+    assert recipe.loss.arguments == {"queue_rows": 4096, "temperature": 0.1}
+    assert (recipe.momentum.start, recipe.momentum.schedule) == (0.99, "constant")
+    model = build_model(recipe, 32)
+    assert [tuple(p.shape) for p in model.projector.parameters()] == [(128, 512), (128,)]
+    assert model.backbone.stem == "small"
+    assert (views["crop_area"], views["grayscale_prob"]) == ((0.08, 1.0), 0.2)
+    jitter = [views[key] for key in ("brightness", "contrast", "saturation", "hue", "jitter_prob")]
+    assert jitter == [0.4, 0.4, 0.4, 0.1, 0.8]
+    assert views["blur_prob"] == 0.0
 
 
 @pytest.mark.parametrize(

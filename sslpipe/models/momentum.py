@@ -21,12 +21,12 @@ class MomentumPair(nn.Module):
     embed: images (B, 3, S, S) -> h (B, F) of the trained backbone: what is evaluated and exported.
     The copy is all buffers, so the optimizer and DDP leave it alone, and checkpoints and the
     undoing of a bad step include it; its BatchNorms keep running statistics of their own.
-    BatchNorm: queries and keys are normalised apart. MoCo shuffles the keys over the GPUs, since
-    statistics of one GPU's few images tell which queries they belong to; statistics of the global
-    batch are the same for all its images, so nothing is shuffled here: train with
-    batchnorm = "global".
-    Source: He et al. 2019 (MoCo), arXiv:1911.05722, eq. 2 and alg. 1; Chen et al. 2020 (MoCo v2),
-    arXiv:2003.04297. The authors' CIFAR-10 notebook calls SyncBatchNorm the other way to do it.
+    BatchNorm: queries and keys are normalised apart, each over its views of the global batch
+    (batchnorm = "global"). MoCo normalises over one GPU's few images, whose statistics tell which
+    keys belong to a query, and shuffles the keys over the GPUs against that. Statistics of the
+    global batch are the same for all its images, so there is nothing to shuffle, and none is done.
+    Source: He et al. 2019 (MoCo), arXiv:1911.05722, eq. 2, alg. 1 and section 3.3; Chen et al. 2020
+    (MoCo v2), arXiv:2003.04297.
     """
 
     def __init__(self, backbone: Backbone, projector: Projector) -> None:
