@@ -190,6 +190,7 @@ def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNor
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     handles = [norm.register_forward_pre_hook(look) for norm in norms]
     modes = [(module, module.training) for module in model.modules()]
+    before = [buffer.clone() for buffer in model.buffers()]
     try:
         with torch.no_grad():
             model.eval()(views)
@@ -198,6 +199,8 @@ def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNor
             handle.remove()
         for module, training in modes:
             module.training = training
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
     return list(seen.items())
 
 

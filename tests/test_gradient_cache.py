@@ -24,6 +24,18 @@ IMAGES, STREAMS = 24, 4
 OBJECTIVES = {**LOSSES, "moco": partial(LOSSES["moco"], dim=5, queue_rows=40)}
 
 
+class Counting(nn.Module):
+    """Has a state that is no BatchNorm's, and that its output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (1 + 0.1 * self.calls)
+
+
 def network(batchnorm: bool = True, dropout: float = 0.0, dtype=torch.float64) -> nn.Module:
     torch.manual_seed(3)
     norms = (nn.BatchNorm2d(6), nn.BatchNorm1d(5, momentum=None, affine=False))
@@ -35,6 +47,7 @@ def network(batchnorm: bool = True, dropout: float = 0.0, dtype=torch.float64) -
         nn.Flatten(),
         nn.Dropout(dropout),
         nn.Linear(6 * 36, 5),
+        Counting() if batchnorm else nothing,
         norms[1] if batchnorm else nothing,
     ).to(dtype)
 

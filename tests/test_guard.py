@@ -67,9 +67,9 @@ PAIR = ("momentum.start=0.5", "loss.kind=moco", "loss.queue_rows=24", "data.micr
 @pytest.mark.parametrize(
     ("world", "poison", "steps", "settings"),
     [
-        (1, poisoned_in_rank, (1,), ()),
-        (2, poisoned_in_rank, (4, 5), PAIR),  # a step makes 2 x 2 views
-        (2, poisoned_gradient_in_rank, (4,), PAIR),  # and 1 + 2 calls of backward
+        (1, poisoned_in_rank, (2,), ()),
+        (2, poisoned_in_rank, (8, 9), PAIR),  # a step makes 2 x 2 views
+        (2, poisoned_gradient_in_rank, (7,), PAIR),  # and 1 + 2 calls of backward
     ],
 )
 def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
@@ -77,29 +77,29 @@ def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
 ):
     """Weights, running statistics, the momentum encoder with its own, the queue."""
     recipe = write_recipe(tmp_path)
-    settings = ("steps=3", "run.save_steps=1", "run.keep_checkpoints=3", *settings)
+    settings = ("steps=4", "run.save_steps=1", "run.keep_checkpoints=4", *settings)
     arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
     ranks = run_processes(poison, world, steps, *arguments)
-    assert [done for done, _ in ranks] == [3] * world
+    assert [done for done, _ in ranks] == [4] * world
     folders = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
-    first, second, third = (load_file(folder / "model.safetensors") for folder in folders)
-    assert any(key.startswith("momentum.") for key in first) == (PAIR[0] in settings)
-    for key, value in first.items():
-        assert torch.equal(second[key], value), key
+    _, before, after, last = (load_file(folder / "model.safetensors") for folder in folders)
+    assert any(key.startswith("momentum.") for key in before) == (PAIR[0] in settings)
+    for key, value in before.items():
+        assert torch.equal(after[key], value), key
+    assert any(not torch.equal(last[key], value) for key, value in before.items())
+    assert all(bool(torch.isfinite(value).all()) for value in last.values())
     queues = [torch.load(folder / "parts.pt", weights_only=True)["loss"] for folder in folders]
-    for key, value in queues[0].items():
-        assert torch.equal(queues[1][key], value), key
-        assert (key == "keys") <= bool(torch.isfinite(value).all() and value.any())
-    assert any(not torch.equal(third[key], value) for key, value in first.items())
-    assert all(bool(torch.isfinite(value).all()) for value in third.values())
+    for key, value in queues[1].items():
+        assert torch.equal(queues[2][key], value), key
+        assert not torch.equal(queues[3][key], value) or key == "filled_rows"  # it was full
     lines = read_metrics(tmp_path / "run")
-    assert [line["skipped_steps"] for line in lines] == [0, 1, 1]
-    assert (lines[1]["loss"] is None) == (poison is poisoned_in_rank)
-    assert lines[1]["grad_norm"] is None
+    assert [line["skipped_steps"] for line in lines] == [0, 0, 1, 1]
+    assert (lines[2]["loss"] is None) == (poison is poisoned_in_rank)
+    assert lines[2]["grad_norm"] is None
     for rank in range(world):
         (line,) = (tmp_path / "run" / f"bad_steps.{rank}.jsonl").read_text().splitlines()
-        assert json.loads(line)["step"] == 1
-        assert json.loads(line)["ids"] == ranks[rank][1][1][0].tolist()
+        assert json.loads(line)["step"] == 2
+        assert json.loads(line)["ids"] == ranks[rank][1][2][0].tolist()
 
 
 def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):

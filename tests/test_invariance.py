@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sslpipe.augment.two_views import FusedViews
+from sslpipe.frozen import load_run
 from sslpipe.log import read_metrics
 from tests.dataset import write_dataset
 from tests.processes import run_processes
@@ -123,6 +124,14 @@ def test_nor_with_a_momentum_encoder_and_a_queue(data, tmp_path):
     for world in (1, 2):
         train_over(world, recipe, data, tmp_path / str(world), *MICRO, *MOCO)
     assert_same_run(tmp_path / "1", tmp_path / "2", [0, 16, 32, 40, 40])
+    # what is evaluated and exported is the trained backbone, not the one that follows it
+    weights, exported = final_weights(tmp_path / "1"), load_run(tmp_path / "1").backbone
+    for key, value in exported.state_dict().items():
+        assert torch.equal(value, weights[f"backbone.{key}"].to(value.dtype)), key
+    assert any(
+        not torch.equal(value, weights[f"momentum.backbone.{key}"].to(value.dtype))
+        for key, value in exported.state_dict().items()
+    )
 
 
 def test_micro_batches_change_neither_samples_nor_rate_nor_the_first_loss_much(
