@@ -134,7 +134,7 @@ def results_of(
         kind = "baseline" if line.baseline else "ours"
         body += f"<tr class='{kind}'><th scope='row'>{escape(line.title)}</th>{cells}</tr>"
     return (
-        "<div class='wide'><table class='results'>"
+        f"<div class='wide'><table class='results{' more' if titles else ''}'>"
         f"<thead><tr><th scope='col'>features</th>{head}</tr></thead><tbody>{body}</tbody>"
         "</table></div>"
     )
