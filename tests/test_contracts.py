@@ -9,8 +9,11 @@ from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.loader import Batch
 from sslpipe.losses import LOSSES
+from sslpipe.metric_learning import METRIC_LOSSES
+from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models.backbones import BACKBONES, build_backbone
 from sslpipe.recipe import Component
+from sslpipe.registry import build
 
 SMALL = {
     "small_resnet": Component(kind="small_resnet"),
@@ -84,3 +87,20 @@ def test_an_augment_gives_two_normalised_views_in_order(name):
         one = Batch(*(part[row : row + 1] for part in batch[:5]), 0)
         alone = augment(one, draws(0, 0, ids[row : row + 1], sizes[row : row + 1], augment.specs))
         torch.testing.assert_close(views[[row, 5 + row]], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [k for k in (*METRIC_LOSSES, *HEADS) if k != "pml"])
+def test_a_metric_loss_takes_labelled_rows_and_gives_one_number(name):
+    torch.manual_seed(0)
+    table = {**METRIC_LOSSES, **HEADS}
+    loss_fn = build(table, Component(kind=name), section="loss", num_classes=3, dim=9)
+    names = list(inspect.signature(loss_fn.forward).parameters)
+    assert names == ["embeddings", "labels", "ids", "ref", "miner"]
+    x = torch.randn(9, 9, requires_grad=True)
+    labels, ids = torch.arange(9) % 3, torch.arange(9)
+    loss = loss_fn(x, labels, ids=ids)
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert bool(gradient.isfinite().all())
+    assert bool(gradient.any())
