@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+import torch
+
 import sslpipe.finetune
+from sslpipe.augment.parameters import Draws
+from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
+from sslpipe.data.loader import Batch
 from sslpipe.distributed import Shard
 from sslpipe.finetune_recipe import load_finetune_recipe
 from sslpipe.frozen import load_backbone
@@ -51,9 +56,15 @@ def write_recipe(folder: Path, text: str = RECIPE) -> Path:
 def finetune_in_rank(
     shard: Shard, recipe: str, data: str, run_dir: str, backbone: str | None, *overrides: str
 ):
-    """What each process runs; records the ids and the drawn numbers of every step."""
+    """What each process runs; records the ids and the drawn numbers of every step.
+
+    In float64 the views are made image by image: their last float32 bit depends on how many are
+    made at once, and what comes after them is compared to far fewer.
+    """
     seen = []
-    original = sslpipe.finetune.draws
+    original, views = sslpipe.finetune.draws, FusedViews.forward
+    if "optim.precision=fp64" in overrides:
+        FusedViews.forward = image_by_image
 
     def recording(seed, epoch, ids, sizes, specs):
         drawn = original(seed, epoch, ids, sizes, specs)
@@ -66,8 +77,17 @@ def finetune_in_rank(
         loaded = load_finetune_recipe(recipe, overrides)
         done = sslpipe.finetune.finetune(loaded, load_index(data), Path(run_dir), given)
     finally:
-        sslpipe.finetune.draws = original
+        sslpipe.finetune.draws, FusedViews.forward = original, views
     return done, seen
+
+
+def image_by_image(self: FusedViews, batch: Batch, draws: Draws, forward=FusedViews.forward):
+    images = len(batch.images)
+    alone = []
+    for i in range(images):
+        one = Batch(*(part[i : i + 1] for part in batch[:5]), batch.epoch)
+        alone.append(forward(self, one, draws.rows(torch.arange(i, len(draws.ids), images))))
+    return torch.stack(alone, dim=1).flatten(0, 1)  # all first views, then all second
 
 
 def finetune_over(

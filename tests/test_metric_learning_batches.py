@@ -189,10 +189,10 @@ def test_a_window_is_read_once_a_pass(split, monkeypatch):
 
 def test_a_bad_image_is_replaced_by_its_own_class_and_reported_once(tmp_path):
     broken = dict.fromkeys((9, 17, 41), b"junk")
-    split = load_index(write_dataset(tmp_path, (64, 64), classes=8, broken=broken)).split("train")
+    split = load_index(write_dataset(tmp_path, (32, 32), classes=8, broken=broken)).split("train")
     order, bad = plan(split), []
     stream = pk_batches(split, order, RUN, Shard(), canvas_px=16, on_bad=bad.append)
-    for step in range(3 * order.steps_per_epoch):
+    for step in range(12 * order.steps_per_epoch):
         batch = next(stream)
         assert batch.ids.tolist() == order.ids(step).tolist()
         assert split.labels[batch.ids].tolist() == batch.labels.tolist()
