@@ -32,7 +32,7 @@ def triplet(
     """
     d = batch.distances(distance)
     shape: Literal["softplus", "hinge"] = "softplus" if soft else "hinge"
-    return [triplet_sums(d, d, pairs, margin=margin, shape=shape, kind=triplets)]
+    return [triplet_sums(d, None, pairs, margin=margin, shape=shape, kind=triplets)]
 
 
 def batch_hard(
@@ -66,7 +66,7 @@ def triplet_ratio(batch: Batch, pairs: Pairs) -> list[PerAnchor]:
     Source: Hoffer and Ailon 2015, arXiv:1412.6622, section 2.1.
     """
     d = batch.distances("euclidean")
-    return [triplet_sums(d, d, pairs, shape="ratio")]
+    return [triplet_sums(d, None, pairs, shape="ratio")]
 
 
 class RankingAndTags(nn.Module):
@@ -100,7 +100,7 @@ class RankingAndTags(nn.Module):
 
     def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
         d = batch.distances("euclidean")
-        ratio = triplet_sums(d, d, pairs, shape="ratio")  # 2 d^2
+        ratio = triplet_sums(d, None, pairs, shape="ratio")  # 2 d^2
         positives = pairs.positive.sum(1).to(d.dtype)
         if self.classified == "anchor":
             named = self._cross_entropy(batch.anchors, batch.labels) * ratio.items
@@ -146,5 +146,5 @@ class LargeMarginNeighbours(nn.Module):
         weight = self.map.weight.to(batch.anchors.dtype)
         mapped = batch._replace(anchors=batch.anchors @ weight.T, columns=batch.columns @ weight.T)
         d = mapped.distances("squared")
-        push = triplet_sums(d, d, pairs._replace(triplets=None), margin=self.margin)
+        push = triplet_sums(d, None, pairs._replace(triplets=None), margin=self.margin)
         return [push._replace(total=self.weight * push.total), per_pair(d, pairs.positive)]

@@ -16,7 +16,7 @@ MOST_POSITIVES = 24  # from here on sorting the negatives costs less than meetin
 
 def triplet_sums(
     near: Tensor,
-    far: Tensor,
+    far: Tensor | None,
     pairs: Pairs,
     *,
     margin: float = 0.0,
@@ -25,7 +25,7 @@ def triplet_sums(
 ) -> PerAnchor:
     """f(near_ap - far_an + margin), added up for each anchor over the triplets of `pairs`.
 
-    near, far (n, M): distances, usually the same matrix; far may carry a margin of its own.
+    near, far (n, M): distances; far: None if they are the same, or with a margin of its own.
     shape: "hinge" f = [v]+, "softplus" log(1 + e^v), "ratio" 2 / (1 + e^-v)^2.
     kind: which triplets count: "all"; "violating" v > 0; "hard" v > margin, that is
     far_an < near_ap; "semi_hard" 0 < v < margin.
@@ -52,10 +52,9 @@ class _TripletSums(torch.autograd.Function):
     """The gradient is made with the sums: it is linear in what comes back for each anchor."""
 
     @staticmethod
-    def forward(ctx: Any, near: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, ...]:
-        far = far.masked_fill(
-            ~rule.pairs.negative, torch.inf
-        )  # exceeds everything: v = -inf, f = 0
+    def forward(ctx: Any, near: Tensor, far: Tensor | None, rule: _Rule) -> tuple[Tensor, ...]:
+        ctx.apart = far is not None
+        far = near if far is None else far
         slots = slots_of(rule.pairs.positive)
         nearby = slots.take(near).masked_fill_(~slots.filled, -torch.inf)  # (n, P)
         most = slots.columns.shape[1]
@@ -66,35 +65,41 @@ class _TripletSums(torch.autograd.Function):
         if rule.kind != "all":
             items = active
         elif rule.pairs.triplets is None:
-            items = rule.pairs.positive.sum(1) * rule.pairs.negative.sum(1)
+            items = slots.filled.sum(1) * rule.pairs.negative.sum(1)
         else:
             items = rule.pairs.triplets.sum((1, 2))
+        if not ctx.apart:  # a column is a positive or a negative of the anchor, never both
+            grad_far.scatter_add_(1, slots.columns, grad_near)
         ctx.save_for_backward(slots.columns, grad_near, grad_far)
         ctx.mark_non_differentiable(items, active)
         return total, items, active
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
         columns, grad_near, grad_far = ctx.saved_tensors
+        far = grad_far * grad[:, None]
+        if not ctx.apart:
+            return far, None, None
         near = torch.zeros_like(grad_far).scatter_add_(1, columns, grad_near * grad[:, None])
-        return near, grad_far * grad[:, None], None
+        return near, far, None
 
 
 def _direct_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Every positive against every column, in tiles of rows."""
-    total = far.new_zeros(len(far))
-    active = torch.zeros(len(far), dtype=torch.int64, device=far.device)
-    grad_near, grad_far = torch.zeros_like(nearby), torch.zeros_like(far)
+    total = far.new_empty(len(far))
+    active = torch.empty(len(far), dtype=torch.int64, device=far.device)
+    grad_near, grad_far = torch.empty_like(nearby), torch.empty_like(far)
     for rows in tiles(len(far), nearby.shape[1] * far.shape[1]):
-        v = (nearby[rows] + rule.margin)[:, :, None] - far[rows, None]  # (r, P, M)
+        negatives = far[rows].masked_fill(~rule.pairs.negative[rows], torch.inf)  # v = -inf, f = 0
+        v = (nearby[rows] + rule.margin)[:, :, None] - negatives[:, None]  # (r, P, M)
         _leave_out(v, rule, rows)
         value, slope = _curve(v, rule.shape)
         total[rows] = value.sum((1, 2))
-        counted = slope if rule.shape == "hinge" else (value > 0).to(value.dtype)
-        active[rows] = counted.sum(2).to(torch.int64).sum(1)
-        grad_near[rows] = slope.sum(2)
-        grad_far[rows] = slope.sum(1).neg_()
+        torch.sum(slope, 2, out=grad_near[rows])
+        torch.sum(slope, 1, out=grad_far[rows]).neg_()
+        counts = grad_near[rows] if rule.shape == "hinge" else (value > 0).sum(2)
+        active[rows] = counts.to(torch.int64).sum(1)
     return total, active, grad_near, grad_far
 
 
@@ -113,8 +118,7 @@ def _leave_out(v: Tensor, rule: _Rule, rows: slice) -> None:
 def _curve(v: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """f(v) and f'(v)."""
     if shape == "hinge":
-        value = v.clamp_min_(0)
-        return value, value.sign()
+        return v.clamp_min_(0), v.sign()
     p = torch.sigmoid(v)
     if shape == "softplus":
         return torch.nn.functional.softplus(v), p
@@ -124,7 +128,7 @@ def _curve(v: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
 
 def _sorted_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A positive counts with the sorted negatives from place `low` to before place `high`."""
-    ordered, order = far.sort(1)
+    ordered, order = far.masked_fill(~rule.pairs.negative, torch.inf).sort(1)
     sums = torch.nn.functional.pad(ordered.masked_fill(ordered == torch.inf, 0).cumsum(1), (1, 0))
     reach = nearby + rule.margin  # (n, P): a far distance below it is active
     low = torch.zeros_like(order[:, : nearby.shape[1]])
