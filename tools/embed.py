@@ -76,26 +76,23 @@ def main(
         **data_facts(index, split),
         **whitening_facts(backbone),
     }
-    rows = index.split(split)
-    begin, end = (len(rows) * r // shard.world for r in (shard.rank, shard.rank + 1))
     title = f"embed {split}" + (f", process {shard.rank}" if shard.world > 1 else "")
-    with progress(title, len(rows) if shard.world == 1 else end - begin) as advance:
-        embed_to_file(
-            out,
-            backbone.backbone,
-            view,
-            rows,
-            facts,
-            shard=shard,
-            dtype=getattr(torch, dtype),
-            finish=None if backbone.whitening is None else backbone.whitening.__call__,
-            batch_size=batch_size,
-            canvas_px=canvas_px,
-            num_workers=num_workers,
-            device=target,
-            progress=advance,
-            on_bad=report_bad,
-        )
+    embed_to_file(
+        out,
+        backbone.backbone,
+        view,
+        index.split(split),
+        facts,
+        shard=shard,
+        dtype=getattr(torch, dtype),
+        finish=None if backbone.whitening is None else backbone.whitening.__call__,
+        batch_size=batch_size,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        device=target,
+        bar=lambda left: progress(title, left),
+        on_bad=report_bad,
+    )
     if shard.rank == 0:
         console.print(f"{out}: features of split {split!r}", highlight=False)
     end_processes()

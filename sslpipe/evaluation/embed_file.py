@@ -8,6 +8,7 @@ on with any number of them and gives the same bytes.
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from sslpipe.evaluation.embed import (
 PART_SAMPLES = 4096
 
 Finish = Callable[[Embeddings], Embeddings]
+Bar = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
 def embed_to_file(
@@ -47,14 +49,15 @@ def embed_to_file(
     canvas_px: int = 256,
     num_workers: int = 2,
     device: torch.device | str = "cpu",
-    progress: Callable[[int], None] | None = None,
+    bar: Bar | None = None,
     on_bad: OnBad | None = None,
 ) -> None:
     """Write features, labels and ids of each sample of the split, once, in id order, to `out`.
 
     facts: what decides the features, plain values; parts of other facts are thrown away. The file
     carries them, and `left_out`: the samples that could not be decoded. finish: what is done to the
-    rows of each part, whitening say. progress: told of samples done here, or found done by rank 0.
+    rows of each part, whitening say. bar: given the number of samples left to this process, a
+    context that is told of each batch done.
     Collective. Raises: DataError as `embed`; what was done until then is kept.
     """
     parts = out.with_name(f".{out.name}.parts")
@@ -65,27 +68,28 @@ def embed_to_file(
     agree(False)  # the others wait for rank 0
     done = {number for number in numbers if _part(parts, number).is_file()}
     agree(False)  # all have looked before the first writes
-    if shard.rank == 0 and progress is not None:
-        progress(sum(len(_ids(split, number)) for number in done))
-    for number in [n for n in numbers if n not in done][shard.rank :: shard.world]:
-        bad: list[Quarantined] = []
-        rows = embed_here(
-            backbone,
-            view,
-            split,
-            ids=_ids(split, number),
-            shard=Shard(),
-            batch_size=batch_size,
-            canvas_px=canvas_px,
-            num_workers=num_workers,
-            device=device,
-            progress=progress,
-            on_bad=None if on_bad is None else _both(on_bad, bad),
-        )
-        if finish is not None and len(rows.ids):
-            rows = finish(rows)
-        left_out = [one._asdict() for one in sorted(bad)]
-        save_embeddings(_part(parts, number), rows, {"left_out": left_out}, dtype)
+    todo = [number for number in numbers if number not in done][shard.rank :: shard.world]
+    left = sum(len(_ids(split, number)) for number in todo)
+    with nullcontext() if bar is None else bar(left) as progress:
+        for number in todo:
+            bad: list[Quarantined] = []
+            rows = embed_here(
+                backbone,
+                view,
+                split,
+                ids=_ids(split, number),
+                shard=Shard(),
+                batch_size=batch_size,
+                canvas_px=canvas_px,
+                num_workers=num_workers,
+                device=device,
+                progress=progress,
+                on_bad=None if on_bad is None else _both(on_bad, bad),
+            )
+            if finish is not None and len(rows.ids):
+                rows = finish(rows)
+            left_out = [one._asdict() for one in sorted(bad)]
+            save_embeddings(_part(parts, number), rows, {"left_out": left_out}, dtype)
     agree(False)
     if shard.rank == 0:
         _join(out, [_part(parts, number) for number in numbers], split, facts, dtype)
