@@ -89,6 +89,30 @@ def test_torch_and_faiss_find_the_same_neighbours_in_the_same_order(make, small_
     assert torch.equal(by_torch.indices, tiled.indices)
 
 
+@pytest.mark.parametrize("make", [random_rows, tied_rows])
+def test_candidates_by_bfloat16_give_the_same_neighbours(make, monkeypatch):
+    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
+    monkeypatch.setattr(neighbours, "TILE_NUMBERS", 7 * 1500)
+    bank, queries = make(1500, 16, 5, seed=3).features, make(100, 16, 5, seed=4).features
+    exact = nearest(bank, queries, 40)
+    for crowded in (0, 10**6):  # one tile in bfloat16, or all of them
+        with monkeypatch.context() as patch:
+            patch.setattr(neighbours, "CROWDED", crowded)
+            patch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
+            found = nearest(bank, queries, 40)
+        assert torch.equal(found.indices, exact.indices)
+        assert torch.equal(found.similarities, exact.similarities)
+
+
+def test_a_bfloat16_product_of_unit_vectors_is_within_its_bound():
+    # 4 million pairs, and each vector with itself and its opposite, where the bound is nearest
+    unit = neighbours.fixed_point_units(random_rows(2000, 64, 3, seed=1).features)
+    unit = torch.cat([unit, -unit])
+    coarse = (unit.bfloat16() @ unit.bfloat16().T).double()
+    apart = (coarse - unit.double() @ unit.double().T).abs().max()
+    assert 0.001 < apart < neighbours.BFLOAT16_ERROR
+
+
 def test_ties_rank_by_the_lower_row_of_the_bank_even_when_more_rows_tie_than_fit():
     bank = torch.ones(500, 3)
     for search in ("torch", "faiss"):

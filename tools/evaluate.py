@@ -206,9 +206,9 @@ def _percent(value: float, interval: tuple[float, float]) -> str:
 
 def _shown(result: Result) -> str:
     if result.unit == "share":
-        return _percent(result.value, result.interval95)
+        return f"{_percent(result.value, result.interval95)} %"
     low, high = result.interval95
-    return f"{result.value:.4g} [{low:.4g}, {high:.4g}] (no %)"
+    return f"{result.value:.4g} [{low:.4g}, {high:.4g}]"
 
 
 def _feature_files(text: str) -> tuple[str, str, str]:
@@ -228,7 +228,7 @@ def _write_json(path: Path, tree: Any) -> None:
 
 def _print_results(title: str, results: list[Result], *, whitened: bool = False) -> None:
     table = Table(title=title)
-    for heading in ("protocol", "metric", "value in %", "queries", "bank"):
+    for heading in ("protocol", "metric", "value", "queries", "bank"):
         table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
     for result in results:
         table.add_row(

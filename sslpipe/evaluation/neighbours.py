@@ -6,10 +6,11 @@ rounding (it is at most 1): a similarity computed in float64 depends on the two 
 on the order of the sum, the tile, the library or the machine. It is rounded to float32; equal
 similarities rank by the lower row of the bank.
 
-The engines only name candidates, by float32 products of which the error is bounded; every row that
-may belong to the k nearest is one. A bank of few rows is compared as a whole.
+The engines only name candidates, by float32 or bfloat16 products of which the error is bounded;
+every row that may belong to the k nearest is one. A bank of few rows is compared as a whole.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
@@ -26,6 +27,10 @@ Search = Literal["torch", "faiss"]
 TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB, in a buffer that is used again
 SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
 PART_ROWS = 4096  # rows converted to float64 at a time
+FEW_PRODUCTS = 2**26  # below, nothing is gained by bfloat16
+# two unit vectors rounded to 8 bits, and their product rounded again: 3 u + 4 u^2, u = 2^-9
+BFLOAT16_ERROR = 3 * 2.0**-9 + 4 * 2.0**-18
+CROWDED = 6  # times k candidates: then float32 is faster
 SPARE = 32  # rows that faiss is asked for beyond k: most queries are then proved complete
 
 
@@ -167,19 +172,46 @@ Candidates = Iterator[NDArray[np.int64]]
 def _torch_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
     """For each query, ascending, all rows that may be among its k nearest."""
     # at least k rows have a product of `floor` or more; what is left out is less similar than those
-    margin = 2 * float32_error(bank.shape[1]) + 2.0**-23
+    fine = 2 * float32_error(bank.shape[1]) + 2.0**-23
+    coarse = bank.bfloat16() if _bfloat16_pays(bank, queries) else None
     step = max(1, TILE_NUMBERS // len(bank))
-    buffer = torch.empty(min(step, len(queries)), len(bank), device=bank.device)
+    shape = (min(step, len(queries)), len(bank))
+    buffer = torch.empty(shape, device=bank.device)
+    half = None if coarse is None else torch.empty(shape, dtype=torch.bfloat16)
     for start in range(0, len(queries), step):
         part = queries[start : start + step]
-        products = torch.mm(part, bank.T, out=buffer[: len(part)])  # (q, N)
+        if coarse is not None and half is not None:
+            narrow = torch.mm(part.bfloat16(), coarse.T, out=half[: len(part)])
+            products, margin = buffer[: len(part)].copy_(narrow), fine + 2 * BFLOAT16_ERROR
+        else:
+            products, margin = torch.mm(part, bank.T, out=buffer[: len(part)]), fine  # (q, N)
         if products.is_cuda:
             floors = products.topk(k, dim=1).values[:, -1:] - margin
             for row in products >= floors:
                 yield row.nonzero()[:, 0].cpu().numpy()
-        else:
-            for row in products.numpy():
-                yield np.flatnonzero(row >= _floor(row, k) - np.float32(margin))
+            continue
+        named = 0
+        for row in products.numpy():
+            candidates = np.flatnonzero(row >= _floor(row, k) - np.float32(margin))
+            named += len(candidates)
+            yield candidates
+        if named > CROWDED * k * len(part):  # all rows are alike: bfloat16 tells too little apart
+            coarse = None
+
+
+def _bfloat16_pays(bank: Tensor, queries: Tensor) -> bool:
+    """Whether this processor multiplies bfloat16 much faster; the neighbours are the same."""
+    if bank.is_cuda or len(bank) * len(queries) < FEW_PRODUCTS:
+        return False
+    few, times = queries[:64], []
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right = few.to(dtype), bank[:PART_ROWS].to(dtype).T
+        torch.mm(left, right)  # the first call chooses a kernel
+        start = time.process_time()
+        for _ in range(4):
+            torch.mm(left, right)
+        times.append(time.process_time() - start)
+    return times[1] < 0.6 * times[0]
 
 
 def _floor(row: NDArray[np.float32], k: int) -> np.float32:
