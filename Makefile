@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin
+# test files side by side; those of one file stay together, as they share what they set up
+SIDE_BY_SIDE := -n 2 --dist loadfile
 OUT ?= out/demo$(if $(SHORT),-short)
 # SHORT=1: a demo of about a minute, for a first look and for CI; its numbers mean nothing
 STEPS := $(if $(SHORT),steps=40 optim.warmup_steps=10 run.monitor_steps=20)
@@ -31,7 +33,7 @@ demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluatio
 	$(RUN)/python -m tools.report $(OUT)/run --data $(OUT)/data/dataset.json
 
 test: $(VENV)/.installed  ## the whole suite, on 2 cores in under 8 minutes
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLURM where it is installed and the user is root
 	$(SLOW)
@@ -45,7 +47,7 @@ check: $(VENV)/.installed  ## everything that must be clean before a commit
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
 
 bench: $(VENV)/.installed  ## ours against the peers, which the extra `bench` installs
 	$(RUN)/pip install --quiet -e ".[bench]"
