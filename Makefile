@@ -52,6 +52,8 @@ check: $(VENV)/.installed  ## everything that must be clean before a commit
 bench: $(VENV)/.installed  ## ours against the peers, which the extra `bench` installs
 	$(RUN)/pip install --quiet -e ".[bench]"
 	$(RUN)/python -m benchmarks.nt_xent
+	$(RUN)/python -m benchmarks.views
+	$(RUN)/python -m benchmarks.step
 
 clean:  ## the demo's output, not the environment
 	rm -rf out

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.views import MEAN, STD, Case, Contender, hardware, quietest, serve
+from benchmarks.views import MEAN, STD, Case, Contender, chosen, hardware, quietest, serve
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.loader import Batch
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", help="contenders whose name begins with one of these")
+    parser.add_argument("--only", nargs="+", help="contenders by name; part: all parts")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -162,12 +162,11 @@ def main() -> None:
         serve(call, seconds=0.5, threads=arguments.threads)
         return
 
-    wanted = tuple(arguments.only.split(",")) if arguments.only else ("",)
     absent = importlib.util.find_spec("lightly") is None
     names = [
         name
         for name in contenders(torch.zeros(1, 3, CROP_PX, CROP_PX, dtype=torch.uint8))
-        if name.startswith(wanted) and not (absent and ("naive" in name or "lightly" in name))
+        if chosen(name, arguments.only) and not (absent and ("naive" in name or "lightly" in name))
     ]
     times = {name: list[list[float]]() for name in names}
     processes = [Contender("benchmarks.step", name, own, arguments.threads) for name in names]

@@ -1,6 +1,6 @@
 """Two SimCLR views of every image of a batch: images a second, ours against peers.
 
-    python -m benchmarks.views [--cases 32,96,224] [--only ours,kornia] [--threads 1]
+    python -m benchmarks.views [--cases 32,96,224] [--only ours kornia] [--threads 1]
                                [--seconds 0.7] [--rounds 8] [--device cpu] [--json FILE]
 
 Cases: 256 images of 32 px to 32 px; 64 of 96 px to 96 px; 16 of 500 x 375 px to 224 px. All
@@ -226,6 +226,11 @@ def quietest(rounds: list[list[float]]) -> tuple[float, float]:
     return medians[0], statistics.median(medians) / medians[0] - 1
 
 
+def chosen(name: str, only: list[str] | None) -> bool:
+    """Whether `only` holds the name, or its part before a comma or colon."""
+    return not only or any(part in only for part in (name, *name.split(",", 1), *name.split(":")))
+
+
 def hardware() -> dict[str, str]:
     cpu = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -244,7 +249,7 @@ def _module(package: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cases", default="32,96,224")
-    parser.add_argument("--only", help="contenders whose name begins with one of these")
+    parser.add_argument("--only", nargs="+", help="contenders by name, or what precedes its comma")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.7, help="a contender and round")
     parser.add_argument("--rounds", type=int, default=8)
@@ -261,8 +266,7 @@ def main() -> None:
         return
 
     absent = [name for name, module in NEEDS.items() if importlib.util.find_spec(module) is None]
-    wanted = tuple(arguments.only.split(",")) if arguments.only else ("",)
-    names = [name for name in CONTENDERS if name not in absent and name.startswith(wanted)]
+    names = [n for n in CONTENDERS if n not in absent and chosen(n, arguments.only)]
     records: list[dict[str, Any]] = []
     for crop_px in cases:
         case, times = CASES[crop_px], {name: list[list[float]]() for name in names}
