@@ -13,7 +13,7 @@ KILLS ?= 6
 FUZZ ?= 1000
 SLOW := KILLS=$(KILLS) FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(RUN)/python -m pytest -m "slow or slurm"
 
-.PHONY: demo test test-slow test-full check bench clean
+.PHONY: demo test test-slow test-full test-gpu test-wheel test-oldest gpu check bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,27 @@ test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a rea
 	rm -rf out/test-full && mkdir -p out/test-full
 	SSLPIPE_TEST_RECORD=$(CURDIR)/out/test-full $(MAKE) test-slow KILLS=50 FUZZ=10000
 	$(RUN)/python -m tests.record out/test-full docs/test-full.json
+
+test-gpu: $(VENV)/.installed  ## what needs a CUDA device, right and how fast; says what it skips without one
+	$(RUN)/python -m pytest -m gpu
+	$(RUN)/python -m benchmarks.gpu --json out/gpu.json
+
+gpu: test-gpu bench  ## the GPU pass: all of it in one command
+
+test-wheel: $(VENV)/.installed  ## the wheel in an empty environment: its help, and an export that it loads
+	rm -rf out/wheel && mkdir -p out/wheel
+	$(RUN)/pip wheel --quiet --no-deps --wheel-dir out/wheel .
+	$(RUN)/python -m tests.tiny_export out/wheel
+	$(PYTHON) -m venv out/wheel/venv
+	out/wheel/venv/bin/pip install --quiet out/wheel/*.whl
+	cd out/wheel && venv/bin/sslpipe --help >help.txt && venv/bin/python -P wheel_smoke.py backbone
+
+test-oldest: pyproject.toml  ## the quick tests with the lowest version of every direct dependency
+	$(PYTHON) -m venv out/oldest
+	$(PYTHON) -m tests.lowest >out/oldest/lowest.txt
+	out/oldest/bin/pip install --quiet -r out/oldest/lowest.txt
+	out/oldest/bin/pip install --quiet --no-deps -e .
+	OMP_NUM_THREADS=1 out/oldest/bin/python -m pytest
 
 check: $(VENV)/.installed  ## everything that must be clean before a commit
 	$(RUN)/ruff format --check .
