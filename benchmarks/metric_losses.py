@@ -15,6 +15,7 @@ for its first call or more than --limit-gb of memory is ended and reported so.
 """
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -246,6 +247,7 @@ def in_fresh_process(
 
 def contest(name: str, rows: int, arguments: argparse.Namespace) -> dict[str, Any]:
     record: dict[str, Any] = {"rows": rows, "name": name, "note": CONTESTS[name].note}
+    record["commit"] = commit()
     for side in ("ours", "peer"):
         start = getattr(CONTESTS[name], side)
         record[side] = in_fresh_process(
@@ -285,7 +287,8 @@ def table(result: dict[str, Any]) -> str:
         "# Metric-learning losses and miners against pytorch-metric-learning",
         "",
         "By `python -m benchmarks.metric_losses`; its docstring says what is measured. "
-        f"{result['machine']}; one thread.",
+        f"{result['machine']}; one thread. Commits: "
+        f"{', '.join(sorted({record['commit'] for record in result['records']}))}.",
         "",
         "| " + " | ".join(HEADER) + " |",
         "|" + "---|" * len(HEADER),
@@ -294,17 +297,22 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
+@functools.cache
+def commit() -> str:
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return found or "unknown"
+
+
 def machine() -> str:
     model = "unknown processor"
     for text in Path("/proc/cpuinfo").read_text().splitlines():
         if text.startswith("model name"):
             model = text.split(":")[1].strip()
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     from pytorch_metric_learning import __version__ as peer
 
     return (
-        f"Commit {commit or 'unknown'}, {model}, {os.cpu_count()} cores, {platform.system()}, "
+        f"{model}, {os.cpu_count()} cores, {platform.system()}, "
         f"torch {torch.__version__.split('+')[0]}, pytorch-metric-learning {peer}"
     )
 
@@ -327,7 +335,7 @@ def main() -> None:
     if arguments.json and arguments.json.exists():
         for record in json.loads(arguments.json.read_text())["records"]:
             records[record["rows"], record["name"]] = record
-    print(" ".join(f"{cell:>12}" for cell in HEADER))
+    print(" ".join(f"{cell:>12}" for cell in HEADER), flush=True)
     for rows in map(int, arguments.rows.split(",")):
         for name in names:
             record = records[rows, name] = contest(name, rows, arguments)
