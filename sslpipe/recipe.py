@@ -161,7 +161,10 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -
 
     Raises: RecipeError naming the key, its value, the remedy and the nearest valid key.
     """
-    return parse_recipe(read_tree(path, overrides), str(path))
+    tree = read_tree(path, overrides)
+    if "sampler" in tree:
+        raise RecipeError(f"{path} has a [sampler]: it is a recipe of `python -m tools.finetune`")
+    return parse_recipe(tree, str(path))
 
 
 def read_tree(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> dict[str, Any]:

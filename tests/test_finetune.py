@@ -21,7 +21,7 @@ from sslpipe.metric_learning.model import freeze_layers, learning_rate_scale
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import block_names
 from sslpipe.optim import build_optimizer, set_lr
-from sslpipe.recipe import Component
+from sslpipe.recipe import Component, load_recipe
 from tests.dataset import write_dataset
 from tests.finetunes import (
     RECIPE,
@@ -98,7 +98,7 @@ def test_two_processes_change_neither_samples_nor_draws_nor_numbers_nor_weights(
             torch.testing.assert_close(ours[key], value, rtol=1e-6, atol=1e-9, msg=f"{kind} {key}")
 
 
-def test_pairs_count_what_they_compared_and_heads_do_not(one_process):
+def test_row_75_active_pairs_and_triplets_are_logged_and_heads_have_none(one_process):
     lines = read_metrics(one_process["pairs"][0])
     assert [line["queue_rows"] for line in lines] == [26, 40, 40, 40]
     assert all(0 < line["active"] <= line["compared"] for line in lines)
@@ -236,6 +236,10 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
     ):
         with pytest.raises(RecipeError, match=text):
             attempt()
+    with pytest.raises(
+        RecipeError, match=r"has a \[sampler\]: it is a recipe of `python -m tools.fi"
+    ):
+        load_recipe(write_recipe(tmp_path))
     from tests.runs import RECIPE as PRETRAINING
 
     with pytest.raises(RecipeError, match=r"has no \[sampler\]: it is a recipe of `sslpipe train`"):
