@@ -75,6 +75,7 @@ bench: $(VENV)/.installed  ## ours against the peers, which the extra `bench` in
 	$(RUN)/python -m benchmarks.nt_xent
 	$(RUN)/python -m benchmarks.views
 	$(RUN)/python -m benchmarks.step
+	$(RUN)/python -m benchmarks.evaluation
 
 clean:  ## the demo's output, not the environment
 	rm -rf out
