@@ -14,7 +14,7 @@ def fault(point: str) -> None:
 
     SSLPIPE_FAULT: `point:n` (`point:*`: every visit), then `@rank` for one rank alone, then
     `=action`. Actions: exit (the default): at once with status 9, as a power cut would; hang: for
-    an hour, as a lost disk or network would; slow: for a tenth of a second; full: OSError, as a
+    an hour, as a lost disk or network would; slow: for a fifth of a second; full: OSError, as a
     full disk gives; term: SIGTERM, as a scheduler sends; memory: torch's error of a device without
     memory.
     """
@@ -34,7 +34,7 @@ def fault(point: str) -> None:
     if action == "hang":
         time.sleep(3600)
     elif action == "slow":
-        time.sleep(0.1)
+        time.sleep(0.2)
     elif action == "full":
         raise OSError(28, f"No space left on device (the fault {point})")
     elif action == "term":

@@ -198,7 +198,7 @@ def test_at_the_time_limit_it_saves_and_goes_on_and_a_cancelled_job_stays_cancel
     run_dir = tmp_path / "run"
     long = ("steps=240", "run.save_steps=240", "run.log_steps=1")
     slow = {"SSLPIPE_FAULT": "train.step:*=slow"}  # or it would end before the limit
-    options = ["--time=1", "--signal=B:USR1@35"]
+    options = ["--time=1", "--signal=B:USR1@10"]  # sent 10 to 40 s before the end
     job = pretrain(cluster, tmp_path, data, options=options, settings=long, **slow)
     job.wait("PENDING")
     assert "requeued" in log_of(tmp_path)
