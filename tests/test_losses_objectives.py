@@ -188,6 +188,41 @@ def test_objectives_are_finite_and_right_in_any_dtype_down_to_temperature_0_01(
         assert relative(grad.double() / scale, exact_grad) < max(2e-5, 2 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("temperature", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize(
+    ("kind", "settings", "images"),
+    [
+        *((kind, {}, 1) for kind in ("nt_xent", "dcl", "dclw", "sup_con", "hard_negatives")),
+        *((kind, {"mask_labels": True}, 5) for kind in ("nt_xent", "dcl", "dclw")),
+    ],
+    ids=str,
+)
+def test_anchors_without_a_negative_have_loss_and_float32_gradient_zero(
+    kind: str, settings: dict[str, Any], images: int, temperature: float
+) -> None:
+    """A batch of one image, or of one label where equal labels are no negatives."""
+    z_a, z_b = (z.detach().float().requires_grad_() for z in pair(images, 4))
+    objective = LOSSES[kind](temperature=temperature, **settings)
+    loss, grad = value_and_grad(objective(z_a, z_b, labels=torch.full((images,), 3)), z_a, z_b)
+    torch.testing.assert_close(loss, torch.zeros(()), rtol=0, atol=1e-6)
+    torch.testing.assert_close(grad, torch.zeros_like(grad), rtol=0, atol=1e-5)
+    assert objective.last_negatives == 0
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.2])
+def test_moco_with_a_queue_of_only_the_querys_own_sample_has_gradient_zero(
+    temperature: float,
+) -> None:
+    objective = MoCoLoss(4, 6, temperature)
+    for seed in range(3):  # the queue: empty, half full, full
+        z_a, z_b = (z.detach().float().requires_grad_() for z in pair(3, 4, seed=seed))
+        loss = objective(z_a, z_b, ids=torch.tensor([7, 7, 7]))
+        (grad,) = torch.autograd.grad(loss, z_a)
+        assert loss.item() == 0
+        torch.testing.assert_close(grad, torch.zeros_like(grad), rtol=0, atol=0)
+    assert objective.masked_pairs == 18
+
+
 @pytest.mark.parametrize("kind", ["dcl", "dclw", "sup_con", "hard_negatives"])
 def test_float32_and_bfloat16_products_keep_their_stated_errors_over_many_tiles(kind: str) -> None:
     """Gradient within 1e-5 (float32) and 2e-2 (bfloat16) of float64, which equals the loops."""

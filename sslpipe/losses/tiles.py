@@ -145,7 +145,8 @@ class Tiles:
         An empty sum, of log -inf, has no pull, and its factor is 0.
         """
         if self.plain:
-            return (-log_sums).clamp_max_(2 * LARGEST_PLAIN_EXPONENT).exp_().mul_(pull)
+            # 1 / sum is in range but for the empty sum's infinity, which times 0 would be NaN
+            return (-log_sums).exp_().mul_(pull).masked_fill_(log_sums == -math.inf, 0)
         powers = pull.new_tensor([term.power for term in self.terms])[:, None]
         lowest = torch.finfo(pull.dtype).min
         return (pull.abs() * powers).log2_() - (log_sums * BITS).clamp_min(lowest)
