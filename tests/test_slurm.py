@@ -82,9 +82,14 @@ class Job:
     def wait(self, *states: str) -> dict[str, str]:
         return until(lambda: (f := self.facts())["JobState"] in states and f, f"{states}")
 
-    def restart_now(self) -> None:
+    def requeued(self, times: int) -> None:
+        """Wait until it was requeued so often; before its first start it is PENDING, too."""
+        wanted = {"JobState": "PENDING", "Restarts": str(times)}
+        until(lambda: wanted.items() <= self.facts().items(), f"requeued {times} times")
+
+    def restart_now(self, times: int = 1) -> None:
         """A requeued job waits for two minutes; this one does not."""
-        self.wait("PENDING")
+        self.requeued(times)
         self._run("scontrol", "update", f"JobId={self.number}", "StartTime=now+1")
         self.wait("RUNNING", "COMPLETED", "FAILED")
 
@@ -155,7 +160,7 @@ def test_preempted_on_two_nodes_it_saves_is_requeued_and_ends_with_the_same_weig
         cluster,
         *("--partition=high", "--nodes=2", f"--output={tmp_path}/high.log", "--wrap=sleep 1"),
     )
-    low.wait("PENDING")
+    low.requeued(1)
     high.wait("COMPLETED")
     marker = (run_dir / "PREEMPTED").read_text()
     low.restart_now()
@@ -200,7 +205,7 @@ def test_at_the_time_limit_it_saves_and_goes_on_and_a_cancelled_job_stays_cancel
     slow = {"SSLPIPE_FAULT": "train.step:*=slow"}  # or it would end before the limit
     options = ["--time=1", "--signal=B:USR1@10"]  # sent 10 to 40 s before the end
     job = pretrain(cluster, tmp_path, data, options=options, settings=long, **slow)
-    job.wait("PENDING")
+    job.requeued(1)
     assert "requeued" in log_of(tmp_path)
     (step,) = [int(s) for s in re.findall(r"step (\d+)", (run_dir / "PREEMPTED").read_text())]
     assert 0 < step < 240
@@ -219,8 +224,8 @@ def test_at_the_time_limit_it_saves_and_goes_on_and_a_cancelled_job_stays_cancel
 def test_requeueing_stops_after_three_starts_without_a_new_checkpoint(cluster, data, tmp_path):
     settings = ("steps=12", "run.save_steps=5")
     job = pretrain(cluster, tmp_path, data, settings=settings, SSLPIPE_FAULT="train.step:2")
-    for _ in range(2):
-        job.restart_now()
+    for times in (1, 2):
+        job.restart_now(times)
     assert job.wait("FAILED", "COMPLETED")["JobState"] == "FAILED"
     assert job.facts()["Restarts"] == "2"
     text = (tmp_path / "run" / "FAILED").read_text()
