@@ -123,7 +123,7 @@ def _time_precisions(
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
                 value = model(views).float().square().mean()
             value.backward()
-            float(value)  # waits for the device
+            float(value.detach())  # waits for the device
             tries.append(time.perf_counter() - begin_s)
         times_s[name] = min(tries[1:])
     model.zero_grad(set_to_none=True)
