@@ -85,6 +85,17 @@ def test_the_ridge_probe_equals_scikit_learn_at_the_penalty_that_scikit_learn_wo
     assert result.value == pytest.approx(score(train, test, best))
 
 
+def test_many_classes_have_no_confusion_matrix_and_too_many_are_refused():
+    train = random_rows(440, 3, 220, seed=3)
+    train = train._replace(labels=torch.arange(440) % 220)
+    (result,) = ridge_probe(train, train, grid=(1.0,))
+    assert result.details["confusion"] is None
+    assert len(result.details["per_class"]) == 220
+    wide = rows(torch.zeros(2, 2000), [0, 60_000])
+    with pytest.raises(DataError, match="parameters"):
+        linear_probe(wide, wide)
+
+
 def test_the_probe_equals_scikit_learn_at_the_chosen_c():
     train, test = random_rows(600, 10, 5, seed=3), random_rows(200, 10, 5, seed=4)
     (result,) = linear_probe(train, test)

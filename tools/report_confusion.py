@@ -19,7 +19,7 @@ def confusion(evaluation: Tree, classes: list[str]) -> str:
         (
             line.cells[LINEAR]
             for line in table_lines(evaluation)
-            if LINEAR in line.cells and "confusion" in line.cells[LINEAR]["details"]
+            if LINEAR in line.cells and line.cells[LINEAR]["details"].get("confusion")
         ),
         None,
     )

@@ -19,6 +19,9 @@ C_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3, 20 
 PENALTY_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3 variances
 SEARCH_TOLERANCE, FINAL_TOLERANCE = 1e-3, 1e-5  # in units that `fit_logistic` explains
 MOST_CLASSES = 65536
+MOST_PARAMETERS = 2**26  # of a logistic fit: L-BFGS keeps some 50 float64 numbers for each
+GRID_PARAMETERS = 2**24  # of all C that are solved together
+CONFUSION_CLASSES = 200  # of a confusion matrix in the details
 
 
 def linear_probe(
@@ -36,9 +39,16 @@ def linear_probe(
     smallest among equals. Test is read once, after that. Features are standardised with train's
     mean and spread.
     details: C, C_at_edge (the grid may be too narrow), holdout_top1 for each C, per-class accuracy
-    (null where test has none), the confusion matrix (rows: true class), a bootstrap interval.
+    (null where test has none), the confusion matrix (rows: true class; null beyond
+    CONFUSION_CLASSES), a bootstrap interval.
     """
     classes = num_classes(train, test)
+    parameters = (train.features.shape[1] + 1) * classes
+    if parameters > MOST_PARAMETERS:
+        raise DataError(
+            f"{classes} classes of {train.features.shape[1]} features are {parameters} parameters, "
+            f"above {MOST_PARAMETERS} of the logistic probe; use kNN or `sgd`"
+        )
     chosen, scores = choose_c(train, grid=grid, holdout=holdout, seed=seed, num_classes=classes)
     mean, scale = standardisation(train.features)
     train_x = (train.features - mean) / scale
@@ -67,9 +77,19 @@ def choose_c(
     mean, scale = standardisation(fit.features)
     fit_x, check_x = (fit.features - mean) / scale, (check.features - mean) / scale
     path = sorted(set(grid))
-    solutions = fit_logistic(
-        fit_x, fit.labels, path, num_classes, tolerance=SEARCH_TOLERANCE, dtype=torch.float32
-    )
+    together = max(1, GRID_PARAMETERS // ((fit_x.shape[1] + 1) * num_classes))
+    solutions = [
+        solution
+        for at in range(0, len(path), together)
+        for solution in fit_logistic(
+            fit_x,
+            fit.labels,
+            path[at : at + together],
+            num_classes,
+            tolerance=SEARCH_TOLERANCE,
+            dtype=torch.float32,
+        )
+    ]
     scores = {
         c: float((predict(fitted, check_x) == check.labels).double().mean())
         for c, fitted in zip(path, solutions, strict=True)
@@ -164,11 +184,14 @@ def probe_result(
     **details: Any,
 ) -> Result:
     """Accuracy with the details that every linear probe gives. predicted: (Q,) int64."""
-    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=predicted.device)
-    confusion.index_put_((test.labels, predicted), torch.ones_like(predicted), accumulate=True)
-    totals, hits = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist()
     labels: NDArray[np.int64] = test.labels.cpu().numpy()
     rows: NDArray[np.int64] = predicted.cpu().numpy()
+    totals = np.bincount(labels, minlength=classes).tolist()
+    hits = np.bincount(labels[rows == labels], minlength=classes).tolist()
+    confusion = None
+    if classes <= CONFUSION_CLASSES:
+        pairs = np.bincount(labels * classes + rows, minlength=classes**2)
+        confusion = pairs.reshape(classes, classes).tolist()
     return accuracy(
         protocol,
         rows,
@@ -177,7 +200,7 @@ def probe_result(
         **details,
         bootstrap95=bootstrap95((rows == labels)[None]),
         per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
-        confusion=confusion.tolist(),
+        confusion=confusion,
     )
 
 
