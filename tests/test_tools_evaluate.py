@@ -117,6 +117,9 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     images = torch.stack([torch.from_numpy(picture(i)) for i in range(20)]).permute(0, 3, 1, 2)
     torch.testing.assert_close(exported.encode(images), expected.features, rtol=1e-4, atol=1e-4)
 
+    ten = ["--data", str(data), "--out", str(test_file), "--crops", "ten"]
+    with pytest.raises(UserError, match="its own view"):
+        embed_tool.app([str(tmp_path / "out"), *ten], standalone_mode=False)
     with pytest.raises(UserError, match="is whitened already"):
         whiten_tool.app([str(tmp_path / "out"), str(test_file)], standalone_mode=False)
     (tmp_path / "out" / "whitening.safetensors").write_bytes(b"other")
@@ -229,6 +232,56 @@ def test_a_mistake_is_one_line_that_says_what_to_do(arguments, told, capsys, mon
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
+
+
+def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differs(files, tmp_path):
+    _, rows = files
+    same = {"backbone_sha256": "a", "canvas_px": 256, "dtype": "float32", "data_sha256": "d"}
+
+    def written(name, part, **facts):
+        save_embeddings(tmp_path / name, part, same | facts)
+        return str(tmp_path / name)
+
+    train = written("train.npz", rows[0], split="train")
+    for key, other in (("backbone_sha256", "b"), ("canvas_px", 512), ("whitening_sha256", "w")):
+        test = written("test.npz", rows[1], split="test", **{key: other})
+        for arguments in (["knn", train, test], ["suite", "--features", f"mine={train},{test}"]):
+            with pytest.raises(UserError, match=f"differ in {key}"):
+                evaluate_tool.app(arguments, standalone_mode=False)
+    for name in ("knn", "linear", "ridge", "sgd"):
+        with pytest.raises(UserError, match="both files are of split 'train'"):
+            evaluate_tool.app([name, train, train], standalone_mode=False)
+    call(evaluate_tool, "stability", test, test, "--k", "4")
+
+
+def test_the_canvas_is_in_the_facts_and_never_smaller_than_twice_the_view(run, tmp_path):
+    run_dir, data = run
+    out = tmp_path / "test.safetensors"
+    call(embed_tool, run_dir, "--data", data, "--out", out)
+    assert load_embeddings(out)[1]["canvas_px"] == 256
+    call(embed_tool, run_dir, "--data", data, "--out", out, "--resize-px", "200")
+    assert load_embeddings(out)[1]["canvas_px"] == 400
+    call(embed_tool, run_dir, "--data", data, "--out", out, "--canvas-px", "24")
+    assert load_embeddings(out)[1]["canvas_px"] == 24
+    given = [str(run_dir), "--data", str(data), "--test-split"]
+    with pytest.raises(UserError, match="tset"):
+        evaluate_tool.app(["sgd-augmented", *given, "tset"], standalone_mode=False)
+    with pytest.raises(UserError, match="name two splits"):
+        evaluate_tool.app(["suite", *given, "train"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["verification", "--far", "0"], "between 0 and 1"),
+        (["verification", "--pairs", "0"], "at least 1"),
+        (["knn", "--temperature", "nan"], "finite"),
+    ],
+)
+def test_an_option_out_of_range_is_told(files, arguments, told):
+    name, *options = arguments
+    with pytest.raises(UserError, match=told):
+        evaluate_tool.app([name, *map(str, files[0]), *options], standalone_mode=False)
 
 
 def test_help_has_an_example_for_every_command():

@@ -44,7 +44,10 @@ def main(
         int | None, typer.Option(help="Shorter side before the crops; else the export's.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 256,
-    canvas_px: Annotated[int, typer.Option(min=1, help="Larger images are reduced first.")] = 256,
+    canvas_px: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
+    ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
@@ -69,6 +72,11 @@ def main(
         view = EvalView(**settings)
     except ValueError as error:
         raise UserError(f"--crops, --reduce, --resize-px: {error}") from error
+    if backbone.whitening is not None and view.config() != backbone.view.config():
+        raise UserError(
+            f"--crops, --reduce, --resize-px: {model} whitens features of its own view; leave them "
+            "out, or whiten an export anew with other views"
+        )
     facts = {
         "backbone_sha256": backbone.config.weights_sha256,
         "backbone": backbone.config.backbone.model_dump(),
@@ -87,7 +95,7 @@ def main(
         dtype=getattr(torch, dtype),
         finish=None if backbone.whitening is None else backbone.whitening.__call__,
         batch_size=batch_size,
-        canvas_px=canvas_px,
+        canvas_px=canvas_px or view_canvas_px(view),
         num_workers=num_workers,
         device=target,
         bar=lambda left: progress(title, left),
@@ -123,6 +131,12 @@ def embed_split(
 
 def data_facts(index: DatasetIndex, split: str) -> dict[str, Any]:
     return {"data": index.manifest.name, "data_sha256": index.sha256, "split": split}
+
+
+def view_canvas_px(view: EvalView) -> int:
+    """A canvas that no picture of at most 2 : 1 loses by: it bounds the longer side, the view's
+    resize_px the shorter one."""
+    return max(256, 2 * view.resize_px)
 
 
 def pick_device(name: str) -> str:

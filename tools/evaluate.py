@@ -16,13 +16,21 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.baselines import pixel_features, random_backbone
-from sslpipe.evaluation.embed import Embeddings, load_embeddings
+from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.export import load_backbone
-from tools.embed import console, data_facts, embed_split, pick_device, report_bad, run
+from tools.embed import (
+    console,
+    data_facts,
+    embed_split,
+    pick_device,
+    report_bad,
+    run,
+    view_canvas_px,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,6 +42,8 @@ app = typer.Typer(
     "python -m tools.evaluate suite out/demo/export --data out/demo/data/dataset.json "
     "--out out/demo/eval.json",
 )
+
+LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
 
 TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
 TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
@@ -63,7 +73,10 @@ def suite(
     search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
     seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
-    canvas_px: Annotated[int, typer.Option(min=1, help="Larger images are reduced first.")] = 256,
+    canvas_px: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
+    ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
@@ -79,12 +92,17 @@ def suite(
         if data is None:
             raise DataError("a model needs --data DIR/dataset.json to embed")
         backbone, index = load_backbone(model), load_index(data)
+        if train_split == test_split:
+            raise DataError(
+                f"--train-split and --test-split are both {test_split!r}: every sample would find "
+                "itself; name two splits"
+            )
         splits = [index.split(name) for name in (train_split, test_split)]
         for name in (train_split, test_split):
             index.check_files(name)
         options = {
             "batch_size": batch_size,
-            "canvas_px": canvas_px,
+            "canvas_px": canvas_px or view_canvas_px(backbone.view),
             "num_workers": num_workers,
             "device": target,
         }
@@ -108,13 +126,16 @@ def suite(
             "backbone": backbone.config.backbone.model_dump(),
             "backbone_sha256": backbone.config.weights_sha256,
             "view": backbone.view.config(),
+            "canvas_px": options["canvas_px"],
             **data_facts(index, test_split),
             "train_split": train_split,
             "classes": list(index.manifest.classes),
         }
     for text in features or []:
         name, train_file, test_file = _feature_files(text)
-        sets[name] = (load_embeddings(train_file)[0], load_embeddings(test_file)[0])
+        (bank, bank_facts), (queries, query_facts) = map(load_embeddings, (train_file, test_file))
+        check_comparable(bank_facts, query_facts, itself=False)
+        sets[name] = (bank, queries)
     sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
     report = run_suite(sets, facts, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
     _write_json(out, report)
@@ -141,7 +162,10 @@ def sgd_augmented(
     flip_prob: Annotated[float, typer.Option(help="0 where left and right matter.")] = FLIP_PROB,
     holdout: Annotated[float, typer.Option(help="Share of train, for several rates.")] = 0.15,
     seed: Annotated[int, typer.Option(help="Of views, order and hold-out.")] = 0,
-    canvas_px: Annotated[int, typer.Option(min=1, help="Larger images are reduced first.")] = 256,
+    canvas_px: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
+    ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: JsonFile = None,
@@ -149,13 +173,13 @@ def sgd_augmented(
     """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
     target = pick_device(device)
     backbone, index = load_backbone(model), load_index(data)
+    splits = [index.split(name) for name in (train_split, test_split)]
     for name in (train_split, test_split):
         index.check_files(name)
     results = augmented_sgd_probe(
         backbone.backbone.to(target),
         backbone.view,
-        index.split(train_split),
-        index.split(test_split),
+        *splits,
         rates=rates,
         epochs=epochs,
         batch_size=batch_size,
@@ -164,7 +188,7 @@ def sgd_augmented(
         crop_area=(smallest_crop, 1.0),
         flip_prob=flip_prob,
         say=console.print,
-        canvas_px=canvas_px,
+        canvas_px=canvas_px or view_canvas_px(backbone.view),
         num_workers=num_workers,
         device=target,
         on_bad=report_bad,
@@ -247,7 +271,10 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     def command(
         train: Path, test: Path, whiten_both: bool, out: Path | None, **options: Any
     ) -> None:
-        (bank, _), (queries, _) = load_embeddings(train), load_embeddings(test)
+        (bank, bank_facts), (queries, query_facts) = map(load_embeddings, (train, test))
+        if name != "stability":  # two backbones are its purpose
+            itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
+            check_comparable(bank_facts, query_facts, itself=itself)
         if whiten_both:
             bank, queries = whiten(bank, queries)
         results = evaluate(bank, queries, **options)

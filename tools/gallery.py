@@ -14,7 +14,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.frozen import FrozenBackbone, load_backbone
 from sslpipe.gallery import Gallery, different_pairs, threshold_at, verify
-from tools.embed import pick_device, run
+from tools.embed import pick_device, run, view_canvas_px
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,7 +31,6 @@ out, err = Console(), Console(stderr=True)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 BATCH = 64  # images at a time
-CANVAS_PX = 256  # as in tools.embed
 
 GalleryFile = Annotated[Path, typer.Argument(help="The gallery's file.", show_default=False)]
 Model = Annotated[Path, typer.Option(help="An export's folder or a run directory.")]
@@ -243,7 +242,7 @@ def _view(backbone: FrozenBackbone, path: Path) -> Tensor:
         raw = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    pixels = decode(raw, canvas_px=max(CANVAS_PX, backbone.view.resize_px))
+    pixels = decode(raw, canvas_px=view_canvas_px(backbone.view))
     image = torch.from_numpy(pixels)[None]
     view: Tensor = backbone.view.cpu()(image, torch.tensor([image.shape[-2:]]))
     return view

@@ -224,8 +224,30 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     if rows.features.dtype == torch.float16:
         rows = rows._replace(features=rows.features.float())
-    facts: dict[str, Any] = json.loads(text)
+    try:
+        facts: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{path}: its facts are no JSON: {error}; embed again") from error
     return rows, facts
+
+
+COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px", "dtype")
+
+
+def check_comparable(train: dict[str, Any], test: dict[str, Any], *, itself: bool = True) -> None:
+    """Raise DataError unless two files' features were made alike. itself: of one split is fine."""
+    for key in COMPARED:
+        if train.get(key) != test.get(key):
+            raise DataError(
+                f"the two files differ in {key}: {train.get(key)} and {test.get(key)}; embed both "
+                "splits with one backbone and the same options"
+            )
+    source = train.get("data_sha256"), train.get("split")
+    if not itself and None not in source and source == (test.get("data_sha256"), test.get("split")):
+        raise DataError(
+            f"both files are of split {train['split']!r}: every sample would find itself; "
+            "name the files of two splits"
+        )
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:

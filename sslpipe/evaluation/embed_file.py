@@ -61,7 +61,7 @@ def embed_to_file(
     Collective. Raises: DataError as `embed`; what was done until then is kept.
     """
     parts = out.with_name(f".{out.name}.parts")
-    facts = {**facts, "dtype": str(dtype).removeprefix("torch.")}
+    facts = {**facts, "canvas_px": canvas_px, "dtype": str(dtype).removeprefix("torch.")}
     numbers = range(-(-len(split) // PART_SAMPLES))
     if shard.rank == 0:
         _open(parts, {**facts, "part_samples": PART_SAMPLES, "samples": len(split)})

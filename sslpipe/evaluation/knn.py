@@ -199,8 +199,8 @@ def _found(
     check_pair(bank, queries)
     if not k:
         raise DataError("k is empty; name at least one number of neighbours")
-    if temperature <= 0:
-        raise DataError(f"temperature = {temperature} must be > 0")
+    if not 0 < temperature < float("inf"):
+        raise DataError(f"temperature = {temperature} must be > 0 and finite")
     return nearest(
         bank.features,
         queries.features,

@@ -63,16 +63,20 @@ def verification(
     Raises: DataError where a FAR is below one different pair, or there are no pairs of a kind.
     """
     check_pair(bank, queries)
+    if pairs < 1:
+        raise DataError(f"pairs = {pairs} must be at least 1")
+    if not all(0 < each < 1 for each in far):
+        raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
     chosen = pairs_of(queries, pairs, seed)
     scores = scores_of(queries, chosen)
     falling = np.argsort(-scores, kind="stable")  # once, for all resamples
     same_count = int(chosen.same.sum())
     different_count = len(chosen.same) - same_count
     for each in far:
-        if each * different_count < 1 or each >= 1:
+        if each * different_count < 1:
             raise DataError(
                 f"far = {each:g} of {different_count} different pairs is less than one; draw at "
-                f"least {1 / each:.0f} pairs, or name a larger far below 1"
+                f"least {1 / each:.0f} pairs, or name a larger far"
             )
     names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc")
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 
 # Of the mean variance, added to every variance: directions of noise stay small. Chosen on train:
@@ -38,6 +39,8 @@ def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = No
     more rows than features. dims: keep the axes of the largest variances only.
     """
     features = train.features
+    if dims is not None and not 1 <= dims <= features.shape[1]:
+        raise DataError(f"dims = {dims} must lie in 1..{features.shape[1]}, the features")
     mean = features.double().mean(dim=0)  # (F,)
     covariance = mean.new_zeros(len(mean), len(mean))
     for part in torch.split(features, 16384):
