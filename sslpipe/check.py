@@ -22,7 +22,15 @@ from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import build_optimizer, describe_groups
 from sslpipe.recipe import Recipe, digest
 from sslpipe.registry import build
-from sslpipe.setup import build_augment, build_loss, build_model, plan_order, recipe_flops
+from sslpipe.setup import (
+    build_augment,
+    build_loss,
+    build_model,
+    labels_warning,
+    plan_order,
+    recipe_flops,
+)
+from sslpipe.start import check_precision
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
@@ -71,6 +79,8 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     index: None leaves out what only the data can tell.
     Raises: UserError for a recipe or data that cannot be trained on.
     """
+    device = _device(recipe)
+    check_precision(recipe.optim.precision, device.type)
     data = None
     if index is not None:
         split = index.split(recipe.data.split)
@@ -89,7 +99,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     if recipe.optim.precision == "fp64":
         model = model.double()
     groups = describe_groups(build_optimizer(model, recipe.optim), model)
-    flops, device = recipe_flops(recipe, model, crop_px), _device(recipe)
+    flops = recipe_flops(recipe, model, crop_px)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     memory = estimate_memory(model, recipe, crop_px, named)
     precision, seconds = step_seconds(model, augment, images, recipe, device)
@@ -113,7 +123,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
         process_counts=tuple(
             w for w in range(1, recipe.data.num_streams + 1) if recipe.data.num_streams % w == 0
         ),
-        warnings=_warnings(recipe, crop_px, data),
+        warnings=_warnings(recipe, crop_px, data, index),
         data=data,
     )
 
@@ -152,7 +162,9 @@ def _device(recipe: Recipe) -> torch.device:
     return torch.device("cuda" if has_cuda and recipe.run.device != "cpu" else "cpu")
 
 
-def _warnings(recipe: Recipe, crop_px: int, data: DataCheck | None) -> tuple[str, ...]:
+def _warnings(
+    recipe: Recipe, crop_px: int, data: DataCheck | None, index: DatasetIndex | None
+) -> tuple[str, ...]:
     warnings = []
     if stem := stem_warning(recipe.backbone, crop_px):
         warnings.append(stem)
@@ -181,6 +193,8 @@ def _warnings(recipe: Recipe, crop_px: int, data: DataCheck | None) -> tuple[str
             f"mixing score {data.mixing:.3f}: batches hold fewer classes than a uniform shuffle's; "
             "build the shards shuffled, or raise data.num_streams or lower data.shuffle_window"
         )
+    if index is not None and (text := labels_warning(recipe, index.split(recipe.data.split))):
+        warnings.append(text)
     if recipe.run.monitor_steps and data and not data.held_out:
         warnings.append(
             "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslpipe.augment.parameters import draws
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Batch, one_pass
+from sslpipe.data.loader import Batch, one_pass, open_reader
 from sslpipe.errors import DataError
 from sslpipe.recipe import Recipe
 
@@ -97,8 +97,7 @@ def first_images(recipe: Recipe, split: Split) -> Batch:
         ids=first,
         canvas_px=recipe.data.canvas_px,
         num_workers=0,
-        window_bytes=recipe.run.window_bytes,
-        allow_pipe=recipe.run.allow_pipe,
+        reader=open_reader(split, recipe.run),
         on_bad=lambda bad: None,  # training quarantines and counts it
     )
     batch = next(passes, None)

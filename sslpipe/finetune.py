@@ -71,7 +71,9 @@ def _loop(run: FinetuneSession, shard: Shard) -> int:
             rows = torch.arange(len(ids), device=ids.device).view(recipe.views, -1).T.flatten()
             task.queue.push(embeddings[rows], labels[rows], ids[rows])
         # a non-finite step leaves weights, statistics and queue as they were
-        run.guard.step_or_undo(run.accelerator, run.optimizer, step, batch.ids, loss, grad_norm)
+        run.guard.step_or_undo(
+            run.accelerator, run.optimizer, step, batch.ids, batch.source_ids, loss, grad_norm
+        )
 
         done = step + 1
         last = done == steps
@@ -87,6 +89,7 @@ def _loop(run: FinetuneSession, shard: Shard) -> int:
                 **_mined(run),
                 **similarities(embeddings, labels),
                 "skipped_steps": run.guard.skipped,
+                "overflows": run.guard.overflows,
                 "quarantined": run.quarantine.collect(),
             }
             log.train(done, numbers)

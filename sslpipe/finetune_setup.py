@@ -19,7 +19,7 @@ from sslpipe.augment.two_views import Views
 from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import Batch
+from sslpipe.data.loader import Batch, open_reader
 from sslpipe.data.order import ORDER_VERSION
 from sslpipe.distributed import Shard
 from sslpipe.errors import RecipeError, did_you_mean
@@ -352,6 +352,7 @@ def set_up_finetune(
                 canvas_px=recipe.data.canvas_px,
                 num_workers=every.num_workers,
                 device=device,
+                reader=open_reader(split, every),
             ),
             monitor_steps=every.monitor_steps if len(held) else 0,
             log=log,

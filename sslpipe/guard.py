@@ -16,7 +16,8 @@ class StepGuard:
     """Decides every step, from numbers that are equal on all ranks, whether the optimizer steps.
 
     modules: those whose buffers are put back. folder: where a skipped step's ids are written
-    (bad_steps.jsonl of each rank's own rows). skipped: non-finite steps so far.
+    (bad_steps.jsonl of each rank's own rows). skipped: non-finite steps so far. overflows: steps
+    that an fp16 scaler lowered its scale for, which are none of those.
     """
 
     def __init__(self, modules: Sequence[nn.Module], *, max_bad_steps: int, folder: Path) -> None:
@@ -24,7 +25,7 @@ class StepGuard:
         self._kept = [buffer.clone() for buffer in self._buffers]
         self._max_bad_steps, self._folder = max_bad_steps, folder
         self._in_a_row = 0
-        self.skipped = 0
+        self.skipped = self.overflows = 0
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -38,33 +39,36 @@ class StepGuard:
         optimizer: Any,
         step: int,
         ids: Tensor,
+        source_ids: Tensor,
         loss: Tensor,
         grad_norm: Tensor,
     ) -> bool:
         """Step the optimizer, or put the buffers back; clear the gradients either way.
 
-        Returns whether the weights moved. loss, grad_norm: (), equal on all ranks. An fp16 scaler's
-        overflow is its own affair: it skips the step itself and lowers its scale; the buffers go
-        back all the same.
-        Raises: UserError after max_bad_steps non-finite steps in a row.
+        Returns whether the weights moved. ids, source_ids: (B,) int64 of this rank's places and of
+        the images really used. loss, grad_norm: (), equal on all ranks. With an fp16 scaler above
+        1, infinite gradients of a finite loss are its overflow: it lowers its scale, and the step
+        is counted apart. At 1 and below, lowering it further helps no more: a bad step.
+        Raises: UserError after max_bad_steps non-finite steps in a row, overflows not counted.
         """
         value, norm = float(loss.detach()), float(grad_norm)
-        overflow = accelerator.scaler is not None and math.isfinite(value)
         good = math.isfinite(value) and math.isfinite(norm)
-        if good or (math.isfinite(value) and overflow):
+        if good:
             optimizer.step()
             self._in_a_row = 0
-            if not good:
-                self._put_back()
         else:
             self._put_back()
-            self.skipped += 1
-            self._in_a_row += 1
-            record = {"step": step, "loss": str(value), "grad_norm": str(norm)}
-            with open(self._folder / f"bad_steps.{accelerator.process_index}.jsonl", "a") as file:
-                file.write(json.dumps({**record, "ids": ids.tolist()}) + "\n")
-            if accelerator.scaler is not None:
-                optimizer.step()  # lets the scaler see its infinities; it does not step
+            overflow = accelerator.scaler is not None and _overflowed(accelerator.scaler)
+            if overflow and math.isfinite(value):
+                self.overflows += 1
+            else:
+                self.skipped += 1
+                self._in_a_row += 1
+                record: dict[str, Any] = {"step": step, "loss": str(value), "grad_norm": str(norm)}
+                record |= {"ids": ids.tolist(), "source_ids": source_ids.tolist()}
+                path = self._folder / f"bad_steps.{accelerator.process_index}.jsonl"
+                with open(path, "a") as file:
+                    file.write(json.dumps(record) + "\n")
         optimizer.zero_grad(set_to_none=True)
         if self._in_a_row >= self._max_bad_steps:
             raise UserError(
@@ -79,3 +83,14 @@ class StepGuard:
     def _put_back(self) -> None:
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             buffer.copy_(kept)
+
+
+def _overflowed(scaler: Any) -> bool:
+    """Let the scaler see what it found, without a step; whether it was above 1 and went down.
+
+    It looked before clipping, which makes NaN of finite gradients whose norm is infinite: its own
+    step() would put those into the weights.
+    """
+    before = float(scaler.get_scale())
+    scaler.update()
+    return before > 1 and float(scaler.get_scale()) < before

@@ -124,6 +124,11 @@ class Recipe(Section):
     def _consistent(self) -> "Recipe":
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
+        if self.data.holdout == 1:
+            raise ValueError(
+                "data.holdout = 1 leaves the kNN monitor no neighbour; use 0 (no monitor), or at "
+                "least 2"
+            )
         batch, streams = self.data.batch_size, self.data.num_streams
         if batch % streams:
             valid = [s for s in range(1, batch + 1) if batch % s == 0]

@@ -20,7 +20,7 @@ from sslpipe.augment.two_views import AUGMENTS, FusedViews, Views
 from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import Batch, batches
+from sslpipe.data.loader import Batch, batches, open_reader
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Shard
@@ -101,6 +101,15 @@ def _holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     """Ids kept for the kNN monitor; without any, no label is read (24 GB of them for a billion)."""
     count = recipe.data.holdout
     return held_out(split.labels, count) if count else np.zeros(0, np.int64)
+
+
+def labels_warning(recipe: Recipe, split: Split) -> str | None:
+    """What to say of an objective that asks for labels where the split has none."""
+    masks = bool(recipe.loss.arguments.get("mask_labels"))
+    if not (masks or recipe.loss.kind == "sup_con") or bool((split.labels >= 0).any()):
+        return None
+    setting = "loss.mask_labels = true" if masks else "loss.kind = 'sup_con'"
+    return f"{setting}, but the split {split.name!r} has no labels: it changes nothing here"
 
 
 def build_augment(recipe: Recipe | FinetuneRecipe, index: DatasetIndex) -> Views:
@@ -202,6 +211,8 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
     log.say(describe_groups(optimizer, model))
     if warning := stem_warning(recipe.backbone, augment.crop_px):
         log.warn(warning)
+    if warning := labels_warning(recipe, split):
+        log.warn(warning)
     if every.monitor_steps and not len(holdout_ids):
         log.warn(
             "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
@@ -245,6 +256,7 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
                 canvas_px=recipe.data.canvas_px,
                 num_workers=every.num_workers,
                 device=device,
+                reader=open_reader(split, every),
             ),
             monitor_steps=every.monitor_steps if len(holdout_ids) else 0,
             log=log,
@@ -303,4 +315,6 @@ def describe_run(
         "run.json": {"precision": precision, "world": world, "environment": environment()},
     }
     for name, tree in files.items():
-        (run_dir / name).write_text(json.dumps(tree, indent=1) + "\n")
+        partial_file = run_dir / f".{name}.partial"  # whole or not there
+        partial_file.write_text(json.dumps(tree, indent=1) + "\n")
+        partial_file.replace(run_dir / name)

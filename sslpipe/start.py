@@ -72,13 +72,23 @@ def end_processes() -> None:
 
 
 def start_accelerator(recipe: Recipe | FinetuneRecipe, precision: str) -> Accelerator:
-    """The Accelerator over the group that start_processes joined."""
+    """The Accelerator over the group that start_processes joined. Raises: RecipeError."""
+    check_precision(precision, PartialState().device.type)
     return Accelerator(
         cpu=PartialState().device.type == "cpu",
         mixed_precision=_ACCELERATE_NAME[precision],
         # every rank's buffers are equal under global statistics, and its own under local ones
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Raise RecipeError for fp16 off CUDA, where accelerate would train in fp32 and not say so."""
+    if precision == "fp16" and device != "cuda":
+        raise RecipeError(
+            f"optim.precision = 'fp16' needs a CUDA device, and this is {device}; "
+            "use 'bf16' or 'fp32'"
+        )
 
 
 def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: int) -> str:
@@ -102,9 +112,15 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
 
 
 def stored_precision(run_dir: Path) -> str:
-    """The precision that the run in this directory was started with, or ''."""
+    """The precision that the run in this directory was started with, or ''. Raises: UserError."""
     path = run_dir / "run.json"
-    return str(json.loads(path.read_text())["precision"]) if path.is_file() else ""
+    try:
+        return str(json.loads(path.read_text())["precision"]) if path.is_file() else ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged ({type(error).__name__}: {error}); write "
+            '{"precision": "..."} into it, as the "start" line of metrics.jsonl names it'
+        ) from error
 
 
 def _time_precisions(

@@ -77,7 +77,7 @@ def _loop(run: Session, shard: Shard, beat: Watchdog) -> int:
         )
         # a non-finite step leaves weights and buffers as they were
         moved = run.guard.step_or_undo(
-            run.accelerator, run.optimizer, step, batch.ids, loss, grad_norm
+            run.accelerator, run.optimizer, step, batch.ids, batch.source_ids, loss, grad_norm
         )
         if moved and recipe.momentum and isinstance(run.model, MomentumPair):
             run.model.follow(momentum_at(step, recipe.momentum, steps))
@@ -96,6 +96,7 @@ def _loop(run: Session, shard: Shard, beat: Watchdog) -> int:
                 **health(z_a, z_b),
                 "negatives_per_anchor": run.loss_fn.last_negatives,
                 "skipped_steps": run.guard.skipped,
+                "overflows": run.guard.overflows,
                 "quarantined": run.quarantine.collect(),
             }
             log.train(done, numbers)

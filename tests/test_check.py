@@ -306,6 +306,7 @@ def test_views_that_differ_are_shown_side_by_side(recipe_of):
         (("backbone={kind = 'torchvision/resnet19'}",), "did you mean 'resnet1"),
         (("augment.crop_pixels=3",), "augment.crop_pixels is not a setting of the views"),
         (("loss.temperature=0",), "temperature = 0"),
+        (("data.holdout=1",), "data.holdout = 1 leaves the kNN monitor no neighbour; use 0"),
     ],
 )
 def test_what_cannot_be_trained_is_one_user_error(recipe_of, index, overrides, message):

@@ -11,10 +11,13 @@ from safetensors.torch import load_file
 
 import sslpipe.setup
 from sslpipe.augment.two_views import FusedViews
+from sslpipe.check import check
+from sslpipe.errors import RecipeError
 from sslpipe.guard import StepGuard
 from sslpipe.log import read_metrics
 from sslpipe.optim import build_optimizer
-from sslpipe.recipe import Optim
+from sslpipe.recipe import Optim, load_recipe
+from sslpipe.start import start_accelerator
 from tests.dataset import write_dataset
 from tests.processes import run_processes
 from tests.runs import final_weights, train_in_rank, write_recipe
@@ -117,10 +120,10 @@ def fresh():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def scaled_step(scale, folder, monkeypatch, gradient=1.0):
+def scaled_step(scale, folder, monkeypatch, gradient=1.0, clip_norm=0.01):
     """One step as the loop makes it, under an fp16 scaler; (weights moved, guard, model).
 
-    accelerate refuses fp16 without a GPU, so it is told afterwards.
+    accelerate makes fp32 of fp16 without a GPU, so it is told afterwards.
     """
     accelerator = Accelerator(cpu=True)
     monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
@@ -136,8 +139,10 @@ def scaled_step(scale, folder, monkeypatch, gradient=1.0):
     loss = model(torch.arange(20.0).view(5, 4)).square().mean() + model[0].weight.square().sum()
     accelerator.backward(loss)
     model[0].weight.grad.mul_(gradient)
-    norm = accelerator.clip_grad_norm_(model.parameters(), 0.01)
-    moved = guard.step_or_undo(accelerator, optimizer, 0, torch.arange(5), loss, norm)
+    norm = accelerator.clip_grad_norm_(model.parameters(), clip_norm)
+    ids = torch.arange(5)
+    moved = guard.step_or_undo(accelerator, optimizer, 0, ids, ids + 9, loss, norm)
+    guard.scale = accelerator.scaler.get_scale()
     return moved, guard, {key: value.clone() for key, value in model.state_dict().items()}
 
 
@@ -152,11 +157,39 @@ def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, fresh, mon
         torch.testing.assert_close(found[key], value, msg=key)
 
 
-def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(tmp_path, monkeypatch, fresh):
+def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(tmp_path, fresh, monkeypatch):
     moved, guard, found = scaled_step(2.0, tmp_path, monkeypatch, gradient=float("inf"))
     assert not moved
-    assert guard.skipped == 0
+    assert (guard.skipped, guard.overflows, guard.scale) == (0, 1, 1.0)
     assert not found["1.running_mean"].any()  # put back to what it was
     torch.manual_seed(0)
     torch.testing.assert_close(found["0.weight"], torch.nn.Linear(4, 6).weight.detach())
     assert not list(tmp_path.glob("bad_steps*"))
+
+
+def test_an_overflow_at_scale_1_is_a_bad_step(tmp_path, fresh, monkeypatch):
+    """So it is bounded: gradients that are infinite unscaled will be so at any scale."""
+    moved, guard, _ = scaled_step(1.0, tmp_path, monkeypatch, gradient=float("inf"))
+    assert not moved
+    assert (guard.skipped, guard.overflows) == (1, 0)
+    (line,) = (tmp_path / "bad_steps.0.jsonl").read_text().splitlines()
+    assert json.loads(line)["ids"] == [0, 1, 2, 3, 4]
+    assert json.loads(line)["source_ids"] == [9, 10, 11, 12, 13]
+
+
+def test_finite_gradients_of_infinite_norm_never_become_nan_weights(tmp_path, fresh, monkeypatch):
+    """The scaler finds none infinite; clipping at infinity then divides infinity by itself."""
+    moved, guard, found = scaled_step(
+        2.0, tmp_path, monkeypatch, gradient=1e38, clip_norm=float("inf")
+    )
+    assert not moved
+    assert (guard.skipped, guard.overflows, guard.scale) == (1, 0, 2.0)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found["0.weight"], torch.nn.Linear(4, 6).weight.detach())
+
+
+def test_fp16_on_a_cpu_is_refused_not_trained_in_fp32(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), ("optim.precision=fp16", "run.device=cpu"))
+    for refuse in (lambda: start_accelerator(recipe, "fp16"), lambda: check(recipe, None)):
+        with pytest.raises(RecipeError, match=r"optim.precision = 'fp16' needs a CUDA.*'bf16'"):
+            refuse()

@@ -7,7 +7,9 @@ import time
 import pytest
 import torch
 
+from sslpipe.errors import UserError
 from sslpipe.log import read_metrics
+from sslpipe.start import stored_precision
 from tests.dataset import write_dataset
 from tests.processes import run_processes
 from tests.runs import command_line, final_weights, train_in_rank, train_over, write_recipe
@@ -34,7 +36,7 @@ def test_a_run_leaves_its_settings_numbers_and_marker(data, tmp_path):
     expected = {"loss", "lr", "grad_norm", "epoch", "images_per_s", "data_wait_percent"}
     expected |= {"alignment", "uniformity", "embedding_std", "effective_rank"}
     expected |= {"positive_similarity", "negative_similarity", "negatives_per_anchor"}
-    expected |= {"skipped_steps", "quarantined", "step", "kind", "wall", "restart"}
+    expected |= {"skipped_steps", "overflows", "quarantined", "step", "kind", "wall", "restart"}
     assert set(lines[0]) == expected  # no mfu_percent: a CPU's peak is not known
     assert lines[0]["epoch"] == pytest.approx(5 / 7)  # (128 - 16 held out) / 16 steps an epoch
     evals = read_metrics(run_dir, "eval")
@@ -82,10 +84,28 @@ def test_unlabelled_images_train_without_the_monitor_and_it_says_so(tmp_path):
     data = write_dataset(tmp_path / "data", labelled=False)
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
     command = ("train", str(recipe), "--data", str(data), "--run-dir", str(run_dir))
-    result = command_line(*command, "steps=2", "run.monitor_steps=1")
+    result = command_line(*command, "steps=2", "run.monitor_steps=1", "loss.mask_labels=true")
     assert result.returncode == 0, result.stderr
     assert "the data are unlabelled or data.holdout = 0: no kNN" in result.stderr
+    assert "loss.mask_labels = true, but the split 'train' has no labels" in result.stderr
     assert read_metrics(run_dir, "eval") == []
+
+
+def test_the_monitor_reads_piped_shards_where_the_recipe_allows_them(tmp_path):
+    data = write_dataset(tmp_path / "data")
+    piped = data.read_text().replace('"file": "train', f'"file": "pipe:cat {data.parent}/train')
+    data.write_text(piped)
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    train_over(1, recipe, data, run_dir, "steps=1", "run.monitor_steps=1", "run.allow_pipe=true")
+    (line,) = read_metrics(run_dir, "eval")
+    assert 0 <= line["holdout_knn"] <= 1
+
+
+def test_a_damaged_run_json_is_one_error_with_a_remedy(tmp_path):
+    for text in ("", '{"world": 1}', "[]"):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(UserError, match=r"run.json is damaged .* metrics.jsonl names it"):
+            stored_precision(tmp_path)
 
 
 def test_auto_precision_says_what_it_took_and_a_resume_keeps_it(data, tmp_path):

@@ -142,6 +142,16 @@ class StreamReader:
         return dict(zip(wanted.tolist(), self._store.reader.rows(shard, rows), strict=True))
 
 
+def open_reader(split: Split, run: Run) -> Reader:
+    """A split's samples, read the way the recipe's [run] says."""
+    return Reader(
+        split,
+        window_bytes=run.window_bytes,
+        allow_pipe=run.allow_pipe,
+        cache=DiskCache(Path(run.cache_dir), int(run.cache_gb * 1e9)) if run.cache_dir else None,
+    )
+
+
 def batches(
     split: Split,
     order: Order,
@@ -160,12 +170,7 @@ def batches(
     A bad sample's place is taken by the next good one half a segment further in its stream.
     Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
-    reader = Reader(
-        split,
-        window_bytes=run.window_bytes,
-        allow_pipe=run.allow_pipe,
-        cache=DiskCache(Path(run.cache_dir), int(run.cache_gb * 1e9)) if run.cache_dir else None,
-    )
+    reader = open_reader(split, run)
     store = ImageStore(reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad)
     streams = range(
         shard.rank * data.num_streams // shard.world,
@@ -203,19 +208,19 @@ def one_pass(
     batch_size: int = 256,
     canvas_px: int = 256,
     num_workers: int = 2,
-    window_bytes: int = 64 * 2**20,
-    allow_pipe: bool = False,
     on_bad: OnBad | None = None,
+    reader: Reader | None = None,
 ) -> Iterator[Batch]:
     """This rank's contiguous part of the samples, each exactly once, in id order.
 
     ids: (n,) the samples wanted, sorted; all of the split by default. A bad sample is left out and
-    reported: to `on_bad`, or as a DataError where there is none.
+    reported: to `on_bad`, or as a DataError where there is none. reader: of this split; by default
+    one that runs no command and keeps nothing on disk.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
     begin, end = (len(wanted) * r // shard.world for r in (shard.rank, shard.rank + 1))
     wanted = wanted[begin:end]
-    reader = Reader(split, window_bytes=window_bytes, allow_pipe=allow_pipe)
+    reader = reader or Reader(split, window_bytes=64 * 2**20)
     store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse)
 
     def read(start: int) -> list[tuple[Integers, list[Raw]]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Batch, Integers, OnBad, Quarantined, one_pass, stand_in
+from sslpipe.data.loader import Batch, Integers, OnBad, Quarantined, one_pass, open_reader, stand_in
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.distributed import Shard
 from sslpipe.errors import DataError
@@ -104,8 +104,7 @@ def _read(
         ids=ids,
         canvas_px=data.canvas_px,
         num_workers=run.num_workers,
-        window_bytes=run.window_bytes,
-        allow_pipe=run.allow_pipe,
+        reader=open_reader(split, run),
         on_bad=on_bad,
     )
     images = torch.zeros((0, 1, 1, 3), dtype=torch.uint8, device=device)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sslpipe.data.index import Split
 from sslpipe.data.loader import Batch, OnBad, one_pass
+from sslpipe.data.reader import Reader
 from sslpipe.distributed import Shard, all_gather_rows
 from sslpipe.errors import DataError
 
@@ -56,6 +57,7 @@ def embed(
     device: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
     on_bad: OnBad | None = None,
+    reader: Reader | None = None,
 ) -> Embeddings:
     """Features of each sample of the split (or of `ids`), exactly once, in id order, on the CPU.
 
@@ -65,6 +67,7 @@ def embed(
     progress: called with the number of samples of each batch done on this process.
     on_bad: told of each sample that cannot be decoded, which then has no row; without it, a
         DataError.
+    reader: of the split, where how it reads matters; see one_pass.
     """
     local = embed_here(
         backbone,
@@ -78,6 +81,7 @@ def embed(
         device=device,
         progress=progress,
         on_bad=on_bad,
+        reader=reader,
     )
     together = _gather(local, device)
     if len(together.ids) == 0:
@@ -100,6 +104,7 @@ def embed_here(
     device: torch.device | str,
     progress: Callable[[int], None] | None,
     on_bad: OnBad | None,
+    reader: Reader | None = None,
 ) -> Embeddings:
     """This process's rows of `embed`, (0, 0) features where it has none; not collective."""
     before = module_sha256(backbone)
@@ -111,6 +116,7 @@ def embed_here(
         canvas_px=canvas_px,
         num_workers=num_workers,
         on_bad=on_bad,
+        reader=reader,
     )
     parts: list[Embeddings] = []
     view = view.to(device)

@@ -7,6 +7,7 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
+from sslpipe.data.reader import Reader
 from sslpipe.distributed import Shard
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn
@@ -25,6 +26,7 @@ def monitor(
     canvas_px: int,
     num_workers: int,
     device: torch.device,
+    reader: Reader | None = None,
 ) -> dict[str, float]:
     """Leave-one-out weighted kNN over the held-out samples `ids`: {"holdout_knn": top-1 in [0, 1]}.
 
@@ -40,11 +42,14 @@ def monitor(
         canvas_px=canvas_px,
         num_workers=num_workers,
         device=device,
+        reader=reader,
         on_bad=lambda _: None,  # quarantine.jsonl lists what training meets; this is a monitor
     )
     if shard.rank != 0:
         return {}
     k = min(MONITOR_K, len(features.ids) - 1)
+    if k < 1:  # all but one could not be decoded
+        return {}
     (accuracy,) = knn(features, features, k=(k,), exclude_same_id=True).values()
     return {"holdout_knn": accuracy}
 
@@ -59,6 +64,7 @@ def retrieval_monitor(
     canvas_px: int,
     num_workers: int,
     device: torch.device,
+    reader: Reader | None = None,
 ) -> dict[str, float]:
     """Leave-one-out retrieval among the samples `ids`, of classes that training never sees.
 
@@ -74,6 +80,7 @@ def retrieval_monitor(
         canvas_px=canvas_px,
         num_workers=num_workers,
         device=device,
+        reader=reader,
         on_bad=lambda _: None,
     )
     if shard.rank != 0:

@@ -26,10 +26,11 @@ from sslpipe.data.loader import (
     OnBad,
     StreamReader,
     collate,
+    open_reader,
     pipelined,
 )
 from sslpipe.data.order import Order
-from sslpipe.data.reader import Raw, Reader
+from sslpipe.data.reader import Raw
 from sslpipe.distributed import Shard
 from sslpipe.errors import DataError
 from sslpipe.recipe import Run
@@ -228,7 +229,7 @@ def pk_batches(
     by one. A bad sample's place is taken by its class's next good one that is not in the batch.
     Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
-    reader = Reader(split, window_bytes=run.window_bytes, allow_pipe=run.allow_pipe)
+    reader = open_reader(split, run)
     store = ImageStore(reader, canvas_px=canvas_px, keep=run.cache == "memory", on_bad=on_bad)
     begin, end = (order.batch_size * r // shard.world for r in (shard.rank, shard.rank + 1))
     rows = slice(begin, end)
