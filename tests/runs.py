@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import sslpipe.train
+from sslpipe.augment.two_views import FusedViews
 from sslpipe.checkpoint import latest
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Shard
@@ -93,3 +94,25 @@ def command_line(*arguments: str, **environment: str) -> subprocess.CompletedPro
         text=True,
         timeout=240,
     )
+
+
+def feed_equal_views():
+    """Views are made one image at a time: made together, they are equal to 1e-6 only, and tests of
+    several process counts feed each the same. For the rest of this process."""
+    original = FusedViews.forward
+
+    def alone(self, batch, drawn, *given):
+        images = [torch.tensor([row]) for row in range(len(batch.ids))]
+        pairs = [torch.cat([row, row + len(images)]) for row in images]
+        views = [
+            original(self, batch.rows(row), drawn.rows(both), *given)
+            for row, both in zip(images, pairs, strict=True)
+        ]
+        return torch.cat([torch.stack(views)[:, 0], torch.stack(views)[:, 1]])
+
+    FusedViews.forward = alone
+
+
+def train_on_equal_views(shard, *arguments):
+    feed_equal_views()
+    return train_in_rank(shard, *arguments)

@@ -5,34 +5,17 @@ import math
 import pytest
 import torch
 
-from sslpipe.augment.two_views import FusedViews
 from sslpipe.frozen import load_run
 from sslpipe.log import read_metrics
 from tests.dataset import write_dataset
 from tests.processes import run_processes
-from tests.runs import RECIPE, final_weights, train_in_rank, write_recipe
-
-
-def on_equal_views(shard, *arguments):
-    """Views are made one image at a time: made together, they are equal to 1e-6 only, and here
-    every process count is to be fed the same."""
-    original = FusedViews.forward
-
-    def alone(self, batch, drawn, *given):
-        images = [torch.tensor([row]) for row in range(len(batch.ids))]
-        pairs = [torch.cat([row, row + len(images)]) for row in images]
-        views = [
-            original(self, batch.rows(row), drawn.rows(both), *given)
-            for row, both in zip(images, pairs, strict=True)
-        ]
-        return torch.cat([torch.stack(views)[:, 0], torch.stack(views)[:, 1]])
-
-    FusedViews.forward = alone  # this process ends with the call
-    return train_in_rank(shard, *arguments)
+from tests.runs import RECIPE, final_weights, train_on_equal_views, write_recipe
 
 
 def train_over(world, recipe, data, run_dir, *overrides):
-    return run_processes(on_equal_views, world, str(recipe), str(data), str(run_dir), *overrides)
+    return run_processes(
+        train_on_equal_views, world, str(recipe), str(data), str(run_dir), *overrides
+    )
 
 
 FP64 = ("optim.precision=fp64", "steps=5", "run.monitor_steps=5")

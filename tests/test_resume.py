@@ -16,8 +16,10 @@ from tests.runs import (
     RECIPE,
     ROOT,
     command_line,
+    feed_equal_views,
     final_weights,
     train_in_rank,
+    train_on_equal_views,
     train_over,
     write_recipe,
 )
@@ -118,14 +120,20 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
     assert_bitwise(final_weights(straight / "1"), final_weights(run_dir))
 
 
+def killed_on_equal_views(shard, *arguments):
+    feed_equal_views()
+    return killed_in_rank(shard, *arguments)
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_resumed_with_another_process_count_it_sees_the_same_samples(data, tmp_path, before, after):
     recipe, fp64 = write_recipe(tmp_path), "optim.precision=fp64"
     arguments = (str(recipe), str(data), str(tmp_path / "run"), fp64)
     with pytest.raises(AssertionError):
-        run_processes(killed_in_rank, before, "train.step:6", *arguments)
-    ranks = train_over(after, recipe, data, tmp_path / "run", fp64)
-    [(_, whole)] = train_over(1, recipe, data, tmp_path / "reference", fp64)
+        run_processes(killed_on_equal_views, before, "train.step:6", *arguments)
+    ranks = run_processes(train_on_equal_views, after, *arguments)
+    reference = (str(recipe), str(data), str(tmp_path / "reference"), fp64)
+    [(_, whole)] = run_processes(train_on_equal_views, 1, *reference)
     assert len(ranks[0][1]) == 7  # steps 5 to 11: the save was after 5
     for step in range(7):
         ids = torch.cat([seen[step][0] for _, seen in ranks])
