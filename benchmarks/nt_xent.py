@@ -219,7 +219,7 @@ def show(records: list[dict[str, Any]]) -> None:
         of_size = {r["contender"]: r for r in records if r["rows"] == record["rows"]}
         base = of_size.get("lightly") or of_size.get("textbook")
         speed = f"{base['ms'] / record['ms']:.2f}x" if base else "-"
-        memory = f"{record['extra_mb'] / base['extra_mb']:.4f}x" if base else "-"
+        memory = f"{record['extra_mb'] / max(base['extra_mb'], 0.1):.4f}x" if base else "-"
         error = "-" if (e := record["gradient_error"]) is None else f"{e:.1e}"
         floor = "-" if (f := record["floor_ms"]) is None else f"{f / record['ms']:.0%}"
         print(

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+LEAST = {"ms": 0.01, "extra_mb": 0.1}  # what is below has no place on a logarithmic axis
 COLOURS = ("#9a6700", "#8250df", "#57606a", "#8c959f", "#0969da", "#1a7f37")
 WIDTH, HEIGHT, LEFT, TOP, GAP = 330, 250, 60, 30, 90
 
@@ -32,14 +33,15 @@ def _panel(
     records: list[dict[str, Any]], key: str, title: str, colours: dict[str, str], left: int
 ) -> list[str]:
     rows = sorted({record["rows"] for record in records})
-    powers = [math.log10(record[key]) for record in records]
+    powers = [math.log10(max(record[key], LEAST[key])) for record in records]
     low, high = math.floor(min(powers)), math.ceil(max(powers))
+    span = math.log(rows[-1] / rows[0]) or 1.0  # of a single size
 
     def x(count: float) -> float:
-        return left + WIDTH * math.log(count / rows[0]) / math.log(rows[-1] / rows[0])
+        return left + WIDTH * math.log(count / rows[0]) / span
 
     def y(value: float) -> float:
-        return TOP + HEIGHT * (high - math.log10(value)) / (high - low)
+        return TOP + HEIGHT * (high - math.log10(max(value, LEAST[key]))) / (high - low)
 
     bottom = TOP + HEIGHT
     parts = [f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{title}</text>']
