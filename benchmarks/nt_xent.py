@@ -152,7 +152,7 @@ def measure(contender: str, rows: int, seconds: float) -> dict[str, float | None
 def floor_ms(products: Products, rows: int, seconds: float) -> float:
     """The symmetric algorithm's matrix products and nothing else."""
     z = F.normalize(torch.cat([view.detach() for view in projections(rows)]), dim=1)
-    multiply = Multiply(products, z, 1 / TEMPERATURE)
+    multiply = Multiply(products, z, 1 / TEMPERATURE, rows**2)
     low = multiply.operand(z)
     sizes = min(TILE, rows), min(TILE, rows)
     tile, weights = z.new_zeros(sizes), low.new_zeros(sizes)

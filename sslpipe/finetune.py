@@ -1,6 +1,7 @@
-"""The fine-tuning loop: labelled images become embeddings, embeddings become a metric loss."""
+"""Fine-tuning: labelled images become embeddings, embeddings become a metric loss."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,18 +9,16 @@ from torch import Tensor
 
 from sslpipe.augment.parameters import draws
 from sslpipe.data.index import DatasetIndex
-from sslpipe.distributed import Shard, agree, all_gather_rows
-from sslpipe.faults import fault
+from sslpipe.data.loader import Batch
+from sslpipe.distributed import Shard, all_gather_rows
 from sslpipe.finetune_recipe import FinetuneRecipe
 from sslpipe.finetune_setup import FinetuneSession, set_up_finetune
 from sslpipe.frozen import FrozenBackbone
 from sslpipe.health import effective_rank
+from sslpipe.loop import Stepped, run_steps, watched
 from sslpipe.metric_learning.compare import unit
 from sslpipe.metric_learning.loss import MetricLoss
-from sslpipe.ops.lock import take_lock
-from sslpipe.ops.stop import write_failure, write_marker
-from sslpipe.optim import lr_at, set_lr
-from sslpipe.start import start_processes
+from sslpipe.ops.watchdog import Watchdog
 from sslpipe.stateless import hash_integers
 
 
@@ -36,83 +35,38 @@ def finetune(
     Returns the last step done. Leaves DONE, PREEMPTED or FAILED in run_dir. Collective.
     Raises: UserError for what the user can mend.
     """
-    shard = start_processes(recipe)
-    with take_lock(run_dir, shard):
-        try:
-            with set_up_finetune(recipe, index, run_dir, shard, backbone) as session:
-                return _loop(session, shard)
-        except BaseException as error:
-            write_failure(run_dir, f"rank {shard.rank}: {type(error).__name__}: {error}")
-            raise
+
+    def body(shard: Shard, beat: Watchdog) -> int:
+        with set_up_finetune(recipe, index, run_dir, shard, backbone) as run:
+            return run_steps(run, shard, beat, partial(_train_step, run, shard))
+
+    return watched(recipe, run_dir, body)
 
 
-def _loop(run: FinetuneSession, shard: Shard) -> int:
-    recipe, every, steps = run.recipe, run.recipe.run, run.recipe.total_steps
-    log, task, done, stop = run.log, run.task, run.first_step, False
-    queue_from = recipe.queue.start_step if recipe.queue else steps
+def _train_step(run: FinetuneSession, shard: Shard, step: int, batch: Batch) -> Stepped:
+    recipe, task = run.recipe, run.task
+    uses_queue = recipe.queue is not None and step >= recipe.queue.start_step
+    torch.manual_seed(int(hash_integers(recipe.seed, step, shard.rank) >> 1))  # dropout
 
-    for step, batch in zip(range(run.first_step, steps), run.stream, strict=False):
-        lr = set_lr(run.optimizer, lr_at(step, recipe.optim, steps))
-        run.guard.remember()
-        torch.manual_seed(int(hash_integers(recipe.seed, step, shard.rank) >> 1))  # dropout
-
-        # a sample may come twice in an epoch, never twice in a step: the step names its numbers
-        drawn = draws(recipe.seed, step, batch.ids, batch.sizes, run.augment.specs)
-        labels = run.class_of[batch.labels].repeat(recipe.views).to(run.device)  # (views * B,)
-        ids = batch.source_ids.repeat(recipe.views).to(run.device)
-        views = run.augment(batch.to(run.device), drawn).to(run.dtype)  # (views * B, 3, S, S)
-        loss, embeddings = run.wrapped(views, labels, ids, step >= queue_from)  # (), (.., D)
-        run.accelerator.backward(loss)
-        grad_norm = run.accelerator.clip_grad_norm_(
-            task.parameters(), recipe.optim.clip_norm or math.inf
-        )
-        if task.queue is not None:
-            # image by image, so that ranks put together are one process's rows
-            rows = torch.arange(len(ids), device=ids.device).view(recipe.views, -1).T.flatten()
-            task.queue.push(embeddings[rows], labels[rows], ids[rows])
-        # a non-finite step leaves weights, statistics and queue as they were
-        run.guard.step_or_undo(
-            run.accelerator, run.optimizer, step, batch.ids, batch.source_ids, loss, grad_norm
-        )
-
-        done = step + 1
-        last = done == steps
-        fault("train.step")
-        log.step_done(done)
-        if last or _due(done, every.log_steps):  # all ranks; rank 0 writes
-            numbers = {
-                "loss": float(loss.detach()),
-                "lr": lr,
-                "grad_norm": float(grad_norm),
-                "epoch": done / run.steps_per_epoch,
-                **run.meter.read(done - run.first_step),
-                **_mined(run),
-                **similarities(embeddings, labels),
-                "skipped_steps": run.guard.skipped,
-                "overflows": run.guard.overflows,
-                "quarantined": run.quarantine.collect(),
-            }
-            log.train(done, numbers)
-        if run.monitor_steps and (last or _due(done, run.monitor_steps)):
-            with run.meter.paused():  # all ranks embed, rank 0 scores
-                log.evals(done, run.monitor())
-        stop = agree(run.stop_requested())  # one number over all ranks
-        if stop or last or _due(done, every.save_steps):  # all ranks; rank 0 writes
-            with run.meter.paused():
-                run.checkpoints.save(done, run.parts, run.facts, needed=stop or last)
-        if stop:
-            break
-
-    run.quarantine.collect()
-    log.event(done, "stop" if stop else "end")
-    if shard.rank == 0:
-        write_marker(run.run_dir, "PREEMPTED" if done < steps else "DONE", f"step {done}")
-    log.say(
-        f"stopped at step {done} of {steps}; the same command goes on from there"
-        if done < steps
-        else f"done: {steps} steps in {run.run_dir}"
+    # a sample may come twice in an epoch, never twice in a step: the step names its numbers
+    drawn = draws(recipe.seed, step, batch.ids, batch.sizes, run.augment.specs)
+    labels = run.class_of[batch.labels].repeat(recipe.views).to(run.device)  # (views * B,)
+    ids = batch.source_ids.repeat(recipe.views).to(run.device)
+    views = run.augment(batch.to(run.device), drawn).to(run.dtype)  # (views * B, 3, S, S)
+    loss, embeddings = run.wrapped(views, labels, ids, uses_queue)  # (), (.., D)
+    run.accelerator.backward(loss)
+    grad_norm = run.accelerator.clip_grad_norm_(
+        task.parameters(), recipe.optim.clip_norm or math.inf
     )
-    return done
+    if task.queue is not None:
+        # image by image, so that ranks put together are one process's rows
+        rows = torch.arange(len(ids), device=ids.device).view(recipe.views, -1).T.flatten()
+        task.queue.push(embeddings[rows], labels[rows], ids[rows])
+    # a non-finite step leaves weights, statistics and queue as they were
+    run.guard.step_or_undo(
+        run.accelerator, run.optimizer, step, batch.ids, batch.source_ids, loss, grad_norm
+    )
+    return Stepped(loss, grad_norm, lambda: {**_mined(run), **similarities(embeddings, labels)})
 
 
 def _mined(run: FinetuneSession) -> dict[str, float]:
@@ -146,7 +100,3 @@ def similarities(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
         "negative_similarity": float(cosines[other].mean()),
         "effective_rank": float(effective_rank(u)),
     }
-
-
-def _due(done: int, every: int) -> bool:
-    return every > 0 and done % every == 0

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import eval_view_for
-from sslpipe.augment.two_views import Views
 from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import Batch, open_reader
+from sslpipe.data.loader import open_reader
 from sslpipe.data.order import ORDER_VERSION
 from sslpipe.distributed import Shard
 from sslpipe.errors import RecipeError, did_you_mean
@@ -28,6 +27,7 @@ from sslpipe.finetune_recipe import FinetuneRecipe
 from sslpipe.frozen import FrozenBackbone
 from sslpipe.guard import StepGuard
 from sslpipe.log import RunLog
+from sslpipe.loop import Session
 from sslpipe.meter import Meter
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.batches import PK_VERSION, PKOrder, pk_batches
@@ -50,37 +50,14 @@ MOST_VALIDATED = 4000  # samples of the validation classes that are scored: even
 _VALIDATION = 0x7A  # names the draw of validation classes
 
 
-@dataclass(frozen=True)
-class FinetuneSession:
-    """What one process holds while it fine-tunes; see `setup.Session` for what has the same name.
-
-    task: the backbone with its losses. wrapped: it under DDP. class_of: dataset label -> 0..C-1 of
-    the classes that are trained on, -1 for the others.
-    """
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSession(Session):
+    """task: the backbone with its losses, inside `wrapped`. class_of: dataset label -> 0..C-1 of
+    the classes that are trained on, -1 for the others."""
 
     recipe: FinetuneRecipe
-    run_dir: Path
-    accelerator: Any
-    device: torch.device
-    dtype: torch.dtype
-    augment: Views
     task: MetricTask
-    wrapped: nn.Module
     class_of: Tensor
-    optimizer: Any
-    parts: dict[str, Any]
-    facts: dict[str, Any]
-    checkpoints: Checkpointer
-    first_step: int
-    steps_per_epoch: int
-    stream: Iterator[Batch]
-    monitor: Callable[[], dict[str, float]]
-    monitor_steps: int
-    log: RunLog
-    quarantine: Quarantine
-    guard: StepGuard
-    meter: Meter
-    stop_requested: StopRequest
 
 
 def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[str]) -> Integers:
@@ -317,7 +294,7 @@ def set_up_finetune(
         shard,
         canvas_px=recipe.data.canvas_px,
         first_step=first_step,
-        pin=device.type == "cuda",
+        device=device,
         on_bad=quarantine.add,
     )
     meter = Meter(order.batch_size, 0.0, None, shard.world)

@@ -20,7 +20,7 @@ from sslpipe.augment.two_views import AUGMENTS, FusedViews, Views
 from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import Batch, batches, open_reader
+from sslpipe.data.loader import batches, open_reader
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Shard
@@ -32,6 +32,7 @@ from sslpipe.gradient_cache import PooledStatistics, cached_backward, micro_batc
 from sslpipe.guard import StepGuard
 from sslpipe.health import Alarms
 from sslpipe.log import RunLog
+from sslpipe.loop import Session
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.meter import Meter
 from sslpipe.models.backbones import build_backbone, stem_warning
@@ -47,41 +48,15 @@ from sslpipe.start import environment, resolve_precision, start_accelerator
 Model = SimCLR | MomentumPair
 
 
-@dataclass(frozen=True)
-class Session:
-    """What one process holds while it trains; the only state of a run besides tensors is its step.
-
-    monitor: kNN on the held-out samples. monitor_steps: how often; 0 where none are held out.
-    wrapped: `model` under DDP and torch.compile; run it, but save and read `model`.
-    cached_backward: gradient_cache.cached_backward over the recipe's micro-batches, if it has some.
-    dtype: of the views that go into the model. facts: stored beside each checkpoint.
-    """
+@dataclass(frozen=True, kw_only=True)
+class PretrainSession(Session):
+    """model: inside `wrapped`. cached_backward: gradient_cache.cached_backward over the recipe's
+    micro-batches, if it has some."""
 
     recipe: Recipe
-    run_dir: Path
-    accelerator: Any
-    device: torch.device
-    dtype: torch.dtype
-    augment: Views
     model: Model
-    wrapped: nn.Module
     loss_fn: Objective
-    optimizer: Any
-    parts: dict[str, Any]
-    facts: dict[str, Any]
-    checkpoints: Checkpointer
-    first_step: int
-    steps_per_epoch: int
-    stream: Iterator[Batch]
-    monitor: Callable[[], dict[str, float]]
-    monitor_steps: int
-    log: RunLog
-    quarantine: Quarantine
-    guard: StepGuard
     cached_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None
-    alarms: Alarms
-    meter: Meter
-    stop_requested: StopRequest
 
 
 def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
@@ -144,7 +119,9 @@ def build_loss(recipe: Recipe) -> Objective:
 
 
 @contextmanager
-def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> Iterator[Session]:
+def set_up(
+    recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard
+) -> Iterator[PretrainSession]:
     """Build, check and restore all parts of a run; on leaving, close what was opened."""
     split = index.split(recipe.data.split)
     index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
@@ -219,17 +196,23 @@ def set_up(recipe: Recipe, index: DatasetIndex, run_dir: Path, shard: Shard) -> 
         )
 
     quarantine = Quarantine(log, order.samples, every.max_bad_fraction)
-    source = partial(batches, pin=device.type == "cuda")
     if every.cache == "device":
         log.say(f"decoding {order.samples} images into the {device.type}'s memory")
-        source = partial(resident_batches, device=device)
+    source = resident_batches if every.cache == "device" else batches
     stream = source(
-        split, order, recipe.data, every, shard, first_step=first_step, on_bad=quarantine.add
+        split,
+        order,
+        recipe.data,
+        every,
+        shard,
+        first_step=first_step,
+        device=device,
+        on_bad=quarantine.add,
     )
     meter = Meter(recipe.data.batch_size, flops, peak_flops(device, precision), shard.world)
     stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if shard.rank == 0 else None)
     try:
-        yield Session(
+        yield PretrainSession(
             recipe=recipe,
             run_dir=run_dir,
             accelerator=accelerator,

@@ -53,6 +53,25 @@ def test_a_batch_holds_the_planned_pictures(tmp_path):
     assert (batch.sizes == 16).all()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_reach_the_device_whole_while_it_computes(tmp_path, workers):
+    index = load_index(write_dataset(tmp_path, (40, 3, 60, 25)))
+    expected = take(index, 20, num_workers=0)
+    busy = torch.rand(4096, 4096, device="cuda")
+    split, device = index.split("train"), torch.device("cuda")
+    run = Run(num_workers=workers)
+    stream = batches(split, an_order(split), DATA, run, ONE, device=device, on_bad=[].append)
+    for wanted, batch in zip(expected, stream, strict=False):
+        busy = busy @ busy / 4096  # launched, not waited for
+        assert batch.images.is_cuda
+        assert not batch.ids.is_cuda
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(batch.images.cpu(), wanted.images)
+    stream.close()
+
+
 @pytest.mark.parametrize(
     "run",
     [

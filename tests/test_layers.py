@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 ROWS = (
     ("tools", "__main__"),
     ("check", "status"),
-    ("train", "setup", "start", "finetune", "finetune_setup", "gallery"),
+    ("train", "loop", "setup", "start", "finetune", "finetune_setup", "gallery"),
     ("export", "formats", "frozen", "model_card", "proof"),
     ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),
     ("augment", "gradient_cache", "metric_learning"),
@@ -22,7 +22,7 @@ ROWS = (
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
 TOGETHER = (
-    {"train", "setup", "start", "finetune", "finetune_setup"},
+    {"train", "loop", "setup", "start", "finetune", "finetune_setup"},
     {"export", "formats", "frozen", "model_card", "proof"},
     {"log", "quarantine"},
 )  # one part in several files

@@ -1,4 +1,4 @@
-"""Batches of decoded images along the planned order, read and decoded ahead by threads.
+"""Batches of decoded images along the planned order, read, decoded and uploaded ahead by threads.
 
 Threads, because the decoders release the GIL: nothing is pickled, and no byte is read twice.
 """
@@ -30,6 +30,7 @@ T = TypeVar("T")
 Image = NDArray[np.uint8]
 Integers = NDArray[np.int64]
 
+CPU = torch.device("cpu")
 STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 
 
@@ -160,13 +161,14 @@ def batches(
     shard: Shard,
     *,
     first_step: int = 0,
-    pin: bool = False,
+    device: torch.device = CPU,
     on_bad: OnBad,
 ) -> Generator[Batch]:
     """This rank's part of every global step from `first_step` on, endless.
 
-    The same arguments give the same batches, whatever run.num_workers, run.cache and shard are:
-    the ranks' parts, put together in rank order, are the one-process batch.
+    device: where the images are; all else is on the CPU. The same arguments give the same batches,
+    whatever run.num_workers, run.cache and shard are: the ranks' parts, put together in rank order,
+    are the one-process batch.
     A bad sample's place is taken by the next good one half a segment further in its stream.
     Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
@@ -193,11 +195,10 @@ def batches(
     def batch(step: int, parts: list[list[tuple[int, Image]]]) -> Batch:
         epoch, ids = order.ids(step, streams)
         rows = [row for part in parts for row in part]
-        return collate(split, ids, rows, epoch, pin)
+        return collate(split, ids, rows, epoch)
 
-    yield from pipelined(
-        iter(count(first_step)), read, decoded, batch, run.num_workers, run.prefetch
-    )
+    steps = iter(count(first_step))
+    yield from pipelined(steps, read, decoded, batch, run.num_workers, run.prefetch, device)
 
 
 def one_pass(
@@ -238,7 +239,7 @@ def one_pass(
 
     def batch(start: int, parts: list[list[tuple[int, Image]]]) -> Batch:
         rows = [row for part in parts for row in part]
-        return collate(split, np.array([i for i, _ in rows], np.int64), rows, 0, pin=False)
+        return collate(split, np.array([i for i, _ in rows], np.int64), rows, 0)
 
     starts = iter(range(0, len(wanted), batch_size))
     for result in pipelined(starts, read, decoded, batch, num_workers, prefetch=4):
@@ -275,9 +276,7 @@ def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) ->
     )
 
 
-def collate(
-    split: Split, ids: Integers, rows: list[tuple[int, Image]], epoch: int, pin: bool
-) -> Batch:
+def collate(split: Split, ids: Integers, rows: list[tuple[int, Image]], epoch: int) -> Batch:
     sources = np.array([source for source, _ in rows], np.int64)
     sizes = np.array([image.shape[1:] for _, image in rows], np.int64).reshape(-1, 2)
     height, width = sizes.max(axis=0, initial=1)
@@ -289,9 +288,35 @@ def collate(
             slot[: image.shape[1], : image.shape[2]] = image.transpose(1, 2, 0)
     parts = (images.transpose(0, 3, 1, 2), sizes, split.labels_of(sources), ids, sources)
     tensors = [torch.from_numpy(part) for part in parts]
-    if pin:
-        tensors = [tensor.pin_memory() for tensor in tensors]
     return Batch(tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], epoch)
+
+
+class Upload:
+    """Copies images to a CUDA device on a stream of their own, so that it computes meanwhile.
+
+    On any other device there is nothing to do.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        on_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
+
+    def begin(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
+        """In any thread."""
+        if self._stream is None:
+            return batch, None
+        with torch.cuda.stream(self._stream):
+            images = batch.images.pin_memory().to(self._device, non_blocking=True)
+            return batch._replace(images=images), self._stream.record_event()
+
+    def end(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
+        """In the thread that computes: what it launches from here on sees the images."""
+        if copied is not None:
+            compute = torch.cuda.current_stream(self._device)
+            compute.wait_event(copied)
+            batch.images.record_stream(compute)  # or their memory would be free for the next copy
+        return batch
 
 
 Read = TypeVar("Read")
@@ -302,34 +327,40 @@ def pipelined(
     items: Iterator[int],
     read: Callable[[int], list[Read]],
     decode_part: Callable[[Read], Decoded],
-    finish: Callable[[int, list[Decoded]], T],
+    collate_parts: Callable[[int, list[Decoded]], Batch],
     num_workers: int,
     prefetch: int,
-) -> Iterator[T]:
-    """finish(item, [decode_part(p) for p in read(item)]) for each item, in order, up to `prefetch`
-    items ahead: one thread reads in order, `num_workers` decode. 0 workers: all in the caller."""
+    device: torch.device = CPU,
+) -> Iterator[Batch]:
+    """collate_parts(item, [decode_part(p) for p in read(item)]) for each item, in order, up to
+    `prefetch` items ahead: one thread reads in order, `num_workers` decode, one makes batches.
+    0 workers: all in the caller."""
+    upload = Upload(device)
     if not num_workers:
         for item in items:
-            yield finish(item, [decode_part(part) for part in read(item)])
+            batch = collate_parts(item, [decode_part(part) for part in read(item)])
+            yield upload.end(*upload.begin(batch))
         return
     with ExitStack() as stack:
         reading = ThreadPoolExecutor(1, "sslpipe-read")
         decoding = ThreadPoolExecutor(num_workers, "sslpipe-decode")
-        for pool in (
-            decoding,
-            reading,
-        ):  # left in the opposite order; what has not begun is dropped
+        collating = ThreadPoolExecutor(1, "sslpipe-collate")
+        # left in the opposite order: who waits for others first; what has not begun is dropped
+        for pool in (decoding, reading, collating):
             stack.callback(pool.shutdown, wait=True, cancel_futures=True)
 
         def start(item: int) -> list[Future[Decoded]]:
             return [decoding.submit(decode_part, part) for part in read(item)]
 
-        ahead: deque[tuple[int, Future[list[Future[Decoded]]]]] = deque()
+        def finish(
+            item: int, parts: Future[list[Future[Decoded]]]
+        ) -> tuple[Batch, torch.cuda.Event | None]:
+            return upload.begin(collate_parts(item, [part.result() for part in parts.result()]))
+
+        ahead: deque[Future[tuple[Batch, torch.cuda.Event | None]]] = deque()
         for item in items:
-            ahead.append((item, reading.submit(start, item)))
+            ahead.append(collating.submit(finish, item, reading.submit(start, item)))
             if len(ahead) > prefetch:
-                done, parts = ahead.popleft()
-                yield finish(done, [part.result() for part in parts.result()])
+                yield upload.end(*ahead.popleft().result())
         while ahead:
-            done, parts = ahead.popleft()
-            yield finish(done, [part.result() for part in parts.result()])
+            yield upload.end(*ahead.popleft().result())

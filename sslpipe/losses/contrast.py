@@ -169,9 +169,8 @@ def _loss_and_grad(
     mine = slice(first, first + counts[shard.rank])
     wide = torch.promote_types(z_a.dtype, torch.float32)
     v, inverse_norms = normalised(
-        all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide)
+        all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide), engine.temperature**-0.5
     )  # (N, 2, D), (N, 2, 1)
-    v *= engine.temperature**-0.5
 
     # the images of the tiles' rows and columns: by group, where groups are, so that few tiles hold
     # pairs that must be left out
@@ -181,10 +180,11 @@ def _loss_and_grad(
         everyone = groups.argsort(stable=True)
         own = everyone[(everyone >= mine.start) & (everyone < mine.stop)]
     columns = v[everyone].flatten(0, 1)  # (2N, D)
+    rows = columns if shard.world == 1 else v[own].flatten(0, 1)
     largest = 1 / engine.temperature
-    multiply = Multiply(engine.products, v, largest)
+    multiply = Multiply(engine.products, v, largest, len(rows) * len(columns))
     tiles = Tiles(
-        columns if shard.world == 1 else v[own].flatten(0, 1),
+        rows,
         columns,
         largest=largest,
         multiply=multiply,
@@ -211,7 +211,7 @@ def _loss_and_grad(
         if shard.world > 1:
             of_columns = pull[:, everyone].flatten(1), sums[:, everyone].flatten(1)  # (terms, 2N)
         if groups is None:
-            tiles.add_gradient(grad[mine].flatten(0, 1), *of_rows, of_columns)
+            tiles.add_gradient(grad[mine].view(tiles.rows.shape), *of_rows, of_columns)
         else:
             part = torch.zeros_like(tiles.rows)
             tiles.add_gradient(part, *of_rows, of_columns)
@@ -219,7 +219,8 @@ def _loss_and_grad(
     if shard.world > 1:
         grad = grad[mine].clone()  # what waits for backward is not everyone's
     grad = across(grad, v[mine], engine.temperature)
-    return loss, grad.mul_(inverse_norms[mine] * (shard.world * engine.temperature**-0.5))
+    scale = inverse_norms[mine]
+    return loss, grad.mul_(scale if shard.world == 1 else scale * shard.world)
 
 
 def _differentiate(
@@ -237,16 +238,18 @@ def _per_view(of_images: Tensor) -> Tensor:
     return of_images.repeat_interleave(2)
 
 
-def normalised(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of z (..., D) at length 1, and 1 / length (..., 1); a zero row stays zero, with 0.
+def normalised(z: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Rows of z (..., D) at that length, and what each was multiplied by (..., 1).
 
-    Divided by the largest entry first, so that lengths near the limits of the dtype are exact too.
+    A zero row stays zero, with 0. Divided by the largest entry first, so that lengths near the
+    limits of the dtype are exact too.
     """
-    largest = z.abs().amax(-1, keepdim=True)
-    inverse_largest = (1 / largest).masked_fill_(largest < torch.finfo(z.dtype).tiny, 0)
-    scaled = z * inverse_largest
-    inverse = 1 / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).clamp_min_(0.5)
-    return scaled.mul_(inverse), inverse.mul_(inverse_largest)
+    largest = z.abs().amax(-1, keepdim=True)  # 10 times faster than the norm of that name
+    factor = largest.reciprocal().masked_fill_(largest < torch.finfo(z.dtype).tiny, 0)
+    scaled = z * factor
+    again = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    again = again.clamp_min_(0.5).reciprocal_().mul_(length)
+    return scaled.mul_(again), factor.mul_(again)
 
 
 def across(grad: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -75,7 +75,8 @@ def _nt_xent_derivatives(v: Tensor, sums: Sums, anchors: Anchors) -> tuple[Tenso
     del anchors
     margin = _margin(v, sums)
     missing = torch.sigmoid(-margin).div_(margin.numel())  # 1 - p of the positive, over 2N
-    of_v = v.flip(1).mul_(-missing.sum(1)[:, None, None])
+    v_a, v_b = v.unbind(1)
+    of_v = torch.stack([v_b, v_a], dim=1).mul_(missing.sum(1)[:, None, None].neg_())
     return -F.logsigmoid(margin).mean(), of_v, missing[None]
 
 

@@ -10,20 +10,23 @@ from torch import Tensor
 
 Products = Literal["float32", "bfloat16"]
 
+FEW_PAIRS = 2**15  # of rows and columns; below, oneDNN's overhead is more than its products save
 LARGEST_BFLOAT16_SIMILARITY = 20.0  # nats; above, a rounding by 2^-9 would move exp() by over 4 %
 
 
 class Multiply:
     """The two products of a tile. largest: no |similarity| is above this, nats.
 
+    pairs: of a row and a column, in all tiles; few are multiplied in full, as that is quicker.
     "bfloat16" on a CPU with AMX rounds what goes in, on CUDA to TF32; on a CPU that has bfloat16
-    without AMX it rounds what goes in and what comes out, and similarities only where
-    they stay small. Sums over tiles are float32. float64 stays float64.
+    without AMX it rounds what goes in and what comes out, and similarities only where they stay
+    small. Sums over tiles are float32. float64 stays float64.
     """
 
-    def __init__(self, products: Products, x: Tensor, largest: float) -> None:
+    def __init__(self, products: Products, x: Tensor, largest: float, pairs: int) -> None:
         self.device_type = x.device.type
-        self.low = products == "bfloat16" and x.dtype == torch.float32
+        self.few = pairs < FEW_PAIRS
+        self.low = products == "bfloat16" and x.dtype == torch.float32 and not self.few
         self.native = self.low and self.device_type == "cpu" and _bfloat16_without_amx()
         self.native_similarities = self.native and largest <= LARGEST_BFLOAT16_SIMILARITY
 
@@ -49,7 +52,7 @@ class Multiply:
     def kernels(self) -> Iterator[None]:
         """Let the process choose this precision's kernels; what it chose before comes back."""
         on_cpu = self.device_type == "cpu"
-        if not (self.low or (on_cpu and _onednn_keeps_float32())):
+        if self.few or not (self.low or (on_cpu and _onednn_keeps_float32())):
             yield
             return
         with _allowed(

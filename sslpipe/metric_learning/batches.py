@@ -15,10 +15,12 @@ from itertools import count
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sslpipe.data.index import Split
 from sslpipe.data.loader import (
+    CPU,
     STAND_IN_TRIES,
     Batch,
     Image,
@@ -220,7 +222,7 @@ def pk_batches(
     *,
     canvas_px: int,
     first_step: int = 0,
-    pin: bool = False,
+    device: torch.device = CPU,
     on_bad: OnBad,
 ) -> Generator[Batch]:
     """This rank's rows of every step's batch from `first_step` on, endless.
@@ -242,11 +244,10 @@ def pk_batches(
 
     def batch(step: int, images: list[tuple[int, Image]]) -> Batch:
         epoch = step // order.steps_per_epoch
-        return collate(split, order.ids(step)[rows], images, epoch, pin)
+        return collate(split, order.ids(step)[rows], images, epoch)
 
-    yield from pipelined(
-        iter(count(first_step)), held.take, decoded, batch, run.num_workers, run.prefetch
-    )
+    steps = iter(count(first_step))
+    yield from pipelined(steps, held.take, decoded, batch, run.num_workers, run.prefetch, device)
 
 
 class _Held:
