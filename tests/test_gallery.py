@@ -44,6 +44,20 @@ def test_row_77_ranks_are_those_of_loops_over_every_embedding(top):
             assert match.score == pytest.approx(score, abs=1e-6)
 
 
+def test_row_72_a_query_is_whoever_the_nearest_embedding_belongs_to():
+    """By Euclidean distance at length 1: the same order as cosines."""
+    gallery, queries = filled(), some(30, 12)
+    gallery.threshold = -1.0  # nobody is a stranger
+    for query, match in zip(queries.double(), gallery.identify(queries), strict=True):
+        nearest = (math.inf, "")
+        for name in gallery.names:
+            for row in gallery.embeddings(name).double():
+                apart = float((row / row.norm() - query / query.norm()).norm())
+                nearest = min(nearest, (apart, name))
+        assert match.name == nearest[1]
+        assert match.score == pytest.approx(1 - nearest[0] ** 2 / 2, abs=1e-6)
+
+
 def test_faiss_and_torch_give_the_same_matches_to_the_bit():
     pytest.importorskip("faiss")
     one, two = filled("torch"), filled("faiss")

@@ -1,6 +1,8 @@
 """Each loss against loops over single rows, value and gradient."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,6 +163,14 @@ def test_a_loss_equals_the_loops_of_its_paper(name, arguments, loop, seed):
 
 def test_every_loss_has_a_case_with_its_row():
     assert {case[1] for case in CASES} == set(METRIC_LOSSES) - {"pml"}
+
+
+def test_every_row_of_the_list_has_a_test_of_its_number():
+    text = "\n".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    named = re.findall(r"^def test_rows?_(\d\d)(?:_and_(\d\d))?_", text, re.MULTILINE)
+    rows = {number for pair in named for number in pair if number}
+    rows |= {name.removeprefix("row_")[:2] for name, *_ in CASES}
+    assert rows == {f"{number:02}" for number in range(1, 83)}
 
 
 @pytest.mark.parametrize("triplets", ["all", "violating", "hard", "semi_hard"])
