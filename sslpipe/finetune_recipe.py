@@ -35,6 +35,8 @@ class Sampler(Section):
     classes_per_batch: Positive = 16
     images_per_class: Positive = 4
     random_images: NonNegative = 0  # of other classes
+    # the classes come in groups of one and so many that lie nearest to it, from the third epoch on
+    neighbours: NonNegative = 0
     buffer: Positive = 4096  # samples that may wait for others of their class
     num_streams: Positive = 1  # parts of the data read side by side
     shuffle_window: Positive = 256  # samples shuffled together inside a stream
@@ -115,6 +117,12 @@ class FinetuneRecipe(Section):
             raise ValueError(
                 f"queue.size = {self.queue.size} holds less than one batch of {rows} rows; "
                 f"use at least {rows}"
+            )
+        group, classes = self.sampler.neighbours + 1, self.sampler.classes_per_batch
+        if classes % group:
+            raise ValueError(
+                f"sampler.neighbours = {group - 1} makes groups of {group}, which do not divide "
+                f"sampler.classes_per_batch = {classes}; use {classes // group * group or group}"
             )
         if self.tune.backbone == "frozen" and self.tune.last_blocks is not None:
             raise ValueError(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.batchnorm import sync_batchnorm
@@ -34,6 +35,7 @@ from sslpipe.metric_learning.batches import PK_VERSION, PKOrder, pk_batches
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.memory import EmbeddingQueue
 from sslpipe.metric_learning.model import MetricTask, freeze_layers, learning_rate_scale
+from sslpipe.metric_learning.neighbours import ClassNeighbours
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.ops.stop import StopRequest
 from sslpipe.optim import build_optimizer
@@ -46,6 +48,7 @@ from sslpipe.stateless import permutation
 
 Integers = NDArray[np.int64]
 
+PLAN_VERSION = ORDER_VERSION * 1000 + PK_VERSION
 MOST_VALIDATED = 4000  # samples of the validation classes that are scored: evenly spaced ones
 _VALIDATION = 0x7A  # names the draw of validation classes
 
@@ -88,17 +91,24 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     """The batches of a run: the split without its validation classes."""
     split, sampler = index.split(recipe.data.split), recipe.sampler
     names = index.manifest.classes
-    return PKOrder(
+    order = PKOrder(
         split,
         seed=recipe.seed,
         classes_per_batch=sampler.classes_per_batch,
         images_per_class=sampler.images_per_class,
         random_images=sampler.random_images,
+        neighbours=sampler.neighbours,
         buffer=sampler.buffer,
         num_streams=sampler.num_streams,
         window=sampler.shuffle_window,
         without=validation_ids(split, recipe.data.validation_classes, names),
     )
+    if sampler.neighbours and order.steps_per_epoch < recipe.run.prefetch:
+        raise RecipeError(
+            f"sampler.neighbours plans an epoch ahead, and run.prefetch = {recipe.run.prefetch} "
+            f"reads farther: an epoch has {order.steps_per_epoch} steps; use at most so many"
+        )
+    return order
 
 
 def with_backbone(recipe: FinetuneRecipe, given: FrozenBackbone | None) -> FinetuneRecipe:
@@ -147,7 +157,8 @@ def with_backbone(recipe: FinetuneRecipe, given: FrozenBackbone | None) -> Finet
 def build_task(
     recipe: FinetuneRecipe, crop_px: int, given: FrozenBackbone | None, num_classes: int
 ) -> MetricTask:
-    """Backbone, losses, miner and queue; random weights are drawn from recipe.seed."""
+    """Backbone, losses, miner, queue and what the sampler asks for; random weights are drawn from
+    recipe.seed."""
     assert recipe.backbone is not None
     torch.manual_seed(recipe.seed)
     backbone = build_backbone(recipe.backbone, crop_px=crop_px)
@@ -170,8 +181,57 @@ def build_task(
                 )
     miner = None if recipe.miner is None else build(MINERS, recipe.miner, section="miner")
     queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
-    weights = [1.0, *(term.weight for term in recipe.also)]
-    return MetricTask(backbone, losses, weights, miner, queue)
+    weights, neighbours = [1.0, *(term.weight for term in recipe.also)], None
+    if recipe.sampler.neighbours:
+        neighbours = ClassNeighbours(num_classes, dim, recipe.sampler.classes_per_batch)
+    return MetricTask(backbone, losses, weights, miner, queue, neighbours)
+
+
+def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:
+    """Take what [tune] freezes out of training, in place; the optimizer is that of the rest."""
+    tune = recipe.tune
+    freeze_layers(
+        task.backbone,
+        frozen=tune.backbone == "frozen",
+        last_blocks=tune.last_blocks,
+        batchnorm=tune.batchnorm == "frozen",
+    )
+    if not any(p.requires_grad for p in task.parameters()):
+        raise RecipeError(
+            "nothing is trained: tune.backbone = 'frozen', no embedding.dim, and a loss without "
+            "weights of its own; set embedding.dim"
+        )
+    scale = learning_rate_scale(
+        task.backbone,
+        backbone_lr=tune.backbone_lr,
+        layer_decay=tune.layer_decay,
+        loss_lr=tune.loss_lr,
+    )
+    return build_optimizer(task, recipe.optim, scale)
+
+
+def plan_warnings(recipe: FinetuneRecipe, order: PKOrder, held: Integers) -> list[str]:
+    """What the plan leaves out. held: ids of the validation classes."""
+    told = []
+    if order.small_classes:
+        told.append(
+            f"{order.small_classes} classes have fewer than sampler.images_per_class = "
+            f"{order.images_per_class} images and are left out"
+        )
+    if order.used < 0.8 * order.samples:
+        told.append(
+            f"an epoch uses {order.used} of {order.samples} images ({order.dropped} had to leave "
+            f"sampler.buffer = {order.buffer}): a larger buffer, or fewer classes a batch than "
+            "there are, uses more"
+        )
+    if recipe.run.monitor_steps and not len(held):
+        told.append("run.monitor_steps is set, but data.validation_classes = 0: no validation")
+    return told
+
+
+def plan_digest(recipe: FinetuneRecipe, index: DatasetIndex) -> str:
+    """Over everything that decides the trained weights. recipe: with its backbone and steps."""
+    return digest(recipe, index.sha256, PLAN_VERSION)
 
 
 def _copy_weights(source: Backbone, target: Backbone) -> None:
@@ -195,7 +255,7 @@ def set_up_finetune(
     index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
     order = plan_batches(recipe, index)
     recipe = with_backbone(recipe, given).resolved(order.steps_per_epoch)
-    every, tune, precision = recipe.run, recipe.tune, recipe.optim.precision
+    every, precision = recipe.run, recipe.optim.precision
 
     augment = build_augment(recipe, index)
     augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
@@ -207,24 +267,7 @@ def set_up_finetune(
     task = task.to(device, dtype).to(memory_format=torch.channels_last)
     if recipe.batchnorm == "global":
         task = cast(MetricTask, sync_batchnorm(task, shard.world))
-    freeze_layers(
-        task.backbone,
-        frozen=tune.backbone == "frozen",
-        last_blocks=tune.last_blocks,
-        batchnorm=tune.batchnorm == "frozen",
-    )
-    if not any(p.requires_grad for p in task.parameters()):
-        raise RecipeError(
-            "nothing is trained: tune.backbone = 'frozen', no embedding.dim, and a loss without "
-            "weights of its own; set embedding.dim"
-        )
-    scale = learning_rate_scale(
-        task.backbone,
-        backbone_lr=tune.backbone_lr,
-        layer_decay=tune.layer_decay,
-        loss_lr=tune.loss_lr,
-    )
-    optimizer = build_optimizer(task, recipe.optim, scale)
+    optimizer: Any = freeze_and_optimize(task, recipe)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate does not yet
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         wrapped, optimizer = accelerator.prepare(
@@ -236,19 +279,25 @@ def set_up_finetune(
         "optimizer": optimizer,
         "losses": task.losses,
     }
-    optional = {"miner": task.miner, "queue": task.queue, "scaler": accelerator.scaler}
+    optional = {
+        "miner": task.miner,
+        "queue": task.queue,
+        "neighbours": task.neighbours,
+        "scaler": accelerator.scaler,
+    }
     parts |= {name: part for name, part in optional.items() if part is not None}
-    versions = ORDER_VERSION * 1000 + PK_VERSION
     identity = {
-        "digest": digest(recipe, index.sha256, versions),
+        "digest": plan_digest(recipe, index),
         "recipe": recipe.model_dump(mode="json", exclude={"run", "name"}),
         "index_sha256": index.sha256,
-        "order_version": versions,
+        "order_version": PLAN_VERSION,
     }
     checkpoints = Checkpointer(
         run_dir, keep=every.keep_checkpoints, identity=identity, shard=shard, warn=warn
     )
     first_step = checkpoints.restore(parts)
+    if task.neighbours is not None:
+        order.nearest = task.neighbours.of
     if shard.rank == 0:
         describe_run(run_dir, recipe, index, precision, shard.world)
 
@@ -270,21 +319,10 @@ def set_up_finetune(
         f"{f'going on from step {first_step}' if first_step else 'from the start'} "
         f"to step {recipe.total_steps}"
     )
-    if order.small_classes:
-        log.warn(
-            f"{order.small_classes} classes have fewer than sampler.images_per_class = "
-            f"{order.images_per_class} images and are left out"
-        )
-    if order.used < 0.8 * order.samples:
-        log.warn(
-            f"an epoch uses {order.used} of {order.samples} images ({order.dropped} had to leave "
-            f"sampler.buffer = {order.buffer}): a larger buffer, or fewer classes a batch than "
-            "there are, uses more"
-        )
     held = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
+    for text in plan_warnings(recipe, order, held):
+        log.warn(text)
     held = held[:: -(-len(held) // MOST_VALIDATED) or 1]
-    if every.monitor_steps and not len(held):
-        log.warn("run.monitor_steps is set, but data.validation_classes = 0: no validation")
 
     quarantine = Quarantine(log, order.samples, every.max_bad_fraction)
     stream = pk_batches(
@@ -314,7 +352,11 @@ def set_up_finetune(
             class_of=class_of,
             optimizer=optimizer,
             parts=parts,
-            facts={"world": shard.world, "precision": precision},
+            facts={
+                "world": shard.world,
+                "precision": precision,
+                "classes": order.classes.tolist(),  # dataset labels that are trained on
+            },
             checkpoints=checkpoints,
             first_step=first_step,
             steps_per_epoch=order.steps_per_epoch,

@@ -35,6 +35,13 @@ from tests.runs import final_weights
 from tools.report import build_page
 from tools.report_run import read_run
 
+# an epoch has 2 steps: from the fifth on, classes come with those nearest to them
+NEIGHBOURS = (
+    "loss={kind='hierarchical_triplet'}",
+    "sampler={classes_per_batch=4, images_per_class=12, buffer=150, neighbours=1, num_streams=2}",
+    "run.prefetch=2",
+    "steps=9",
+)
 # name -> overrides: a head; pairs over a queue and two views, with an ID loss; a proxy loss that
 # looks at the whole batch, partly frozen; triplets
 KINDS = {
@@ -48,6 +55,7 @@ KINDS = {
     ),
     "proxies": ("loss={kind='proxy_anchor'}", "tune={last_blocks=2, layer_decay=0.5, loss_lr=9.0}"),
     "triplets": ("loss={kind='batch_hard'}", "tune.batchnorm=frozen", "sampler.random_images=1"),
+    "neighbours": (*NEIGHBOURS, "run.monitor_steps=9"),
 }
 WITHOUT_BACKBONE = RECIPE[: RECIPE.index("[backbone]")] + RECIPE[RECIPE.index("[embedding]") :]
 FP64 = ("optim.precision=fp64", "steps=4", "run.monitor_steps=4")
@@ -84,7 +92,7 @@ def test_two_processes_change_neither_samples_nor_draws_nor_numbers_nor_weights(
             together = torch.cat([view[v] for v in range(views) for view in drawn])
             assert torch.equal(together, boxes)
         expected, found = read_metrics(run_dir), read_metrics(tmp_path / kind)
-        assert len(found) == len(expected) == 4
+        assert len(found) == len(expected) == len(whole)
         for a, b in zip(expected, found, strict=True):
             for key in ("loss", "grad_norm"):
                 assert b[key] == pytest.approx(a[key], rel=1e-9), (kind, key)
@@ -112,9 +120,12 @@ def killed_in_rank(shard, point, *arguments):
     finetune_in_rank(shard, *arguments)
 
 
-def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_path):
+QUEUE = ("queue={size=40}", "loss={kind='sup_con'}", "views=2", "sampler.num_streams=1")
+
+
+@pytest.mark.parametrize("changes", [QUEUE, (*NEIGHBOURS, "steps=8")], ids=["queue", "row_49"])
+def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_path, changes):
     recipe = write_recipe(tmp_path)
-    changes = ("queue={size=40}", "loss={kind='sup_con'}", "views=2", "sampler.num_streams=1")
     finetune_over(2, recipe, data, tmp_path / "straight", *changes)
     arguments = (str(recipe), str(data), str(tmp_path / "run"), None, *changes)
     with pytest.raises(AssertionError, match="ended without a word"):
@@ -212,6 +223,7 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
         (lambda: with_backbone(recipe("backbone.widths=[4, 4]"), given), r"\[8, 16\]; leave"),
         (lambda: with_backbone(recipe("init=abc"), given), "give the one that the recipe was made"),
         (lambda: recipe("queue.size=5"), "queue.size = 5 holds less than one batch of 12 rows"),
+        (lambda: recipe("sampler.neighbours=2"), "groups of 3, which do not divide .* use 3"),
         (lambda: recipe("sampler.clases_per_batch=5"), "did you mean 'classes_per_batch'"),
         (lambda: recipe("tune={backbone='frozen', last_blocks=1}"), "leave one of them out"),
         (

@@ -136,7 +136,7 @@ def test_row_47_batch_hard_keeps_the_farthest_positive_and_nearest_negative():
 def test_row_49_neighbouring_classes_are_the_nearest_ones():
     means = rows(3, size=8)
     between = torch.cdist(means, means)
-    chosen = neighbouring_classes(between, torch.tensor([5, 2]), 4)
+    chosen = neighbouring_classes(between[[5, 2]], torch.tensor([5, 2]), 4)
     for row, anchor in zip(chosen.tolist(), (5, 2), strict=True):
         others = sorted((float(between[anchor, k]), k) for k in range(8) if k != anchor)
         assert row == [anchor] + [k for _, k in others[:3]]

@@ -8,8 +8,7 @@ window, every process the same ones, and decodes only what its own rows need.
 Source of P and K: Hermans et al. 2017, arXiv:1703.07737, section 2.
 """
 
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
@@ -35,6 +34,7 @@ from sslpipe.data.order import Order
 from sslpipe.data.reader import Raw
 from sslpipe.distributed import Shard
 from sslpipe.errors import DataError
+from sslpipe.metric_learning.waiting import Waiting
 from sslpipe.recipe import Run
 
 Integers = NDArray[np.int64]
@@ -64,6 +64,11 @@ class PKOrder:
     in each batch, the ones that wait longest (FaceNet's random negatives); B = P K + R.
     buffer: samples that may wait, at least 2 B. Beyond it the oldest is dropped; beyond a label's
     share of it, buffer / P, that label's newest.
+    neighbours: the P classes come in groups of one and so many that lie nearest to it, of those
+    not in the batch yet; where the buffer is too full to wait for them, those of the row that are
+    ready, then any.
+    nearest: epoch -> (C, P) rows of `classes`, each with the nearest first, itself before them;
+    None, and it is None until it is set: no groups. An epoch's plan asks for it once.
     num_streams, window: of the underlying `Order`. without: sorted ids that are never served.
     An epoch has as many batches as the first pass over the data gives in epoch 0; where a later
     epoch's first pass gives fewer, it goes on into another one. Samples without a label, and
@@ -80,10 +85,13 @@ class PKOrder:
         images_per_class: int,
         buffer: int,
         random_images: int = 0,
+        neighbours: int = 0,
         num_streams: int = 1,
         window: int = 256,
         without: Integers | None = None,
     ) -> None:
+        self.neighbours = neighbours
+        self.nearest: Callable[[int], Integers | None] = lambda epoch: None
         self.classes_per_batch, self.images_per_class = classes_per_batch, images_per_class
         self.random_images, self.buffer = random_images, buffer
         self.batch_size = classes_per_batch * images_per_class + random_images
@@ -134,8 +142,17 @@ class PKOrder:
 
     def _passes(self, epoch: int, *, passes: int, batches: int | None) -> Plan:
         """`batches` batches (None: all there are) from at most `passes` passes over the data."""
-        waiting = _Waiting(
-            self.classes_per_batch, self.images_per_class, self.random_images, self.buffer
+        table, groups = self.nearest(epoch), None
+        if table is not None:
+            rows = self.classes[table].tolist()
+            groups = dict(zip(self.classes.tolist(), rows, strict=True))
+        waiting = Waiting(
+            self.classes_per_batch,
+            self.images_per_class,
+            self.random_images,
+            self.buffer,
+            groups,
+            self.neighbours + 1,
         )
         taken: list[list[tuple[int, int]]] = []
         first: tuple[int, int] | None = None  # used and dropped in the first pass
@@ -164,54 +181,6 @@ class PKOrder:
         for chunk in range(steps * number, steps * (number + 1)):
             _, ids = self.order.ids(chunk, range(self.order.num_streams))
             yield from ((sample, chunk) for sample in ids.tolist())
-
-
-class _Waiting:
-    """Samples waiting for others of their label; the order of arrival decides everything."""
-
-    def __init__(self, classes: int, images: int, others: int, capacity: int) -> None:
-        self._classes, self._images, self._others = classes, images, others
-        self._capacity, self._share = capacity, capacity // classes
-        self._waiting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # id -> label, chunk
-        self._of_label: defaultdict[int, deque[int]] = defaultdict(deque)  # ids, oldest first
-        self._ready: OrderedDict[int, None] = OrderedDict()  # labels with enough, first come first
-        self.dropped = 0
-
-    def add(self, sample: int, label: int, chunk: int) -> list[tuple[int, int]] | None:
-        """Take a sample in; if that makes a batch, its samples with their chunks."""
-        members = self._of_label[label]
-        if sample in self._waiting or len(members) == self._share:
-            self.dropped += 1
-            return None
-        members.append(sample)
-        self._waiting[sample] = label, chunk
-        if len(members) == self._images:
-            self._ready[label] = None
-        if len(self._ready) >= self._classes:
-            chosen = list(self._ready)[: self._classes]
-            own = sum(len(self._of_label[c]) for c in chosen)
-            if len(self._waiting) - own >= self._others:
-                return self._take(chosen)
-        if len(self._waiting) > self._capacity:
-            self._remove(next(iter(self._waiting)))
-            self.dropped += 1
-        return None
-
-    def _take(self, chosen: list[int]) -> list[tuple[int, int]]:
-        samples = [self._of_label[label][k] for label in chosen for k in range(self._images)]
-        others = (s for s, (label, _) in self._waiting.items() if label not in chosen)
-        samples += [s for s, _ in zip(others, range(self._others), strict=False)]
-        return [(sample, self._remove(sample)) for sample in samples]
-
-    def _remove(self, sample: int) -> int:
-        """Its label's oldest sample leaves; returns its chunk."""
-        label, chunk = self._waiting.pop(sample)
-        members = self._of_label[label]
-        oldest = members.popleft()
-        assert oldest == sample
-        if len(members) < self._images:
-            self._ready.pop(label, None)
-        return chunk
 
 
 def pk_batches(

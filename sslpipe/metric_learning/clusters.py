@@ -157,11 +157,22 @@ class HierarchicalTriplet(nn.Module):
     @torch.no_grad()
     def _follow(self, batch: Batch) -> None:
         rows = len(batch.column_labels) - batch.references
-        groups = group(batch.columns[:rows].detach(), batch.column_labels[:rows])
-        new = groups.means.to(self.means.dtype)
-        old, seen = self.means[groups.labels], self.seen[groups.labels, None]
-        self.means[groups.labels] = torch.where(seen, old + self.momentum * (new - old), new)
-        self.seen[groups.labels] = True
+        columns, labels = batch.columns[:rows].detach(), batch.column_labels[:rows]
+        follow_means(self.means, self.seen, columns, labels, self.momentum)
+
+
+def follow_means(
+    means: Tensor, seen: Tensor, rows: Tensor, labels: Tensor, momentum: float
+) -> None:
+    """Move the means (C, D) of the labels among `rows` (M, D), in place; the first is taken whole.
+
+    seen: (C,) bool, which means there are already.
+    """
+    groups = group(rows, labels)
+    new = groups.means.to(means.dtype)
+    old, known = means[groups.labels], seen[groups.labels, None]
+    means[groups.labels] = torch.where(known, old + momentum * (new - old), new)
+    seen[groups.labels] = True
 
 
 def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
@@ -195,9 +206,9 @@ def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
 def neighbouring_classes(between: Tensor, anchors: Tensor, size: int) -> Tensor:
     """Classes of an anchor-neighbour batch: (A,) classes -> (A, size), anchors first.
 
-    between (C, C): distances of classes. Each anchor class comes with its size - 1 nearest others,
-    so that negatives are hard from the start.
+    between (A, C): distances of the anchor classes from all. Each anchor class comes with its
+    size - 1 nearest others, so that negatives are hard from the start.
     Source: Ge et al. 2018, arXiv:1810.06951, section 3.
     """
-    others = between[anchors].scatter(1, anchors[:, None], -torch.inf)
+    others = between.scatter(1, anchors[:, None], -torch.inf)
     return torch.sort(others, dim=1, stable=True).indices[:, :size]
