@@ -30,16 +30,36 @@ DataPath = Annotated[
 
 
 @app.command(
-    epilog="Example: sslpipe check recipes/demo.toml --data out/demo/data/dataset.json "
-    "data.batch_size=512"
+    epilog="Examples: sslpipe check recipes/demo.toml --data out/demo/data/dataset.json "
+    "data.batch_size=512 | sslpipe check recipes/metric/sup_con.toml --data "
+    "out/photos/data/dataset.json --backbone runs/photos_ssl"
 )
-def check(recipe: RecipePath, overrides: Overrides = None, data: DataPath = None) -> None:
-    """Validate a recipe without training; print its settings, sizes and estimates."""
+def check(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    data: DataPath = None,
+    backbone: Annotated[
+        Path | None, typer.Option(help="Of a fine-tuning: the export or run it starts from.")
+    ] = None,
+) -> None:
+    """Validate a recipe, of pretraining or fine-tuning, without training; print its settings, sizes
+    and estimates."""
     from sslpipe.check import check as check_recipe
     from sslpipe.check import render
     from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
+    from sslpipe.finetune_check import check_finetune, render_finetune
+    from sslpipe.finetune_recipe import is_finetune, load_finetune_recipe
+    from sslpipe.frozen import load_backbone
+    from sslpipe.recipe import load_recipe, read_tree
 
+    if is_finetune(read_tree(recipe, overrides or [])):
+        tuning = load_finetune_recipe(recipe, overrides or [])
+        given = None if backbone is None else load_backbone(backbone)
+        found = check_finetune(tuning, load_index(data) if data else None, given)
+        Console().print(render_finetune(found))
+        return
+    if backbone is not None:
+        raise UserError(f"--backbone is for a fine-tuning, and {recipe} has no [sampler]")
     loaded = load_recipe(recipe, overrides or [])
     Console().print(render(check_recipe(loaded, load_index(data) if data else None)))
 

@@ -17,10 +17,11 @@ from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError
 from sslpipe.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
+from sslpipe.finetune_recipe import FinetuneRecipe
 from sslpipe.losses.moco import MoCoLoss
 from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import build_optimizer, describe_groups
-from sslpipe.recipe import Recipe, digest
+from sslpipe.recipe import Recipe, Section, digest
 from sslpipe.registry import build
 from sslpipe.setup import (
     build_augment,
@@ -79,7 +80,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     index: None leaves out what only the data can tell.
     Raises: UserError for a recipe or data that cannot be trained on.
     """
-    device = _device(recipe)
+    device = device_of(recipe)
     check_precision(recipe.optim.precision, device.type)
     data = None
     if index is not None:
@@ -155,7 +156,7 @@ def _check_data(recipe: Recipe, index: DatasetIndex, split: Split, order: Order)
     )
 
 
-def _device(recipe: Recipe) -> torch.device:
+def device_of(recipe: Recipe | FinetuneRecipe) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if recipe.run.device == "cuda" and not has_cuda:
         raise RecipeError("run.device = 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'")
@@ -204,12 +205,23 @@ def _warnings(
 
 def render(result: Check) -> RenderableType:
     """Tables for a terminal: settings, views, sizes; then the warnings."""
+    rows = [*_size_rows(result), *_data_rows(result)]
+    return tables(result.recipe, result.views, ("sizes and estimates", rows), result.warnings)
+
+
+def tables(
+    recipe: Section,
+    views: tuple[dict[str, Any], ...],
+    sizes: tuple[str, list[tuple[str, str]]],
+    warnings: tuple[str, ...],
+) -> RenderableType:
+    """What every check shows. sizes: a title and its rows."""
     parts: list[RenderableType] = [
-        _table("settings", _leaves(result.recipe.model_dump(exclude_none=True))),
-        _table("views", _view_rows(result.views)),
-        _table("sizes and estimates", [*_size_rows(result), *_data_rows(result)]),
+        _table("settings", _leaves(recipe.model_dump(exclude_none=True))),
+        _table("views", _view_rows(views)),
+        _table(*sizes),
     ]
-    parts += [Text(f"warning: {warning}", style="yellow") for warning in result.warnings]
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in warnings]
     return Group(*parts)
 
 
@@ -242,7 +254,7 @@ def _written(value: Any) -> str:
 
 
 def _view_rows(views: tuple[dict[str, Any], ...]) -> list[tuple[str, str]]:
-    first, second = views
+    first, second = views[0], views[-1]
     return [
         (key, _written(value) + (f" | {_written(second[key])}" if second[key] != value else ""))
         for key, value in first.items()

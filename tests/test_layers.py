@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # A module imports only from rows under its own, and from its own package.
 ROWS = (
     ("tools", "__main__"),
-    ("check", "status"),
+    ("check", "finetune_check", "status"),
     ("train", "loop", "setup", "start", "finetune", "finetune_setup", "gallery"),
     ("export", "formats", "frozen", "model_card", "proof"),
     ("evaluation", "checkpoint", "log", "ops", "guard", "meter", "quarantine", "estimate"),
@@ -25,6 +25,7 @@ TOGETHER = (
     {"train", "loop", "setup", "start", "finetune", "finetune_setup"},
     {"export", "formats", "frozen", "model_card", "proof"},
     {"log", "quarantine"},
+    {"check", "finetune_check"},
 )  # one part in several files
 
 HOMES = {
