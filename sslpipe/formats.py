@@ -203,7 +203,8 @@ def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
     view = model.view.config()
     told = {
         "images": "(batch, 3, crop_px, crop_px) float32 RGB: in [0, 1], less mean, over std",
-        "features": f"(batch, {model.num_features}) float32, not normalised",
+        "features": f"(batch, {model.num_features}) float32, "
+        + ("of length 1" if model.backbone.normalize else "not normalised"),
         **{key: json.dumps(value) for key, value in view.items()},
         "weights_sha256": model.config.weights_sha256,
     }

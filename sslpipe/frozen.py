@@ -30,10 +30,10 @@ class Config(Section):
 
     backbone: kind and arguments that build the same network, with the stem that training chose.
     view: arguments of EvalView; features are those of images seen through it.
-    weights_sha256: module_sha256 of the backbone. facts: run name, recipe, digest, steps, data set
-    and evaluation numbers, for people. projector, projector_sha256: settings and hash of the
-    projector, where it was asked for. whitening_sha256: of whitening.safetensors, which
-    `tools.whiten` adds.
+    weights_sha256: module_sha256 of the backbone. facts: run name, recipe, digest, steps, data set,
+    labels that a fine-tuning saw, and evaluation numbers, for people. projector,
+    projector_sha256: settings and hash of the projector, where it was asked for.
+    whitening_sha256: of whitening.safetensors, which `tools.whiten` adds.
     """
 
     format_version: Literal[1]
@@ -162,6 +162,8 @@ def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
         "step": state["step"],
         "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
     }
+    if "classes" in state:  # of a fine-tuning
+        facts["classes_seen"] = state["classes"]
     if (run_dir / "eval.json").is_file():
         facts |= _evaluation(_read_json(run_dir / "eval.json"), module_sha256(backbone))
     return freeze(backbone, recipe.backbone, view, facts, projector, settings)

@@ -2,11 +2,16 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sslpipe.finetune_recipe import is_finetune
+
 TASK = "image-feature-extraction"
+TAGS = ("self-supervised-learning", "contrastive-learning")
+TUNED_TAGS = ("metric-learning", "image-retrieval")
+NAMED_CLASSES = 20  # of those that were trained on; the others are counted
 HUB_USAGE = """import sslpipe
 from huggingface_hub import snapshot_download
 
@@ -25,12 +30,23 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     facts, view = config["facts"], config["view"]
     kind = config["backbone"]["kind"]
     arguments = {k: v for k, v in config["backbone"].items() if k != "kind"}
-    data = facts.get("data", {})
+    data, recipe = facts.get("data", {}), facts.get("recipe", {})
+    length = "of length 1" if arguments.get("normalize") else "not normalised"
+    about = (
+        f"A `{kind}` backbone trained by self-supervised contrastive learning with sslpipe: an "
+        f"image in, {config['num_features']} features out (before any projector, {length})."
+    )
+    if is_finetune(recipe):
+        about = (
+            f"An embedding of images for retrieval, recognition and verification: a `{kind}` "
+            "backbone fine-tuned with labels by metric learning with sslpipe. An image in, "
+            f"{config['num_features']} features out, {length}; images of one class lie close "
+            "together. The loss's own weights are left out."
+        )
     lines = [
         f"# {_plain(facts.get('name', kind))}",
         "",
-        f"A `{kind}` backbone trained by self-supervised contrastive learning with sslpipe: an "
-        f"image in, {config['num_features']} features out (before any projector, not normalised).",
+        about,
         "",
         "| | |",
         "|---|---|",
@@ -44,6 +60,8 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
             f"| data | {_plain(data['name'])}, index sha256 `{data['index_sha256'][:16]}` |",
             f"| licence of the data | {_plain(data['license'] or 'not stated')} |",
         ]
+    if is_finetune(recipe):
+        lines += _training(recipe, facts.get("classes_seen", []), data.get("classes") or [])
     if config["projector"] is not None:
         lines.append(f"| projector | {_settings(config['projector'])}: `backbone.projector` |")
     if "digest" in facts:
@@ -52,6 +70,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     lines += ["", "## Loading", ""]
     for name, code in usage.items():
         filled = code.replace("ARCHITECTURE", kind.rpartition("/")[2])
+        filled = filled.replace("not normalised", length)
         lines += [f"{name}:", "", "```python", filled.rstrip(), "```", ""]
     lines += ["## Measured", ""]
     if facts.get("evaluation"):
@@ -103,11 +122,45 @@ def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
     card = ModelCardData(
         library_name=library,
         pipeline_tag=TASK,
-        tags=["self-supervised-learning", "contrastive-learning", "sslpipe"],
+        tags=[*(TUNED_TAGS if is_finetune(facts.get("recipe", {})) else TAGS), "sslpipe"],
         model_name=facts.get("name", config["backbone"]["kind"]),
         eval_results=results or None,
     )
     return f"---\n{card.to_yaml()}\n---\n\n{text}"
+
+
+def _training(recipe: Mapping[str, Any], seen: Sequence[int], names: Sequence[str]) -> list[str]:
+    """What a fine-tuning did, as rows of the table. seen: labels trained on; names: of all."""
+    losses = [_component(recipe["loss"])]
+    losses += [f"{term['weight']:g} x {_component(term['loss'])}" for term in recipe["also"]]
+    lines = [f"| loss | {' + '.join(losses)} |"]
+    if recipe["miner"]:
+        lines.append(f"| miner | {_component(recipe['miner'])} |")
+    if recipe["queue"]:
+        lines.append(f"| queue | {recipe['queue']['size']} embeddings of past batches |")
+    sampler = recipe["sampler"]
+    batch = f"{sampler['classes_per_batch']} classes x {sampler['images_per_class']} images"
+    if sampler["random_images"]:
+        batch += f" and {sampler['random_images']} of other classes"
+    if sampler["neighbours"]:
+        batch += f"; each class with its {sampler['neighbours']} nearest"
+    views = "" if recipe["views"] == 1 else f", {recipe['views']} views each"
+    classes = str(len(seen) or "not recorded")
+    if seen and names:
+        named = [_plain(names[label]) for label in seen[:NAMED_CLASSES]]
+        classes += f": {', '.join(named)}" + ", ..." * (len(seen) > len(named))
+    start = f"weights with sha256 `{recipe['init'][:16]}`" if recipe["init"] else "random weights"
+    return [
+        *lines,
+        f"| batches | {batch}{views} |",
+        f"| classes seen | {classes} |",
+        f"| started from | {start} |",
+    ]
+
+
+def _component(component: Mapping[str, Any]) -> str:
+    settings = _settings({k: v for k, v in component.items() if k != "kind"})
+    return f"`{component['kind']}`" + (f" ({settings})" if settings else "")
 
 
 def _evaluation(rows: list[dict[str, Any]], data: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from sslpipe.frozen import load_backbone
 from sslpipe.log import read_metrics
 from sslpipe.metric_learning.batches import PKOrder
 from sslpipe.metric_learning.model import freeze_layers, learning_rate_scale
+from sslpipe.model_card import hub_card, model_card
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import block_names
 from sslpipe.optim import build_optimizer, set_lr
@@ -174,8 +175,54 @@ def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
 
     export_backbone(run_dir, tmp_path / "out", ["safetensors"])
     again = load_backbone(tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "self-supervised" not in card
+    assert "not normalised" not in card
+    labels = sorted(set(split.labels.tolist()) - set(split.labels[held_out(data)].tolist()))
+    for told in (
+        "fine-tuned with labels by metric learning",
+        "8 features out, of length 1",
+        "| loss | `arcface` (scale = 8.0) |",
+        "| batches | 4 classes x 3 images |",
+        f"| classes seen | 6: {', '.join(f'class {label}' for label in labels)} |",
+        "| started from | random weights |",
+    ):
+        assert told in card, told
+    config = again.config.model_dump(mode="json")
+    hub = hub_card(config, "", library="sslpipe")
+    assert "metric-learning" in hub
+    assert "self-supervised" not in hub
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(again.encode(images), model.encode(images))
+
+
+def held_out(data):
+    index = load_index(data)
+    return validation_ids(index.split("train"), 2, index.manifest.classes)
+
+
+def test_the_card_of_pairs_names_miner_queue_second_loss_and_lengths(data, one_process, tmp_path):
+    changes = (
+        *KINDS["pairs"],
+        "miner={kind='multi_similarity', epsilon=0.2}",
+        "embedding.normalize=false",
+        "steps=1",
+    )
+    given = one_process["head"][0]
+    recipe = write_recipe(tmp_path)
+    finetune_over(1, recipe, data, tmp_path / "run", *changes, backbone=given)
+    config = load_backbone(tmp_path / "run").config.model_dump(mode="json")
+    card = model_card(config, {"ours": "features  # not normalised"})
+    for told in (
+        "8 features out, not normalised",
+        "features  # not normalised",
+        "| loss | `multi_similarity` + 0.5 x `cosface` (scale = 8.0) |",
+        "| miner | `multi_similarity` (epsilon = 0.2) |",
+        "| queue | 40 embeddings of past batches |",
+        "| batches | 4 classes x 3 images and 1 of other classes, 2 views each |",
+        f"| started from | weights with sha256 `{load_backbone(given).config.weights_sha256[:16]}",
+    ):
+        assert told in card, told
 
 
 def small(**arguments):
