@@ -95,7 +95,7 @@ def test_candidates_by_bfloat16_give_the_same_neighbours(make, monkeypatch):
     monkeypatch.setattr(neighbours, "TILE_NUMBERS", 7 * 1500)
     bank, queries = make(1500, 16, 5, seed=3).features, make(100, 16, 5, seed=4).features
     exact = nearest(bank, queries, 40)
-    for crowded in (0, 10**6):  # one tile in bfloat16, or all of them
+    for crowded in (0, 1):  # one tile in bfloat16, or all of them
         with monkeypatch.context() as patch:
             patch.setattr(neighbours, "CROWDED", crowded)
             patch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
@@ -104,13 +104,40 @@ def test_candidates_by_bfloat16_give_the_same_neighbours(make, monkeypatch):
         assert torch.equal(found.similarities, exact.similarities)
 
 
-def test_a_bfloat16_product_of_unit_vectors_is_within_its_bound():
-    # 4 million pairs, and each vector with itself and its opposite, where the bound is nearest
-    unit = neighbours.fixed_point_units(random_rows(2000, 64, 3, seed=1).features)
-    unit = torch.cat([unit, -unit])
-    coarse = (unit.bfloat16() @ unit.bfloat16().T).double()
-    apart = (coarse - unit.double() @ unit.double().T).abs().max()
-    assert 0.001 < apart < neighbours.BFLOAT16_ERROR
+def test_the_nearest_row_is_found_where_bfloat16_shrinks_it_and_stretches_all_others(monkeypatch):
+    # just below and above the middle of two bfloat16 numbers, on either half of the dimensions
+    low, high = (torch.full((100,), value / 2048) for value in (128.49, 128.51))
+    none = torch.zeros(100)
+
+    def unit(values, place):  # what is missing to length 1 stands where the other side has 0
+        rest = torch.zeros(2)
+        rest[place] = (1 - values.square().sum()).sqrt()
+        return torch.cat([values, rest])
+
+    query = unit(torch.cat([low, high]), 0)[None]
+    nearest_row = unit(torch.cat([low, none]), 1)
+    others = unit(torch.cat([none, 0.998 * high]), 1).expand(99, -1)
+    bank = torch.cat([others, nearest_row[None]])
+    similar, coarse = bank @ query[0], (bank.bfloat16() @ query[0].bfloat16()).float()
+    assert similar[-1] - similar[0] > 5e-4
+    assert coarse[-1] - coarse[0] < -3e-3
+
+    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
+    monkeypatch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
+    assert nearest(bank, query, 1).indices.tolist() == [[99]]
+
+
+def test_rows_on_the_other_side_are_found_by_bfloat16_too(monkeypatch):
+    # of 200 queries and their opposites, the 300 nearest: a third has a cosine below 0
+    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
+    half = random_rows(200, 16, 200, seed=1).features
+    bank = torch.cat([half, -half])
+    exact = nearest(bank, half, 300)
+    monkeypatch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
+    monkeypatch.setattr(neighbours, "CROWDED", 10)
+    found = nearest(bank, half, 300)
+    assert found.similarities[:, -1].max() < 0
+    assert torch.equal(found.indices, exact.indices)
 
 
 def test_ties_rank_by_the_lower_row_of_the_bank_even_when_more_rows_tie_than_fit():

@@ -11,9 +11,9 @@ every row that may belong to the k nearest is one. A bank of few rows is compare
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,14 +23,13 @@ from torch import Tensor
 from sslpipe.errors import DataError
 
 Search = Literal["torch", "faiss"]
+Number = TypeVar("Number", np.float32, np.int16)
 
 TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB, in a buffer that is used again
 SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
 PART_ROWS = 4096  # rows converted to float64 at a time
 FEW_PRODUCTS = 2**26  # below, nothing is gained by bfloat16
-# two unit vectors rounded to 8 bits, and their product rounded again: 3 u + 4 u^2, u = 2^-9
-BFLOAT16_ERROR = 3 * 2.0**-9 + 4 * 2.0**-18
-CROWDED = 6  # times k candidates: then float32 is faster
+CROWDED = 1 / 32  # of the bank, beyond k candidates: then float32 products are faster
 SPARE = 32  # rows that faiss is asked for beyond k: most queries are then proved complete
 
 
@@ -81,9 +80,10 @@ def nearest(
         for query, candidates in enumerate(ENGINES[search](bank, queries, k + left_out)):
             if own is not None:
                 candidates = candidates[own[candidates] != own_of[query]]
-            exact = exactly(candidates, values[query])
-            best = np.argsort(-exact, kind="stable")[:k]  # candidates ascend: ties by row
-            indices[query], similarities[query] = candidates[best], exact[best]
+            far = -exactly(candidates, values[query])
+            near = np.flatnonzero(far <= np.partition(far, k - 1)[k - 1])  # k, or more by ties
+            best = near[np.argsort(far[near], kind="stable")[:k]]  # candidates ascend: ties by row
+            indices[query], similarities[query] = candidates[best], -far[best]
     return Neighbours(
         torch.from_numpy(indices).to(device), torch.from_numpy(similarities).to(device)
     )
@@ -172,31 +172,65 @@ Candidates = Iterator[NDArray[np.int64]]
 def _torch_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
     """For each query, ascending, all rows that may be among its k nearest."""
     # at least k rows have a product of `floor` or more; what is left out is less similar than those
-    fine = 2 * float32_error(bank.shape[1]) + 2.0**-23
-    coarse = bank.bfloat16() if _bfloat16_pays(bank, queries) else None
+    margin = 2 * float32_error(bank.shape[1]) + 2.0**-23
+    coarse = _rounded(bank) if _bfloat16_pays(bank, queries) else None
     step = max(1, TILE_NUMBERS // len(bank))
-    shape = (min(step, len(queries)), len(bank))
-    buffer = torch.empty(shape, device=bank.device)
-    half = None if coarse is None else torch.empty(shape, dtype=torch.bfloat16)
-    for start in range(0, len(queries), step):
-        part = queries[start : start + step]
-        if coarse is not None and half is not None:
-            narrow = torch.mm(part.bfloat16(), coarse.T, out=half[: len(part)])
-            products, margin = buffer[: len(part)].copy_(narrow), fine + 2 * BFLOAT16_ERROR
+    buffer = torch.empty(min(step, len(queries)) * len(bank), device=bank.device)
+    for part in torch.split(queries, step):
+        shape = len(part), len(bank)
+        least: Iterable[np.generic]
+        if coarse is not None:
+            tile = buffer.view(torch.bfloat16)[: len(part) * len(bank)].view(shape)
+            rows, least = _bfloat16_tile(coarse, _rounded(part), k, margin, tile)
         else:
-            products, margin = torch.mm(part, bank.T, out=buffer[: len(part)]), fine  # (q, N)
-        if products.is_cuda:
-            floors = products.topk(k, dim=1).values[:, -1:] - margin
-            for row in products >= floors:
-                yield row.nonzero()[:, 0].cpu().numpy()
-            continue
+            tile = buffer[: len(part) * len(bank)].view(shape)
+            products = torch.mm(part, bank.T, out=tile)  # (q, N)
+            if products.is_cuda:
+                floors = products.topk(k, dim=1).values[:, -1:] - margin
+                for row in products >= floors:
+                    yield row.nonzero()[:, 0].cpu().numpy()
+                continue
+            rows = products.numpy()
+            least = (_floor(row, k) - np.float32(margin) for row in rows)
         named = 0
-        for row in products.numpy():
-            candidates = np.flatnonzero(row >= _floor(row, k) - np.float32(margin))
+        for row, threshold in zip(rows, least, strict=True):
+            candidates = np.flatnonzero(row >= threshold)
             named += len(candidates)
             yield candidates
-        if named > CROWDED * k * len(part):  # all rows are alike: bfloat16 tells too little apart
+        if named > len(part) * (k + CROWDED * len(bank)):  # bfloat16 tells too little apart
             coarse = None
+
+
+class _Rounded(NamedTuple):
+    """rows: (N, F) bfloat16; errors: (N,) float32, the lengths of what rounding took away."""
+
+    rows: Tensor
+    errors: Tensor
+
+
+def _rounded(units: Tensor) -> _Rounded:
+    rows = units.bfloat16()
+    parts = zip(torch.split(units, PART_ROWS), torch.split(rows, PART_ROWS), strict=True)
+    return _Rounded(rows, torch.cat([(wide - narrow).norm(dim=1) for wide, narrow in parts]))
+
+
+def _bfloat16_tile(
+    bank: _Rounded, queries: _Rounded, k: int, margin: float, out: Tensor
+) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+    """Products (q, N) as the bits of bfloat16, and the least (q,) that a candidate has.
+
+    A sum is off by at most q' db + dq b (lengths; Cauchy and Schwarz), then rounded. k rows are
+    `floors` or more, before rounding at most half a step less; of what is that similar the
+    product, rounded as the sums are, is `least` or more. Bits of positive numbers are in order, and
+    above those of negative ones, which are not: a `least` below 0 lets every row pass.
+    """
+    torch.mm(queries.rows, bank.rows.T, out=out)
+    bits: NDArray[np.int16] = out.view(torch.int16).numpy()
+    floors = torch.tensor([_floor(row, k) for row in bits]).view(torch.bfloat16).float()
+    errors = queries.errors + (1 + queries.errors) * bank.errors.max()
+    least = (floors * (1 - 2.0**-8) - 2 * errors - margin).bfloat16()
+    lowest = torch.iinfo(torch.int16).min
+    return bits, torch.where(least > 0, least.view(torch.int16), lowest).numpy()
 
 
 def _bfloat16_pays(bank: Tensor, queries: Tensor) -> bool:
@@ -214,12 +248,13 @@ def _bfloat16_pays(bank: Tensor, queries: Tensor) -> bool:
     return times[1] < 0.6 * times[0]
 
 
-def _floor(row: NDArray[np.float32], k: int) -> np.float32:
+def _floor(row: NDArray[Number], k: int) -> Number:
     """A number that at least k of the row are not below, and not many more. Half a pass."""
     while len(row) >= 16 * k:  # maxima of pairs: few of the k largest are in one pair
         half = len(row) // 2
         row = np.maximum(row[:half], row[half : 2 * half])
-    return np.float32(np.partition(row, len(row) - k)[len(row) - k])
+    floor: Number = np.partition(row, len(row) - k)[len(row) - k]
+    return floor
 
 
 def _faiss_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
