@@ -29,6 +29,18 @@ def test_bootstrap95_of_one_draw_is_the_binomial_interval():
     assert (low, high) == pytest.approx((0.8 - half, 0.8 + half), abs=0.004)
 
 
+def test_bootstrap95_equals_the_loop_over_whole_numbers():
+    right = np.random.default_rng(1).random((5, 700)) < 0.7
+    generator = np.random.default_rng(3)
+    shares = generator.multinomial(5, np.full(5, 1 / 5), size=200) / 5
+    means = []
+    for share in shares:
+        drawn = generator.integers(700, size=700)
+        means.append(share @ np.array([sum(row[drawn].tolist()) for row in right]) / 700)
+    expected = np.quantile(means, [0.025, 0.975])
+    assert bootstrap95(right, resamples=200, seed=3) == tuple(expected)
+
+
 def test_bootstrap95_is_wider_where_the_draws_differ():
     same = np.ones((5, 400), bool)
     same[:, ::4] = False

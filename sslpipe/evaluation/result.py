@@ -70,9 +70,10 @@ def bootstrap95(right: NDArray[np.bool_], *, resamples: int = 2000, seed: int = 
     draws, queries = right.shape
     per_draw = generator.multinomial(draws, np.full(draws, 1 / draws), size=resamples) / draws
     means = np.empty(resamples)
+    hits = right.astype(np.float64)  # BLAS multiplies floats only; whole numbers stay exact
     for resample in range(resamples):  # one at a time: (resamples, queries) may not fit
         times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
-        means[resample] = per_draw[resample] @ (right @ times) / queries
+        means[resample] = per_draw[resample] @ (hits @ times) / queries
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
