@@ -55,7 +55,7 @@ def health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
     negative = (u.sum(0).square().sum() - of_one_image) / max(1, 4 * images * (images - 1))
     numbers = {
         "alignment": (u_a - u_b).square().sum(1).mean(),
-        "uniformity": (_uniformity(u_a) + _uniformity(u_b)) / 2,
+        "uniformity": (uniformity(u_a) + uniformity(u_b)) / 2,
         "embedding_std": u.std(0, correction=0).mean() * math.sqrt(u.shape[1]),
         "effective_rank": rank,
         "positive_similarity": positive,
@@ -130,18 +130,32 @@ def effective_rank(rows: Tensor) -> Tensor:
     """
     rows = rows.double()  # squaring halves the digits of small singular values
     gram = rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
+    return rank_of(singular_values(gram))
+
+
+def singular_values(gram: Tensor) -> Tensor:
+    """Of the rows with this Gram matrix (n, n), from the largest; NaN if one is not finite."""
     if not bool(torch.isfinite(gram).all()):  # eigvalsh would raise
-        return gram.new_full((), math.nan)
-    s = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+        return gram.new_full((len(gram),), math.nan)
+    squares: Tensor = torch.linalg.eigvalsh(gram)
+    return squares.clamp_min(0).sqrt().flip(0)
+
+
+def rank_of(s: Tensor) -> Tensor:
+    """exp(entropy of s / sum(s)) of singular values s (n,)."""
     p = s / s.sum().clamp_min(torch.finfo(s.dtype).tiny)
     entropy: Tensor = torch.special.entr(p).sum()
     return entropy.exp()
 
 
-def _uniformity(u: Tensor) -> Tensor:
-    """log mean over pairs i < j of exp(-2 |u_i - u_j|^2); 0 for a single row."""
+def potentials(u: Tensor) -> Tensor:
+    """exp(-2 |u_i - u_j|^2) of the rows u (M, D) of unit length, (M, M); 0 on the diagonal."""
+    return (u @ u.T).mul_(4).sub_(4).exp_().fill_diagonal_(0)
+
+
+def uniformity(u: Tensor) -> Tensor:
+    """log of the mean of exp(-2 |u_i - u_j|^2) over i != j; 0 for a single row."""
     if len(u) < 2:
         return u.new_zeros(())
-    cosines = u @ u.T  # (M, M), M <= 512
-    upper = torch.triu_indices(len(u), len(u), 1, device=u.device)
-    return torch.logsumexp(4 * cosines[upper[0], upper[1]] - 4, 0) - math.log(upper.shape[1])
+    mean: Tensor = potentials(u).sum() / (len(u) * (len(u) - 1))
+    return mean.log()

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.geometry import geometry, stability, uniformity
+from sslpipe.evaluation.geometry import geometry, stability
+from sslpipe.stateless import permutation
 from tests.test_evaluation_knn import brute_similarities, random_rows, rows
 
 
@@ -64,8 +65,30 @@ def test_an_intervals_width_is_that_of_independent_samples():
     assert 0.5 < np.mean(widths) / (1.96 * np.std(values, ddof=1)) < 2
 
 
-def test_uniformity_of_two_points_is_in_closed_form():
-    assert uniformity(torch.eye(2, dtype=torch.float64)) == pytest.approx(-4)
+def rank_by_svd(x):
+    share = np.linalg.svd(x, compute_uv=False)
+    share = share / share.sum()
+    return np.exp(-(share * np.log(share)).sum())
+
+
+def uniformity_by_loops(x):
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    return np.log(np.mean([np.exp(-2 * ((u - v) ** 2).sum()) for u, v in combinations(unit, 2)]))
+
+
+@pytest.mark.parametrize("width", [6, 40])  # fewer columns than rows, and more
+def test_intervals_are_those_of_leaving_out_each_tenth_of_the_rows(width):
+    data = random_rows(35, width, 4, seed=1)
+    data = data._replace(features=data.features * torch.logspace(0, -5, width))  # as spectra fall
+    found = by_metric(data, data)
+    x = data.features.double().numpy()[permutation(35, 0)]
+    for metric, value in (("effective_rank", rank_by_svd), ("uniformity", uniformity_by_loops)):
+        without = [value(x[np.arange(35) % 10 != group]) for group in range(10)]
+        half = 1.96 * np.sqrt(9 * np.var(without))  # 9 / 10 times the sum of 10 squares
+        low, high = found[metric].interval95
+        assert found[metric].value == pytest.approx(value(x), rel=1e-8)
+        assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
+        assert (high + low) / 2 == pytest.approx(value(x), rel=1e-8)
 
 
 def test_stability_is_the_share_of_neighbours_in_common_by_loops():

@@ -1,6 +1,6 @@
 """The shape of frozen features: spread, dimension, and what stays between two checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Z95, Interval, Result, bootstrap_means95
 from sslpipe.evaluation.verification import pairs_of
-from sslpipe.health import effective_rank
+from sslpipe.health import potentials, rank_of, singular_values, uniformity
 from sslpipe.stateless import permutation
 
 GROUPS = 10  # of samples, left out in turn for an interval
@@ -51,6 +51,7 @@ def geometry(
     a, b = (torch.from_numpy(part[chosen.same]) for part in (chosen.first, chosen.second))
     squared = (unit[a] - unit[b]).square().sum(dim=1).cpu().numpy()
     some = unit[:most_rows]
+    values, ranks = _singular_values(features)
 
     def result(name: str, value: float, interval: Interval, count: int, **details: Any) -> Result:
         protocol = f"geometry seed={seed}"
@@ -61,18 +62,18 @@ def geometry(
         result(
             "alignment", float(squared.mean()), bootstrap_means95(squared[:, None])[0], len(unit)
         ),
-        result("uniformity", uniformity(some), _jackknife95(uniformity, some), len(some)),
+        result(
+            "uniformity", *_jackknife95(float(uniformity(some)), _uniformities(some)), len(some)
+        ),
         result(
             "effective_rank",
-            _rank(features),
-            _jackknife95(_rank, features),
+            *_jackknife95(float(rank_of(values)), ranks),
             len(unit),
-            singular_values=torch.linalg.svdvals(features).tolist(),
+            singular_values=values.tolist(),
         ),
         result(
             "std",
-            _spread(unit),
-            _jackknife95(_spread, unit),
+            *_jackknife95(_spread(unit), [_spread(unit[kept]) for kept in _without_groups(unit)]),
             len(unit),
             std_spectrum=unit.std(dim=0, correction=0).sort(descending=True).values.tolist(),
         ),
@@ -117,28 +118,42 @@ def stability(
     return [Result(f"stability k={k} cosine", "shared", float(shared.mean()), interval, rows, rows)]
 
 
-def uniformity(unit: Tensor) -> float:
-    """log of the mean of exp(-2 |u - v|^2) over all pairs of different rows of unit length."""
-    kernel = (4 * (unit @ unit.T) - 4).exp_()
-    pairs = len(unit) * (len(unit) - 1)
-    return float(((kernel.sum() - kernel.diagonal().sum()) / pairs).log())
+def _without_groups(rows: Tensor) -> list[Tensor]:
+    """(N,) bool for each of GROUPS groups of rows: those that are not in it."""
+    group = torch.arange(len(rows), device=rows.device) % GROUPS
+    return [group != number for number in range(GROUPS)]
 
 
-def _rank(features: Tensor) -> float:
-    return float(effective_rank(features))
+def _uniformities(unit: Tensor) -> list[float]:
+    """Uniformity without each group, from sums of one table of potentials."""
+    kept = torch.stack(_without_groups(unit)).to(unit.dtype)  # (G, N)
+    sums = ((kept @ potentials(unit)) * kept).sum(dim=1)
+    rows = kept.sum(dim=1)
+    return (sums / (rows * (rows - 1))).log().tolist()
+
+
+def _singular_values(features: Tensor) -> tuple[Tensor, list[float]]:
+    """Of all features, and the effective rank without each group, all from one Gram matrix."""
+    groups = _without_groups(features)
+    if len(features) >= features.shape[1]:
+        gram = features.T @ features
+        parts = (gram - features[~kept].T @ features[~kept] for kept in groups)
+    else:
+        gram = features @ features.T
+        parts = (gram[kept][:, kept] for kept in groups)
+    ranks = [float(rank_of(singular_values(part))) for part in parts]
+    return singular_values(gram), ranks
 
 
 def _spread(unit: Tensor) -> float:
     return float(unit.std(dim=0, correction=0).mean() * unit.shape[1] ** 0.5)
 
 
-def _jackknife95(value: Callable[[Tensor], float], rows: Tensor) -> Interval:
-    """Value and spread from leaving out one of GROUPS groups of rows at a time.
+def _jackknife95(whole: float, without: Sequence[float]) -> tuple[float, Interval]:
+    """The value of all rows, and an interval from its values without each group of them.
 
     Source: Efron and Stein 1981, Annals of Statistics 9(3), for groups.
     """
-    whole = value(rows)
-    group = torch.arange(len(rows), device=rows.device) % GROUPS
-    without = np.array([value(rows[group != number]) for number in range(GROUPS)])
-    error = float(np.sqrt((GROUPS - 1) / GROUPS * ((without - without.mean()) ** 2).sum()))
-    return whole - Z95 * error, whole + Z95 * error
+    spread = np.array(without) - np.mean(without)
+    error = float(np.sqrt((GROUPS - 1) / GROUPS * (spread**2).sum()))
+    return whole, (whole - Z95 * error, whole + Z95 * error)
