@@ -15,6 +15,7 @@ from torch import nn
 from sslpipe.distributed import Shard, broadcast_object
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.finetune_recipe import FinetuneRecipe
+from sslpipe.ops.allocator import keep_freed_memory
 from sslpipe.recipe import Recipe
 
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -36,6 +37,7 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Shard:
 
     Raises: UserError where the launcher's processes are not the ones accelerate sees.
     """
+    keep_freed_memory()
     timeout = timedelta(seconds=timeout_s)
     launched = int(os.environ.get("WORLD_SIZE", "1"))  # read first: accelerate overwrites it
     if launched > 1 and "LOCAL_RANK" not in os.environ:

@@ -1,5 +1,6 @@
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -81,6 +82,35 @@ def test_the_stop_file_is_seen(tmp_path):
     stop._looked_s -= 1.0
     assert stop()
     stop.restore_handlers()
+
+
+def faults_of_a_batch(*lines: str, **environment: str) -> int:
+    """Pages that are mapped for 64 MB, made where as much was freed before."""
+    code = [
+        "import resource, numpy as np",
+        "from sslpipe.ops.allocator import keep_freed_memory",
+        *lines,
+        "for _ in range(2):",
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt",
+        "    np.ones(2**26, np.uint8)",
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)",
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return int(result.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
+def test_freed_memory_is_used_again_unless_the_user_says_otherwise():
+    assert faults_of_a_batch() > 20  # huge pages: one for 2 MB
+    assert faults_of_a_batch("assert keep_freed_memory()") < 10
+    assert faults_of_a_batch("assert not keep_freed_memory()", MALLOC_ARENA_MAX="2") > 20
 
 
 def test_one_marker_at_a_time(tmp_path):

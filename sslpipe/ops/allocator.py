@@ -1,0 +1,27 @@
+"""Memory that was freed stays with the process: batches and activations are made where others were.
+
+By default glibc gives blocks over 32 MB, and much that is smaller, back to the kernel when they are
+freed, and the next ones are mapped and zeroed page by page. Without that, a ResNet-18 step in
+float32 on a CPU took a sixth less time, and decoding a fifth less (benchmarks/step.py, loader.py).
+"""
+
+import ctypes
+import os
+
+# glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_KEPT = 2**30  # bytes of a block; larger ones are mapped and returned as ever
+
+
+def keep_freed_memory() -> bool:
+    """Ask this process's malloc for it; whether it agreed. The process's size stays at its peak.
+
+    Left alone: another malloc than glibc's, and settings of the user (MALLOC_..., GLIBC_TUNABLES).
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = ((_M_MMAP_THRESHOLD, _LARGEST_KEPT), (_M_TRIM_THRESHOLD, 2**31 - 1))
+    return all([mallopt(*setting) == 1 for setting in settings])
