@@ -127,7 +127,7 @@ def agree(flag: bool) -> bool:
     """True on all ranks as soon as `flag` is true on any."""
     if current_shard().world == 1:
         return flag
-    votes = torch.tensor([float(flag)], device=_message_device())
+    votes = torch.tensor([float(flag)], device=message_device())
     dist.all_reduce(votes, op=dist.ReduceOp.MAX)
     return bool(votes.item() > 0)
 
@@ -137,11 +137,11 @@ def broadcast_object(value: T) -> T:
     if current_shard().world == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, device=_message_device())
+    dist.broadcast_object_list(box, src=0, device=message_device())
     return box[0]
 
 
-def _message_device() -> torch.device:
+def message_device() -> torch.device:
     """Where small messages have to live: nccl alone moves nothing that is not on its GPU."""
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")

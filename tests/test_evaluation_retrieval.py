@@ -9,7 +9,6 @@ from sklearn.metrics import average_precision_score
 from sslpipe.errors import DataError
 from sslpipe.evaluation import ranking
 from sslpipe.evaluation.retrieval import (
-    merged,
     metric_names,
     read_pairs,
     retrieval,
@@ -220,17 +219,6 @@ def test_row_69_lone_queries_are_counted_and_handled_by_the_named_rule(lone, sha
     assert kept["ids"].tolist() == list(range(10, 16))
     assert kept["matches"].tolist() == [1, 1, 1, 1, 1, 0]
     assert kept["hit_rate@1"].tolist() == [1, 1, 1, 1, 0, 0]
-
-
-def test_parts_of_the_queries_merge_to_the_whole_and_a_query_counts_once():
-    gallery, queries = mixed(random_rows)
-    whole = retrieval_per_query(gallery, queries)
-    parts = [retrieval_per_query(gallery, queries.rows(at)) for at in torch.arange(40).chunk(3)]
-    again = merged(parts)
-    np.testing.assert_array_equal(again.ids, whole.ids)
-    np.testing.assert_allclose(again.values, whole.values, rtol=1e-14)  # sums of wider rows
-    with pytest.raises(DataError, match="hold a query twice"):
-        merged([whole, parts[0]])
 
 
 def test_the_interval_of_a_mean_holds_it_and_narrows_with_more_queries():

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
+from sslpipe.distributed import Shard
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save_embeddings
@@ -18,6 +19,7 @@ from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export import export_backbone, load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.train import train
+from tests import test_launch
 from tests.dataset import picture, write_dataset
 from tests.runs import final_weights, write_recipe
 from tests.test_evaluation_knn import random_rows
@@ -196,6 +198,25 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
         assert text in shown
 
 
+@pytest.mark.parametrize("name", ["retrieval", "verification"])
+def test_two_launched_processes_print_and_write_once_what_one_does(files, tmp_path, name):
+    paths, _ = files
+    options = ["--far", "0.1"] if name == "verification" else []
+    call(evaluate_tool, name, *paths, *options, "--out", tmp_path / "one.json")
+    command = ["tools.evaluate", name, *map(str, paths), *options, "--device", "cpu", "--out"]
+    words = [*test_launch.launcher("cpu2", "-m"), *command]
+    done = test_launch.run(*words, str(tmp_path / "two.json"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{name}: train.safetensors -> test.safetensors") == 1
+    assert (tmp_path / "two.json").read_bytes() == (tmp_path / "one.json").read_bytes()
+
+
+def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatch):
+    monkeypatch.setattr(evaluate_tool, "start", lambda device: ("cpu", Shard(0, 2)))
+    with pytest.raises(UserError, match="knn runs in one process, and the launcher started 2"):
+        evaluate_tool.app(["knn", *map(str, files[0])], standalone_mode=False)
+
+
 def test_whiten_is_applied_to_both_files(files, tmp_path):
     paths, rows = files
     out = tmp_path / "numbers.json"
@@ -220,6 +241,7 @@ def test_suite_takes_files_alone(files, tmp_path):
         (["suite", "somewhere"], "needs --data"),
         (["knn", "none", "none"], "cannot read embeddings from none"),
         (["suite", "--device", "tpu"], "use auto, cpu or cuda"),
+        (["ridge", "none", "none", "--device", "tpu"], "use auto, cpu or cuda"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(arguments, told, capsys, monkeypatch):

@@ -11,6 +11,7 @@ from rich.console import Console
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.loader import Quarantined
+from sslpipe.distributed import Shard
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.embed_file import embed_to_file
@@ -59,10 +60,7 @@ def main(
     """
     if dtype not in ("float32", "float16"):
         raise UserError(f"--dtype {dtype} is unknown; use float32 or float16")
-    target = pick_device(device)
-    shard = join_processes(cpu=target == "cpu", timeout_s=3600.0)
-    if target == "cuda":
-        target = f"cuda:{torch.cuda.current_device()}"
+    target, shard = start(device)
     backbone = load_backbone(model).to(target)
     index = load_index(data)
     index.check_files(split) if split in index.manifest.splits else index.split(split)
@@ -146,6 +144,13 @@ def pick_device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but torch sees no CUDA device; use auto or cpu")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def start(device: str) -> tuple[str, Shard]:
+    """Where this process computes, and its place among the launcher's; `end_processes` ends it."""
+    target = pick_device(device)
+    shard = join_processes(cpu=target == "cpu", timeout_s=3600.0)
+    return f"cuda:{torch.cuda.current_device()}" if target == "cuda" else target, shard
 
 
 def run(application: typer.Typer) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sslpipe.data.index import load_index
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.baselines import pixel_features, random_backbone
@@ -22,6 +22,7 @@ from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.export import load_backbone
+from sslpipe.start import end_processes
 from tools.embed import (
     console,
     data_facts,
@@ -29,6 +30,7 @@ from tools.embed import (
     pick_device,
     report_bad,
     run,
+    start,
     view_canvas_px,
 )
 
@@ -39,6 +41,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Measure frozen features. TRAIN and TEST are files of `python -m tools.embed`.",
     epilog="Examples: python -m tools.evaluate knn train.safetensors test.safetensors --k 20 | "
+    "accelerate launch --config_file launch/cpu2.yaml -m tools.evaluate retrieval ... (several "
+    "processes share the queries; verification, too) | "
     "python -m tools.evaluate suite out/demo/export --data out/demo/data/dataset.json "
     "--out out/demo/eval.json",
 )
@@ -48,6 +52,7 @@ LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
 TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
 TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
 Whiten = Annotated[bool, typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
 
 
@@ -78,7 +83,7 @@ def suite(
         typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
     ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Every evaluation of a backbone beside raw pixels and random weights, in one table.
 
@@ -167,7 +172,7 @@ def sgd_augmented(
         typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
     ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     out: JsonFile = None,
 ) -> None:
     """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
@@ -268,27 +273,38 @@ def _print_results(title: str, results: list[Result], *, whitened: bool = False)
 def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     """A subcommand whose options are the evaluation's own keyword arguments."""
 
+    accepted = list(inspect.signature(evaluate).parameters.values())[2:]
+    shares_queries = any(parameter.name == "shard" for parameter in accepted)
+
     def command(
-        train: Path, test: Path, whiten_both: bool, out: Path | None, **options: Any
+        train: Path, test: Path, whiten_both: bool, device: str, out: Path | None, **options: Any
     ) -> None:
+        target, shard = start(device)
+        if shares_queries:
+            options["shard"] = shard
+        elif shard.world > 1:
+            raise UserError(f"{name} runs in one process, and the launcher started {shard.world}")
         (bank, bank_facts), (queries, query_facts) = map(load_embeddings, (train, test))
         if name != "stability":  # two backbones are its purpose
             itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
             check_comparable(bank_facts, query_facts, itself=itself)
         if whiten_both:
             bank, queries = whiten(bank, queries)
-        results = evaluate(bank, queries, **options)
-        _print_results(f"{name}: {train.name} -> {test.name}", results, whitened=whiten_both)
-        if out is not None:
-            rows = [{"whitened": whiten_both, **result.to_json()} for result in results]
-            _write_json(out, rows)
+        results = evaluate(bank.to(target), queries.to(target), **options)
+        if shard.rank == 0:
+            _print_results(f"{name}: {train.name} -> {test.name}", results, whitened=whiten_both)
+            if out is not None:
+                rows = [{"whitened": whiten_both, **result.to_json()} for result in results]
+                _write_json(out, rows)
+        end_processes()
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("train", kind, annotation=TrainFile),
         inspect.Parameter("test", kind, annotation=TestFile),
-        *(_option(p) for p in list(inspect.signature(evaluate).parameters.values())[2:]),
+        *(_option(p) for p in accepted if p.name != "shard"),
         inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
+        inspect.Parameter("device", kind, annotation=Device, default="auto"),
         inspect.Parameter("out", kind, annotation=JsonFile, default=None),
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from sslpipe.distributed import Shard, all_gather_rows
+from sslpipe.distributed import Shard, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import check_pair
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 class PerQuery(NamedTuple):
-    """What each query scored; merge parts with `merged`, over processes with `gathered`.
+    """What each query scored; `gathered` puts the parts of all processes together.
 
     names: of the metrics. ids: (Q,) int64. matches: (Q,) int64, 0 for a lone query.
     values: (Q, metrics) float64; 0 in the rows of lone queries.
@@ -46,6 +46,7 @@ def retrieval(
     exclude_same_id: bool = False,
     ignore: Path | None = None,
     per_query: Path | None = None,
+    shard: Shard = Shard(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Means over the queries of all retrieval metrics, by cosine, over the whole gallery.
 
@@ -59,6 +60,8 @@ def retrieval(
     exclude_same_id: a query does not see the row of its own id: for two files of one split.
     ignore: a CSV file without heading, a query's id and a gallery id that it does not see in each
     line (the same camera's, say). per_query: a safetensors file to write, one row a query.
+    shard: of several processes, each searches for its part of the queries; all get the same
+    results, bit for bit those of one process, and the first one writes. Collective.
     Raises: DataError for missing labels, k beyond the gallery, no query with a match.
     """
     every = retrieval_per_query(
@@ -68,8 +71,11 @@ def retrieval(
         denominator=denominator,
         exclude_same_id=exclude_same_id,
         ignore=None if ignore is None else read_pairs(ignore),
+        shard=shard,
     )
-    if per_query is not None:
+    if shard.world > 1:
+        every = gathered(every)
+    if per_query is not None and shard.rank == 0:
         save_per_query(per_query, every)
     rules = f"cosine lone={lone}"
     rules += " self-removed" if exclude_same_id else ""
@@ -136,36 +142,29 @@ def metrics_of(tile: Ranks, ks: Sequence[int], denominator: Denominator) -> Floa
     columns: list[Floats] = []
     for k in ks:
         hits = (ranks <= k).sum(axis=1, keepdims=True)
-        sums = np.where(ranks <= k, precision, 0).sum(axis=1, keepdims=True)
+        sums = _sum(np.where(ranks <= k, precision, 0))
         below = {"min(k,R)": np.minimum(k, some), "R": some, "hits": np.maximum(hits, 1)}
         columns += [hits > 0, hits / some, hits / k, sums / below[denominator]]
     within_r = ranks <= total
     columns += [
-        precision.sum(axis=1, keepdims=True) / some,
+        _sum(precision) / some,
         within_r.sum(axis=1, keepdims=True) / some,
-        np.where(within_r, precision, 0).sum(axis=1, keepdims=True) / some,
+        _sum(np.where(within_r, precision, 0)) / some,
         1 / ranks[:, :1],
     ]
     return np.concatenate(columns, axis=1, dtype=np.float64)
 
 
-def merged(parts: Sequence[PerQuery]) -> PerQuery:
-    """One table of the queries of all parts. Raises: DataError where a query is in two of them."""
-    ids = np.concatenate([part.ids for part in parts])
-    if len(np.unique(ids)) < len(ids) or len({part.names for part in parts}) > 1:
-        raise DataError("the parts hold a query twice, or other metrics; merge parts of one search")
-    return PerQuery(
-        parts[0].names,
-        ids,
-        np.concatenate([part.matches for part in parts]),
-        np.concatenate([part.values for part in parts]),
-    )
+def _sum(columns: Floats) -> Floats:
+    """(q, M) -> (q, 1), from left to right: how many zeros follow the last match changes no bit."""
+    return np.cumsum(columns, axis=1)[:, -1:]
 
 
 def gathered(part: PerQuery) -> PerQuery:
     """The table of all processes' queries, in rank order, on every process. Collective."""
-    rest = (all_gather_rows(torch.from_numpy(array)).numpy() for array in part[1:])
-    return PerQuery(part.names, *rest)
+    device = message_device()
+    parts = (torch.from_numpy(array).to(device) for array in part[1:])
+    return PerQuery(part.names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
 
 
 def summary(every: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int = 0) -> list[Result]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.distributed import Shard, all_gather_rows
+from sslpipe.distributed import Shard, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import check_pair
@@ -48,6 +48,7 @@ def verification(
     far: Sequence[float] = (1e-1, 1e-2, 1e-3),
     folds: int = 10,
     seed: int = 0,
+    shard: Shard = Shard(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Same or not by the cosine of two of the queries; the bank takes no part.
 
@@ -58,6 +59,8 @@ def verification(
     same ones; small is good. tar@far=f: largest share of same pairs accepted where at most f of
     the different ones are. auc: of the ROC, ties half. accuracy: of `folds` parts in turn, at the
     threshold that is best on the others (LFW's protocol, folds of pairs); details: each fold's.
+    shard: of several processes, each scores its part of the pairs; all get the same results, bit
+    for bit those of one process. Collective.
     details["roc"]: up to 200 points. The interval is over pairs, which share images: too narrow
     where there are few images.
     Raises: DataError where a FAR is below one different pair, or there are no pairs of a kind.
@@ -68,7 +71,9 @@ def verification(
     if not all(0 < each < 1 for each in far):
         raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
     chosen = pairs_of(queries, pairs, seed)
-    scores = scores_of(queries, chosen)
+    scores = scores_of(queries, chosen, shard)
+    if shard.world > 1:
+        scores = gathered_scores(scores)
     falling = np.argsort(-scores, kind="stable")  # once, for all resamples
     same_count = int(chosen.same.sum())
     different_count = len(chosen.same) - same_count
@@ -193,7 +198,7 @@ def scores_of(
 
 def gathered_scores(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     """The scores of all processes' parts, in order, on every process. Collective."""
-    return all_gather_rows(torch.from_numpy(scores)).numpy()
+    return all_gather_rows(torch.from_numpy(scores).to(message_device())).cpu().numpy()
 
 
 def roc(scores: NDArray[np.float32], same: NDArray[np.bool_], weights: Floats | None = None) -> Roc:
