@@ -126,7 +126,7 @@ def median_ms(call: Callable[[], object], seconds: float) -> float:
 def measure(contender: str, rows: int, seconds: float) -> dict[str, float | None]:
     """One contender at one size, in this process."""
     loss_fn = CONTENDERS[contender]()
-    gradient(loss_fn, projections(64))  # imports, thread pools, kernels chosen
+    gradient(loss_fn, projections(256))  # imports, thread pools, kernels chosen
     z = projections(rows)
     before = memory_mb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
