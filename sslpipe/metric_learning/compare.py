@@ -121,8 +121,10 @@ class _Distances(torch.autograd.Function):
         for rows in tiles(len(a), len(b) // 4):  # wider than others, for the products' sake
             lengths = length_a[rows] + length_b
             tile = torch.addmm(lengths, a[rows], b.T, alpha=-2, out=d[rows])
-            # what is left of |a|^2 + |b|^2 - 2ab by rounding alone is no distance
-            tile.masked_fill_(tile <= lengths.mul_(8 * torch.finfo(d.dtype).eps), 0)
+            # what is left of |a|^2 + |b|^2 - 2ab by rounding alone is no distance; a product with
+            # 0 or 1, as a boolean mask takes three times as long
+            above = torch.sub(tile, lengths, alpha=8 * torch.finfo(d.dtype).eps, out=lengths)
+            tile.mul_(above.clamp_min_(0).sign_())
             if not squared:
                 tile.sqrt_()
         ctx.squared = squared
@@ -135,8 +137,8 @@ class _Distances(torch.autograd.Function):
         a, b, d = ctx.saved_tensors
         grad_a, grad_b, sum_b = torch.empty_like(a), torch.zeros_like(b), b.new_zeros(len(b), 1)
         for rows in tiles(len(a), len(b) // 4):
-            w = 2 * grad[rows] if ctx.squared else grad[rows] / d[rows]  # of a pair: w (a - b)
-            w.masked_fill_(d[rows] == 0, 0)
+            w = grad[rows] * d[rows].sign()  # of a pair: w (a - b), 0 where the distance is
+            w = w.mul_(2) if ctx.squared else w.div_(d[rows].clamp_min(torch.finfo(d.dtype).tiny))
             grad_a[rows] = torch.addmm(w.sum(1, keepdim=True) * a[rows], w, b, alpha=-1)
             grad_b.addmm_(w.T, a[rows], alpha=-1)
             sum_b += w.sum(0)[:, None]
@@ -149,26 +151,27 @@ def masked_lse(x: Tensor, mask: Tensor, scale: float = 1.0) -> Tensor:
 
 
 class _MaskedLSE(torch.autograd.Function):
-    """In tiles, so that beside x and its gradient nothing of their size is there."""
+    """In tiles; of the size of x it keeps the softmax alone, the gradient but for its scale."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
-        out = x.new_empty(len(x))
+        out, softmax = x.new_empty(len(x)), torch.empty_like(x)
         for rows in tiles(*x.shape):
-            out[rows] = (x[rows] * scale).masked_fill_(~mask[rows], NEVER).logsumexp(1)
+            tile = torch.mul(x[rows], scale, out=softmax[rows]).masked_fill_(~mask[rows], NEVER)
+            top = tile.amax(1, keepdim=True).clamp_min_(NEVER / 2)  # an empty row's terms are 0
+            total = tile.sub_(top).exp_().sum(1, keepdim=True)
+            total.clamp_min_(torch.finfo(x.dtype).tiny)
+            tile.div_(total)
+            out[rows] = top.add_(total.log_())[:, 0]
         ctx.scale = scale
-        ctx.save_for_backward(x, mask, out)
+        ctx.save_for_backward(softmax)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, mask, out = ctx.saved_tensors
-        grad_x = torch.empty_like(x)
-        for rows in tiles(*x.shape):
-            share = torch.mul(x[rows], ctx.scale, out=grad_x[rows]).sub_(out[rows, None])
-            share.masked_fill_(~mask[rows], NEVER).exp_().mul_(ctx.scale * grad[rows, None])
-        return grad_x, None, None
+        (softmax,) = ctx.saved_tensors
+        return softmax * (ctx.scale * grad)[:, None], None, None
 
 
 def tiles(rows: int, numbers_a_row: int) -> list[slice]:
@@ -214,9 +217,10 @@ class Slots(NamedTuple):
 
 def slots_of(positive: Tensor) -> Slots:
     """(n, M) bool -> the columns of each row's positives, ascending."""
-    counts = positive.sum(1)
+    at = positive.flatten().nonzero()[:, 0]  # in less time than rows and columns at once
+    rows, columns = at // positive.shape[1], at % positive.shape[1]
+    counts = rows.bincount(minlength=len(positive))  # (n,)
     most = max(1, int(counts.max()) if len(counts) else 0)
-    rows, columns = positive.nonzero(as_tuple=True)
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
     slots = Slots(counts.new_zeros(len(counts), most), positive.new_zeros(len(counts), most))
     slots.columns[rows, place] = columns

@@ -103,12 +103,13 @@ def n_pair(batch: Batch, pairs: Pairs, *, l2_weight: float = 0.002) -> list[PerA
     rows = (place[batch.first : batch.first + len(batch.labels)] == 0).nonzero()[:, 0]  # (A,)
     seconds = (place == 1).nonzero()[:, 0]  # (B,)
     anchors, partners = batch.anchors[rows], batch.columns[seconds]
-    own, other = pairs.positive[rows][:, seconds], pairs.negative[rows][:, seconds]
     s = anchors @ partners.T  # (A, B)
-    slots = slots_of(own)
-    gap = masked_lse(s, other) - slots.lse(s) if len(seconds) else s.sum(1)
-    partner = own.to(s.dtype) @ partners.square().sum(1)
-    values = F.softplus(gap) + l2_weight * (anchors.square().sum(1) + partner)  # (A,)
+    at = rows[:, None], seconds
+    own, other = pairs.positive[at], pairs.negative[at]  # own: one partner at most
+    one = own.to(s.dtype)
+    gap = masked_lse(s, other) - (one * s).sum(1) if len(seconds) else s.sum(1)
+    penalty = anchors.square().sum(1) + one @ partners.square().sum(1)
+    values = F.softplus(gap) + l2_weight * penalty  # (A,)
     everyone = values.new_zeros(len(batch.labels)).index_put((rows,), values)
     paired = torch.zeros_like(batch.labels, dtype=torch.bool).index_put((rows,), own.any(1))
     return [per_row(everyone, paired)]
