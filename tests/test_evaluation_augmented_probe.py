@@ -24,7 +24,9 @@ def splits(tmp_path):
 def test_the_probe_is_sgd_on_each_epochs_own_views(splits):
     backbone, view, (train, test) = make_backbone(), EvalView(**VIEW), splits
     before = module_sha256(backbone)
-    (found,) = augmented_sgd_probe(backbone, view, train, test, epochs=3, seed=5)
+    said = []
+    (found,) = augmented_sgd_probe(backbone, view, train, test, epochs=3, seed=5, say=said.append)
+    assert [text.split(", ")[1] for text in said] == ["epoch 1 and 2 of 3", "epoch 3 of 3"]
     assert module_sha256(backbone) == before
     passes = [embed(backbone, TrainingView(view, seed=5, epoch=e), train) for e in (0, 1)]
     halves = [rows.features.split(8, dim=1) for rows in passes]

@@ -86,7 +86,8 @@ def augmented_sgd_probe(
     def of_epoch(epoch: int) -> Embeddings:
         number, half = divmod(epoch, 2)
         if number not in latest:
-            say(f"augmented images, epochs {epoch + 1} and {epoch + 2} of {epochs}")
+            second = f" and {epoch + 2}" if epoch + 1 < epochs else ""
+            say(f"augmented images, epoch {epoch + 1}{second} of {epochs}")
             augmented = TrainingView(
                 view, seed=seed, epoch=number, crop_area=crop_area, flip_prob=flip_prob
             )
