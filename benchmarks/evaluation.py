@@ -1,6 +1,6 @@
 """Exact search, retrieval metrics and linear probes: time and memory, ours against the peers.
 
-    python -m benchmarks.evaluation [--part search,retrieval,probe] [--threads 1] [--json FILE]
+    python -m benchmarks.evaluation [--part search,retrieval,probe,suite] [--json FILE]
 
 Each contender runs in a fresh process on the same seeded features, D = 128. cpu: processor
 seconds of the faster of two calls (one where a call takes more than 20 s), which other jobs on the
@@ -14,6 +14,8 @@ AccuracyCalculator (k = max_bin_count: three metrics; k = 1000 and all: the mean
 too, which is cut off at rank 1000 or needs every neighbour: 18 GB at 16,000 rows, so it is asked
 for 4,000 at most) and torchmetrics on a fortieth of the queries.
 probe: logistic regression at one C, 10,000 rows of 10 classes, against scikit-learn.
+suite: every probe on 60,000 rows of 10 classes and 10,000 queries, or on two files of tools.embed
+(`--features TRAIN TEST`): no peer does all of it, so each protocol's share of the time is printed.
 Peers that are not installed (extra `bench`) are named as left out. Linux only (reads /proc).
 """
 
@@ -24,15 +26,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.nt_xent import memory_mb
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, load_embeddings
+from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.linear_probe import C_GRID, PENALTY_GRID, linear_probe, ridge_probe
 from sslpipe.evaluation.logistic import fit_logistic
 from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval_per_query
 
 Run = Callable[[], dict[str, float]]
@@ -170,6 +176,51 @@ def probe_sklearn(rows: Embeddings) -> Run:
     return run
 
 
+def suite(train: Embeddings, test: Embeddings) -> dict[str, Callable[[], list[Result]]]:
+    """Protocols by name, with the defaults of `tools.evaluate`."""
+
+    def few(labels_per_class: int) -> list[Result]:
+        k = [min(20, labels_per_class)]
+        return few_shot_knn(train, test, labels_per_class=labels_per_class, k=k, draws=5)
+
+    return {
+        "kNN, k = 10, 20, 100, 200, both votes": lambda: knn_results(train, test, vote="both"),
+        **{f"kNN, {n} labels a class, 5 draws": partial(few, n) for n in (100, 10, 5, 1)},
+        f"ridge, {len(PENALTY_GRID)} penalties": lambda: ridge_probe(train, test),
+        f"logistic, {len(C_GRID)} values of C": lambda: linear_probe(train, test),
+    }
+
+
+def measure_suite(size: float, threads: int, files: list[str] | None) -> list[dict[str, Any]]:
+    """Print and return what each protocol takes, in this process."""
+    torch.set_num_threads(threads)
+    if files is None:
+        rows, queries = int(60_000 * size), int(10_000 * size)
+        every = clusters(rows + queries, 10)
+        at = torch.arange(len(every.ids))
+        train, test = every.rows(at[:rows]), every.rows(at[rows:])
+    else:
+        train, test = (load_embeddings(path)[0] for path in files)
+    shape = f"{len(train.ids):,} + {len(test.ids):,} x {train.features.shape[1]}"
+    few = torch.arange(min(2000, len(train.ids)))
+    for protocol in suite(train.rows(few), test.rows(few[:100])).values():
+        protocol()  # imports, kernels chosen
+    records = []
+    for name, protocol in suite(train, test).items():
+        start, cpu = time.perf_counter(), time.process_time()
+        values = {result.protocol: result.value for result in protocol()}
+        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - start
+        record = {"part": "suite", "contender": name, "size": size, "features": shape}
+        records.append({**record, "cpu_s": cpu_s, "wall_s": wall_s, "values": values})
+    total_s = sum(record["wall_s"] for record in records)
+    print(f"\n{f'suite, {shape}':<44} {'cpu s':>7} {'wall s':>7} {'share':>6}")
+    for record in records:
+        cpu_s, wall_s = record["cpu_s"], record["wall_s"]
+        print(f"{record['contender']:<44} {cpu_s:>7.2f} {wall_s:>7.2f} {wall_s / total_s:>6.0%}")
+    print(f"{'all':<44} {sum(r['cpu_s'] for r in records):>7.2f} {total_s:>7.2f}")
+    return records
+
+
 PARTS: dict[str, dict[str, Callable[[float], Run]]] = {
     "search": {
         "faiss": lambda size: search_faiss(*search_data(int(60_000 * size))),
@@ -228,7 +279,10 @@ def in_fresh_process(part: str, contender: str, size: float, threads: int) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--part", default=",".join(PARTS))
+    parser.add_argument("--part", default=",".join([*PARTS, "suite"]))
+    parser.add_argument(
+        "--features", nargs=2, metavar=("TRAIN", "TEST"), help="of the suite, by tools.embed"
+    )
     parser.add_argument(
         "--without", default="", help="contenders that are left out, by a name's start"
     )
@@ -244,8 +298,11 @@ def main() -> None:
 
     absent = [peer for peer, module in NEEDS.items() if importlib.util.find_spec(module) is None]
     absent += [name for name in arguments.without.split(";") if name]
-    records = []
+    records: list[dict[str, Any]] = []
     for part in arguments.part.split(","):
+        if part == "suite":
+            records += measure_suite(arguments.size, arguments.threads, arguments.features)
+            continue
         measured = {
             name: in_fresh_process(part, name, arguments.size, arguments.threads)
             for name in PARTS[part]
@@ -268,7 +325,8 @@ def main() -> None:
                 f"{max(apart):.1e} in {len(common)} numbers"
             )
             records.append({"part": part, "contender": name, "size": arguments.size, **result})
-    print("\nspeed: by cpu, of each against ours, above 1 is faster; memory: times ours")
+    if arguments.part != "suite":
+        print("\nspeed: by cpu, of each against ours, above 1 is faster; memory: times ours")
     if absent:
         print(f"left out: {', '.join(absent)}")
     if arguments.json:
