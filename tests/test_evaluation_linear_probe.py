@@ -8,6 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from sslpipe.errors import DataError
+from sslpipe.evaluation import logistic
 from sslpipe.evaluation.linear_probe import (
     choose_c,
     fit_ridge,
@@ -17,6 +18,7 @@ from sslpipe.evaluation.linear_probe import (
     standardisation,
 )
 from sslpipe.evaluation.logistic import fit_logistic, predict
+from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.sgd_probe import fit_sgd, sgd_probe
 from sslpipe.stateless import permutation
 from tests.test_evaluation_knn import random_rows, rows
@@ -166,6 +168,17 @@ def test_a_c_at_the_edge_of_the_grid_is_said():
     train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
     assert linear_probe(train, test, grid=(1e-7, 1e-1))[0].details["C_at_edge"]
     assert not linear_probe(train, test, grid=(1e-9, 1e-1, 1e-8, 1e9))[0].details["C_at_edge"]
+
+
+def test_a_fit_that_was_cut_short_is_said(monkeypatch):
+    train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
+    (result,) = linear_probe(train, test)
+    assert result.details["converged"]
+    assert caveats(result.details) == []
+    monkeypatch.setattr(logistic, "MAX_ITERATIONS", 2)
+    (result,) = linear_probe(train, test, grid=(1.0, 10.0, 1e3))
+    assert not result.details["converged"]
+    assert "the fit did not converge" in caveats(result.details)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,13 @@ from tools.report_charts import MOST_POINTS, Series, line_chart, marks, thinned
 from tools.report_compare import differences, results
 from tools.report_confusion import confusion
 from tools.report_pictures import DRAWN_QUERIES, NEIGHBOURS, neighbour_rows, thumbnails
-from tools.report_results import Line, accuracy_sentence, clear_best, few_shot_chart
+from tools.report_results import (
+    Line,
+    accuracy_sentence,
+    clear_best,
+    few_shot_chart,
+    result_table,
+)
 from tools.report_run import read_run, without_places
 from tools.report_sections import alarms, standing_alarms
 
@@ -411,6 +417,22 @@ def test_the_few_shot_curve_stands_at_the_labels_a_class():
         "all (800)<",
     ]
     assert few_shot_chart(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
+
+
+def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table():
+    fine = {"C": 0.125, "C_at_edge": False, "converged": True}
+    for details, told in (
+        (fine, []),
+        ({"C": 0.125, "C_at_edge": False}, []),  # as eval.json was before
+        (fine | {"C_at_edge": True}, ["C = 0.125 is at the edge of its grid"]),
+        (fine | {"converged": False}, ["the fit did not converge"]),
+        ({"penalty": 3.0, "penalty_at_edge": True}, ["penalty = 3 is at the edge"]),
+    ):
+        html = result_table(evaluation_of(row(EVIL, 0.5, 0.4, 0.6, details=details)))
+        assert html.count("at the edge") + html.count("did not converge") == len(told)
+        for sentence in told:
+            assert sentence in html.split("</table>")[1]
+        assert EVIL not in html
 
 
 def test_many_classes_give_lists_instead_of_a_matrix():

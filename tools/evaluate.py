@@ -17,7 +17,7 @@ from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.baselines import pixel_features, random_backbone
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.whiten import whiten
@@ -268,6 +268,10 @@ def _print_results(title: str, results: list[Result], *, whitened: bool = False)
             str(result.bank),
         )
     Console().print(table)
+    for result in results:
+        for said in caveats(result.details):
+            line = f"{result.protocol}: {said}"
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:

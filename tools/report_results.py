@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.suite import KNN
 from tools.report_charts import Marks, Series, line_chart, number
 from tools.report_run import Run, Tree
@@ -110,7 +111,18 @@ def result_table(evaluation: Tree) -> str:
         f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
         "test images. <b class='best'>Marked</b> only where the whole interval is better than "
         "those of all other features; a column without a mark has no clear best.</p>"
-        f"{results_of(lines, columns)}{left_out}{_protocols(evaluation)}{_all_numbers(evaluation)}"
+        f"{results_of(lines, columns)}{_caveats(evaluation)}{left_out}{_protocols(evaluation)}"
+        f"{_all_numbers(evaluation)}"
+    )
+
+
+def _caveats(evaluation: Tree) -> str:
+    """A line for each fit that a reader should know more of, as one at the edge of its grid."""
+    return "".join(
+        f"<p class='note'>{escape(Line(row['features'], row['whitened'], {}).title)}, "
+        f"<code>{escape(row['protocol'])}</code>: {escape(said)}.</p>"
+        for row in evaluation["rows"]
+        for said in caveats(row["details"])
     )
 
 

@@ -38,9 +38,9 @@ def linear_probe(
     the one with the best accuracy on a class-stratified share `holdout` of train is taken, the
     smallest among equals. Test is read once, after that. Features are standardised with train's
     mean and spread.
-    details: C, C_at_edge (the grid may be too narrow), holdout_top1 for each C, per-class accuracy
-    (null where test has none), the confusion matrix (rows: true class; null beyond
-    CONFUSION_CLASSES), a bootstrap interval.
+    details: C, C_at_edge (the grid may be too narrow), converged (the last fit reached its
+    tolerance), holdout_top1 for each C, per-class accuracy (null where test has none), the
+    confusion matrix (rows: true class; null beyond CONFUSION_CLASSES), a bootstrap interval.
     """
     classes = num_classes(train, test)
     parameters = (train.features.shape[1] + 1) * classes
@@ -62,6 +62,7 @@ def linear_probe(
             bank=len(train.ids),
             C=chosen,
             C_at_edge=at_edge(chosen, grid),
+            converged=fitted.converged,
             holdout_top1={f"{c:g}": score for c, score in scores.items()},
         )
     ]

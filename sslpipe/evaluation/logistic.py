@@ -13,10 +13,14 @@ PART_ROWS = 4096  # rows scored at a time: the scores of a grid stay in the cach
 
 
 class Linear(NamedTuple):
-    """Scores of standardised features x: x @ weight + bias. weight: (F, C), bias: (C,)."""
+    """Scores of standardised features x: x @ weight + bias. weight: (F, C), bias: (C,).
+
+    converged: whether the minimiser was reached, where it was sought step by step.
+    """
 
     weight: Tensor
     bias: Tensor
+    converged: bool = True
 
 
 def predict(fitted: Linear, features: Tensor) -> Tensor:
@@ -63,8 +67,12 @@ def fit_logistic(
         return values, (gradients + penalties * weights) * scale[which]
 
     start = wide.new_zeros(len(grid), rows.shape[1], num_classes)
-    weights = _minimise(losses, start, tolerance, noise=10 * torch.finfo(dtype).eps) * scale
-    return [Linear(axes @ weight[:-1], weight[-1]) for weight in weights]
+    noise = 10 * torch.finfo(dtype).eps
+    points, converged = _minimise(losses, start, tolerance, noise)
+    return [
+        Linear(axes @ weight[:-1], weight[-1], there)
+        for weight, there in zip(points * scale, converged, strict=True)
+    ]
 
 
 def _cross_entropy(rows: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,10 +95,12 @@ def _cross_entropy(rows: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tenso
 Losses = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _minimise(losses: Losses, start: Tensor, tolerance: float, noise: float) -> Tensor:
-    """Minimisers of convex problems that are evaluated together; start: (G, ...).
+def _minimise(
+    losses: Losses, start: Tensor, tolerance: float, noise: float
+) -> tuple[Tensor, list[bool]]:
+    """Minimisers of convex problems that are evaluated together, and whether each was reached.
 
-    noise: relative error of a loss; a step may raise it by that much.
+    start: (G, ...). noise: relative error of a loss; a step may raise it by that much.
     """
     shape = start.shape
     points = start.flatten(1).clone()  # (G, P)
@@ -133,7 +143,7 @@ def _minimise(losses: Losses, start: Tensor, tolerance: float, noise: float) -> 
         pairs = [*pairs[-(PAIRS - 1) :], (step, change, inverse)]
         points[active], values[active], gradients[active] = new_points, new_values, new_gradients
         active = active[steps > 1e-9]
-    return points.view(shape)
+    return points.view(shape), (gradients.abs().amax(1) <= tolerance).tolist()
 
 
 def _two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:

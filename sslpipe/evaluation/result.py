@@ -1,5 +1,6 @@
 """What every evaluation returns, and the 95 % interval beside each number."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -34,6 +35,16 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def caveats(details: Mapping[str, Any]) -> list[str]:
+    """What a reader should know of how a number was fitted; mostly nothing. details: a Result's."""
+    said = [
+        f"{name} = {details[name]:g} is at the edge of its grid, which may be too narrow"
+        for name in ("C", "penalty", "rate")
+        if details.get(f"{name}_at_edge")
+    ]
+    return said if details.get("converged", True) else [*said, "the fit did not converge"]
 
 
 def accuracy(
