@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.nt_xent import memory_mb
+from benchmarks.nt_xent import machine, memory_mb
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import C_GRID, PENALTY_GRID, linear_probe, ridge_probe
@@ -288,7 +288,7 @@ def main() -> None:
     )
     parser.add_argument("--size", type=float, default=1.0, help="share of the rows")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="records are added to this file")
+    parser.add_argument("--json", type=Path, help="write the records and the machine")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -330,7 +330,7 @@ def main() -> None:
     if absent:
         print(f"left out: {', '.join(absent)}")
     if arguments.json:
-        told = {"torch": torch.__version__, "threads": arguments.threads, "records": records}
+        told = {"machine": machine(arguments.threads), "records": records}
         arguments.json.write_text(json.dumps(told, indent=1) + "\n")
 
 

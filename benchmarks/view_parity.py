@@ -26,7 +26,13 @@ from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment import ops
 from sslpipe.augment.parameters import HUE, Draws, ViewSpec, draws
-from sslpipe.augment.resample import DENSE_PX, crop_apart, crop_together, gaussian_blur, plan_crops
+from sslpipe.augment.resample import (
+    TOGETHER_PX,
+    crop_apart,
+    crop_together,
+    gaussian_blur,
+    plan_crops,
+)
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.loader import Batch
 
@@ -56,7 +62,7 @@ class Op:
 
 def crop(images: Tensor, drawn: Draws) -> Tensor:
     side, source = images.shape[-1], torch.arange(len(images))
-    apart = torch.full_like(drawn.flip, side > DENSE_PX)
+    apart = torch.full_like(drawn.flip, side > TOGETHER_PX)
     crops = plan_crops(source, drawn.boxes, drawn.flip, apart, side, images.device)
     return (crop_apart if apart[0] else crop_together)(images * 255, crops)
 

@@ -28,6 +28,10 @@ DataPath = Annotated[
     str | None, typer.Option("--data", help="The data set's dataset.json: a path or a URL.")
 ]
 
+NeededData = Annotated[
+    str, typer.Option("--data", help="The data set's dataset.json: a path or a URL.")
+]
+
 
 @app.command(
     epilog="Examples: sslpipe check recipes/demo.toml --data out/demo/data/dataset.json "
@@ -72,7 +76,7 @@ def check(
 def train(
     recipe: RecipePath,
     overrides: Overrides = None,
-    data: Annotated[str, typer.Option("--data", help="The data set's dataset.json.")] = ...,  # type: ignore[assignment]
+    data: NeededData = ...,  # type: ignore[assignment]
     run_dir: Annotated[Path, typer.Option(help="Where the run lives; the same one resumes.")] = ...,  # type: ignore[assignment]
 ) -> None:
     """Pretrain, or go on where this run directory's last checkpoint ends."""
@@ -92,7 +96,7 @@ def train(
 def preview(
     recipe: RecipePath,
     overrides: Overrides = None,
-    data: Annotated[str, typer.Option("--data", help="The data set's dataset.json.")] = ...,  # type: ignore[assignment]
+    data: NeededData = ...,  # type: ignore[assignment]
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("views.png"),
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 8,
     ids: Annotated[list[int] | None, typer.Option(help="These samples instead.")] = None,
@@ -189,7 +193,7 @@ def status(
 def slurm(
     recipe: RecipePath,
     overrides: Overrides = None,
-    data: Annotated[str, typer.Option("--data", help="The data set's dataset.json.")] = ...,  # type: ignore[assignment]
+    data: NeededData = ...,  # type: ignore[assignment]
     run_dir: Annotated[Path, typer.Option(help="Where the run lives.")] = ...,  # type: ignore[assignment]
     nodes: Annotated[int, typer.Option(min=1)] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=0, help="0: on the CPU.")] = 0,

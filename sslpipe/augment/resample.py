@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+TOGETHER_PX = 96  # images up to this long are read whole, those of many views in one call
 DENSE_PX = 64  # lines up to this long are multiplied by one whole matrix
 # Blocks of output columns. Narrow ones hold fewer zeros, wide ones multiply faster; measured from
 # 8 to 112 at 96 and 224 px. bfloat16 products are cheap against their overhead.

@@ -19,6 +19,7 @@ from sslpipe.augment.parameters import CONTRAST, HUE, SATURATION, Draws
 from sslpipe.augment.presets import view_specs
 from sslpipe.augment.resample import (
     DENSE_PX,
+    TOGETHER_PX,
     crop_apart,
     crop_together,
     gaussian_blur,
@@ -119,7 +120,7 @@ class FusedViews(nn.Module):
         )
         small = images
         if not images.is_cuda:  # once for all chunks
-            small = images[:, :, :DENSE_PX, :DENSE_PX].to(
+            small = images[:, :, :TOGETHER_PX, :TOGETHER_PX].to(
                 torch.float32, memory_format=torch.contiguous_format
             )
         with torch.autocast(images.device.type, enabled=False):
@@ -141,7 +142,7 @@ class FusedViews(nn.Module):
             step = (order == HUE).int().argmax(1)
         else:
             step = torch.full_like(draws.ids, _NO_HUE)
-        large = sizes.cpu().amax(1).repeat(len(self.specs)) > DENSE_PX
+        large = sizes.cpu().amax(1).repeat(len(self.specs)) > TOGETHER_PX
         large &= device.type == "cpu"
         return (torch.where(draws.jitter, step, _UNTOUCHED) * 2 + large) * 2 + (
             draws.grayscale & (not self.compiled)  # compiled, every row pays for it
