@@ -43,6 +43,7 @@ from sklearn.datasets import load_sample_images
 from torch.nn import functional
 from torchvision.transforms import RandomResizedCrop
 
+from benchmarks.nt_xent import machine
 from sslpipe.ops.allocator import keep_freed_memory
 
 WIDTH, HEIGHT, CROP_PX, QUALITY = 500, 375, 224, 90
@@ -352,7 +353,8 @@ def main() -> None:
     if not has_litdata:
         print("left out, not installed (extra `bench`): litdata")
     if arguments.json:
-        arguments.json.write_text(json.dumps(rates, indent=1) + "\n")
+        told = {"machine": machine(threads=1), "images_per_s": rates}
+        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

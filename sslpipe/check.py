@@ -282,8 +282,9 @@ def _size_rows(result: Check) -> list[tuple[str, str]]:
             "estimated memory",
             f"{_bytes(memory.total)} on one process: activations {_bytes(memory.activations)}, "
             f"views {_bytes(memory.views)}, weights {_bytes(memory.weights)}, gradients "
-            f"{_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}; on W processes "
-            "activations and views are a W-th; workspaces come on top",
+            f"{_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}, images ahead up to "
+            f"{_bytes(memory.batches)}; on W processes activations, views and images are a W-th; "
+            "workspaces come on top",
         ),
         (
             "estimated time",

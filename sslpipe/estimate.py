@@ -26,6 +26,7 @@ class Memory(NamedTuple):
     optimizer: int  # its state
     activations: int  # kept for backward
     views: int  # as floats
+    batches: int  # uint8 images, of the steps ahead, too; on a CUDA device if that computes
 
     @property
     def total(self) -> int:
@@ -46,6 +47,7 @@ def estimate_memory(
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     element_bytes = next(model.parameters()).element_size()
+    held = 1 if recipe.run.cache == "device" else recipe.run.prefetch + 2  # one used, one made
     optim = recipe.optim
     copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]
     return Memory(
@@ -54,6 +56,7 @@ def estimate_memory(
         optimizer=copies * parameters,
         activations=max(0, small + (large - small) * (images - 2) // 2),
         views=2 * images * 3 * crop_px**2 * element_bytes,
+        batches=held * -(-recipe.data.batch_size // world) * 3 * recipe.data.canvas_px**2,
     )
 
 

@@ -103,7 +103,11 @@ def _size_rows(result: FinetuneCheck) -> list[tuple[str, str]]:
     images = f"{sampler.classes_per_batch} classes x {sampler.images_per_class}"
     images += f" + {sampler.random_images} of others" if sampler.random_images else ""
     rows = [
-        ("batch", f"{images} = {sampler.batch_size} images, {recipe.views} view each"),
+        (
+            "batch",
+            f"{images} = {sampler.batch_size} images, {recipe.views} "
+            f"view{'s' * (recipe.views > 1)} each",
+        ),
         (
             "embedding",
             f"{result.num_features} features"

@@ -99,13 +99,16 @@ def test_activations_are_what_autograd_must_keep(recipe_of):
     assert memory.activations == 128 * 20 * 4
     assert memory.views == 128 * 48 * 4
     assert memory.weights == memory.gradients == 4 * (48 * 20 + 20 + 20 * 5 + 5)
+    canvas_px, prefetch = (recipe_of().data.canvas_px, recipe_of().run.prefetch)
+    assert memory.batches == (prefetch + 2) * 64 * 3 * canvas_px**2
     assert memory.total == sum(memory)
     halved = estimate_memory(model, recipe_of("data.batch_size=64"), 4, "fp32", world=2)
+    assert halved.batches == memory.batches // 2
     assert (halved.activations, halved.views) == (memory.activations // 2, memory.views // 2)
     micro = recipe_of("data.batch_size=64", "data.micro_batch=8")
     micro = estimate_memory(model, micro, 4, "fp32")
     assert (micro.activations, micro.views) == (memory.activations // 8, memory.views // 8)
-    assert micro.weights == memory.weights
+    assert (micro.weights, micro.batches) == (memory.weights, memory.batches)
     assert estimate_memory(model.double(), recipe_of(), 4, "fp64").views == 32 * 48 * 8
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sslpipe.data.index import load_index
-from sslpipe.data.loader import batches, one_pass
+from sslpipe.data.loader import Upload, batches, one_pass
 from sslpipe.data.order import Order
 from sslpipe.distributed import Shard
 from sslpipe.errors import DataError
@@ -56,20 +56,34 @@ def test_a_batch_holds_the_planned_pictures(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_images_reach_the_device_whole_while_it_computes(tmp_path, workers):
+def test_images_reach_the_device_in_order(tmp_path, workers):
     index = load_index(write_dataset(tmp_path, (40, 3, 60, 25)))
-    expected = take(index, 20, num_workers=0)
-    busy = torch.rand(4096, 4096, device="cuda")
-    split, device = index.split("train"), torch.device("cuda")
-    run = Run(num_workers=workers)
+    split, run = index.split("train"), Run(num_workers=workers)
+    device = torch.device("cuda")
     stream = batches(split, an_order(split), DATA, run, ONE, device=device, on_bad=[].append)
-    for wanted, batch in zip(expected, stream, strict=False):
-        busy = busy @ busy / 4096  # launched, not waited for
+    for wanted, batch in zip(take(index, 20, num_workers=0), stream, strict=False):
         assert batch.images.is_cuda
         assert not batch.ids.is_cuda
         assert batch.images.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(batch.images.cpu(), wanted.images)
     stream.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_computes_waits_for_the_copy_and_the_next_copy_for_it(tmp_path):
+    """With either stream held up: else uninitialised or later images are read."""
+    wanted = take(load_index(write_dataset(tmp_path, (40, 3, 60, 25))), 6, num_workers=0)
+    upload, clones = Upload(torch.device("cuda")), []
+    for number, batch in enumerate(wanted):
+        with torch.cuda.stream(upload._stream if number % 2 else torch.cuda.current_stream()):
+            torch.cuda._sleep(100_000_000)
+        moved = upload.end(*upload.begin(batch))
+        clones.append(moved.images.clone())
+        del moved
+    assert all(
+        torch.equal(clone.cpu(), batch.images) for clone, batch in zip(clones, wanted, strict=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sslpipe.data.index import load_index
+from sslpipe.distributed import Shard
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
@@ -27,7 +28,6 @@ from tools.embed import (
     console,
     data_facts,
     embed_split,
-    pick_device,
     report_bad,
     run,
     start,
@@ -92,7 +92,7 @@ def suite(
     """
     sets: dict[str, tuple[Embeddings, Embeddings]] = {}
     facts: dict[str, Any] = {"seed": seed}
-    target = pick_device(device)
+    target = _start_alone("suite", device)
     if model is not None:
         if data is None:
             raise DataError("a model needs --data DIR/dataset.json to embed")
@@ -176,7 +176,7 @@ def sgd_augmented(
     out: JsonFile = None,
 ) -> None:
     """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
-    target = pick_device(device)
+    target = _start_alone("sgd-augmented", device)
     backbone, index = load_backbone(model), load_index(data)
     splits = [index.split(name) for name in (train_split, test_split)]
     for name in (train_split, test_split):
@@ -274,6 +274,13 @@ def _print_results(title: str, results: list[Result], *, whitened: bool = False)
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _start_alone(name: str, device: str) -> str:
+    target, shard = start(device)
+    if shard.world > 1:
+        raise UserError(f"{name} runs in one process, and the launcher started {shard.world}")
+    return target
+
+
 def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     """A subcommand whose options are the evaluation's own keyword arguments."""
 
@@ -283,11 +290,9 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     def command(
         train: Path, test: Path, whiten_both: bool, device: str, out: Path | None, **options: Any
     ) -> None:
-        target, shard = start(device)
+        target, shard = start(device) if shares_queries else (_start_alone(name, device), Shard())
         if shares_queries:
             options["shard"] = shard
-        elif shard.world > 1:
-            raise UserError(f"{name} runs in one process, and the launcher started {shard.world}")
         (bank, bank_facts), (queries, query_facts) = map(load_embeddings, (train, test))
         if name != "stability":  # two backbones are its purpose
             itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)

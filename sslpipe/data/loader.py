@@ -298,9 +298,16 @@ class Upload:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        on_cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._device, self._stream = device, None
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._device = torch.device("cuda", index)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def enter_thread(self) -> None:
+        """First in a new thread, whose device is 0 otherwise: that would cost memory there."""
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)
 
     def begin(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
         """In any thread."""
@@ -344,7 +351,7 @@ def pipelined(
     with ExitStack() as stack:
         reading = ThreadPoolExecutor(1, "sslpipe-read")
         decoding = ThreadPoolExecutor(num_workers, "sslpipe-decode")
-        collating = ThreadPoolExecutor(1, "sslpipe-collate")
+        collating = ThreadPoolExecutor(1, "sslpipe-collate", initializer=upload.enter_thread)
         # left in the opposite order: who waits for others first; what has not begun is dropped
         for pool in (decoding, reading, collating):
             stack.callback(pool.shutdown, wait=True, cancel_futures=True)

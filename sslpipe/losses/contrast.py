@@ -182,7 +182,7 @@ def _loss_and_grad(
     columns = v[everyone].flatten(0, 1)  # (2N, D)
     rows = columns if shard.world == 1 else v[own].flatten(0, 1)
     largest = 1 / engine.temperature
-    multiply = Multiply(engine.products, v, largest, len(rows) * len(columns))
+    multiply = Multiply(engine.products, v, largest, len(columns) ** 2)
     tiles = Tiles(
         rows,
         columns,

@@ -102,7 +102,7 @@ class MoCoLoss(nn.Module):
             # a query without an id has no group in common with an entry without one
             groups = torch.where(ids < 0, -2, ids)[order], queue_ids[queue_order]
 
-        pairs = len(rows) * len(queue)
+        pairs = sum(counts) * len(queue)
         multiply = Multiply(self.products, z, 1 / self.temperature, pairs)
         tiles = Tiles(
             rows / self.temperature,

@@ -17,7 +17,7 @@ LARGEST_BFLOAT16_SIMILARITY = 20.0  # nats; above, a rounding by 2^-9 would move
 class Multiply:
     """The two products of a tile. largest: no |similarity| is above this, nats.
 
-    pairs: of a row and a column, in all tiles; few are multiplied in full, as that is quicker.
+    pairs: of a row and a column, on all ranks; few are multiplied in full, as that is quicker.
     "bfloat16" on a CPU with AMX rounds what goes in, on CUDA to TF32; on a CPU that has bfloat16
     without AMX it rounds what goes in and what comes out, and similarities only where they stay
     small. Sums over tiles are float32. float64 stays float64.

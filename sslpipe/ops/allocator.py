@@ -10,7 +10,9 @@ import os
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST_KEPT = 2**30  # bytes of a block; larger ones are mapped and returned as ever
+# bytes of a block; larger ones are mapped and returned as ever. Before 2.35 glibc refused more than
+# half of what a thread's heap may hold.
+_LARGEST_KEPT = (2**30, 2**25)
 
 
 def keep_freed_memory() -> bool:
@@ -21,7 +23,6 @@ def keep_freed_memory() -> bool:
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    settings = ((_M_MMAP_THRESHOLD, _LARGEST_KEPT), (_M_TRIM_THRESHOLD, 2**31 - 1))
-    return all([mallopt(*setting) == 1 for setting in settings])
+    if mallopt is None or not any(mallopt(_M_MMAP_THRESHOLD, size) for size in _LARGEST_KEPT):
+        return False  # without the first setting the second does harm
+    return bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
