@@ -30,7 +30,7 @@ from benchmarks.views import MEAN, STD, hardware
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.batchnorm import sync_batchnorm
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.backbones import build_backbone

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.nt_xent import memory_mb
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import FusedViews
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.backbones import build_backbone

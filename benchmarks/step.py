@@ -25,7 +25,7 @@ from torch import Tensor
 from benchmarks.views import MEAN, STD, Case, Contender, chosen, hardware, quietest, serve
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import FusedViews
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import SimCLR

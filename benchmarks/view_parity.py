@@ -34,7 +34,7 @@ from sslpipe.augment.resample import (
     plan_crops,
 )
 from sslpipe.augment.two_views import FusedViews
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 
 COUNT, NUM_DRAWS = 12, 20_000
 SIDES = (32, 96, 224)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import FusedViews
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Call = Callable[[], Any]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sslpipe.augment.parameters import draws
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Batch, one_pass, open_reader
+from sslpipe.data.loader import one_pass, open_reader
+from sslpipe.data.pipeline import Batch
 from sslpipe.errors import DataError
 from sslpipe.recipe import Recipe
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sslpipe.augment.parameters import draws
 from sslpipe.data.index import DatasetIndex
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Shard, all_gather_rows
 from sslpipe.finetune_recipe import FinetuneRecipe
 from sslpipe.finetune_setup import FinetuneSession, set_up_finetune

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslpipe.augment.two_views import Views
 from sslpipe.checkpoint import Checkpointer
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Shard, agree
 from sslpipe.errors import UserError
 from sslpipe.faults import fault

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sslpipe.augment.parameters import Draws, draws
 from sslpipe.data.index import DatasetIndex
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Shard
 from sslpipe.health import health
 from sslpipe.loop import Stepped, run_steps, watched

@@ -8,7 +8,7 @@ import sslpipe.finetune
 from sslpipe.augment.parameters import Draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Shard
 from sslpipe.finetune_recipe import load_finetune_recipe
 from sslpipe.frozen import load_backbone

@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode
 from sslpipe.augment.parameters import Draws, draws
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.two_views import AUGMENTS, FusedViews, KorniaViews, Views
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import Component
 from sslpipe.registry import build

@@ -7,7 +7,7 @@ import torch
 
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES
 from sslpipe.metric_learning.heads import HEADS

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from sslpipe.data.index import load_index
-from sslpipe.data.loader import Upload, batches, one_pass
+from sslpipe.data.loader import batches, one_pass
 from sslpipe.data.order import Order
+from sslpipe.data.pipeline import Upload
 from sslpipe.distributed import Shard
 from sslpipe.errors import DataError
 from sslpipe.recipe import Data, Run

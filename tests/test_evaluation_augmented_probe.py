@@ -5,7 +5,7 @@ import torch
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.augmented_probe import TrainingView, augmented_sgd_probe
 from sslpipe.evaluation.embed import embed, module_sha256
 from sslpipe.evaluation.sgd_probe import sgd_results

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.augment.ops import normalize_
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 
 Crops = Literal["center", "flip", "five", "ten"]
 Reduce = Literal["mean", "concat"]

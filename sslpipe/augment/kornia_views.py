@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sslpipe.augment.parameters import Draws
 from sslpipe.augment.presets import view_specs
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError, did_you_mean
 from sslpipe.stateless import hash_integers
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from sslpipe.augment.parameters import Draws, ViewSpec, draws
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import Batch, one_pass
+from sslpipe.data.loader import one_pass
+from sslpipe.data.pipeline import Batch
 
 _CELL_PX = 176  # about a cell's width; small views are enlarged by a whole factor, unsmoothed
 _GAP_PX, _ROW_GAP_PX, _MARGIN_PX, _LINE_PX = 16, 26, 28, 17

@@ -25,7 +25,7 @@ from sslpipe.augment.resample import (
     gaussian_blur,
     plan_crops,
 )
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
 _CPU_CHUNK_BYTES = 2**19  # of float views; measured from 2**18 to 2**21 at 32, 96 and 224 px

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Batch, Integers, OnBad, Quarantined, one_pass, open_reader, stand_in
+from sslpipe.data.loader import Integers, OnBad, Quarantined, one_pass, open_reader, stand_in
 from sslpipe.data.order import Order, StreamPlan
+from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Shard
 from sslpipe.errors import DataError
 from sslpipe.recipe import Data, Run

@@ -10,7 +10,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Batch
+from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES, sgd_results

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Batch, OnBad, one_pass
+from sslpipe.data.loader import OnBad, one_pass
+from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Shard, all_gather_rows
 from sslpipe.errors import DataError

@@ -19,18 +19,16 @@ from numpy.typing import NDArray
 
 from sslpipe.data.index import Split
 from sslpipe.data.loader import (
-    CPU,
     STAND_IN_TRIES,
-    Batch,
     Image,
     ImageStore,
     OnBad,
     StreamReader,
     collate,
     open_reader,
-    pipelined,
 )
 from sslpipe.data.order import Order
+from sslpipe.data.pipeline import CPU, Batch, pipelined
 from sslpipe.data.reader import Raw
 from sslpipe.distributed import Shard
 from sslpipe.errors import DataError
