@@ -45,6 +45,10 @@ def center_over_classes(weight=0.003):
     return weight / 2 * sum(float(norms[c == LABELS].mean()) for c in set(LABELS.tolist()))
 
 
+def center_over_the_batch(weight=0.003):
+    return weight / 2 * float(rows().square().sum(1).mean())
+
+
 def second_center_value(**arguments):
     head = head_of("center", **arguments)
     head(rows(), LABELS)
@@ -149,7 +153,7 @@ TRAPS = {
     ),
     "row_29_over_the_classes": (lambda: value("center"), center_over_classes),
     "row_29_without_lambda": (lambda: value("center"), lambda: value("center", weight=1.0)),
-    "row_29_mean_over_the_batch": (lambda: value("center"), lambda: value("center") / len(LABELS)),
+    "row_29_mean_over_the_batch": (lambda: value("center"), center_over_the_batch),
     "row_29_without_alpha": (second_center_value, center_moved_at_once),
     "row_30_raw_cosine": (
         lambda: value("l_softmax"),
