@@ -141,6 +141,12 @@ def broadcast_object(value: T) -> T:
     return box[0]
 
 
+def broadcast_(x: Tensor) -> None:
+    """Write rank 0's values into x (any shape, contiguous), in place, on all ranks."""
+    if current_shard().world > 1:
+        dist.broadcast(x, src=0)
+
+
 def message_device() -> torch.device:
     """Where small messages have to live: nccl alone moves nothing that is not on its GPU."""
     if "cpu:" in dist.get_backend_config():

@@ -58,18 +58,20 @@ def _train_step(run: FinetuneSession, shard: Shard, step: int, batch: Batch) -> 
     grad_norm = run.accelerator.clip_grad_norm_(
         task.parameters(), recipe.optim.clip_norm or math.inf
     )
+    # image by image, so that ranks put together are one process's rows
+    rows = torch.arange(len(ids), device=ids.device).view(recipe.views, -1).T.flatten()
+    embeddings, labels, ids = embeddings[rows], labels[rows], ids[rows]
     if task.queue is not None:
-        # image by image, so that ranks put together are one process's rows
-        rows = torch.arange(len(ids), device=ids.device).view(recipe.views, -1).T.flatten()
-        task.queue.push(embeddings[rows], labels[rows], ids[rows])
-    if task.neighbours is not None:
-        task.neighbours.follow(embeddings, labels)
+        task.queue.push(embeddings, labels, ids)
     # a non-finite step leaves weights, statistics and queue as they were
-    run.guard.step_or_undo(
+    moved = run.guard.step_or_undo(
         run.accelerator, run.optimizer, step, batch.ids, batch.source_ids, loss, grad_norm
     )
-    if task.neighbours is not None and (step + 1) % run.steps_per_epoch == 0:
-        task.neighbours.begin((step + 1) // run.steps_per_epoch)
+    if run.neighbours is not None:
+        if moved:
+            run.neighbours.follow(embeddings, labels)
+        if (step + 1) % run.steps_per_epoch == 0:
+            run.neighbours.begin((step + 1) // run.steps_per_epoch)
     return Stepped(loss, grad_norm, lambda: {**_mined(run), **similarities(embeddings, labels)})
 
 

@@ -56,11 +56,13 @@ _VALIDATION = 0x7A  # names the draw of validation classes
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSession(Session):
     """task: the backbone with its losses, inside `wrapped`. class_of: dataset label -> 0..C-1 of
-    the classes that are trained on, -1 for the others."""
+    the classes that are trained on, -1 for the others. neighbours: of the classes, for the
+    sampler; it follows steps that were taken, so no guard has to put it back."""
 
     recipe: FinetuneRecipe
     task: MetricTask
     class_of: Tensor
+    neighbours: ClassNeighbours | None
 
 
 def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[str]) -> Integers:
@@ -157,8 +159,7 @@ def with_backbone(recipe: FinetuneRecipe, given: FrozenBackbone | None) -> Finet
 def build_task(
     recipe: FinetuneRecipe, crop_px: int, given: FrozenBackbone | None, num_classes: int
 ) -> MetricTask:
-    """Backbone, losses, miner, queue and what the sampler asks for; random weights are drawn from
-    recipe.seed."""
+    """Backbone, losses, miner and queue; random weights are drawn from recipe.seed."""
     assert recipe.backbone is not None
     torch.manual_seed(recipe.seed)
     backbone = build_backbone(recipe.backbone, crop_px=crop_px)
@@ -181,10 +182,8 @@ def build_task(
                 )
     miner = None if recipe.miner is None else build(MINERS, recipe.miner, section="miner")
     queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
-    weights, neighbours = [1.0, *(term.weight for term in recipe.also)], None
-    if recipe.sampler.neighbours:
-        neighbours = ClassNeighbours(num_classes, dim, recipe.sampler.classes_per_batch)
-    return MetricTask(backbone, losses, weights, miner, queue, neighbours)
+    weights = [1.0, *(term.weight for term in recipe.also)]
+    return MetricTask(backbone, losses, weights, miner, queue)
 
 
 def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:
@@ -267,6 +266,11 @@ def set_up_finetune(
     task = task.to(device, dtype).to(memory_format=torch.channels_last)
     if recipe.batchnorm == "global":
         task = cast(MetricTask, sync_batchnorm(task, shard.world))
+    neighbours = None
+    if recipe.sampler.neighbours:
+        size, dim = recipe.sampler.classes_per_batch, task.backbone.num_features
+        neighbours = ClassNeighbours(len(order.classes), dim, size).to(device, dtype)
+        order.nearest = neighbours.of
     optimizer: Any = freeze_and_optimize(task, recipe)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate does not yet
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
@@ -282,7 +286,7 @@ def set_up_finetune(
     optional = {
         "miner": task.miner,
         "queue": task.queue,
-        "neighbours": task.neighbours,
+        "neighbours": neighbours,
         "scaler": accelerator.scaler,
     }
     parts |= {name: part for name, part in optional.items() if part is not None}
@@ -296,8 +300,6 @@ def set_up_finetune(
         run_dir, keep=every.keep_checkpoints, identity=identity, shard=shard, warn=warn
     )
     first_step = checkpoints.restore(parts)
-    if task.neighbours is not None:
-        order.nearest = task.neighbours.of
     if shard.rank == 0:
         describe_run(run_dir, recipe, index, precision, shard.world)
 
@@ -350,6 +352,7 @@ def set_up_finetune(
             task=task,
             wrapped=wrapped,
             class_of=class_of,
+            neighbours=neighbours,
             optimizer=optimizer,
             parts=parts,
             facts={

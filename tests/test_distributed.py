@@ -14,6 +14,7 @@ from sslpipe.distributed import (
     Shard,
     agree,
     all_gather_rows,
+    broadcast_,
     broadcast_object,
     current_shard,
     gather_objects,
@@ -60,7 +61,9 @@ def _talk(shard: Shard, splits: list[tuple[int, ...]]) -> dict[str, object]:
             assert row_counts(len(mine)) == split
             assert torch.equal(all_gather_rows(mine), everyone), (split, dtype)
             assert torch.equal(all_gather_rows(mine[:, 0], split), everyone[:, 0])
+    broadcast_(rows := torch.full((2, 3), 5 + shard.rank))
     return {
+        "rows": rows.tolist(),
         "nobody": agree(False),
         "last": agree(shard.rank == shard.world - 1),
         "all": agree(True),
@@ -75,6 +78,7 @@ def test_gathered_rows_stand_in_rank_order_and_flags_and_objects_agree(world: in
     splits = [split for split in SPLITS if len(split) == world]
     for rank, said in enumerate(run_processes(_talk, world, splits)):
         assert said == {
+            "rows": [[5] * 3] * 2,
             "nobody": False,
             "last": True,
             "all": True,

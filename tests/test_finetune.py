@@ -1,6 +1,7 @@
 """A whole fine-tuning: the same run on any number of processes, resumed exactly, and its result."""
 
 import os
+from itertools import count
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.embed import embed
@@ -15,7 +17,9 @@ from sslpipe.export import export_backbone
 from sslpipe.finetune_recipe import load_finetune_recipe
 from sslpipe.finetune_setup import build_task, validation_ids, with_backbone
 from sslpipe.frozen import load_backbone
+from sslpipe.guard import StepGuard
 from sslpipe.log import read_metrics
+from sslpipe.metric_learning import neighbours
 from sslpipe.metric_learning.batches import PKOrder
 from sslpipe.metric_learning.model import freeze_layers, learning_rate_scale
 from sslpipe.model_card import hub_card, model_card
@@ -119,6 +123,48 @@ def test_row_75_active_pairs_and_triplets_are_logged_and_heads_have_none(one_pro
 def killed_in_rank(shard, point, *arguments):
     os.environ["SSLPIPE_FAULT"] = point
     finetune_in_rank(shard, *arguments)
+
+
+def followed_in_rank(shard, bad_step, *arguments):
+    """Labels and rows of all ranks that each step taken gave to the means; one rank's views of
+    bad_step are NaN. And what the guard keeps a copy of."""
+    seen, kept = [], []
+    original, start, forward = neighbours.follow_means, StepGuard.__init__, FusedViews.forward
+    calls = count()
+
+    def recording(means, known, rows, labels, momentum):
+        seen.append((labels.clone(), rows.clone()))
+        original(means, known, rows, labels, momentum)
+
+    def starting(self, modules, **named):
+        start(self, modules, **named)
+        kept.extend(name for module in modules for name, _ in module.named_buffers())
+
+    def poisoned(self, batch, drawn):
+        return forward(self, batch, drawn) * (float("nan") if next(calls) == bad_step else 1)
+
+    neighbours.follow_means, StepGuard.__init__, FusedViews.forward = recording, starting, poisoned
+    finetune_in_rank(shard, *arguments)  # this process ends with the call
+    return seen, kept
+
+
+def test_row_49_the_means_follow_one_process_rows_of_the_steps_that_were_taken(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    settings = (*NEIGHBOURS, "views=2", "steps=3", "run.monitor_steps=0", "backbone.widths=[8]")
+    runs = [
+        run_processes(followed_in_rank, world, 1, str(recipe), str(data),
+                      str(tmp_path / str(world)), None, *settings)
+        for world in (1, 2)
+    ]  # fmt: skip
+    [(expected, kept)], ranks = runs
+    assert any(name.endswith("running_mean") for name in kept)
+    assert not any(name.endswith(("tables", "seen")) for name in kept if "losses" not in name)
+    for found, _ in ranks:
+        assert len(expected) == len(found) == 2
+        for (labels, rows), (our_labels, our_rows) in zip(expected, found, strict=True):
+            assert torch.equal(our_labels, labels)
+            assert rows.isfinite().all()
+            torch.testing.assert_close(our_rows, rows, rtol=1e-2, atol=1e-2)
 
 
 QUEUE = ("queue={size=40}", "loss={kind='sup_con'}", "views=2", "sampler.num_streams=1")

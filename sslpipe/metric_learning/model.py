@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.metric_learning.memory import EmbeddingQueue
-from sslpipe.metric_learning.neighbours import ClassNeighbours
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.blocks import block_names, block_of
 
@@ -15,8 +14,7 @@ class MetricTask(nn.Module):
     """Images and labels -> the weighted sum of the losses, and the embeddings.
 
     losses: entries of METRIC_LOSSES, with their weights; the miner goes to each of them. queue: its
-    rows are further references from the call on that says so. neighbours: what the loop tells the
-    sampler of the classes; no part of the forward.
+    rows are further references from the call on that says so.
     forward: views (B, 3, S, S), labels (B,), ids (B,) -> (), (B, D) not normalised.
     Everything is in one module, so that DDP sees one forward.
     """
@@ -28,12 +26,10 @@ class MetricTask(nn.Module):
         weights: Sequence[float] = (1.0,),
         miner: nn.Module | None = None,
         queue: EmbeddingQueue | None = None,
-        neighbours: ClassNeighbours | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.losses = backbone, nn.ModuleList(losses)
         self.weights, self.miner, self.queue = tuple(weights), miner, queue
-        self.neighbours = neighbours
 
     def forward(
         self, views: Tensor, labels: Tensor, ids: Tensor, use_queue: bool = False

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sslpipe.distributed import all_gather_rows
+from sslpipe.distributed import all_gather_rows, broadcast_
 from sslpipe.metric_learning.clusters import follow_means, neighbouring_classes
 from sslpipe.metric_learning.compare import unit
 
@@ -19,7 +19,8 @@ class ClassNeighbours(nn.Module):
     the first two have none. An epoch must not be shorter than the reader's lead.
     num_classes: C. dim: D. size: how many classes a row of the table names, itself the first.
     momentum: of the running means of unit rows; see `HierarchicalTriplet`.
-    All state lies in buffers: saved, put back when a step is undone, equal on all ranks.
+    All state lies in buffers, and is saved. Tables are equal on all ranks, so that their plans are;
+    means to rounding, and again at each epoch's beginning: on a GPU sums are in no fixed order.
     Source: Ge et al. 2018, arXiv:1810.06951, section 3.
     """
 
@@ -43,14 +44,15 @@ class ClassNeighbours(nn.Module):
 
     @torch.no_grad()
     def begin(self, epoch: int) -> None:
-        """`epoch` begins: make the table of the one after it."""
-        classes, size = (
-            torch.arange(len(self.means), device=self.means.device),
-            self.tables.shape[2],
-        )
+        """`epoch` begins: make the table of the one after it, rank 0's on all. Collective."""
+        broadcast_(self.means)
+        table = self.tables[(epoch + 1) % 2]
+        classes = torch.arange(len(table), device=table.device)
+        size = table.shape[1]
         for part in torch.split(classes, PART):
             between = 2 - 2 * self.means[part] @ self.means.T  # mean squared distance of their rows
-            self.tables[(epoch + 1) % 2, part] = neighbouring_classes(between, part, size)
+            table[part] = neighbouring_classes(between, part, size)
+        broadcast_(table)
 
     def of(self, epoch: int) -> NDArray[np.int64] | None:
         """(C, size) for the epoch under way or the next; None: not known yet."""
