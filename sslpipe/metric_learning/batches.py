@@ -3,8 +3,10 @@
 The plan is made on integers, like `data.order`, since the index knows every label: an epoch's
 samples, in the order in which the streams read them, go through a bounded buffer sorted by label;
 as soon as P labels have K samples waiting, a batch is taken out. Nothing of it depends on
-processes, workers, or on where a run was resumed. Reading then follows the streams window by
-window, every process the same ones, and decodes only what its own rows need.
+processes, workers, or on where a run was resumed. (With `neighbours`, all processes go by one
+table, but it sorts learnt means, which are equal over numbers of processes only to rounding.)
+Reading then follows the streams window by window, every process the same ones, and decodes only
+what its own rows need.
 Source of P and K: Hermans et al. 2017, arXiv:1703.07737, section 2.
 """
 
@@ -37,7 +39,7 @@ from sslpipe.recipe import Run
 
 Integers = NDArray[np.int64]
 
-PK_VERSION = 1  # part of a fine-tuning's digest: raise it whenever a plan below changes
+PK_VERSION = 2  # part of a fine-tuning's digest: raise it whenever a plan below changes
 MOST_PASSES = 16  # over the data in one epoch; see PKOrder
 
 
@@ -63,10 +65,11 @@ class PKOrder:
     buffer: samples that may wait, at least 2 B. Beyond it the oldest is dropped; beyond a label's
     share of it, buffer / P, that label's newest.
     neighbours: the P classes come in groups of one and so many that lie nearest to it, of those
-    not in the batch yet; where the buffer is too full to wait for them, those of the row that are
-    ready, then any.
+    not in the batch yet; where the buffer is too full to wait for them, or a whole pass has gone
+    by, those of the row that are ready, then any.
     nearest: epoch -> (C, P) rows of `classes`, each with the nearest first, itself before them;
-    None, and it is None until it is set: no groups. An epoch's plan asks for it once.
+    None, and it is None until it is set: no groups. An epoch's plan asks for it once. It sorts
+    distances of means: near-ties may fall differently with another number of processes.
     num_streams, window: of the underlying `Order`. without: sorted ids that are never served.
     An epoch has as many batches as the first pass over the data gives in epoch 0; where a later
     epoch's first pass gives fewer, it goes on into another one. Samples without a label, and
@@ -167,7 +170,8 @@ class PKOrder:
         if batches is not None and len(taken) < batches:
             raise DataError(
                 f"epoch {epoch}: {passes} passes over the data give {len(taken)} batches, not "
-                f"{batches}; use a larger sampler.buffer"
+                f"{batches}; use a larger sampler.buffer, up to {self.order.samples}, or a smaller "
+                "sampler.classes_per_batch"
             )
         assert first is not None
         pairs = np.array(taken, np.int64).reshape(-1, self.batch_size, 2)

@@ -7,7 +7,8 @@ from itertools import islice
 class Waiting:
     """Samples waiting for others of their label; the order of arrival decides everything.
 
-    nearest: label -> labels, itself first; a batch's labels then come in groups of `group`.
+    nearest: label -> labels, itself first; a batch's labels then come in groups of `group`, which
+    wait for each other until the buffer is full, or a sample comes again that is still waiting.
     """
 
     def __init__(
@@ -30,14 +31,17 @@ class Waiting:
     def add(self, sample: int, label: int, chunk: int) -> list[tuple[int, int]] | None:
         """Take a sample in; if that makes a batch, its samples with their chunks."""
         members = self._of_label[label]
-        if sample in self._waiting or len(members) == self._share:
-            self.dropped += 1
-            return None
-        members.append(sample)
-        self._waiting[sample] = label, chunk
-        if len(members) == self._images:
-            self._ready[label] = None
-        crowded = len(self._waiting) > self._capacity
+        again = sample in self._waiting  # a whole pass has gone by: enough of waiting
+        if not again:
+            if len(members) == self._share:
+                self.dropped += 1
+                return None
+            members.append(sample)
+            self._waiting[sample] = label, chunk
+            if len(members) == self._images:
+                self._ready[label] = None
+        full = len(self._waiting) > self._capacity
+        crowded = full or again
         if len(self._ready) >= self._classes:
             if self._nearest is None:
                 chosen = list(self._ready)[: self._classes]
@@ -48,7 +52,7 @@ class Waiting:
             own = sum(len(self._of_label[c]) for c in chosen)
             if len(chosen) == self._classes and len(self._waiting) - own >= self._others:
                 return self._take(chosen)
-        if crowded:
+        if full:
             self._remove(next(iter(self._waiting)))
             self.dropped += 1
         return None
