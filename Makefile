@@ -2,8 +2,9 @@
 PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin
-# test files side by side; those of one file stay together, as they share what they set up
-SIDE_BY_SIDE := -n 2 --dist loadfile
+# test files side by side, three on two cores, as many wait for processes that they started; those of
+# one file stay together, as they share what they set up
+SIDE_BY_SIDE := -n 3 --dist loadfile
 OUT ?= out/demo$(if $(SHORT),-short)
 # SHORT=1: a demo of about a minute, for a first look and for CI; its numbers mean nothing
 STEPS := $(if $(SHORT),steps=40 optim.warmup_steps=10 run.monitor_steps=20)
@@ -62,7 +63,7 @@ test-oldest: pyproject.toml  ## the quick tests with the lowest version of every
 	$(PYTHON) -m tests.lowest >out/oldest/lowest.txt
 	out/oldest/bin/pip install --quiet -r out/oldest/lowest.txt
 	out/oldest/bin/pip install --quiet --no-deps -e .
-	OMP_NUM_THREADS=1 out/oldest/bin/python -m pytest
+	OMP_NUM_THREADS=1 out/oldest/bin/python -m pytest $(SIDE_BY_SIDE)
 
 check: $(VENV)/.installed  ## everything that must be clean before a commit
 	$(RUN)/ruff format --check .
