@@ -190,7 +190,10 @@ def _affine(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
     dtype = _wide_dtype(x)  # an eval-mode BatchNorm computes in this one and rounds once
     one = torch.ones_like(gain, dtype=dtype)
     zero = torch.zeros_like(one)
-    return F.batch_norm(x, zero, one, gain.to(dtype), offset.to(dtype), False, 0.0, 0.0)
+    # not F.batch_norm: in torch 2.11 it refuses eps = 0
+    weights = gain.to(dtype), offset.to(dtype)
+    cudnn = torch.backends.cudnn.enabled
+    return torch.batch_norm(x, *weights, zero, one, False, 0.0, 0.0, cudnn)
 
 
 def _wide_dtype(x: Tensor) -> torch.dtype:
