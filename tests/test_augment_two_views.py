@@ -258,6 +258,9 @@ def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batche
         assert graphs.frame_count == 5  # hue at four steps, and without jitter
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method:DeprecationWarning"
+)  # torch 2.11's own
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_views_compiled_to_native_code_equal_the_eager_ones() -> None:
     augment, plain = FusedViews("simclr", 32, jitter_prob=1.0), FusedViews("simclr", 32)

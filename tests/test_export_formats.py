@@ -66,6 +66,7 @@ def test_every_format_has_a_reader():
     assert list(FORMATS) == list(READERS)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's
 @pytest.mark.parametrize(
     ("kind", "arguments", "refused"),
     [
