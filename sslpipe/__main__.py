@@ -46,8 +46,8 @@ def check(
         Path | None, typer.Option(help="Of a fine-tuning: the export or run it starts from.")
     ] = None,
 ) -> None:
-    """Validate a recipe, of pretraining or fine-tuning, without training; print its settings, sizes
-    and estimates."""
+    """Validate a recipe, of pretraining or fine-tuning, without training; print its settings and
+    sizes and, of pretraining, estimates."""
     from sslpipe.check import check as check_recipe
     from sslpipe.check import render
     from sslpipe.data.index import load_index
