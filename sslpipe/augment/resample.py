@@ -1,13 +1,14 @@
 """Crops and blurs as what both are: each pixel of a line is a weighted sum of a few of another.
 
-A Taps says which pixels, with what weights; rows_by_taps and columns_by_taps do it to images. On a
-CPU, rows are sums of whole image lines (embedding_bag, 8 times faster than interpolate's kernel at
-224 px) and columns are products with the nearly empty matrix of the taps, cut into dense blocks.
+A Taps says which pixels, with what weights. On a CPU, whole lines of an image are summed by
+embedding_bag, then the image is turned on its side and the lines across are summed in the same way:
+torch's kernels for both are several times quicker than interpolate's, and than products with the
+nearly empty matrices of the taps, which is what a GPU does best.
 Images are float32 and planar; formulas: torchvision.transforms.v2 on float tensors.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -16,10 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TOGETHER_PX = 96  # images up to this long are read whole, those of many views in one call
-DENSE_PX = 64  # lines up to this long are multiplied by one whole matrix
-# Blocks of output columns. Narrow ones hold fewer zeros, wide ones multiply faster; measured from
-# 8 to 112 at 96 and 224 px. bfloat16 products are cheap against their overhead.
-_BLOCK_PX, _SMALL_BLOCK_PX, _BF16_BLOCK_PX = 16, 32, 64
 # Taps of a Gaussian beyond this many sigmas weigh less than 2^-25 of the middle one: adding them
 # to a float32 sum changes nothing.
 _LAST_SIGMAS = 5.9
@@ -86,27 +83,42 @@ def plan_crops(
 def crop_together(images: Tensor, crops: Crops) -> Tensor:
     """(B, 3, H, W) in 0..255, uint8 or float32 -> (n, 3, crop_px, crop_px) float32 in [0, 1].
 
-    For a GPU, and small images on a CPU: a view is one product with a matrix of columns.
+    For a GPU, and small images on a CPU, there fastest as float32 channels_last.
     """
-    wide = rows_by_taps(images, crops.source, crops.down)  # (n, 3, S, W)
-    return columns_by_taps(wide, crops.across)
+    height, width = images.shape[2:]
+    if images.is_cuda:
+        with full_float32():
+            rows = _matrices(crops.down, height)[:, None] @ images[crops.source].float()
+            return rows @ _matrices(crops.across, width)[:, None].mT
+    lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
+    side = crops.down.places.shape[1]
+    views = torch.empty(len(crops.boxes), 3, side, side)
+    _crop(lines.view(-1, 3 * width), crops.source * height, crops, out=views)
+    return views
 
 
 def crop_apart(images: Tensor, crops: Crops) -> Tensor:
     """The same on a CPU, reading no more of an image than its box; crops planned with `apart`."""
-    wide = []
+    side = crops.down.places.shape[1]
+    views = torch.empty(len(crops.boxes), 3, side, side)
     plan = zip(crops.source.tolist(), crops.boxes.tolist(), strict=True)
     for row, (image, (top, left, height, width)) in enumerate(plan):
         first, last = left // _CUT_PX * _CUT_PX, -(-(left + width) // _CUT_PX) * _CUT_PX
-        box = images[image, :, top : top + height, first:last]
-        taps = crops.down.rows(slice(row, row + 1))
-        if box.stride(0) == 1:  # channels last: an image line holds all three
-            line = box.permute(1, 2, 0).to(torch.float32, memory_format=torch.contiguous_format)
-            short = rows_by_taps(line.view(1, 1, height, -1), _FIRST, taps)  # (1, 1, S, 3 W)
-            wide.append(short.view(taps.places.shape[1], -1, 3).permute(2, 0, 1).contiguous())
-        else:
-            wide.append(rows_by_taps(box.float()[None], _FIRST, taps)[0])
-    return columns_by_taps(wide, crops.across)
+        box = images[image, :, top : top + height, first:last].permute(1, 2, 0)
+        lines = box.to(torch.float32, memory_format=torch.contiguous_format)
+        this = slice(row, row + 1)
+        _crop(lines.view(height, -1), _FIRST, crops.rows(this), out=views[this])
+    return views
+
+
+def _crop(lines: Tensor, first: Tensor, crops: Crops, out: Tensor) -> None:
+    """lines (m, 3 W) of images, pixel by pixel; first (n,): where the image of each crop begins."""
+    n, side, _ = crops.down.places.shape
+    down = _sums_of_lines(lines, first, crops.down)  # (n, S, 3 W)
+    on_its_side = down.mT.contiguous().view(-1, 3 * side)  # (n W, 3 S): a column is a line
+    first = torch.arange(n) * (lines.shape[1] // 3)
+    across = _sums_of_lines(on_its_side, first, crops.across)  # (n, S, 3 S)
+    out.view(n, 3 * side, side).copy_(across.mT)
 
 
 def gaussian_blur(
@@ -114,11 +126,28 @@ def gaussian_blur(
 ) -> Tensor:
     """Separable Gaussian of `kernel_px` taps (odd), reflected borders: (n, c, S, S) -> the same.
 
-    sigma: (n,) in pixels, none over largest_sigma. bfloat16: see columns_by_taps.
+    sigma: (n,) in pixels, none over largest_sigma. bfloat16: across, pixels, weights and sums are
+    rounded to it (each to a relative 2^-9), products are accumulated in float32.
     """
     taps = blur_taps(sigma, kernel_px, images.shape[-1], largest_sigma)
-    source = torch.arange(len(images), device=images.device)
-    return columns_by_taps(rows_by_taps(images, source, taps), taps, bfloat16=bfloat16)
+    if images.is_cuda or bfloat16:
+        return _blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
+    n, channels, side, _ = images.shape
+    on_its_side = (
+        images.view(n, -1, side).mT.contiguous().view(n * side, -1)
+    )  # (n S, c S): a column, a line
+    across = _sums_of_lines(on_its_side, torch.arange(n) * side, taps)  # (n, S, c S)
+    upright = across.mT.contiguous().view(-1, side)  # (n c S, S)
+    each = Taps(*(part.repeat_interleave(channels, dim=0) for part in taps))
+    return _sums_of_lines(upright, torch.arange(n * channels) * side, each).view(images.shape)
+
+
+def _blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
+    n, _, side, _ = images.shape
+    matrices = _matrices(taps, side)
+    with full_float32():
+        down = (matrices[:, None] @ images).view(n, -1, side)
+        return (down.to(dtype) @ matrices.mT.to(dtype)).float().view(images.shape)
 
 
 def num_crop_taps(longest_px: int, out_px: int) -> int:
@@ -167,77 +196,21 @@ def blur_taps(sigma: Tensor, kernel_px: int, side_px: int, largest_sigma: float)
     return Taps(place.int().expand(shape), weight[:, None].expand(shape))
 
 
-def rows_by_taps(images: Tensor, source: Tensor, taps: Taps) -> Tensor:
-    """Weighted sums of image rows: (B, c, H, W), (n,) the image of each output, n lines of taps.
-
-    Returns (n, c, out_px, W).
-    """
-    (_, channels, height, width), (n, out_px, num_taps) = images.shape, taps.places.shape
-    if images.is_cuda:
-        with full_float32():
-            return _matrices(taps, height).mT[:, None] @ images[source].float()
-    line = (source[:, None] * channels + torch.arange(channels)) * height  # (n, c)
-    index = line.int()[:, :, None, None] + taps.places[:, None]  # (n, c, out, taps)
-    weight = taps.weight[:, None].expand(index.shape)
-    rows = F.embedding_bag(
+def _sums_of_lines(lines: Tensor, first: Tensor, taps: Taps) -> Tensor:
+    """Weighted sums of lines (m, width) -> (n, out_px, width). first: (n,), the line that is 0."""
+    n, out_px, num_taps = taps.places.shape
+    index = first.int()[:, None, None] + taps.places
+    sums = F.embedding_bag(
         index.view(-1, num_taps),
-        images.reshape(-1, width).float(),
-        per_sample_weights=weight.reshape(-1, num_taps),
+        lines,
+        per_sample_weights=taps.weight.reshape(-1, num_taps),
         mode="sum",
     )
-    return rows.view(n, channels, out_px, width)
-
-
-def columns_by_taps(
-    images: Tensor | Sequence[Tensor], taps: Taps, *, bfloat16: bool = False
-) -> Tensor:
-    """Weighted sums of image columns: n images (c, H, W), n lines of taps -> (n, c, H, out_px).
-
-    The images of a sequence may differ in W. bfloat16: pixels, weights and sums are rounded to it
-    (each to a relative 2^-9), products are accumulated in float32.
-    """
-    dtype = torch.bfloat16 if bfloat16 else torch.float32
-    (channels, height, width), out_px = images[0].shape, taps.places.shape[1]
-    if isinstance(images, Tensor) and (images.is_cuda or width <= DENSE_PX):
-        flat = images.to(dtype).view(-1, channels * height, width)
-        with full_float32():
-            product = torch.bmm(flat, _matrices(taps, width).to(dtype))
-        return product.float().view(-1, channels, height, out_px)
-    block = _BF16_BLOCK_PX if bfloat16 else _BLOCK_PX if out_px > 128 else _SMALL_BLOCK_PX
-    first, bands = _bands(taps, block)
-    bands = bands.to(dtype)
-    out = torch.empty(len(images), channels * height, out_px, dtype=dtype)
-    with full_float32():
-        for image, starts, of_image, target in zip(images, first, bands, out, strict=True):
-            pixels = image.view(channels * height, -1).to(dtype)
-            for number, (start, band) in enumerate(zip(starts, of_image, strict=True)):
-                seen = pixels[:, start : start + len(band)]
-                columns = target[:, number * block : (number + 1) * block]
-                torch.mm(seen, band[: seen.shape[1], : columns.shape[1]], out=columns)
-    return out.float().view(-1, channels, height, out_px)
+    return sums.view(n, out_px, -1)
 
 
 def _matrices(taps: Taps, in_px: int) -> Tensor:
-    """(n, in_px, out_px): what a line is multiplied by from the right."""
+    """(n, out_px, in_px): what a column is multiplied by from the left."""
     n, out_px, _ = taps.places.shape
     matrices = torch.zeros(n, out_px, in_px, device=taps.places.device)
-    return matrices.scatter_add_(2, taps.places.long(), taps.weight).mT
-
-
-def _bands(taps: Taps, block: int) -> tuple[list[list[int]], Tensor]:
-    """The matrices without most of their zeros: for each `block` of output pixels, the rows used.
-
-    Returns for each line the first input pixel of each block, and (n, blocks, rows, block).
-    """
-    n, out_px, num_taps = taps.places.shape
-    blocks = -(-out_px // block)
-    index, weight = taps.places.long(), taps.weight
-    if missing := blocks * block - out_px:  # repeat the last pixel, with weight 0
-        index = torch.cat([index, index[:, -1:].expand(-1, missing, -1)], dim=1)
-        weight = torch.cat([weight, weight.new_zeros(n, missing, num_taps)], dim=1)
-    index = index.reshape(n, blocks, block * num_taps)
-    first, last = index.aminmax(dim=2)  # (n, blocks)
-    bands = torch.zeros(n, blocks, block, int((last - first).max()) + 1)
-    index = (index - first[:, :, None]).view(n, blocks, block, num_taps)
-    bands.scatter_add_(3, index, weight.view(n, blocks, block, num_taps))
-    return first.tolist(), bands.transpose(2, 3).contiguous()
+    return matrices.scatter_add_(2, taps.places.long(), taps.weight)

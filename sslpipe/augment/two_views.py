@@ -18,7 +18,6 @@ from sslpipe.augment.kornia_views import ExtraOps, KorniaViews
 from sslpipe.augment.parameters import CONTRAST, HUE, SATURATION, Draws
 from sslpipe.augment.presets import view_specs
 from sslpipe.augment.resample import (
-    DENSE_PX,
     TOGETHER_PX,
     crop_apart,
     crop_together,
@@ -27,6 +26,7 @@ from sslpipe.augment.resample import (
 )
 from sslpipe.data.pipeline import Batch
 
+_SMALL_PX = 64  # views up to this long are written together
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
 _CPU_CHUNK_BYTES = 2**19  # of float views; measured from 2**18 to 2**21 at 32, 96 and 224 px
 _GPU_CHUNK_BYTES = 2**28
@@ -121,7 +121,7 @@ class FusedViews(nn.Module):
         small = images
         if not images.is_cuda:  # once for all chunks
             small = images[:, :, :TOGETHER_PX, :TOGETHER_PX].to(
-                torch.float32, memory_format=torch.contiguous_format
+                torch.float32, memory_format=torch.channels_last
             )
         with torch.autocast(images.device.type, enabled=False):
             for rows, hue_step, large in self._chunks(group, images.device):
@@ -218,7 +218,7 @@ class FusedViews(nn.Module):
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
         """Rows of the views. On a CPU large ones are copied faster one by one."""
-        if views.is_cuda or self.crop_px <= DENSE_PX:
+        if views.is_cuda or self.crop_px <= _SMALL_PX:
             lines = chunk.permute(0, 2, 3, 1).to(views.dtype).reshape(len(rows), -1)
             views.permute(0, 2, 3, 1).view(len(views), -1).index_copy_(
                 0, rows.to(views.device), lines
