@@ -76,12 +76,15 @@ def torchvision_jitter(image: Tensor, factors: list[float], order: list[int]) ->
 
 
 def change_colours_(
-    images: Tensor, factors: Tensor, order: Tensor, hue_step: int | None, **rows: Tensor
+    images: Tensor,
+    factors: Tensor,
+    order: Tensor,
+    hue_step: int | None,
+    jitter: Tensor | None = None,
 ) -> None:
-    """The op as FusedViews calls it; rows: jitter and grayscale, all and none by default."""
-    jitter = rows.get("jitter", torch.ones(len(images), dtype=torch.bool))
-    grayscale = rows.get("grayscale", torch.zeros(len(images), dtype=torch.bool))
-    blends = ops.blends_of(order, factors, jitter, grayscale)
+    """The op as FusedViews calls it; jitter: (n,) bool, all by default."""
+    jitter = torch.ones(len(images), dtype=torch.bool) if jitter is None else jitter
+    blends = ops.blends_of(order, factors, jitter)
     needs = (torch.stack(tuple(blends), dim=2) != torch.tensor([1, 0, 0])).any(0).tolist()
     ops.change_colours_(images, blends, factors[:, HUE], hue_step, needs)
 
@@ -112,16 +115,15 @@ def test_jitter_without_colour_equals_torchvisions() -> None:
     assert gap(images, expected) <= 1e-6
 
 
-def test_rows_without_jitter_or_with_grayscale_keep_their_own_colours() -> None:
+def test_rows_without_jitter_keep_their_own_colours() -> None:
     images, orders = noise(32), [[0, 1, 2]] * COUNT  # hue is never done to rows without jitter
-    factors, rows = parameters(32).factors, torch.arange(COUNT)
-    jitter, grayscale = rows % 2 == 0, rows % 3 == 0
-    expected = []
-    for row, image in enumerate(images):
-        view = torchvision_jitter(image, factors[row].tolist(), [0, 1, 2]) if jitter[row] else image
-        expected.append(reference.rgb_to_grayscale(view, 3) if grayscale[row] else view)
+    factors, jitter = parameters(32).factors, torch.arange(COUNT) % 2 == 0
+    expected = [
+        torchvision_jitter(image, factors[row].tolist(), [0, 1, 2]) if jitter[row] else image
+        for row, image in enumerate(images)
+    ]
     images = images.clone()
-    change_colours_(images, factors, torch.tensor(orders), None, jitter=jitter, grayscale=grayscale)
+    change_colours_(images, factors, torch.tensor(orders), None, jitter=jitter)
     assert gap(images, expected) <= 1e-6
     assert torch.equal(images[1], noise(32)[1])
 
@@ -139,6 +141,9 @@ def test_a_step_that_one_image_does_leaves_the_others_as_they_are(brightness: in
 def test_gray_equals_torchvisions(side: int) -> None:
     expected = [reference.rgb_to_grayscale(image) for image in noise(side)]
     assert gap(ops.gray_of(noise(side)), expected) <= 2e-7
+    images = noise(side).clone()
+    ops.grayscale_(images)
+    assert gap(images, [gray.expand(3, -1, -1) for gray in expected]) <= 2e-7
 
 
 def test_solarize_and_normalize_equal_torchvisions() -> None:

@@ -38,8 +38,13 @@ def gray_of(images: Tensor) -> Tensor:
     return gray[:, None]
 
 
+def grayscale_(images: Tensor) -> None:
+    """All three channels become the gray."""
+    images.copy_(gray_of(images))
+
+
 class Blends(NamedTuple):
-    """A step of brightness, contrast, saturation or gray: clamp(f x + g gray + m mean gray).
+    """A step of brightness, contrast or saturation: clamp(f x + g gray + m mean gray).
 
     Each (n, steps) float32; an image that does nothing at a step has 1, 0, 0.
     """
@@ -59,23 +64,20 @@ class Blends(NamedTuple):
 Needs = Sequence[tuple[bool, bool, bool]]
 
 
-def blends_of(order: Tensor, factors: Tensor, jitter: Tensor, grayscale: Tensor) -> Blends:
-    """The steps of `order` but hue, and grayscale as the last: columns without hue, (n, steps + 1).
+def blends_of(order: Tensor, factors: Tensor, jitter: Tensor) -> Blends:
+    """The steps of `order` but hue: columns without hue.
 
     order: (n, k), the op (BRIGHTNESS, ...) of each step, HUE in all rows or in none; factors:
-    (n, 4); jitter and grayscale: (n,) bool, whether they are done.
+    (n, 4); jitter: (n,) bool, whether it is done.
     """
-    n = len(order)
-    order = order[order != HUE].view(n, -1)
+    order = order[order != HUE].view(len(order), -1)
     done = jitter[:, None]
     factor = factors.gather(1, order)
     rest = 1.0 - factor
-    last = grayscale.float()[:, None]
-    zero = torch.zeros_like(last)
     return Blends(
-        torch.cat([torch.where(done, factor, 1.0), 1.0 - last], dim=1),
-        torch.cat([rest * (done & (order == SATURATION)), last], dim=1),
-        torch.cat([rest * (done & (order == CONTRAST)), zero], dim=1),
+        torch.where(done, factor, 1.0),
+        rest * (done & (order == SATURATION)),
+        rest * (done & (order == CONTRAST)),
     )
 
 
@@ -86,7 +88,7 @@ def change_colours_(
     hue_step: int | None,
     needs: Needs,
 ) -> None:
-    """Colour jitter, each image in its own order, then grayscale.
+    """Colour jitter, each image in its own order.
 
     turns: (n,) hue; it is done before blend `hue_step` of every image (None: of none), so that its
     price is paid once. What no image needs is not computed.
@@ -101,7 +103,7 @@ def change_colours_(
             target = gray_of(images)  # (n, 1, S, S)
             if needs_mean:
                 mean = target.mean((1, 2, 3), keepdim=True) * mean
-            target.mul_(gray).add_(mean)
+            torch.addcmul(mean, target, gray, out=target)
             torch.addcmul(target, images, factor, out=images)
         elif needs_mean:
             mean = gray_of(images.mean((2, 3), keepdim=True)) * mean  # the mean is linear
@@ -109,6 +111,8 @@ def change_colours_(
         else:
             images.mul_(factor)
         images.clamp_(0.0, 1.0)
+    if hue_step == len(needs):
+        shift_hue_(images, turns)
 
 
 def shift_hue_(images: Tensor, turns: Tensor) -> None:

@@ -20,6 +20,7 @@ TOGETHER_PX = 96  # images up to this long are read whole, those of many views i
 # Taps of a Gaussian beyond this many sigmas weigh less than 2^-25 of the middle one: adding them
 # to a float32 sum changes nothing.
 _LAST_SIGMAS = 5.9
+_FEW_TAPS = 5  # blurs of so few are sums of shifted images
 _FIRST = torch.zeros(1, dtype=torch.int64)
 
 
@@ -129,6 +130,12 @@ def gaussian_blur(
     sigma: (n,) in pixels, none over largest_sigma. bfloat16: across, pixels, weights and sums are
     rounded to it (each to a relative 2^-9), products are accumulated in float32.
     """
+    if kernel_px // 2 >= images.shape[-1]:
+        raise ValueError(
+            f"a blur kernel of {kernel_px} px does not fit an image of {images.shape[-1]} px"
+        )
+    if kernel_px <= _FEW_TAPS and not bfloat16:
+        return _blur_by_shifts(images, sigma, kernel_px)
     taps = blur_taps(sigma, kernel_px, images.shape[-1], largest_sigma)
     if images.is_cuda or bfloat16:
         return _blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
@@ -140,6 +147,18 @@ def gaussian_blur(
     upright = across.mT.contiguous().view(-1, side)  # (n c S, S)
     each = Taps(*(part.repeat_interleave(channels, dim=0) for part in taps))
     return _sums_of_lines(upright, torch.arange(n * channels) * side, each).view(images.shape)
+
+
+def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
+    reach, side = kernel_px // 2, images.shape[-1]
+    weight = _gaussian(sigma, kernel_px)[1][:, :, None, None, None].unbind(1)  # each (n, 1, 1, 1)
+    for dim, border in ((2, (0, 0, reach, reach)), (3, (reach, reach, 0, 0))):
+        padded = F.pad(images, border, mode="reflect")
+        shifted = [padded.narrow(dim, first, side) for first in range(kernel_px)]
+        images = shifted[reach] * weight[reach]
+        for tap in range(reach):
+            images.addcmul_(shifted[tap] + shifted[-1 - tap], weight[tap])
+    return images
 
 
 def _blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
@@ -170,12 +189,13 @@ def crop_taps(start: Tensor, length: Tensor, backwards: Tensor, out_px: int, num
     centre = scale * (place + 0.5)
     first = (centre - support + 0.5).floor_().clamp_min_(0.0)
     last = (centre + support - 0.5).floor_().minimum(length[:, None] - 1.0)
-    position = first[..., None] + torch.arange(num_taps, device=device)  # (n, out, taps)
-    weight = (position + 0.5 - centre[..., None]).abs_().div_(support[..., None])
-    weight = weight.neg_().add_(1.0).clamp_min_(0.0).mul_(position <= last[..., None])
-    weight.div_(weight.sum(-1, keepdim=True))
-    position = position.minimum(last[..., None]).int()  # taps too many weigh nothing
-    return Taps(position.add_(start.int()[:, None, None]), weight)
+    # (taps, n, out): the few taps as the innermost dimension would be slow
+    position = first + torch.arange(num_taps, device=device)[:, None, None]
+    weight = (position + 0.5 - centre).abs_().div_(support)
+    weight = weight.neg_().add_(1.0).clamp_min_(0.0).mul_(position <= last)
+    weight.div_(weight.sum(0))
+    position = position.minimum(last).add_(start[:, None])  # taps too many weigh nothing
+    return Taps(position.int().permute(1, 2, 0).contiguous(), weight.permute(1, 2, 0).contiguous())
 
 
 def blur_taps(sigma: Tensor, kernel_px: int, side_px: int, largest_sigma: float) -> Taps:
@@ -184,16 +204,19 @@ def blur_taps(sigma: Tensor, kernel_px: int, side_px: int, largest_sigma: float)
     sigma: (n,) in pixels, none over largest_sigma. Taps that float32 cannot see are left out.
     """
     reach = kernel_px // 2
-    if reach >= side_px:
-        raise ValueError(f"a blur kernel of {kernel_px} px does not fit an image of {side_px} px")
-    offset = torch.arange(-reach, reach + 1, device=sigma.device)
-    weight = torch.softmax(-0.5 * (offset / sigma[:, None]).square(), dim=1)  # (n, kernel)
+    offset, weight = _gaussian(sigma, kernel_px)
     kept = min(reach, math.ceil(_LAST_SIGMAS * largest_sigma))
     offset, weight = (part[..., reach - kept : reach + kept + 1] for part in (offset, weight))
     place = torch.arange(side_px, device=sigma.device)[:, None] + offset  # (S, taps)
     place = side_px - 1 - (side_px - 1 - place.abs()).abs()
     shape = (len(sigma), *place.shape)
     return Taps(place.int().expand(shape), weight[:, None].expand(shape))
+
+
+def _gaussian(sigma: Tensor, kernel_px: int) -> tuple[Tensor, Tensor]:
+    """Offsets from the middle (kernel,) and their weights (n, kernel)."""
+    offset = torch.arange(-(kernel_px // 2), kernel_px // 2 + 1, device=sigma.device)
+    return offset, torch.softmax(-0.5 * (offset / sigma[:, None]).square(), dim=1)
 
 
 def _sums_of_lines(lines: Tensor, first: Tensor, taps: Taps) -> Tensor:

@@ -28,7 +28,7 @@ from sslpipe.data.pipeline import Batch
 
 _SMALL_PX = 64  # views up to this long are written together
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
-_CPU_CHUNK_BYTES = 2**19  # of float views; measured from 2**18 to 2**21 at 32, 96 and 224 px
+_CPU_CHUNK_BYTES = 2**20  # of float views; measured from 2**18 to 2**21 at 32, 96 and 224 px
 _GPU_CHUNK_BYTES = 2**28
 _COMPILED_GPU_CHUNK_BYTES = 2**25  # not measured
 
@@ -84,7 +84,7 @@ class FusedViews(nn.Module):
         Crop and blur are native kernels already. Chunks of colour work get a fixed number of rows,
         so that no batch is compiled anew. options: torch.compile's. Needs a C++ compiler on a CPU.
         """
-        # five graphs for each size of view in this process; past the limit (8) compiling is refused
+        # four graphs for each size of view in this process; past the limit (8) compiling is refused
         limit = max(64, torch._dynamo.config.recompile_limit)
         torch._dynamo.config.recompile_limit = limit
         self.compiled = True
@@ -105,16 +105,17 @@ class FusedViews(nn.Module):
         kept = torch.isin(host.order, torch.tensor(self.jitter_ops))
         order = host.order[kept].view(len(kept), -1)  # without the ops that no view does
         group = self._groups(host, order, batch.sizes, images.device)
-        # blurred rows are the last of their group: a slice of each chunk
-        sorted_rows = torch.from_numpy(np.lexsort((host.blur.numpy(), group.numpy())))
+        # the last of a group are gray, and the blurred stand together: slices of each chunk
+        place = torch.where(host.grayscale, 3 - host.blur.int(), host.blur.int())
+        sorted_rows = (group * 4 + place).argsort(stable=True)
         host, group = host.rows(sorted_rows), group[sorted_rows]
-        blends = ops.blends_of(order[sorted_rows], host.factors, host.jitter, host.grayscale)
+        blends = ops.blends_of(order[sorted_rows], host.factors, host.jitter)
         needs = np.stack([field.numpy() for field in blends], axis=2) != (1, 0, 0)  # (2B, k, 3)
         crops = plan_crops(
             sorted_rows % len(images),  # the image of each row
             host.boxes,
             host.flip,
-            group // 2 % 2 == 1,
+            group % 2 == 1,
             self.crop_px,
             images.device,
         )
@@ -133,7 +134,7 @@ class FusedViews(nn.Module):
         return views
 
     def _groups(self, draws: Draws, order: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
-        """(2B,) int64: what is done together: the way to crop, hue at the same step, grayscale.
+        """(2B,) int64: what is done together: the way to crop, hue at the same step.
 
         Large images are read by their boxes, on a CPU. That is a property of the image, not of the
         batch: its views must not depend on the batch.
@@ -144,9 +145,7 @@ class FusedViews(nn.Module):
             step = torch.full_like(draws.ids, _NO_HUE)
         large = sizes.cpu().amax(1).repeat(len(self.specs)) > TOGETHER_PX
         large &= device.type == "cpu"
-        return (torch.where(draws.jitter, step, _UNTOUCHED) * 2 + large) * 2 + (
-            draws.grayscale & (not self.compiled)  # compiled, every row pays for it
-        )
+        return torch.where(draws.jitter, step, _UNTOUCHED) * 2 + large
 
     def _chunks(self, groups: Tensor, device: torch.device) -> Iterator[tuple[slice, int, bool]]:
         """Slices of the sorted rows, each of one group, with its step of hue and its largeness."""
@@ -156,7 +155,7 @@ class FusedViews(nn.Module):
             pieces = -(-count // most)
             bounds = [first + count * piece // pieces for piece in range(pieces + 1)]
             for start, stop in pairwise(bounds):
-                yield slice(start, stop), group // 4, group // 2 % 2 == 1
+                yield slice(start, stop), group // 2, group % 2 == 1
             first += count
 
     def _changed(
@@ -167,8 +166,12 @@ class FusedViews(nn.Module):
         if any(spec.rotation_deg for spec in self.specs):
             views = ops.rotate(views, draws.angle_deg.to(device))
         views = self._colours_changed(views, draws, blends, needs, hue_step)
-        blurred = slice(len(views) - int(draws.blur.sum()), None)  # see the order of the rows
+        gray = int(draws.grayscale.sum())  # see the order of the rows
+        if gray:
+            ops.grayscale_(views[-gray:])
         if draws.blur.any():
+            first, count = int(draws.blur.int().argmax()), int(draws.blur.sum())
+            blurred = slice(first, first + count)
             sigma = draws.sigma[blurred]
             views[blurred] = gaussian_blur(
                 views[blurred],
@@ -203,11 +206,10 @@ class FusedViews(nn.Module):
         return views[:count]
 
     def _compiled_needs(self) -> ops.Needs:
-        """What any image may need: a step for each op but hue, and grayscale."""
+        """What any image may need: a step for each op but hue."""
         steps = len(set(self.jitter_ops) - {HUE})
         step = (True, SATURATION in self.jitter_ops, CONTRAST in self.jitter_ops)
-        gray = any(spec.grayscale_prob for spec in self.specs)
-        return (step,) * steps + ((gray, gray, False),)
+        return (step,) * steps
 
     def _most_rows(self, device: torch.device) -> int:
         """Of a chunk, whose images stay in the processor's cache from the crop to the last op."""
