@@ -92,7 +92,7 @@ def _jittered(images: Tensor, factors: Tensor, order: Tensor, hue_step: int | No
     blends = ops.blends_of(order, factors, jittered, ~jittered)
     needs = [(True, True, True)] * blends.factor.shape[1]
     images = images.clone()
-    ops.change_colours_(images, blends, factors[:, HUE], hue_step, needs)
+    ops.change_colours(images, blends, factors[:, HUE], hue_step, needs, ops.EAGER)
     return images
 
 

@@ -5,7 +5,7 @@ an image. A name that ends in `_` changes its argument in place. Formulas: torch
 on float tensors; each function is tested against it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -81,41 +81,58 @@ def blends_of(order: Tensor, factors: Tensor, jitter: Tensor) -> Blends:
     )
 
 
-def change_colours_(
+class Colours(NamedTuple):
+    """The kernels of change_colours. Each returns the changed images, perhaps its argument.
+
+    blend: as blend_ below; shift_hue: as shift_hue_.
+    """
+
+    blend: Callable[[Tensor, Tensor, Tensor, Tensor, bool, bool], Tensor]
+    shift_hue: Callable[[Tensor, Tensor], Tensor]
+
+
+def change_colours(
     images: Tensor,
     blends: Blends,
     turns: Tensor,
     hue_step: int | None,
     needs: Needs,
-) -> None:
-    """Colour jitter, each image in its own order.
+    colours: Colours,
+) -> Tensor:
+    """Colour jitter, each image in its own order. The argument may be changed too.
 
     turns: (n,) hue; it is done before blend `hue_step` of every image (None: of none), so that its
     price is paid once. What no image needs is not computed.
     """
     for step, (done, needs_gray, needs_mean) in enumerate(needs):
         if step == hue_step:
-            shift_hue_(images, turns)
-        if not done:
-            continue
-        factor, gray, mean = (field[:, step, None, None, None] for field in blends)
-        if needs_gray:
-            target = gray_of(images)  # (n, 1, S, S)
-            if needs_mean:
-                mean = target.mean((1, 2, 3), keepdim=True) * mean
-            torch.addcmul(mean, target, gray, out=target)
-            torch.addcmul(target, images, factor, out=images)
-        elif needs_mean:
-            mean = gray_of(images.mean((2, 3), keepdim=True)) * mean  # the mean is linear
-            images.mul_(factor).add_(mean)
-        else:
-            images.mul_(factor)
-        images.clamp_(0.0, 1.0)
-    if hue_step == len(needs):
-        shift_hue_(images, turns)
+            images = colours.shift_hue(images, turns)
+        if done:
+            factor, gray, mean = (field[:, step] for field in blends)
+            images = colours.blend(images, factor, gray, mean, needs_gray, needs_mean)
+    return colours.shift_hue(images, turns) if hue_step == len(needs) else images
 
 
-def shift_hue_(images: Tensor, turns: Tensor) -> None:
+def blend_(
+    images: Tensor, factor: Tensor, gray: Tensor, mean: Tensor, needs_gray: bool, needs_mean: bool
+) -> Tensor:
+    """One step of Blends, (n,) each; needs_...: whether some image's is not 0."""
+    factor, gray, mean = (field[:, None, None, None] for field in (factor, gray, mean))
+    if needs_gray:
+        target = gray_of(images)  # (n, 1, S, S)
+        if needs_mean:
+            mean = target.mean((1, 2, 3), keepdim=True) * mean
+        torch.addcmul(mean, target, gray, out=target)
+        torch.addcmul(target, images, factor, out=images)
+    elif needs_mean:
+        mean = gray_of(images.mean((2, 3), keepdim=True)) * mean  # the mean is linear
+        images.mul_(factor).add_(mean)
+    else:
+        images.mul_(factor)
+    return images.clamp_(0.0, 1.0)
+
+
+def shift_hue_(images: Tensor, turns: Tensor) -> Tensor:
     """Turn the hue of HSV; value and chroma stay. turns: (n,) in [-0.5, 0.5].
 
     With v = max, c = max - min, m = min and the hue h in sixths of a turn, the way back is
@@ -138,14 +155,17 @@ def shift_hue_(images: Tensor, turns: Tensor) -> None:
     ramp = green_leads
     sixths.sub_(torch.mul(sixths, 1 / 6, out=ramp).floor_(), alpha=6.0)  # into [0, 6]
 
-    # not out=red: the compiler takes no output that is part of a tensor
-    red.copy_(least).addcmul_(chroma, _ramp(sixths, 3.0, ramp))
-    green.copy_(value).addcmul_(chroma, _ramp(sixths, 2.0, ramp), value=-1)
-    blue.copy_(value).addcmul_(chroma, _ramp(sixths, 4.0, ramp), value=-1)
+    torch.addcmul(least, chroma, _ramp(sixths, 3.0, ramp), out=red)
+    torch.addcmul(value, chroma, _ramp(sixths, 2.0, ramp), value=-1, out=green)
+    torch.addcmul(value, chroma, _ramp(sixths, 4.0, ramp), value=-1, out=blue)
+    return images
 
 
 def _ramp(sixths: Tensor, centre: float, out: Tensor) -> Tensor:
     return torch.sub(sixths, centre, out=out).abs_().sub_(1.0).clamp_(0.0, 1.0)
+
+
+EAGER = Colours(blend_, shift_hue_)
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:

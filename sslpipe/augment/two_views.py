@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.augment import ops
+from sslpipe.augment.compiled import compiled_colours
 from sslpipe.augment.kornia_views import ExtraOps, KorniaViews
-from sslpipe.augment.parameters import CONTRAST, HUE, SATURATION, Draws
+from sslpipe.augment.parameters import HUE, Draws
 from sslpipe.augment.presets import view_specs
 from sslpipe.augment.resample import (
     TOGETHER_PX,
@@ -28,9 +28,8 @@ from sslpipe.data.pipeline import Batch
 
 _SMALL_PX = 64  # views up to this long are written together
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
-_CPU_CHUNK_BYTES = 2**20  # of float views; measured from 2**18 to 2**21 at 32, 96 and 224 px
+_CPU_CHUNK_BYTES = 2**21  # of float views; measured from 2**18 to 2**21 at 32, 96 and 224 px
 _GPU_CHUNK_BYTES = 2**28
-_COMPILED_GPU_CHUNK_BYTES = 2**25  # not measured
 
 
 class FusedViews(nn.Module):
@@ -76,21 +75,15 @@ class FusedViews(nn.Module):
         # the colour ops that some view may do; the others cost nothing
         strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
         self.jitter_ops = strengths.amax(0).nonzero()[:, 0].tolist()
-        self.change_colours_, self.compiled = ops.change_colours_, False
+        self.colours = ops.EAGER
 
     def compile_colours(self, **options: Any) -> None:
-        """Compile the colour ops: one graph for each step that hue may have, at the first use.
+        """Compile the colour ops at their first use: two graphs for all batches.
 
-        Crop and blur are native kernels already. Chunks of colour work get a fixed number of rows,
-        so that no batch is compiled anew. options: torch.compile's. Needs a C++ compiler on a CPU.
+        Crop and blur are native kernels already. options: torch.compile's. Needs a C++ compiler on
+        a CPU.
         """
-        # four graphs for each size of view in this process; past the limit (8) compiling is refused
-        limit = max(64, torch._dynamo.config.recompile_limit)
-        torch._dynamo.config.recompile_limit = limit
-        self.compiled = True
-        self.change_colours_ = torch.compile(
-            ops.change_colours_, fullgraph=True, dynamic=False, **options
-        )
+        self.colours = compiled_colours(**options)
 
     @torch.no_grad()
     def forward(self, batch: Batch, draws: Draws, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -193,29 +186,18 @@ class FusedViews(nn.Module):
     ) -> Tensor:
         if not any(done for done, _, _ in needs) and hue_step >= _NO_HUE:
             return views
-        count, hue = len(views), hue_step if hue_step < _NO_HUE else None
-        turns = draws.factors[:, HUE]
-        if self.compiled:  # the same needs and number of rows for all batches
-            needs = self._compiled_needs()
-            missing = self._most_rows(views.device) - count
-            if missing:  # black images, turned by 0
-                views = F.pad(views, (0, 0) * 3 + (0, missing))
-                blends = ops.Blends(*(F.pad(field, (0, 0, 0, missing)) for field in blends))
-                turns = F.pad(turns, (0, missing))
-        self.change_colours_(views, blends.to(views.device), turns.to(views.device), hue, needs)
-        return views[:count]
-
-    def _compiled_needs(self) -> ops.Needs:
-        """What any image may need: a step for each op but hue."""
-        steps = len(set(self.jitter_ops) - {HUE})
-        step = (True, SATURATION in self.jitter_ops, CONTRAST in self.jitter_ops)
-        return (step,) * steps
+        return ops.change_colours(
+            views,
+            blends.to(views.device),
+            draws.factors[:, HUE].to(views.device),
+            hue_step if hue_step < _NO_HUE else None,
+            needs,
+            self.colours,
+        )
 
     def _most_rows(self, device: torch.device) -> int:
         """Of a chunk, whose images stay in the processor's cache from the crop to the last op."""
-        limit = _CPU_CHUNK_BYTES
-        if device.type == "cuda":
-            limit = _COMPILED_GPU_CHUNK_BYTES if self.compiled else _GPU_CHUNK_BYTES
+        limit = _GPU_CHUNK_BYTES if device.type == "cuda" else _CPU_CHUNK_BYTES
         return max(1, limit // (3 * 4 * self.crop_px**2))
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
