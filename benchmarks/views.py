@@ -33,6 +33,7 @@ from PIL import Image
 from torch import Tensor
 
 from sslpipe.augment.parameters import draws
+from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.ops.allocator import keep_freed_memory
@@ -270,6 +271,8 @@ def main() -> None:
         return
 
     absent = [name for name, module in NEEDS.items() if importlib.util.find_spec(module) is None]
+    if not bfloat16_pays(torch.device(arguments.device)):
+        absent += [name for name in CONTENDERS if "bf16" in name]  # exact then, and twice the same
     names = [n for n in CONTENDERS if n not in absent and chosen(n, arguments.only)]
     records: list[dict[str, Any]] = []
     for crop_px in cases:
@@ -286,7 +289,7 @@ def main() -> None:
         records += rows
         print(table(case, rows), flush=True)
     if absent:
-        print(f"left out, not installed (extra `bench`): {', '.join(absent)}")
+        print(f"left out, not installed (extra `bench`) or no use here: {', '.join(absent)}")
     machine = hardware() | {"device": arguments.device, "threads": str(arguments.threads)}
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if arguments.json:

@@ -13,6 +13,7 @@ from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.parameters import Draws, draws
 from sslpipe.augment.presets import PRESETS
+from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import AUGMENTS, FusedViews, KorniaViews, Views
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
@@ -232,13 +233,14 @@ def test_views_are_float32_or_bfloat16_channels_last_from_either_layout() -> Non
 
 
 @pytest.mark.parametrize("crop_px", [32, 96])
-def test_the_bf16_blur_changes_blurred_views_only_and_by_its_stated_error(crop_px: int) -> None:
+def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_quicker(crop_px: int) -> None:
     exact, fast = (FusedViews("simclr", crop_px, blur=blur) for blur in ("exact", "bf16"))
     batch = batch_of(SIZES)
     drawn = drawn_for(batch, exact)
     error = (exact(batch, drawn) - fast(batch, drawn)).abs() * 255
     assert (error[~drawn.blur] <= 1e-3).all()
-    assert 0 < error[drawn.blur].max() <= 2
+    assert (error[drawn.blur].max() > 0) == bfloat16_pays(batch.images.device)
+    assert error[drawn.blur].max() <= 2
     assert error[drawn.blur].mean() <= 0.3
     with pytest.raises(ValueError, match="blur = 'fast' is not 'exact' or 'bf16'"):
         FusedViews("simclr", 32, blur="fast")

@@ -149,6 +149,14 @@ def gaussian_blur(
     return _sums_of_lines(upright, torch.arange(n * channels) * side, each).view(images.shape)
 
 
+def bfloat16_pays(device: torch.device) -> bool:
+    """Whether products in bfloat16 make a blur quicker: on a GPU, and a CPU with AMX.
+
+    A CPU with AVX-512 alone multiplies twice as fast in it, and sums of lines are quicker still.
+    """
+    return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
 def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
     reach, side = kernel_px // 2, images.shape[-1]
     weight = _gaussian(sigma, kernel_px)[1][:, :, None, None, None].unbind(1)  # each (n, 1, 1, 1)

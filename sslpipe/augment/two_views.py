@@ -19,6 +19,7 @@ from sslpipe.augment.parameters import HUE, Draws
 from sslpipe.augment.presets import view_specs
 from sslpipe.augment.resample import (
     TOGETHER_PX,
+    bfloat16_pays,
     crop_apart,
     crop_together,
     gaussian_blur,
@@ -37,8 +38,8 @@ class FusedViews(nn.Module):
 
     preset: a name of PRESETS; overrides: fields of ViewSpec and jitter_strength (see view_specs).
     mean, std: RGB in [0, 1]; the attributes of that name are 0 and 1 unless `normalize`.
-    extra: see ExtraOps. blur: "exact", or "bf16": faster, off by at most 2 levels of 255 and by 0.3
-    on average (white noise; tested), in blurred views only.
+    extra: see ExtraOps. blur: "exact", or "bf16": products in bfloat16 where that is quicker (see
+    bfloat16_pays), off by at most 2 levels of 255 and by 0.3 on average (white noise; tested).
     forward: Batch of B images, Draws of 2B rows -> (2B, 3, S, S) float32 or `dtype`, channels_last,
     no gradient, on the batch's device. Images are fastest channels_last or contiguous.
     Raises: RecipeError on an unknown preset or key, ValueError naming key and value.
@@ -171,7 +172,7 @@ class FusedViews(nn.Module):
                 sigma.to(device),
                 self.specs[0].blur_kernel_px,
                 float(sigma.max()),
-                bfloat16=self.blur == "bf16",
+                bfloat16=self.blur == "bf16" and bfloat16_pays(device),
             )
         if draws.solarize.any():
             chosen = draws.solarize.nonzero()[:, 0].to(device)
