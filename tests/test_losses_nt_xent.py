@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sslpipe.distributed import Shard
-from sslpipe.losses import LOSSES, NTXentLoss
+from sslpipe.losses import LOSSES, NTXentLoss, tiles
 from sslpipe.losses.contrast import anchors_of, normalised
 from tests.processes import run_processes
 
@@ -98,6 +98,19 @@ def test_all_ids_different_means_no_masking_work() -> None:
     assert twins.groups is not None
     assert twins.groups.tolist() == [1, 0, 1]
     assert twins.masked_pairs == 8
+
+
+def test_tiles_that_are_kept_for_the_gradient_equal_those_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    z_a, z_b = pair(40, 8)
+    results = []
+    for room in (tiles.KEPT_TILES_BYTES, 0):
+        monkeypatch.setattr(tiles, "KEPT_TILES_BYTES", room)
+        results.append(value_and_grad(NTXentLoss(0.1, tile_rows=16)(z_a, z_b), z_a, z_b))
+    (loss, grad), (loss_again, grad_again) = results
+    assert torch.equal(loss, loss_again)
+    assert torch.equal(grad, grad_again)
 
 
 @pytest.mark.parametrize("tile_rows", TILES)
