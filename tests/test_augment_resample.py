@@ -13,8 +13,10 @@ from torch import Tensor
 
 from sslpipe.augment.parameters import Draws, ViewSpec, draws
 from sslpipe.augment.resample import (
+    blur_by_products,
     blur_taps,
     crop_apart,
+    crop_by_products,
     crop_taps,
     crop_together,
     full_float32,
@@ -24,7 +26,7 @@ from sslpipe.augment.resample import (
 )
 
 COUNT = 12
-CROPS = (crop_together, crop_apart)
+CROPS = (crop_together, crop_apart, crop_by_products)
 
 
 def cropped(
@@ -123,6 +125,8 @@ def test_blur_equals_torchvisions(side: int, kernel_px: int) -> None:
         for image, s in zip(images, sigma, strict=True)
     ]
     assert gap(gaussian_blur(images, sigma, kernel_px, 2.0), expected) <= 2e-6
+    products = blur_by_products(images, blur_taps(sigma, kernel_px, side, 2.0), torch.float32)
+    assert gap(products, expected) <= 2e-6
     for row in range(COUNT):  # alone, a small sigma has fewer taps
         one = gaussian_blur(images[row : row + 1], sigma[row : row + 1], kernel_px, sigma[row])
         assert gap(one, [expected[row]]) <= 2e-6

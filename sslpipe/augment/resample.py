@@ -86,16 +86,21 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
 
     For a GPU, and small images on a CPU, there fastest as float32 channels_last.
     """
-    height, width = images.shape[2:]
     if images.is_cuda:
-        with full_float32():
-            rows = _matrices(crops.down, height)[:, None] @ images[crops.source].float()
-            return rows @ _matrices(crops.across, width)[:, None].mT
+        return crop_by_products(images, crops)
+    height, width = images.shape[2:]
     lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
     side = crops.down.places.shape[1]
     views = torch.empty(len(crops.boxes), 3, side, side)
     _crop(lines.view(-1, 3 * width), crops.source * height, crops, out=views)
     return views
+
+
+def crop_by_products(images: Tensor, crops: Crops) -> Tensor:
+    """What a GPU does best."""
+    down, across = _matrices(crops.down, images.shape[2]), _matrices(crops.across, images.shape[3])
+    with full_float32():
+        return down[:, None] @ images[crops.source].float() @ across[:, None].mT
 
 
 def crop_apart(images: Tensor, crops: Crops) -> Tensor:
@@ -138,7 +143,7 @@ def gaussian_blur(
         return _blur_by_shifts(images, sigma, kernel_px)
     taps = blur_taps(sigma, kernel_px, images.shape[-1], largest_sigma)
     if images.is_cuda or bfloat16:
-        return _blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
+        return blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
     n, channels, side, _ = images.shape
     on_its_side = (
         images.view(n, -1, side).mT.contiguous().view(n * side, -1)
@@ -169,7 +174,8 @@ def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
     return images
 
 
-def _blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
+def blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
+    """What a GPU does best. dtype: of the second product, across."""
     n, _, side, _ = images.shape
     matrices = _matrices(taps, side)
     with full_float32():
