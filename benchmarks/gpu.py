@@ -3,7 +3,7 @@
     python -m benchmarks.gpu [--device cuda] [--json docs/gpu.json]
 
 Each part compares with a reference on the CPU and then takes the median of five times. NCCL and the
-global BatchNorm take two devices or more; nvJPEG a torchvision that was built with it.
+global BatchNorm take two devices or more; nvJPEG takes the extra `nvjpeg`.
 `--device cpu` runs the same code small, on the CPU, to try the program itself: its times mean
 nothing.
 A part whose numbers are wrong is an error at the end.
@@ -30,6 +30,8 @@ from benchmarks.views import MEAN, STD, hardware
 from sslpipe.augment.parameters import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.batchnorm import sync_batchnorm
+from sslpipe.data.decode import Buffer, decode
+from sslpipe.data.nvjpeg import DeviceDecoder
 from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.losses import NTXentLoss
@@ -143,29 +145,26 @@ def knn(device: torch.device) -> dict[str, float]:
 
 
 def nvjpeg(device: torch.device) -> dict[str, float]:
-    """JPEGs decoded on the device by torchvision, against Pillow."""
-    from torchvision.io import ImageReadMode, decode_jpeg
-
+    """data.decoder = "nvjpeg", 128 JPEGs in one call, against the CPU's decoder on one thread."""
     rng = np.random.default_rng(0)
     smooth = np.kron(rng.integers(0, 256, (16, 16, 3)), np.ones((16, 16, 1))).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(smooth).save(file, "JPEG", quality=90)
-    expected = np.asarray(Image.open(file).convert("RGB")).astype(np.int16)
-    raw = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-    many = [raw] * 128
-
-    def decode() -> list[torch.Tensor]:
-        return decode_jpeg(many, mode=ImageReadMode.RGB, device=device)
-
+    many: list[Buffer] = [file.getvalue()] * 128
+    expected = decode(many[0], 256).transpose(1, 2, 0).astype(np.int16)
     try:
-        first = decode()[0].cpu().permute(1, 2, 0).numpy().astype(np.int16)
+        decoder = DeviceDecoder(device)
+        first = decoder(many)[0]
+    except ImportError:
+        raise Skipped("torchcodec is not installed: pip install 'sslpipe[nvjpeg]'") from None
     except RuntimeError as error:
-        raise Skipped(f"torchvision has no nvJPEG: {str(error).splitlines()[0]}") from None
-    time_s = seconds(decode, device)
+        raise Skipped(f"torchcodec has no nvJPEG: {str(error).splitlines()[0]}") from None
+    cpu_s = seconds(lambda: [decode(raw, 256) for raw in many], device)
     return {
         "error": float(np.abs(first - expected).mean()),
         "allowed": 2.0,  # levels, on average: decoders upsample colour differently
-        "images_per_s": len(many) / time_s,
+        "images_per_s": len(many) / seconds(lambda: decoder(many), device),
+        "cpu_images_per_s": len(many) / cpu_s,
     }
 
 
@@ -222,7 +221,7 @@ def _rank(rank: int, world: int, kind: str, part: str, answers: Any) -> None:
 
         expected = nn.BatchNorm1d(64).double()(whole[0].double())[mine]
     found = run().detach().cpu().double()
-    error = float((found - expected).norm() / expected.norm())
+    error = float((found - expected).detach().norm() / expected.norm().detach())
     answers.put((error, seconds(run, device)))
     dist.barrier()
     dist.destroy_process_group()

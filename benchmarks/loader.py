@@ -202,7 +202,8 @@ def box(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, in
 def native_crop(rng: np.random.Generator, image: torch.Tensor) -> torch.Tensor:
     """(3, H, W) uint8, channels last -> (3, 224, 224) uint8, antialiased."""
     top, left, height, width = box(rng, image.shape[1], image.shape[2])
-    part = image[None, :, top : top + height, left : left + width]
+    part = image[:, top : top + height, left : left + width]
+    part = part.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # torch tells channels last by it
     size = (CROP_PX, CROP_PX)
     return functional.interpolate(part, size=size, mode="bilinear", antialias=True)[0]
 

@@ -89,11 +89,10 @@ def jitter(images: Tensor, drawn: Draws, order: Tensor) -> Tensor:
 
 def _jittered(images: Tensor, factors: Tensor, order: Tensor, hue_step: int | None) -> Tensor:
     jittered = torch.ones(len(images), dtype=torch.bool)
-    blends = ops.blends_of(order, factors, jittered, ~jittered)
+    blends = ops.blends_of(order, factors, jittered)
     needs = [(True, True, True)] * blends.factor.shape[1]
-    images = images.clone()
-    ops.change_colours(images, blends, factors[:, HUE], hue_step, needs, ops.EAGER)
-    return images
+    turns = factors[:, HUE]
+    return ops.change_colours(images.clone(), blends, turns, hue_step, needs, ops.EAGER)
 
 
 def jitter_reference(image: Tensor, draw: Draws, order: list[int]) -> Tensor:

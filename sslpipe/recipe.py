@@ -41,6 +41,8 @@ class Data(Section):
     shuffle_window: Positive = 256  # samples shuffled together inside a stream
     holdout: NonNegative = 0  # samples of the split kept from training, for the kNN monitor
     canvas_px: Positive = 256  # decoded images larger than this are reduced to fit, never squashed
+    # nvjpeg: JPEGs are decoded on the CUDA device; pixels differ from the CPU's by a few levels
+    decoder: Literal["cpu", "nvjpeg"] = "cpu"
 
     @property
     def micro_batches(self) -> int:

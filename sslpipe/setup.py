@@ -21,6 +21,7 @@ from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.checkpoint import Checkpointer
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import batches, open_reader
+from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Shard
@@ -137,6 +138,7 @@ def set_up(
     accelerator = start_accelerator(recipe, precision)
     device = accelerator.device
     augment, loss_fn = augment.to(device), build_loss(recipe).to(device)
+    jpeg = jpeg_decoder(recipe.data, device)
 
     flops = recipe_flops(recipe, model, augment.crop_px)
     dtype = torch.float64 if precision == "fp64" else torch.float32
@@ -208,6 +210,7 @@ def set_up(
         first_step=first_step,
         device=device,
         on_bad=quarantine.add,
+        jpeg=jpeg,
     )
     meter = Meter(recipe.data.batch_size, flops, peak_flops(device, precision), shard.world)
     stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if shard.rank == 0 else None)

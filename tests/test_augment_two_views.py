@@ -232,7 +232,7 @@ def test_views_are_float32_or_bfloat16_channels_last_from_either_layout() -> Non
     assert (augment(batch._replace(images=images), drawn) - whole).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("crop_px", [32, 96])
+@pytest.mark.parametrize("crop_px", [64, 96])
 def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_quicker(crop_px: int) -> None:
     exact, fast = (FusedViews("simclr", crop_px, blur=blur) for blur in ("exact", "bf16"))
     batch = batch_of(SIZES)
@@ -246,7 +246,7 @@ def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_quicker(cr
         FusedViews("simclr", 32, blur="fast")
 
 
-@pytest.mark.parametrize("crop_px", [32, 40])  # the second beside the first: more than 8 graphs
+@pytest.mark.parametrize("crop_px", [32, 40])  # the second beside the first
 def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batches(
     crop_px: int,
 ) -> None:
@@ -257,7 +257,7 @@ def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batche
         batch = batch_of(sizes, first_id=epoch, epoch=epoch)
         drawn = drawn_for(batch, augment)
         assert (augment(batch, drawn) - plain(batch, drawn)).abs().max() <= 2e-6
-        assert graphs.frame_count <= 4  # blend and hue, of one row and of more
+        assert 2 <= graphs.frame_count <= 4  # blend and hue, of more rows and of one
 
 
 @pytest.mark.filterwarnings(
@@ -265,13 +265,12 @@ def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batche
 )  # torch 2.11's own
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_views_compiled_to_native_code_equal_the_eager_ones() -> None:
-    augment, plain = FusedViews("simclr", 32, jitter_prob=1.0), FusedViews("simclr", 32)
+    augment, plain = FusedViews("simclr", 32), FusedViews("simclr", 32)
     torch._dynamo.reset()
     # without precompiled headers: they take 20 s once and save 2
     augment.compile_colours(options={"cpp_cache_precompile_headers": False})
     batch = batch_of(SIZES)
     drawn = drawn_for(batch, augment)
-    drawn.order[:] = torch.tensor([2, 3, 1, 0])  # one graph is enough here
     compiled = augment(batch, drawn)
     assert (compiled - plain(batch, drawn)).abs().max() <= 5e-6
     assert torch.equal(compiled, augment(batch, drawn))
@@ -339,11 +338,25 @@ def test_a_recipes_section_builds_the_views(kind: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("crop_px", [32, 96])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_gpu_makes_the_views_of_a_cpu(preset: str) -> None:
-    augment, batch = FusedViews(preset, 96, MEAN, STD), batch_of(SIZES)
+def test_a_gpu_makes_the_views_of_a_cpu(preset: str, compiled: bool, crop_px: int) -> None:
+    augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(SIZES)
     drawn = drawn_for(batch, augment)
     on_cpu = augment(batch, drawn)
+    if compiled:
+        augment.compile_colours()
     on_gpu = augment.cuda()(batch.to(torch.device("cuda")), drawn)
     assert on_gpu.is_cuda
     assert (on_gpu.cpu() - on_cpu).abs().max() <= 4e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_bf16_blur_of_a_gpu_is_off_by_its_stated_error() -> None:
+    exact, fast = (FusedViews("simclr", 96, blur=blur).cuda() for blur in ("exact", "bf16"))
+    batch = batch_of(SIZES).to(torch.device("cuda"))
+    drawn = drawn_for(batch, exact)
+    error = (exact(batch, drawn) - fast(batch, drawn)).abs() * 255
+    assert 0 < error.max() <= 2

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from sslpipe.augment.ops import Colours, gray_of
 
-# two graphs for each size of view in this process, two more for chunks of one row; torch's limit is
-# 8, and past it compiling is refused
-_GRAPHS = 64
+# Of one kernel in a process. Views take one graph for chunks of one row and one for larger ones;
+# other views beside them (a second run in the process) take more. Past the limit, 8 by default,
+# compiling is refused.
+_GRAPHS = 16
 
 
 def compiled_colours(**options: Any) -> Colours:

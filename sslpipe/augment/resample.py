@@ -18,8 +18,9 @@ from torch import Tensor
 
 TOGETHER_PX = 96  # images up to this long are read whole, those of many views in one call
 # Taps of a Gaussian beyond this many sigmas weigh less than 2^-25 of the middle one: adding them
-# to a float32 sum changes nothing.
+# to a float32 sum changes its last bit at most.
 _LAST_SIGMAS = 5.9
+_CUT_PX = 16  # embedding_bag compiles a kernel for each width that it meets: 0.35 ms
 _FEW_TAPS = 5  # blurs of so few are sums of shifted images
 _FIRST = torch.zeros(1, dtype=torch.int64)
 
@@ -34,9 +35,6 @@ class Taps(NamedTuple):
         return Taps(self.places[part], self.weight[part])
 
 
-_CUT_PX = 16  # embedding_bag compiles a kernel for each width that it meets: 0.35 ms
-
-
 @contextmanager
 def full_float32() -> Iterator[None]:
     """Matrix products in full float32, whatever the training loop has allowed for its own."""
@@ -49,10 +47,7 @@ def full_float32() -> Iterator[None]:
 
 
 class Crops(NamedTuple):
-    """n boxes to be cut out of images, resampled (bilinear, antialiased) and mirrored.
-
-    apart: read no more of an image than its box; else lines of whole images are read.
-    """
+    """n boxes to be cut out of images, resampled (bilinear, antialiased) and mirrored."""
 
     source: Tensor  # (n,) int64: the image of each view
     boxes: Tensor  # (n, 4) int64: top, left, height, width, inside the image
@@ -67,7 +62,10 @@ class Crops(NamedTuple):
 def plan_crops(
     source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_px: int, device: torch.device
 ) -> Crops:
-    """source, boxes: as in Crops; flip, apart (for crop_apart): (n,) bool. All on the CPU."""
+    """source, boxes: as in Crops; flip, apart: (n,) bool. All on the CPU.
+
+    apart: for crop_apart, whose taps count from the box; the others' count from the image.
+    """
     top, left, height, width = boxes.unbind(1)
     starts = torch.where(apart, 0, top), torch.where(apart, left % _CUT_PX, left)
     most = [num_crop_taps(int(length.max()), crop_px) for length in (height, width)]
@@ -92,7 +90,7 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
     lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
     side = crops.down.places.shape[1]
     views = torch.empty(len(crops.boxes), 3, side, side)
-    _crop(lines.view(-1, 3 * width), crops.source * height, crops, out=views)
+    _crop(lines.reshape(-1, 3 * width), crops.source * height, crops, out=views)
     return views
 
 
@@ -100,7 +98,10 @@ def crop_by_products(images: Tensor, crops: Crops) -> Tensor:
     """What a GPU does best."""
     down, across = _matrices(crops.down, images.shape[2]), _matrices(crops.across, images.shape[3])
     with full_float32():
-        return down[:, None] @ images[crops.source].float() @ across[:, None].mT
+        rows = (down[:, None] @ images[crops.source].float()).flatten(1, 2)  # (n, 3 S, W)
+        views = rows @ across.mT
+    side = views.shape[-1]
+    return views.view(-1, 3, side, side)
 
 
 def crop_apart(images: Tensor, crops: Crops) -> Tensor:
@@ -113,7 +114,7 @@ def crop_apart(images: Tensor, crops: Crops) -> Tensor:
         box = images[image, :, top : top + height, first:last].permute(1, 2, 0)
         lines = box.to(torch.float32, memory_format=torch.contiguous_format)
         this = slice(row, row + 1)
-        _crop(lines.view(height, -1), _FIRST, crops.rows(this), out=views[this])
+        _crop(lines.reshape(height, -1), _FIRST, crops.rows(this), out=views[this])
     return views
 
 
@@ -133,13 +134,14 @@ def gaussian_blur(
     """Separable Gaussian of `kernel_px` taps (odd), reflected borders: (n, c, S, S) -> the same.
 
     sigma: (n,) in pixels, none over largest_sigma. bfloat16: across, pixels, weights and sums are
-    rounded to it (each to a relative 2^-9), products are accumulated in float32.
+    rounded to it (each to a relative 2^-9), products are accumulated in float32; not for kernels of
+    _FEW_TAPS, which need no products.
     """
     if kernel_px // 2 >= images.shape[-1]:
         raise ValueError(
             f"a blur kernel of {kernel_px} px does not fit an image of {images.shape[-1]} px"
         )
-    if kernel_px <= _FEW_TAPS and not bfloat16:
+    if kernel_px <= _FEW_TAPS:
         return _blur_by_shifts(images, sigma, kernel_px)
     taps = blur_taps(sigma, kernel_px, images.shape[-1], largest_sigma)
     if images.is_cuda or bfloat16:

@@ -29,7 +29,7 @@ from sslpipe.data.pipeline import Batch
 
 _SMALL_PX = 64  # views up to this long are written together
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
-_CPU_CHUNK_BYTES = 2**21  # of float views; measured from 2**18 to 2**21 at 32, 96 and 224 px
+_CPU_CHUNK_BYTES = 2**21  # of float views; measured from 2**19 to 2**22 at 32, 96 and 224 px
 _GPU_CHUNK_BYTES = 2**28
 
 
@@ -41,7 +41,7 @@ class FusedViews(nn.Module):
     extra: see ExtraOps. blur: "exact", or "bf16": products in bfloat16 where that is quicker (see
     bfloat16_pays), off by at most 2 levels of 255 and by 0.3 on average (white noise; tested).
     forward: Batch of B images, Draws of 2B rows -> (2B, 3, S, S) float32 or `dtype`, channels_last,
-    no gradient, on the batch's device. Images are fastest channels_last or contiguous.
+    no gradient, on the batch's device. Images are fastest channels_last, as the loader gives them.
     Raises: RecipeError on an unknown preset or key, ValueError naming key and value.
     """
 
@@ -79,7 +79,7 @@ class FusedViews(nn.Module):
         self.colours = ops.EAGER
 
     def compile_colours(self, **options: Any) -> None:
-        """Compile the colour ops at their first use: two graphs for all batches.
+        """Compile the colour ops at their first use: for batches of any size, at most four graphs.
 
         Crop and blur are native kernels already. options: torch.compile's. Needs a C++ compiler on
         a CPU.

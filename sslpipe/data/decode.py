@@ -7,7 +7,7 @@ torchvision's PNG decoder crashes the process on some damaged files.
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ MAX_BYTES = 64 * 2**20
 Kind = Literal["jpg", "png", "webp"]
 Pixels = NDArray[np.uint8]
 Buffer = bytes | memoryview
+JpegDecoder = Callable[[list[Buffer]], list[Pixels]]  # -> (h, w, 3) uint8 RGB, not turned upright
 # Pillow's own classes, not Image.open: no search for plugins, no warnings about size or MPO
 _PILLOW: dict[Kind, Any] = {
     "jpg": JpegImagePlugin.JpegImageFile,
@@ -35,7 +36,7 @@ class BadSample(ValueError):
     """These bytes are no image that can be used; the message says why."""
 
 
-def decode(raw: Buffer, canvas_px: int) -> Pixels:
+def decode(raw: Buffer, canvas_px: int, decoded: Pixels | None = None) -> Pixels:
     """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name).
 
     Returns (3, h, w) uint8 RGB over (h, w, 3) memory (channels last: decoders write so, and torch
@@ -44,6 +45,7 @@ def decode(raw: Buffer, canvas_px: int) -> Pixels:
     is not touched. Grey is repeated; CMYK and palettes are converted; an alpha channel is dropped,
     as torchvision's ImageFolder does; of 16-bit samples the high byte is kept (exact for 8-bit
     values stored in 16 bits, else less than one level off); of an animation the first frame.
+    decoded: (h, w, 3), what another decoder made of it, of raw for which `is_plain_jpeg`.
     Raises: BadSample with the reason.
     """
     kind = _known_kind(raw)
@@ -51,12 +53,27 @@ def decode(raw: Buffer, canvas_px: int) -> Pixels:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
     _check_size(*header_size(raw))
     try:
-        pixels = _decode_jpeg(raw, canvas_px) if kind == "jpg" else _decode_by_pillow(raw, kind)
+        if decoded is not None:
+            pixels = decoded
+        else:
+            pixels = _decode_jpeg(raw, canvas_px) if kind == "jpg" else _decode_by_pillow(raw, kind)
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
         raise BadSample(f"cannot decode the {kind}: {_first_line(error)}") from error
     return _reduce(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
+
+
+def is_plain_jpeg(raw: Buffer) -> bool:
+    """Whether it is, by its header, an upright JPEG in grey or YCbCr of a size that is allowed."""
+    if image_kind(raw) != "jpg":
+        return False
+    try:
+        _check_size(*header_size(raw))
+        colours = simplejpeg.decode_jpeg_header(raw)[2]
+        return colours in ("Gray", "YCbCr") and _orientation(_jpeg_exif(raw)) == 1
+    except ValueError:  # BadSample is one
+        return False
 
 
 def header_size(raw: Buffer) -> tuple[int, int]:
@@ -126,7 +143,8 @@ def _reduce(pixels: Pixels, canvas_px: int) -> Pixels:
     if longer <= canvas_px:
         return pixels
     size = [max(1, round(side * canvas_px / longer)) for side in (height, width)]
-    whole = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    # torch tells channels last by the strides: permute(2, 0, 1)[None] is not, and is slower
+    whole = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     reduced = functional.interpolate(whole, size=size, mode="bilinear", antialias=True)
     result: Pixels = reduced[0].permute(1, 2, 0).numpy()
     return result

@@ -1,7 +1,7 @@
 """Batches of decoded images along the planned order; a bad sample does not shift it."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.decode import BadSample, JpegDecoder, decode, is_plain_jpeg
 from sslpipe.data.disk_cache import DiskCache
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
@@ -42,19 +42,36 @@ OnBad = Callable[[Quarantined], None]
 class ImageStore:
     """Images by sample id: read, decoded, and kept where a cache is asked for.
 
-    canvas_px: longer images are reduced to it. on_bad: told once of each bad sample.
+    canvas_px: longer images are reduced to it. on_bad: told once of each bad sample. jpeg: decodes
+    plain JPEGs, many at once (see nvjpeg.py); by default they are decoded one by one on the CPU.
     """
 
-    def __init__(self, reader: Reader, *, canvas_px: int, keep: bool, on_bad: OnBad) -> None:
-        self.reader, self.canvas_px, self.keep = reader, canvas_px, keep
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        canvas_px: int,
+        keep: bool,
+        on_bad: OnBad,
+        jpeg: JpegDecoder | None = None,
+    ) -> None:
+        self.reader, self.canvas_px, self.keep, self._jpeg = reader, canvas_px, keep, jpeg
         self._kept: dict[int, Image] = {}
         self._on_bad, self._bad, self._lock = on_bad, set[int](), threading.Lock()
 
     def holds(self, sample_id: int) -> bool:
         return sample_id in self._kept
 
-    def get(self, sample_id: int, raw: Raw | None = None) -> Image | None:
-        """(3, h, w) uint8, or None where the sample is bad. raw: its bytes, where already read."""
+    def get_many(self, ids: list[int], raws: Sequence[Raw | None]) -> list[Image | None]:
+        """As `get`, for each."""
+        decoded = self._decoded_together(ids, raws) if self._jpeg else {}
+        return [self.get(i, raw, decoded.get(i)) for i, raw in zip(ids, raws, strict=True)]
+
+    def get(
+        self, sample_id: int, raw: Raw | None = None, decoded: Image | None = None
+    ) -> Image | None:
+        """(3, h, w) uint8, or None where the sample is bad. raw: its bytes, where already read;
+        decoded: see decode."""
         if sample_id in self._kept:
             return self._kept[sample_id]
         if sample_id in self._bad:
@@ -63,13 +80,25 @@ class ImageStore:
         try:
             if isinstance(raw.image, BadSample):
                 raise raw.image
-            image = decode(raw.image, self.canvas_px)
+            image = decode(raw.image, self.canvas_px, decoded)
         except BadSample as error:
             self._report(sample_id, raw.key, str(error))
             return None
         if self.keep:
             self._kept[sample_id] = image
         return image
+
+    def _decoded_together(self, ids: list[int], raws: Sequence[Raw | None]) -> dict[int, Image]:
+        plain = {
+            sample_id: raw.image
+            for sample_id, raw in zip(ids, raws, strict=True)
+            if raw is not None and not isinstance(raw.image, BadSample) and is_plain_jpeg(raw.image)
+        }
+        assert self._jpeg is not None
+        try:
+            return dict(zip(plain, self._jpeg(list(plain.values())), strict=True)) if plain else {}
+        except RuntimeError:  # one is damaged: the CPU's decoder says which, and why
+            return {}
 
     def _report(self, sample_id: int, key: str, reason: str) -> None:
         with self._lock:
@@ -136,17 +165,20 @@ def batches(
     first_step: int = 0,
     device: torch.device = CPU,
     on_bad: OnBad,
+    jpeg: JpegDecoder | None = None,
 ) -> Generator[Batch]:
     """This rank's part of every global step from `first_step` on, endless.
 
-    device: where the images are; all else is on the CPU. The same arguments give the same batches,
-    whatever run.num_workers, run.cache and shard are: the ranks' parts, put together in rank order,
-    are the one-process batch.
+    device: where the images are; all else is on the CPU. jpeg: see ImageStore. The same arguments
+    give the same batches, whatever run.num_workers, run.cache and shard are: the ranks' parts, put
+    together in rank order, are the one-process batch.
     A bad sample's place is taken by the next good one half a segment further in its stream.
     Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
     reader = open_reader(split, run)
-    store = ImageStore(reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad)
+    store = ImageStore(
+        reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad, jpeg=jpeg
+    )
     streams = range(
         shard.rank * data.num_streams // shard.world,
         (shard.rank + 1) * data.num_streams // shard.world,
@@ -160,9 +192,10 @@ def batches(
         taken: tuple[list[int], list[Raw | None], StreamPlan, int],
     ) -> list[tuple[int, Image]]:
         ids, raws, plan, begin = taken
+        images = store.get_many(ids, raws)
         return [
-            _image_or_stand_in(store, plan, position, sample_id, raw)
-            for position, (sample_id, raw) in enumerate(zip(ids, raws, strict=True), begin)
+            (sample_id, image) if image is not None else stand_in(store.get, plan, position)
+            for position, (sample_id, image) in enumerate(zip(ids, images, strict=True), begin)
         ]
 
     def batch(step: int, parts: list[list[tuple[int, Image]]]) -> Batch:
@@ -184,18 +217,19 @@ def one_pass(
     num_workers: int = 2,
     on_bad: OnBad | None = None,
     reader: Reader | None = None,
+    jpeg: JpegDecoder | None = None,
 ) -> Iterator[Batch]:
     """This rank's contiguous part of the samples, each exactly once, in id order.
 
     ids: (n,) the samples wanted, sorted; all of the split by default. A bad sample is left out and
     reported: to `on_bad`, or as a DataError where there is none. reader: of this split; by default
-    one that runs no command and keeps nothing on disk.
+    one that runs no command and keeps nothing on disk. jpeg: see ImageStore.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
     begin, end = (len(wanted) * r // shard.world for r in (shard.rank, shard.rank + 1))
     wanted = wanted[begin:end]
     reader = reader or Reader(split, window_bytes=64 * 2**20)
-    store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse)
+    store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse, jpeg=jpeg)
 
     def read(start: int) -> list[tuple[Integers, list[Raw]]]:
         part = wanted[start : start + batch_size]
@@ -205,10 +239,9 @@ def one_pass(
         ]
 
     def decoded(taken: tuple[Integers, list[Raw]]) -> list[tuple[int, Image]]:
-        images = [
-            (i, store.get(i, raw)) for i, raw in zip(taken[0].tolist(), taken[1], strict=True)
-        ]
-        return [(sample_id, image) for sample_id, image in images if image is not None]
+        ids = taken[0].tolist()
+        images = store.get_many(ids, taken[1])
+        return [(i, image) for i, image in zip(ids, images, strict=True) if image is not None]
 
     def batch(start: int, parts: list[list[tuple[int, Image]]]) -> Batch:
         rows = [row for part in parts for row in part]
@@ -222,13 +255,6 @@ def one_pass(
 
 def _refuse(bad: Quarantined) -> None:
     raise DataError(f"{bad.shard}, key {bad.key!r} (id {bad.id}): {bad.reason}")
-
-
-def _image_or_stand_in(
-    store: ImageStore, plan: StreamPlan, position: int, sample_id: int, raw: Raw | None
-) -> tuple[int, Image]:
-    image = store.get(sample_id, raw)
-    return (sample_id, image) if image is not None else stand_in(store.get, plan, position)
 
 
 def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) -> tuple[int, T]:

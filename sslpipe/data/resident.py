@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
 from sslpipe.data.loader import Integers, OnBad, Quarantined, one_pass, open_reader, stand_in
 from sslpipe.data.order import Order, StreamPlan
@@ -33,11 +34,12 @@ def resident_batches(
     device: torch.device,
     on_bad: OnBad,
     on_progress: OnProgress = lambda images: None,
+    jpeg: JpegDecoder | None = None,
 ) -> Generator[Batch]:
     """As `batches`, with the images on the device; every process holds all that are served.
 
     on_bad: told of every bad sample while the split is read, before the first batch.
-    on_progress: told how many images each decoded batch brought.
+    on_progress: told how many images each decoded batch brought. jpeg: see ImageStore.
     Raises: DataError where the images do not fit, or a place has no good stand-in.
     """
     bad: set[int] = set()
@@ -49,7 +51,7 @@ def resident_batches(
     ids = np.concatenate(
         [start + order.rows(k, np.arange(n)) for k, (start, n) in _shards(order, split)]
     )
-    images, sizes, held = _read(split, ids, data, run, device, remember, on_progress)
+    images, sizes, held = _read(split, ids, data, run, device, remember, on_progress, jpeg)
     place = np.full(len(split), -1, np.int64)  # of a sample among the images held
     place[held] = np.arange(len(held))
     streams = range(
@@ -98,6 +100,7 @@ def _read(
     device: torch.device,
     on_bad: OnBad,
     on_progress: OnProgress,
+    jpeg: JpegDecoder | None,
 ) -> tuple[Tensor, Tensor, Integers]:
     """(at least n, H, W, 3) uint8 on the device; (n, 2) sizes and (n,) ids of the good samples."""
     decoded = one_pass(
@@ -107,6 +110,7 @@ def _read(
         num_workers=run.num_workers,
         reader=open_reader(split, run),
         on_bad=on_bad,
+        jpeg=jpeg,
     )
     images = torch.zeros((0, 1, 1, 3), dtype=torch.uint8, device=device)
     sizes, held, count_held = [], [], 0

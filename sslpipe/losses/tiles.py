@@ -14,8 +14,9 @@ from torch import Tensor
 from sslpipe.losses.products import Multiply
 
 LARGEST_PLAIN_EXPONENT = 50.0  # nats; exp(±50) and sums of 1e12 of them are normal float32 numbers
-# Tiles are kept between the two passes where all fit in this: up to 2,500 rows. It saves a quarter
-# of the time; keeping some of many saves less than it costs in memory.
+# Tiles are kept between the two passes where the similarities, if symmetric half of them, fit in
+# this: up to 2,500 rows in float32. It saves a quarter of the time; to keep some of many would save
+# less than it costs in memory.
 KEPT_TILES_BYTES = 12 * 2**20
 BITS = math.log2(math.e)  # of a nat
 
