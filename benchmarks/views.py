@@ -1,7 +1,8 @@
 """Two SimCLR views of every image of a batch: images a second, ours against peers.
 
     python -m benchmarks.views [--cases 32,96,224] [--only ours kornia] [--threads 1]
-                               [--seconds 0.7] [--rounds 8] [--device cpu] [--json FILE]
+                               [--seconds 0.7] [--rounds 8] [--device cpu]
+                               [--json docs/views_speed.json] [--markdown docs/views_speed.md]
 
 Cases: 256 images of 32 px to 32 px; 64 of 96 px to 96 px; 16 of 500 x 375 px to 224 px. All
 contenders do the preset `simclr` (strength 1.0, blur and all) and draw their own parameters; ours
@@ -11,7 +12,8 @@ times. Time is the process's CPU time (wall time with more threads or on a GPU);
 median call of the quietest round, "noise" how much slower the median round was: on an idle machine
 a few per cent. The limit: one copy of the float32 views, measured in the same run. Ours and the
 limit keep freed memory (sslpipe.ops.allocator), as every run does; it is worth 3-7 % here.
-Ratios are against torchvision on PIL images and the faster of kornia's two crops.
+Ratios are against torchvision on PIL images and the faster of kornia's two crops. `--cases ""`
+measures nothing and writes the tables of what --json holds.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,6 +238,7 @@ def chosen(name: str, only: list[str] | None) -> bool:
 
 
 def hardware() -> dict[str, str]:
+    """Commit, processor, versions: the facts a number is worth nothing without."""
     cpu = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -242,7 +246,13 @@ def hardware() -> dict[str, str]:
             break
     names = ("torch", "torchvision", "kornia", "lightly", "pillow")
     found = {name: version(name) for name in names if importlib.util.find_spec(_module(name))}
-    return {"cpu": cpu, "vectors": torch.backends.cpu.get_cpu_capability(), **found}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "commit": commit.stdout.strip(),
+        "cpu": cpu,
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        **found,
+    }
 
 
 def _module(package: str) -> str:
@@ -258,9 +268,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    cases = [int(case) for case in arguments.cases.split(",")]
+    cases = [int(case) for case in arguments.cases.split(",") if case]
     if arguments.one:
         torch.set_num_threads(arguments.threads)
         torch.manual_seed(0)
@@ -287,15 +298,18 @@ def main() -> None:
             process.close()
         rows = [summary(name, case, of_name) for name, of_name in times.items()]
         records += rows
-        print(table(case, rows), flush=True)
+        print(table(rows), flush=True)
     if absent:
         print(f"left out, not installed (extra `bench`) or no use here: {', '.join(absent)}")
     machine = hardware() | {"device": arguments.device, "threads": str(arguments.threads)}
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"machine": machine, "results": records}, indent=1) + "\n"
-        )
+    told = {"machine": machine, "results": records}
+    if not cases:
+        told = json.loads(arguments.json.read_text())
+    elif arguments.json:
+        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+    print(facts(told["machine"]))
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(told))
 
 
 def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
@@ -309,12 +323,28 @@ def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
     }
 
 
-def table(case: Case, rows: list[dict[str, Any]]) -> str:
+def facts(machine: dict[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in machine.items())
+
+
+def markdown(told: dict[str, Any]) -> str:
+    """docs/views_speed.md."""
+    tables = [table(list(rows)) for _, rows in groupby(told["results"], lambda row: row["case"])]
+    head = """# How fast the views are
+
+Two SimCLR views of every image (strength 1.0, blur and all), by `python -m benchmarks.views`: one
+process a contender, one core, in turns; CPU time of the median call in the quietest round. Ours and
+the limit keep freed memory, as every run does.
+"""
+    return f"{head}{facts(told['machine'])}.\n" + "\n".join(tables) + "\n"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
     rate = {row["contender"]: row["images_per_s"] for row in rows}
     kornias = [rate[name] for name in rate if name.startswith("kornia")]
     pil = rate.get("torchvision, PIL")
     lines = [
-        f"\n{rows[0]['case']}\n",
+        f"\n## {rows[0]['case']}\n",
         "| two views of each image | images/s | noise | x kornia | x PIL | x lightly |",
         "|---|---|---|---|---|---|",
     ]

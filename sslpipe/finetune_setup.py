@@ -379,7 +379,13 @@ def set_up_finetune(
             monitor_steps=every.monitor_steps if len(held) else 0,
             log=log,
             quarantine=quarantine,
-            guard=StepGuard([task], max_bad_steps=every.max_bad_steps, folder=run_dir),
+            guard=StepGuard(
+                [task],
+                max_bad_steps=every.max_bad_steps,
+                folder=run_dir,
+                first_step=first_step,
+                rank=shard.rank,
+            ),
             meter=meter,
             stop_requested=stop_requested,
         )

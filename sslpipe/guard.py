@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,32 @@ from torch import Tensor, nn
 
 from sslpipe.errors import UserError
 
+_STEP = re.compile(r'\{"step": (\d+),')  # how a record begins; its end may have been cut off
+
 
 class StepGuard:
     """Decides every step, from numbers that are equal on all ranks, whether the optimizer steps.
 
     modules: those whose buffers are put back. folder: where a skipped step's ids are written
-    (bad_steps.jsonl of each rank's own rows). skipped: non-finite steps so far. overflows: steps
-    that an fp16 scaler lowered its scale for, which are none of those.
+    (bad_steps.jsonl of each rank's own rows). first_step: where the run begins or goes on. skipped:
+    non-finite steps so far, those of the folder's file before first_step among them. overflows:
+    steps that an fp16 scaler lowered its scale for, which are none of those.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], *, max_bad_steps: int, folder: Path) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        *,
+        max_bad_steps: int,
+        folder: Path,
+        first_step: int,
+        rank: int,
+    ) -> None:
         self._buffers = [buffer for module in modules for buffer in module.buffers()]
         self._kept = [buffer.clone() for buffer in self._buffers]
-        self._max_bad_steps, self._folder = max_bad_steps, folder
-        self._in_a_row = 0
-        self.skipped = self.overflows = 0
+        self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
+        self._in_a_row = self.overflows = 0
+        self.skipped = len({step for step in self._recorded() if step < first_step})
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -66,8 +78,7 @@ class StepGuard:
                 self._in_a_row += 1
                 record: dict[str, Any] = {"step": step, "loss": str(value), "grad_norm": str(norm)}
                 record |= {"ids": ids.tolist(), "source_ids": source_ids.tolist()}
-                path = self._folder / f"bad_steps.{accelerator.process_index}.jsonl"
-                with open(path, "a") as file:
+                with open(self._file, "a") as file:
                     file.write(json.dumps(record) + "\n")
         optimizer.zero_grad(set_to_none=True)
         if self._in_a_row >= self._max_bad_steps:
@@ -78,6 +89,13 @@ class StepGuard:
                 "samples' ids are in bad_steps.*.jsonl"
             )
         return good
+
+    def _recorded(self) -> list[int]:
+        """Steps in the file; some twice, where a run went on from before them."""
+        if not self._file.exists():
+            return []
+        lines = self._file.read_text().splitlines()
+        return [int(match[1]) for line in lines if (match := _STEP.match(line))]
 
     @torch.no_grad()
     def _put_back(self) -> None:

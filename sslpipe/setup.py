@@ -247,7 +247,13 @@ def set_up(
             monitor_steps=every.monitor_steps if len(holdout_ids) else 0,
             log=log,
             quarantine=quarantine,
-            guard=StepGuard([model, loss_fn], max_bad_steps=every.max_bad_steps, folder=run_dir),
+            guard=StepGuard(
+                [model, loss_fn],
+                max_bad_steps=every.max_bad_steps,
+                folder=run_dir,
+                first_step=first_step,
+                rank=shard.rank,
+            ),
             cached_backward=_cached_backward(
                 recipe, model, wrapped, accelerator, shard, augment.crop_px
             ),

@@ -134,7 +134,7 @@ def scaled_step(scale, folder, monkeypatch, gradient=1.0, clip_norm=0.01):
     settings = Optim(peak_lr=1.0, weight_decay=0.1, trust_coefficient=0.1)
     optimizer = AcceleratedOptimizer(build_optimizer(model, settings), scaler=accelerator.scaler)
     accelerator._optimizers.append(optimizer)
-    guard = StepGuard([model], max_bad_steps=2, folder=folder)
+    guard = StepGuard([model], max_bad_steps=2, folder=folder, first_step=0, rank=0)
     guard.remember()
     loss = model(torch.arange(20.0).view(5, 4)).square().mean() + model[0].weight.square().sum()
     accelerator.backward(loss)
@@ -175,6 +175,14 @@ def test_an_overflow_at_scale_1_is_a_bad_step(tmp_path, fresh, monkeypatch):
     (line,) = (tmp_path / "bad_steps.0.jsonl").read_text().splitlines()
     assert json.loads(line)["ids"] == [0, 1, 2, 3, 4]
     assert json.loads(line)["source_ids"] == [9, 10, 11, 12, 13]
+
+
+def test_a_run_that_goes_on_counts_the_steps_that_it_skipped_before(tmp_path):
+    steps = (3, 8, 8, 12)  # it went on from a checkpoint between 3 and 8; the next is at 10
+    lines = [json.dumps({"step": step, "loss": "nan"}) for step in steps]
+    (tmp_path / "bad_steps.1.jsonl").write_text("\n".join([*lines, '{"st']))
+    settings = {"max_bad_steps": 2, "folder": tmp_path, "first_step": 10}
+    assert [StepGuard([], rank=rank, **settings).skipped for rank in (0, 1)] == [0, 2]
 
 
 def test_finite_gradients_of_infinite_norm_never_become_nan_weights(tmp_path, fresh, monkeypatch):

@@ -147,10 +147,8 @@ def gaussian_blur(
     if images.is_cuda or bfloat16:
         return blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
     n, channels, side, _ = images.shape
-    on_its_side = (
-        images.view(n, -1, side).mT.contiguous().view(n * side, -1)
-    )  # (n S, c S): a column, a line
-    across = _sums_of_lines(on_its_side, torch.arange(n) * side, taps)  # (n, S, c S)
+    on_its_side = images.view(n, -1, side).mT.contiguous()  # (n, S, c S): a column is a line
+    across = _sums_of_lines(on_its_side.view(n * side, -1), torch.arange(n) * side, taps)
     upright = across.mT.contiguous().view(-1, side)  # (n c S, S)
     each = Taps(*(part.repeat_interleave(channels, dim=0) for part in taps))
     return _sums_of_lines(upright, torch.arange(n * channels) * side, each).view(images.shape)
