@@ -14,6 +14,7 @@ from torch import nn
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.mixing import mixing_score
+from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError
 from sslpipe.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
@@ -82,6 +83,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     """
     device = device_of(recipe)
     check_precision(recipe.optim.precision, device.type)
+    jpeg_decoder(recipe.data, device)  # refuses one that is not there
     data = None
     if index is not None:
         split = index.split(recipe.data.split)

@@ -252,6 +252,13 @@ def test_what_a_setting_costs_is_said(recipe_of, override, message):
     assert message in warning
 
 
+@pytest.mark.parametrize("override", ["optim.precision=fp16", "data.decoder=nvjpeg"])
+def test_what_needs_a_cuda_device_is_refused_on_a_cpu(recipe_of, override):
+    key, value = override.split("=")
+    with pytest.raises(RecipeError, match=f"{key} = '{value}' needs a CUDA device"):
+        check(recipe_of(override, "run.device=cpu"), None)
+
+
 def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(recipe_of):
     queue = ("loss.kind=moco", "loss.queue_rows=96")
     with pytest.raises(RecipeError, match=r"add a section \[momentum\]"):
