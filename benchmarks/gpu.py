@@ -157,7 +157,7 @@ def nvjpeg(device: torch.device) -> dict[str, float]:
         first = decoder(many)[0]
     except ImportError:
         raise Skipped("torchcodec is not installed: pip install 'sslpipe[nvjpeg]'") from None
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise Skipped(f"torchcodec has no nvJPEG: {str(error).splitlines()[0]}") from None
     cpu_s = seconds(lambda: [decode(raw, 256) for raw in many], device)
     return {

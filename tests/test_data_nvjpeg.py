@@ -21,6 +21,17 @@ from sslpipe.recipe import Data, Run
 from tests.dataset import picture, write_dataset
 from tests.test_data_decode import encoded, photo
 
+
+def works() -> bool:
+    """Whether torchcodec's libraries fit torch's; where it is not installed, tests fail."""
+    try:
+        DeviceDecoder(torch.device("cpu"))
+    except OSError:
+        return False
+    return True
+
+
+needs_torchcodec = pytest.mark.skipif(not works(), reason="torchcodec was built for another torch")
 LEVELS = 8  # of 255, that decoders may differ by in a pixel where colours are sharp
 DEVICES = [
     "cpu",
@@ -34,6 +45,7 @@ DEVICES = [
 ]
 
 
+@needs_torchcodec
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("canvas_px", [64, 40])
@@ -86,6 +98,7 @@ def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(
     assert max(calls) > 1
 
 
+@needs_torchcodec
 @pytest.mark.parametrize("source", [batches, resident_batches])
 def test_one_that_it_refuses_costs_neither_the_others_nor_the_run(
     tmp_path: Path, source: Callable[..., Iterator[Batch]]

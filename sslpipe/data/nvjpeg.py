@@ -19,7 +19,8 @@ from sslpipe.recipe import Data
 class DeviceDecoder:
     """torchcodec's decoder on a device: JPEGs in grey or YCbCr -> (h, w, 3) uint8, not turned.
 
-    Raises: RuntimeError where one of them cannot be decoded, ImportError without torchcodec.
+    Raises: RuntimeError where one of them cannot be decoded; ImportError without torchcodec,
+    OSError where its libraries do not fit torch's.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -57,9 +58,9 @@ def jpeg_decoder(data: Data, device: torch.device) -> DeviceDecoder | None:
         decoder([simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8))])
     except ImportError as error:
         raise RecipeError(f"{problem}torchcodec: pip install 'sslpipe[nvjpeg]'") from error
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise RecipeError(
-            f"{problem}a torchcodec built for this CUDA ({str(error).splitlines()[0]}); "
-            "set data.decoder = 'cpu'"
+            f"{problem}a torchcodec built for this torch and its CUDA "
+            f"({str(error).splitlines()[0]}); set data.decoder = 'cpu'"
         ) from error
     return decoder
