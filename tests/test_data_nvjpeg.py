@@ -64,7 +64,7 @@ def test_it_gives_what_the_own_decoder_gives(device: str, mode: str, canvas_px: 
         assert difference.mean() <= 1
 
 
-def test_only_plain_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere() -> None:
+def test_only_whole_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere() -> None:
     whole = encoded(photo(), "JPEG")
     at = whole.index(b"\xff\xc0")  # the frame header: height and width follow
     bomb = whole[: at + 5] + b"\xff\xff\xff\xff" + whole[at + 9 :]
@@ -72,7 +72,7 @@ def test_only_plain_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere() -> 
     exif[0x0112] = 6
     turned = encoded(photo(), "JPEG", exif=exif.tobytes())
     cmyk = encoded(photo().convert("CMYK"), "JPEG")
-    others = [encoded(photo(), "PNG"), turned, cmyk, whole[:20], b""]
+    others = [encoded(photo(), "PNG"), turned, cmyk, whole[:20], whole[:-20], b""]
     assert is_plain_jpeg(whole)
     assert not any(map(is_plain_jpeg, [*others, bomb]))
 
@@ -98,17 +98,23 @@ def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(
     assert max(calls) > 1
 
 
-@needs_torchcodec
 @pytest.mark.parametrize("source", [batches, resident_batches])
-def test_one_that_it_refuses_costs_neither_the_others_nor_the_run(
+def test_what_it_refuses_is_decoded_as_ever_and_one_cut_short_is_never_given_to_it(
     tmp_path: Path, source: Callable[..., Iterator[Batch]]
 ) -> None:
     jpegs = {number: encoded(photo(16, 16, seed=number), "JPEG") for number in range(32)}
-    jpegs[5] = jpegs[5][:300]  # no decoder can
+    jpegs[5] = jpegs[5][:-20]
     split = load_index(write_dataset(tmp_path, (16, 16), broken=jpegs)).split("train")
     bad: list[Quarantined] = []
-    batch = first_batch(source, split, DeviceDecoder(torch.device("cpu")), bad, batch_size=32)
+    asked: set[bytes] = set()
+
+    def decoder(raws: list[Buffer]) -> list[Pixels]:
+        asked.update(map(bytes, raws))
+        raise RuntimeError("nvJPEG: status 5")
+
+    batch = first_batch(source, split, decoder, bad, batch_size=32)
     assert [record.id for record in bad] == [5]
+    assert asked == set(jpegs.values()) - {jpegs[5]}
     for image, sample in zip(batch.images, batch.source_ids.tolist(), strict=True):
         assert torch.equal(image, torch.from_numpy(decode(jpegs[sample], 16)))
 

@@ -65,8 +65,9 @@ def decode(raw: Buffer, canvas_px: int, decoded: Pixels | None = None) -> Pixels
 
 
 def is_plain_jpeg(raw: Buffer) -> bool:
-    """Whether it is, by its header, an upright JPEG in grey or YCbCr of a size that is allowed."""
-    if image_kind(raw) != "jpg":
+    """Whether it is, by its first and last bytes, a whole, upright JPEG in grey or YCbCr of a size
+    that is allowed: what any decoder makes the same of."""
+    if image_kind(raw) != "jpg" or raw[-2:] != b"\xff\xd9":  # no end: cut short
         return False
     try:
         _check_size(*header_size(raw))
