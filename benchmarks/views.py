@@ -11,7 +11,7 @@ Each contender has a fresh process, which waits while another measures; they tak
 times. Time is the process's CPU time (wall time with more threads or on a GPU); the figure is the
 median call of the quietest round, "noise" how much slower the median round was: on an idle machine
 a few per cent. The limit: one copy of the float32 views, measured in the same run. Ours and the
-limit keep freed memory (sslpipe.ops.allocator), as every run does; it is worth 3-7 % here.
+limit keep freed memory (sslpipe.ops.allocator), as every run does; it is worth up to 7 % here.
 Ratios are against torchvision on PIL images and the faster of kornia's two crops. `--cases ""`
 measures nothing and writes the tables of what --json holds.
 """

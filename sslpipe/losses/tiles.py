@@ -15,8 +15,8 @@ from sslpipe.losses.products import Multiply
 
 LARGEST_PLAIN_EXPONENT = 50.0  # nats; exp(±50) and sums of 1e12 of them are normal float32 numbers
 # Tiles are kept between the two passes where the similarities, if symmetric half of them, fit in
-# this: up to 2,500 rows in float32. It saves a quarter of the time; to keep some of many would save
-# less than it costs in memory.
+# this: up to 2,500 rows in float32. It saves a fifth of the time at 2,048 rows; to keep some of
+# many would save less than it costs in memory.
 KEPT_TILES_BYTES = 12 * 2**20
 BITS = math.log2(math.e)  # of a nat
 
