@@ -7,6 +7,7 @@ needs all pairs, the log-sum-exps and their gradient, is made here in tiles.
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -126,11 +127,18 @@ def contrast(
     derivatives: (row_loss, its gradient in v, in sums (terms, N, 2)); None: autograd finds them.
     """
     needs_grad = torch.is_grad_enabled() and (z_a.requires_grad or z_b.requires_grad)
-    with torch.no_grad(), torch.autocast(z_a.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(z_a.device.type):
         derivatives = derivatives or partial(_differentiate, row_loss)
         wanted = derivatives if needs_grad else None
         loss, grad = _loss_and_grad(z_a, z_b, anchors, row_loss, engine, wanted)
     return loss if grad is None else with_gradient(loss, grad, z_a, z_b)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Entered only where it is on: with 128 rows that saves a twentieth of the loss's time."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def with_gradient(loss: Tensor, grad: Tensor, *inputs: Tensor) -> Tensor:
@@ -165,22 +173,21 @@ def _loss_and_grad(
 ) -> tuple[Tensor, Tensor | None]:
     """The global loss () and, if wanted, W times the gradient of this rank's rows (B, 2, D)."""
     shard, counts, groups = current_shard(), anchors.counts, anchors.groups
-    first = sum(counts[: shard.rank])
+    alone, first = shard.world == 1, sum(counts[: shard.rank])
     mine = slice(first, first + counts[shard.rank])
-    wide = torch.promote_types(z_a.dtype, torch.float32)
-    v, inverse_norms = normalised(
-        all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide), engine.temperature**-0.5
-    )  # (N, 2, D), (N, 2, 1)
+    wide = torch.float64 if z_a.dtype == torch.float64 else torch.float32
+    z = all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide)
+    v, inverse_norms = normalised(z, engine.temperature**-0.5)  # (N, 2, D), (N, 2, 1)
 
-    # the images of the tiles' rows and columns: by group, where groups are, so that few tiles hold
-    # pairs that must be left out
-    own: Tensor | slice = mine
-    everyone: Tensor | slice = slice(None)
+    # the images of the tiles' rows and columns, None: all in their order. By group, where groups
+    # are, so that few tiles hold pairs that must be left out
+    own: Tensor | slice | None = None if alone else mine
+    everyone: Tensor | None = None
     if groups is not None:
         everyone = groups.argsort(stable=True)
         own = everyone[(everyone >= mine.start) & (everyone < mine.stop)]
-    columns = v[everyone].flatten(0, 1)  # (2N, D)
-    rows = columns if shard.world == 1 else v[own].flatten(0, 1)
+    columns = (v if everyone is None else v[everyone]).flatten(0, 1)  # (2N, D)
+    rows = columns if alone else v[own].flatten(0, 1)
     largest = 1 / engine.temperature
     multiply = Multiply(engine.products, v, largest, len(columns) ** 2)
     tiles = Tiles(
@@ -190,37 +197,37 @@ def _loss_and_grad(
         multiply=multiply,
         tile_rows=engine.tile_rows or (512 if v.device.type == "cpu" else 4096),
         terms=engine.terms,
-        symmetric=shard.world == 1,
+        symmetric=alone,
         pairs_at=2 * first if groups is None else None,
         groups=None if groups is None else (_per_view(groups[own]), _per_view(groups[everyone])),
     )
     with multiply.kernels():
         sums = tiles.log_sums().view(len(engine.terms), -1, 2)  # (terms, B, 2)
-        if own is not mine or shard.world > 1:
+        if own is not None:
             placed = v.new_empty(len(engine.terms), *v.shape[:2])  # (terms, N, 2)
             placed[:, own] = sums
             sums = placed
-        if shard.world > 1:
+        if not alone:
             sums = all_gather_rows(sums[:, mine].transpose(0, 1), counts).transpose(0, 1)
         if derivatives is None:
             return row_loss(v, sums.unbind(), anchors), None
 
         loss, grad, pull = derivatives(v, sums.unbind(), anchors)  # grad: (N, 2, D)
-        of_rows = pull[:, own].flatten(1), sums[:, own].flatten(1)  # (terms, 2B)
+        of_rows = _of_anchors(pull, own), _of_anchors(sums, own)
         of_columns = None
-        if shard.world > 1:
-            of_columns = pull[:, everyone].flatten(1), sums[:, everyone].flatten(1)  # (terms, 2N)
+        if not alone:
+            of_columns = _of_anchors(pull, everyone), _of_anchors(sums, everyone)
         if groups is None:
-            tiles.add_gradient(grad[mine].view(tiles.rows.shape), *of_rows, of_columns)
+            into = grad if own is None else grad[own]
+            tiles.add_gradient(into.view(rows.shape), *of_rows, of_columns)
         else:
-            part = torch.zeros_like(tiles.rows)
+            part = torch.zeros_like(rows)
             tiles.add_gradient(part, *of_rows, of_columns)
             grad[own] += part.view(-1, *v.shape[1:])
-    if shard.world > 1:
-        grad = grad[mine].clone()  # what waits for backward is not everyone's
-    grad = across(grad, v[mine], engine.temperature)
-    scale = inverse_norms[mine]
-    return loss, grad.mul_(scale if shard.world == 1 else scale * shard.world)
+    if not alone:
+        # what waits for backward is not everyone's
+        v, inverse_norms, grad = v[mine], inverse_norms[mine] * shard.world, grad[mine].clone()
+    return loss, across(grad, v, engine.temperature).mul_(inverse_norms)
 
 
 def _differentiate(
@@ -234,6 +241,11 @@ def _differentiate(
     return loss.detach(), of_v, torch.stack(of_sums)
 
 
+def _of_anchors(numbers: Tensor, images: Tensor | slice | None) -> Tensor:
+    """(terms, N, 2) -> (terms, 2n): those of these images, None: of all."""
+    return (numbers if images is None else numbers[:, images]).flatten(1)
+
+
 def _per_view(of_images: Tensor) -> Tensor:
     return of_images.repeat_interleave(2)
 
@@ -241,18 +253,16 @@ def _per_view(of_images: Tensor) -> Tensor:
 def normalised(z: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
     """Rows of z (..., D) at that length, and what each was multiplied by (..., 1).
 
-    A zero row stays zero, with 0. Divided by the largest entry first, so that lengths near the
-    limits of the dtype are exact too.
+    A zero row stays zero, with 0. Squares are summed in float64, so float32 rows of any length will
+    do.
     """
-    largest = z.abs().amax(-1, keepdim=True)  # 10 times faster than the norm of that name
-    factor = largest.reciprocal().masked_fill_(largest < torch.finfo(z.dtype).tiny, 0)
-    scaled = z * factor
-    again = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    again = again.clamp_min_(0.5).reciprocal_().mul_(length)
-    return scaled.mul_(again), factor.mul_(again)
+    norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64)
+    factors = norms.reciprocal_().mul_(length).to(z.dtype)
+    factors = factors.nan_to_num_(nan=math.nan, posinf=0)  # 1 / 0 is 0, and NaN is to be seen
+    return z * factors, factors
 
 
 def across(grad: Tensor, v: Tensor, scale: float) -> Tensor:
     """The part of grad across v, in place: cosines know no length. scale: 1 / |v|^2."""
-    along = torch.bmm(v.reshape(-1, 1, v.shape[-1]), grad.reshape(-1, v.shape[-1], 1))  # (R, 1, 1)
-    return grad.addcmul_(v, along.view(*v.shape[:-1], 1), value=-scale)
+    along = (v * grad).sum(-1, keepdim=True)
+    return grad.addcmul_(v, along, value=-scale)

@@ -5,7 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, current_shard, row_counts
-from sslpipe.losses.contrast import across, check_settings, check_views, normalised, with_gradient
+from sslpipe.losses.contrast import (
+    across,
+    check_settings,
+    check_views,
+    normalised,
+    with_gradient,
+    without_autocast,
+)
 from sslpipe.losses.products import Multiply, Products
 from sslpipe.losses.tiles import Tiles
 
@@ -74,7 +81,7 @@ class MoCoLoss(nn.Module):
             raise ValueError("a contrastive loss of an empty batch is not defined")
         if ids is None:
             ids = torch.full_like(z_a[:, 0], -1, dtype=torch.int64)
-        with torch.no_grad(), torch.autocast(z_a.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(z_a.device.type):
             wide = torch.promote_types(z_a.dtype, self.keys.dtype)
             keys, _ = normalised(z_b.to(wide))
             loss, grad = self._loss_and_grad(z_a.to(wide), keys, ids, counts)

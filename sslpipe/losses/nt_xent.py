@@ -67,20 +67,24 @@ class NTXentLoss(nn.Module):
 def _nt_xent(v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:
     """-log p of the positive, which is no part of the sum: a loss near 0 keeps its digits."""
     del anchors
-    return -F.logsigmoid(_margin(v, sums)).mean()
+    v_a, v_b = v.unbind(1)
+    return _softplus(_excess(v_a, v_b, sums)).mean()
 
 
 def _nt_xent_derivatives(v: Tensor, sums: Sums, anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:
     """As autograd would find them, in a third of its time: small batches feel it."""
     del anchors
-    margin = _margin(v, sums)
-    missing = torch.sigmoid(-margin).div_(margin.numel())  # 1 - p of the positive, over 2N
     v_a, v_b = v.unbind(1)
-    of_v = torch.stack([v_b, v_a], dim=1).mul_(missing.sum(1)[:, None, None].neg_())
-    return -F.logsigmoid(margin).mean(), of_v, missing[None]
+    excess = _excess(v_a, v_b, sums)
+    missing = torch.sigmoid(excess).div_(excess.numel())  # 1 - p of the positive, over 2N
+    pulls = missing.sum(1).neg_().view(-1, 1, 1)
+    return _softplus(excess).mean(), v.flip(1).mul_(pulls), missing.unsqueeze(0)
 
 
-def _margin(v: Tensor, sums: Sums) -> Tensor:
-    """(N, 2): each anchor's positive less its log-sum-exp."""
-    v_a, v_b = v.unbind(1)
-    return (v_a * v_b).sum(1, keepdim=True) - sums[0]
+def _excess(v_a: Tensor, v_b: Tensor, sums: Sums) -> Tensor:
+    """(N, 2): each anchor's log-sum-exp less its positive."""
+    return sums[0] - (v_a * v_b).sum(1, keepdim=True)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return F.softplus(x, threshold=40)  # above, float64 too knows no difference from x

@@ -1,7 +1,7 @@
 """How tiles multiply: at what precision, and with which of the machine's kernels."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Literal
 
@@ -30,14 +30,18 @@ class Multiply:
         self.native = self.low and self.device_type == "cpu" and _bfloat16_without_amx()
         self.native_similarities = self.native and largest <= LARGEST_BFLOAT16_SIMILARITY
 
+    def factor(self, x: Tensor) -> Tensor:
+        """x as `similarities` takes it: rounded once, where it is rounded."""
+        return x.bfloat16() if self.native_similarities else x
+
     def operand(self, x: Tensor) -> Tensor:
-        """x as `add` takes it: rounded once, where it is rounded."""
+        """x as `add` takes it, likewise."""
         return x.bfloat16() if self.native else x
 
     def similarities(self, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """out (R, C) = left (R, D) right (C, D)^T."""
+        """out (R, C) = left (R, D) right (C, D)^T, both factors."""
         if self.native_similarities:
-            out.copy_(torch.mm(left.bfloat16(), right.bfloat16().T))
+            out.copy_(torch.mm(left, right.T))
         else:
             torch.mm(left, right.T, out=out)
 
@@ -48,17 +52,14 @@ class Multiply:
         else:
             torch.addmm(out, weights, x, out=out)
 
-    @contextmanager
-    def kernels(self) -> Iterator[None]:
+    def kernels(self) -> AbstractContextManager[None]:
         """Let the process choose this precision's kernels; what it chose before comes back."""
         on_cpu = self.device_type == "cpu"
         if self.few or not (self.low or (on_cpu and _onednn_keeps_float32())):
-            yield
-            return
-        with _allowed(
+            return nullcontext()
+        return _allowed(
             torch.backends.mkldnn if on_cpu else torch.backends.cuda, "bf16" if on_cpu else "tf32"
-        ):
-            yield
+        )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ is several times quicker than exp.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,15 +28,12 @@ class Term(NamedTuple):
     sign: int = 1
 
 
-class Block(NamedTuple):
-    """Consecutive rows."""
+class Groups(NamedTuple):
+    """Of the rows or columns of one block: (r,) int64, ascending, and its ends as numbers."""
 
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.stop)
+    of_each: Tensor
+    first: int
+    last: int
 
 
 class Tiles:
@@ -63,62 +60,58 @@ class Tiles:
         groups: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.rows, self.columns, self.multiply, self.terms = rows, columns, multiply, terms
-        self.symmetric, self.pairs_at, self.groups = symmetric, pairs_at, groups
+        self.symmetric, self.pairs_at = symmetric, pairs_at
         # with exponents this small neither a sum nor a term leaves float32's normal range
         self.plain = largest <= LARGEST_PLAIN_EXPONENT and terms == (Term(),)
         tile_rows += tile_rows % 2  # a tile never cuts an image's two views apart
-        self.row_blocks = _blocks(rows.shape[0], tile_rows)
-        self.column_blocks = _blocks(columns.shape[0], tile_rows)
-        area = min(tile_rows, rows.shape[0]) * min(tile_rows, columns.shape[0])
-        self.buffers = [rows.new_empty(area) for _ in range(2 if self.plain else 3)]
+        self.tile_rows = tile_rows
+        self.buffers: dict[int, Tensor] = {}
         numbers = rows.shape[0] * columns.shape[0] // (2 if symmetric else 1)
         self.keep = self.plain and numbers * rows.element_size() <= KEPT_TILES_BYTES
         self.kept: dict[tuple[int, int], Tensor] = {}
-        if groups is not None:
-            self.row_groups, self.column_groups = (
-                [(int(g[b.start]), int(g[b.stop - 1])) for b in blocks]
-                for g, blocks in zip(
-                    (g.cpu() for g in groups), (self.row_blocks, self.column_blocks), strict=True
-                )
-            )
+        self.groups = None if groups is None else [self._of_blocks(part) for part in groups]
 
-    def tiles(self) -> Iterator[tuple[Block, Block, Tensor]]:
+    def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
         """Row block, column block, similarities in bits (-inf: left out), in a reused buffer."""
-        for i, rows in enumerate(self.row_blocks):
-            left = self.rows[rows.rows] * BITS
-            for j, columns in enumerate(self.column_blocks):
+        factors = self._blocks(self.multiply.factor(self.columns))
+        for i, rows in enumerate(self._blocks(self.rows)):
+            left: Tensor | None = None
+            for j, right in enumerate(factors):
                 if self.symmetric and j < i:
                     continue
                 tile = self.kept.get((i, j))
                 if tile is None:
-                    shape = rows.stop - rows.start, columns.stop - columns.start
+                    if left is None:
+                        left = self.multiply.factor(rows * BITS)
+                    shape = left.shape[0], right.shape[0]
                     if self.keep:
-                        tile = self.kept[i, j] = left.new_empty(shape)
+                        tile = self.kept[i, j] = rows.new_empty(shape)
                     else:
                         tile = self._buffer(0, shape)
-                    self.multiply.similarities(left, self.columns[columns.rows], out=tile)
+                    self.multiply.similarities(left, right, out=tile)
                     self._leave_out(tile, i, j)
                     if self.plain:
                         tile.exp2_()  # from here on 2^x
-                yield rows, columns, tile
+                yield i, j, tile
 
     def log_sums(self) -> Tensor:
         """(terms, R): for each term and row the log of its sum, in nats; -inf where it is empty."""
         shape = len(self.terms), self.rows.shape[0]
         total = self.rows.new_full(shape, 0.0 if self.plain else -math.inf)
-        for rows, columns, tile in self.tiles():
-            mirrored = self.symmetric and rows != columns
+        parts = self._blocks(total, dim=1)
+        for i, j, tile in self.tiles():
+            mirrored = self.symmetric and i != j
             if self.plain:
-                total[0, rows.rows] += tile.sum(1)
+                parts[i].add_(tile.sum(1))
                 if mirrored:
-                    total[0, columns.rows] += tile.sum(0)
+                    parts[j].add_(tile.sum(0))
                 continue
             for k, term in enumerate(self.terms):
                 powered, spare = (self._buffer(n, tile.shape) for n in (1, 2))
                 torch.mul(tile, term.power, out=powered)
-                _log_add(total[k, rows.rows], powered, 1, spare)
+                _log_add(parts[i][k], powered, 1, spare)
                 if mirrored:
-                    _log_add(total[k, columns.rows], powered, 0, spare)
+                    _log_add(parts[j][k], powered, 0, spare)
         return total.log_() if self.plain else total.div_(BITS)
 
     def add_gradient(
@@ -130,26 +123,27 @@ class Tiles:
         None where the columns take no gradient. Symmetric tiles need none: it is that of the rows.
         """
         of_rows = self._factors(pull, log_sums)
-        of_columns = None if columns is None else self._factors(*columns)
-        if self.symmetric:
-            of_columns = of_rows
-        operand = self.multiply.operand(self.columns)
-        for rows, cols, tile in self.tiles():
-            at_rows = of_rows[:, rows.rows, None]
-            at_columns = None if of_columns is None else of_columns[:, cols.rows]
-            weights = self.multiply.operand(self._weights(tile, at_rows, at_columns))
-            self.multiply.add(into[rows.rows], weights, operand[cols.rows])
-            if self.symmetric and rows != cols:
-                self.multiply.add(into[cols.rows], weights.T, operand[rows.rows])
+        at_rows = self._blocks(of_rows.unsqueeze(-1), dim=-2)
+        operands = self._blocks(self.multiply.operand(self.columns))
+        at_columns: Sequence[Tensor | None] = [None] * len(operands)
+        if self.symmetric or columns is not None:
+            of_columns = of_rows if columns is None else self._factors(*columns)
+            at_columns = self._blocks(of_columns.unsqueeze(-2), dim=-1)
+        parts = self._blocks(into)
+        for i, j, tile in self.tiles():
+            weights = self.multiply.operand(self._weights(tile, at_rows[i], at_columns[j]))
+            self.multiply.add(parts[i], weights, operands[j])
+            if self.symmetric and i != j:
+                self.multiply.add(parts[j], weights.T, operands[i])
 
     def _factors(self, pull: Tensor, log_sums: Tensor) -> Tensor:
-        """dL/d(sum) (terms, R), what a power of 2 is multiplied with; not plain: its |log2|.
+        """dL/d(sum) (R,), what a power of 2 is multiplied with; not plain: its |log2| (terms, R).
 
         An empty sum, of log -inf, has no pull, and its factor is 0.
         """
         if self.plain:
-            # 1 / sum is in range but for the empty sum's infinity, which times 0 would be NaN
-            return (-log_sums).exp_().mul_(pull).masked_fill_(log_sums == -math.inf, 0)
+            # the least sum is above exp(-60); an empty one's infinity times 0 would be NaN
+            return (-log_sums[0]).clamp_max_(60).exp_().mul_(pull[0])
         powers = pull.new_tensor([term.power for term in self.terms])[:, None]
         lowest = torch.finfo(pull.dtype).min
         return (pull.abs() * powers).log2_() - (log_sums * BITS).clamp_min(lowest)
@@ -159,9 +153,8 @@ class Tiles:
         other = self._buffer(1, tile.shape)
         if self.plain:
             if at_columns is None:
-                return torch.mul(tile, at_rows[0], out=other)
-            torch.add(at_rows[0], at_columns[0], out=other)
-            return other.mul_(tile)
+                return torch.mul(tile, at_rows, out=other)
+            return torch.add(at_rows, at_columns, out=other).mul_(tile)
         weights, powered = other.zero_(), self._buffer(2, tile.shape)
         for k, term in enumerate(self.terms):
             for offsets in (at_rows, at_columns):
@@ -172,21 +165,33 @@ class Tiles:
 
     def _leave_out(self, tile: Tensor, i: int, j: int) -> None:
         if self.groups is not None:
-            (row_first, row_last), (first, last) = self.row_groups[i], self.column_groups[j]
-            if row_first <= last and first <= row_last:
-                of_rows = self.groups[0][self.row_blocks[i].rows]
-                of_columns = self.groups[1][self.column_blocks[j].rows]
-                tile.masked_fill_(of_rows[:, None] == of_columns, -math.inf)
+            of_rows, of_columns = self.groups[0][i], self.groups[1][j]
+            if of_rows.first <= of_columns.last and of_columns.first <= of_rows.last:
+                same = of_rows.of_each[:, None] == of_columns.of_each
+                tile.masked_fill_(same, -math.inf)
         elif self.pairs_at is not None:
-            row = self.pairs_at + self.row_blocks[i].start
-            _fill_pairs(tile, row, self.column_blocks[j].start)
+            _fill_pairs(tile, self.pairs_at + i * self.tile_rows, j * self.tile_rows)
 
     def _buffer(self, n: int, shape: torch.Size | tuple[int, int]) -> Tensor:
-        return self.buffers[n][: shape[0] * shape[1]].view(shape)
+        """The nth of the memories that tiles share, for as long as the next tile is not made."""
+        if n not in self.buffers:  # the first tile is the largest
+            self.buffers[n] = self.rows.new_empty(shape)
+        buffer = self.buffers[n]
+        if buffer.shape == shape:
+            return buffer
+        return buffer.flatten()[: shape[0] * shape[1]].view(shape)
 
+    def _blocks(self, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+        """x cut where the tiles are; no block where it is empty."""
+        if 0 < x.shape[dim] <= self.tile_rows:
+            return (x,)
+        return torch.split(x, self.tile_rows, dim) if x.shape[dim] else ()
 
-def _blocks(rows: int, size: int) -> list[Block]:
-    return [Block(start, min(start + size, rows)) for start in range(0, rows, size)]
+    def _of_blocks(self, groups: Tensor) -> list[Groups]:
+        return [
+            Groups(block, int(copy[0]), int(copy[-1]))
+            for block, copy in zip(self._blocks(groups), self._blocks(groups.cpu()), strict=True)
+        ]
 
 
 def _fill_pairs(tile: Tensor, row: int, column: int) -> None:
