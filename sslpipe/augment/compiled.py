@@ -33,7 +33,8 @@ def compiled_colours(**options: Any) -> Colours:
 
 
 def _on_any_rows(kernel: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    rows = tuple(part.contiguous() for part in rows)
+    # .data: of a view the compiler looks at what it is a view of too, and compiles for each kind
+    rows = tuple(part.contiguous().data for part in rows)
     if len(rows[0]) > 1:  # the compiler takes 1 for a constant
         for part in rows:
             torch._dynamo.mark_dynamic(part, 0)

@@ -88,10 +88,7 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
         return crop_by_products(images, crops)
     height, width = images.shape[2:]
     lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
-    side = crops.down.places.shape[1]
-    views = torch.empty(len(crops.boxes), 3, side, side)
-    _crop(lines.reshape(-1, 3 * width), crops.source * height, crops, out=views)
-    return views
+    return _crop(lines.reshape(-1, 3 * width), crops.source * height, crops)
 
 
 def crop_by_products(images: Tensor, crops: Crops) -> Tensor:
@@ -114,18 +111,18 @@ def crop_apart(images: Tensor, crops: Crops) -> Tensor:
         box = images[image, :, top : top + height, first:last].permute(1, 2, 0)
         lines = box.to(torch.float32, memory_format=torch.contiguous_format)
         this = slice(row, row + 1)
-        _crop(lines.reshape(height, -1), _FIRST, crops.rows(this), out=views[this])
+        views[this] = _crop(lines.reshape(height, -1), _FIRST, crops.rows(this))
     return views
 
 
-def _crop(lines: Tensor, first: Tensor, crops: Crops, out: Tensor) -> None:
+def _crop(lines: Tensor, first: Tensor, crops: Crops) -> Tensor:
     """lines (m, 3 W) of images, pixel by pixel; first (n,): where the image of each crop begins."""
     n, side, _ = crops.down.places.shape
     down = _sums_of_lines(lines, first, crops.down)  # (n, S, 3 W)
-    on_its_side = down.mT.contiguous().view(-1, 3 * side)  # (n W, 3 S): a column is a line
+    columns = turned(down).view(-1, 3 * side)  # (n W, 3 S)
     first = torch.arange(n) * (lines.shape[1] // 3)
-    across = _sums_of_lines(on_its_side, first, crops.across)  # (n, S, 3 S)
-    out.view(n, 3 * side, side).copy_(across.mT)
+    across = _sums_of_lines(columns, first, crops.across)  # (n, S, 3 S)
+    return turned(across).view(n, 3, side, side)
 
 
 def gaussian_blur(
@@ -147,9 +144,9 @@ def gaussian_blur(
     if images.is_cuda or bfloat16:
         return blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
     n, channels, side, _ = images.shape
-    on_its_side = images.view(n, -1, side).mT.contiguous()  # (n, S, c S): a column is a line
-    across = _sums_of_lines(on_its_side.view(n * side, -1), torch.arange(n) * side, taps)
-    upright = across.mT.contiguous().view(-1, side)  # (n c S, S)
+    columns = turned(images.view(n, -1, side)).view(n * side, -1)  # (n S, c S)
+    across = _sums_of_lines(columns, torch.arange(n) * side, taps)  # (n, S, c S)
+    upright = turned(across).view(-1, side)  # (n c S, S)
     each = Taps(*(part.repeat_interleave(channels, dim=0) for part in taps))
     return _sums_of_lines(upright, torch.arange(n * channels) * side, each).view(images.shape)
 
@@ -244,6 +241,16 @@ def _sums_of_lines(lines: Tensor, first: Tensor, taps: Taps) -> Tensor:
         mode="sum",
     )
     return sums.view(n, out_px, -1)
+
+
+def turned(images: Tensor) -> Tensor:
+    """(n, r, c) contiguous -> (n, c, r) contiguous: images.mT.contiguous(), 3 to 5 times as quick.
+
+    A shuffle of channels is the same move, and its kernel does it in blocks of 16 x 16.
+    """
+    n, rows, columns = images.shape
+    channels = images.view(1, n, 1, rows * columns).permute(0, 3, 1, 2)  # (1, r c, n, 1)
+    return F.channel_shuffle(channels, rows).permute(0, 2, 3, 1).view(n, columns, rows)
 
 
 def _matrices(taps: Taps, in_px: int) -> Tensor:

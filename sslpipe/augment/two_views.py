@@ -24,10 +24,10 @@ from sslpipe.augment.resample import (
     crop_together,
     gaussian_blur,
     plan_crops,
+    turned,
 )
 from sslpipe.data.pipeline import Batch
 
-_SMALL_PX = 64  # views up to this long are written together
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
 _CPU_CHUNK_BYTES = 2**21  # of float views; measured from 2**19 to 2**22 at 32, 96 and 224 px
 _GPU_CHUNK_BYTES = 2**28
@@ -202,15 +202,13 @@ class FusedViews(nn.Module):
         return max(1, limit // (3 * 4 * self.crop_px**2))
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
-        """Rows of the views. On a CPU large ones are copied faster one by one."""
-        if views.is_cuda or self.crop_px <= _SMALL_PX:
-            lines = chunk.permute(0, 2, 3, 1).to(views.dtype).reshape(len(rows), -1)
-            views.permute(0, 2, 3, 1).view(len(views), -1).index_copy_(
-                0, rows.to(views.device), lines
-            )
+        """Rows of the views."""
+        if views.is_cuda:
+            pixels = chunk.flatten(2).mT.to(views.dtype)  # (n, S S, 3)
         else:
-            for row, view in zip(rows.tolist(), chunk, strict=True):
-                views[row].copy_(view)
+            pixels = turned(chunk.flatten(2)).to(views.dtype)
+        lines = views.permute(0, 2, 3, 1).view(len(views), -1)
+        lines.index_copy_(0, rows.to(views.device), pixels.reshape(len(rows), -1))
 
 
 Views = FusedViews | KorniaViews
