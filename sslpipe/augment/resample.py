@@ -22,7 +22,6 @@ TOGETHER_PX = 96  # images up to this long are read whole, those of many views i
 _LAST_SIGMAS = 5.9
 _CUT_PX = 16  # embedding_bag compiles a kernel for each width that it meets: 0.35 ms
 _FEW_TAPS = 5  # blurs of so few are sums of shifted images
-_FIRST = torch.zeros(1, dtype=torch.int64)
 
 
 class Taps(NamedTuple):
@@ -88,7 +87,8 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
         return crop_by_products(images, crops)
     height, width = images.shape[2:]
     lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
-    return _crop(lines.reshape(-1, 3 * width), crops.source * height, crops)
+    first = (crops.source * height).int()[:, None, None]
+    return _crop(lines.reshape(-1, 3 * width), first, crops)
 
 
 def crop_by_products(images: Tensor, crops: Crops) -> Tensor:
@@ -111,17 +111,17 @@ def crop_apart(images: Tensor, crops: Crops) -> Tensor:
         box = images[image, :, top : top + height, first:last].permute(1, 2, 0)
         lines = box.to(torch.float32, memory_format=torch.contiguous_format)
         this = slice(row, row + 1)
-        views[this] = _crop(lines.reshape(height, -1), _FIRST, crops.rows(this))
+        views[this] = _crop(lines.reshape(height, -1), None, crops.rows(this))
     return views
 
 
-def _crop(lines: Tensor, first: Tensor, crops: Crops) -> Tensor:
-    """lines (m, 3 W) of images, pixel by pixel; first (n,): where the image of each crop begins."""
+def _crop(lines: Tensor, first: Tensor | None, crops: Crops) -> Tensor:
+    """lines (m, 3 W) of images, pixel by pixel; first: where the image of each crop begins."""
     n, side, _ = crops.down.places.shape
-    down = _sums_of_lines(lines, first, crops.down)  # (n, S, 3 W)
+    down = _sums_of_lines(lines, crops.down, first)  # (n, S, 3 W)
     columns = turned(down).view(-1, 3 * side)  # (n W, 3 S)
-    first = torch.arange(n) * (lines.shape[1] // 3)
-    across = _sums_of_lines(columns, first, crops.across)  # (n, S, 3 S)
+    first = _first_lines(n, lines.shape[1] // 3) if n > 1 else None
+    across = _sums_of_lines(columns, crops.across, first)  # (n, S, 3 S)
     return turned(across).view(n, 3, side, side)
 
 
@@ -144,11 +144,12 @@ def gaussian_blur(
     if images.is_cuda or bfloat16:
         return blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
     n, channels, side, _ = images.shape
-    columns = turned(images.view(n, -1, side)).view(n * side, -1)  # (n S, c S)
-    across = _sums_of_lines(columns, torch.arange(n) * side, taps)  # (n, S, c S)
-    upright = turned(across).view(-1, side)  # (n c S, S)
-    each = Taps(*(part.repeat_interleave(channels, dim=0) for part in taps))
-    return _sums_of_lines(upright, torch.arange(n * channels) * side, each).view(images.shape)
+    taps = Taps(*(part.repeat_interleave(channels, dim=0) for part in taps))
+    taps.places.add_(_first_lines(n * channels, side))
+    planes = images.view(n * channels, side, side)
+    for _ in range(2):
+        planes = turned(_sums_of_lines(planes.view(-1, side), taps))
+    return planes.view(images.shape)
 
 
 def bfloat16_pays(device: torch.device) -> bool:
@@ -230,17 +231,25 @@ def _gaussian(sigma: Tensor, kernel_px: int) -> tuple[Tensor, Tensor]:
     return offset, torch.softmax(-0.5 * (offset / sigma[:, None]).square(), dim=1)
 
 
-def _sums_of_lines(lines: Tensor, first: Tensor, taps: Taps) -> Tensor:
-    """Weighted sums of lines (m, width) -> (n, out_px, width). first: (n,), the line that is 0."""
+def _sums_of_lines(lines: Tensor, taps: Taps, first: Tensor | None = None) -> Tensor:
+    """Weighted sums of lines (m, width) -> (n, out_px, width).
+
+    first: (n, 1, 1) int32, the line that is 0 to each; None: the first of all.
+    """
     n, out_px, num_taps = taps.places.shape
-    index = first.int()[:, None, None] + taps.places
+    places = taps.places if first is None else taps.places + first
     sums = F.embedding_bag(
-        index.view(-1, num_taps),
+        places.view(-1, num_taps),
         lines,
         per_sample_weights=taps.weight.reshape(-1, num_taps),
         mode="sum",
     )
     return sums.view(n, out_px, -1)
+
+
+def _first_lines(images: int, height: int) -> Tensor:
+    """(images, 1, 1) int32: where each begins, of images one below the other."""
+    return torch.arange(0, images * height, height, dtype=torch.int32)[:, None, None]
 
 
 def turned(images: Tensor) -> Tensor:

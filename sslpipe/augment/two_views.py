@@ -29,6 +29,7 @@ from sslpipe.augment.resample import (
 from sslpipe.data.pipeline import Batch
 
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
+_SMALL_PX = 64  # views up to this long are written together, larger ones faster one by one
 _CPU_CHUNK_BYTES = 2**21  # of float views; measured from 2**19 to 2**22 at 32, 96 and 224 px
 _GPU_CHUNK_BYTES = 2**28
 
@@ -101,6 +102,9 @@ class FusedViews(nn.Module):
         group = self._groups(host, order, batch.sizes, images.device)
         # the last of a group are gray, and the blurred stand together: slices of each chunk
         place = torch.where(host.grayscale, 3 - host.blur.int(), host.blur.int())
+        # by sigma among them: a chunk's kernels are as long as its largest needs
+        sigma = torch.where(host.blur, host.sigma, 0)
+        place = place + sigma / (sigma.max() + 1)
         sorted_rows = (group * 4 + place).argsort(stable=True)
         host, group = host.rows(sorted_rows), group[sorted_rows]
         blends = ops.blends_of(order[sorted_rows], host.factors, host.jitter)
@@ -203,12 +207,15 @@ class FusedViews(nn.Module):
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
         """Rows of the views."""
-        if views.is_cuda:
-            pixels = chunk.flatten(2).mT.to(views.dtype)  # (n, S S, 3)
-        else:
-            pixels = turned(chunk.flatten(2)).to(views.dtype)
+        planes = chunk.flatten(2)  # (n, 3, S S)
+        pixels = planes.mT if planes.is_cuda else turned(planes)
+        pixels = pixels.reshape(len(rows), -1).to(views.dtype)
         lines = views.permute(0, 2, 3, 1).view(len(views), -1)
-        lines.index_copy_(0, rows.to(views.device), pixels.reshape(len(rows), -1))
+        if views.is_cuda or self.crop_px <= _SMALL_PX:
+            lines.index_copy_(0, rows.to(views.device), pixels)
+        else:
+            for row, line in zip(rows.tolist(), pixels, strict=True):
+                lines[row].copy_(line)
 
 
 Views = FusedViews | KorniaViews
