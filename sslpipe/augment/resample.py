@@ -10,6 +10,7 @@ Images are float32 and planar; formulas: torchvision.transforms.v2 on float tens
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -144,9 +145,10 @@ def gaussian_blur(
     if images.is_cuda or bfloat16:
         return blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
     n, channels, side, _ = images.shape
-    taps = Taps(*(part.repeat_interleave(channels, dim=0) for part in taps))
-    taps.places.add_(_first_lines(n * channels, side))
     planes = images.view(n * channels, side, side)
+    places = taps.places[:1] + _first_lines(n * channels, side)
+    weight = taps.weight[:, None].expand(n, channels, *taps.weight.shape[1:])
+    taps = Taps(places, weight.reshape(places.shape))
     for _ in range(2):
         planes = turned(_sums_of_lines(planes.view(-1, side), taps))
     return planes.view(images.shape)
@@ -162,7 +164,7 @@ def bfloat16_pays(device: torch.device) -> bool:
 
 def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
     reach, side = kernel_px // 2, images.shape[-1]
-    weight = _gaussian(sigma, kernel_px)[1][:, :, None, None, None].unbind(1)  # each (n, 1, 1, 1)
+    weight = _gaussian(sigma, kernel_px)[:, :, None, None, None].unbind(1)  # each (n, 1, 1, 1)
     for dim, border in ((2, (0, 0, reach, reach)), (3, (reach, reach, 0, 0))):
         padded = F.pad(images, border, mode="reflect")
         shifted = [padded.narrow(dim, first, side) for first in range(kernel_px)]
@@ -216,19 +218,24 @@ def blur_taps(sigma: Tensor, kernel_px: int, side_px: int, largest_sigma: float)
     sigma: (n,) in pixels, none over largest_sigma. Taps that float32 cannot see are left out.
     """
     reach = kernel_px // 2
-    offset, weight = _gaussian(sigma, kernel_px)
     kept = min(reach, math.ceil(_LAST_SIGMAS * largest_sigma))
-    offset, weight = (part[..., reach - kept : reach + kept + 1] for part in (offset, weight))
-    place = torch.arange(side_px, device=sigma.device)[:, None] + offset  # (S, taps)
-    place = side_px - 1 - (side_px - 1 - place.abs()).abs()
-    shape = (len(sigma), *place.shape)
-    return Taps(place.int().expand(shape), weight[:, None].expand(shape))
+    weight = _gaussian(sigma, kernel_px)[:, None, reach - kept : reach + kept + 1]  # (n, 1, taps)
+    places = _reflected(side_px, kept, sigma.device)
+    return Taps(places.expand(len(sigma), -1, -1), weight.expand(-1, side_px, -1))
 
 
-def _gaussian(sigma: Tensor, kernel_px: int) -> tuple[Tensor, Tensor]:
-    """Offsets from the middle (kernel,) and their weights (n, kernel)."""
+@cache
+def _reflected(side_px: int, reach_px: int, device: torch.device) -> Tensor:
+    """(S, 2 reach + 1) int32: each pixel of a line and its neighbours, reflected at the ends."""
+    line = torch.arange(side_px, device=device)
+    place = line[:, None] + torch.arange(-reach_px, reach_px + 1, device=device)
+    return (side_px - 1 - (side_px - 1 - place.abs()).abs()).int()
+
+
+def _gaussian(sigma: Tensor, kernel_px: int) -> Tensor:
+    """(n,) -> the weights (n, kernel) of the pixels around the middle one."""
     offset = torch.arange(-(kernel_px // 2), kernel_px // 2 + 1, device=sigma.device)
-    return offset, torch.softmax(-0.5 * (offset / sigma[:, None]).square(), dim=1)
+    return torch.softmax(-0.5 * (offset / sigma[:, None]).square(), dim=1)
 
 
 def _sums_of_lines(lines: Tensor, taps: Taps, first: Tensor | None = None) -> Tensor:

@@ -109,6 +109,8 @@ class FusedViews(nn.Module):
         host, group = host.rows(sorted_rows), group[sorted_rows]
         blends = ops.blends_of(order[sorted_rows], host.factors, host.jitter)
         needs = np.stack([field.numpy() for field in blends], axis=2) != (1, 0, 0)  # (2B, k, 3)
+        chunks = list(self._chunks(group, images.device))
+        needs = np.logical_or.reduceat(needs, [rows.start for rows, _, _ in chunks])  # of a chunk
         crops = plan_crops(
             sorted_rows % len(images),  # the image of each row
             host.boxes,
@@ -118,16 +120,15 @@ class FusedViews(nn.Module):
             images.device,
         )
         small = images
-        if not images.is_cuda:  # once for all chunks
+        if not images.is_cuda and not all(large for _, _, large in chunks):  # once for all chunks
             small = images[:, :, :TOGETHER_PX, :TOGETHER_PX].to(
                 torch.float32, memory_format=torch.channels_last
             )
         with torch.autocast(images.device.type, enabled=False):
-            for rows, hue_step, large in self._chunks(group, images.device):
+            for (rows, hue_step, large), needed in zip(chunks, needs.tolist(), strict=True):
                 crop, pixels = (crop_apart, images) if large else (crop_together, small)
                 chunk = crop(pixels, crops.rows(rows))  # (n, 3, S, S)
-                done = needs[rows].any(0).tolist()
-                chunk = self._changed(chunk, host.rows(rows), blends.rows(rows), done, hue_step)
+                chunk = self._changed(chunk, host.rows(rows), blends.rows(rows), needed, hue_step)
                 self._write(chunk, sorted_rows[rows], views)
         return views
 
@@ -164,21 +165,20 @@ class FusedViews(nn.Module):
         if any(spec.rotation_deg for spec in self.specs):
             views = ops.rotate(views, draws.angle_deg.to(device))
         views = self._colours_changed(views, draws, blends, needs, hue_step)
-        gray = int(draws.grayscale.sum())  # see the order of the rows
+        gray, blur = sum(draws.grayscale.tolist()), draws.blur.tolist()  # see the order of the rows
         if gray:
             ops.grayscale_(views[-gray:])
-        if draws.blur.any():
-            first, count = int(draws.blur.int().argmax()), int(draws.blur.sum())
-            blurred = slice(first, first + count)
+        if any(blur):
+            blurred = slice(blur.index(True), blur.index(True) + sum(blur))
             sigma = draws.sigma[blurred]
             views[blurred] = gaussian_blur(
                 views[blurred],
                 sigma.to(device),
                 self.specs[0].blur_kernel_px,
-                float(sigma.max()),
+                max(sigma.tolist()),
                 bfloat16=self.blur == "bf16" and bfloat16_pays(device),
             )
-        if draws.solarize.any():
+        if any(draws.solarize.tolist()):
             chosen = draws.solarize.nonzero()[:, 0].to(device)
             threshold = self.threshold[draws.views.to(device)[chosen]]
             views[chosen] = ops.solarize(views[chosen], threshold)
