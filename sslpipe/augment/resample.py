@@ -260,12 +260,12 @@ def _first_lines(images: int, height: int) -> Tensor:
 
 
 def turned(images: Tensor) -> Tensor:
-    """(n, r, c) contiguous -> (n, c, r) contiguous: images.mT.contiguous(), 3 to 5 times as quick.
+    """(n, r, c) -> (n, c, r): images.mT.contiguous(), of a contiguous one 3 to 5 times as quick.
 
     A shuffle of channels is the same move, and its kernel does it in blocks of 16 x 16.
     """
     n, rows, columns = images.shape
-    channels = images.view(1, n, 1, rows * columns).permute(0, 3, 1, 2)  # (1, r c, n, 1)
+    channels = images.reshape(1, n, 1, rows * columns).permute(0, 3, 1, 2)  # (1, r c, n, 1)
     return F.channel_shuffle(channels, rows).permute(0, 2, 3, 1).view(n, columns, rows)
 
 
