@@ -146,21 +146,22 @@ def with_gradient(loss: Tensor, grad: Tensor, *inputs: Tensor) -> Tensor:
 
     So nothing but this rank's gradient waits for backward.
     """
-    return cast(Tensor, _WithGradient.apply(loss, grad, *inputs))
+    return cast(Tensor, _WithGradient.apply((loss, grad), *inputs))
 
 
 class _WithGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, grad: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, known: tuple[Tensor, Tensor], *inputs: Tensor) -> Tensor:
+        loss, grad = known
         ctx.dtype = inputs[0].dtype
         ctx.save_for_backward(grad)
-        return loss.view_as(loss)
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
-        return None, None, *(grad * upstream).to(ctx.dtype).unbind(1)
+        return None, *(grad * upstream).to(ctx.dtype).unbind(1)
 
 
 def _loss_and_grad(
