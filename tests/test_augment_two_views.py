@@ -97,6 +97,16 @@ def test_the_fused_pipeline_equals_torchvision_image_by_image(preset: str, crop_
     assert (views - expected).abs().max() <= tolerance
 
 
+def test_a_huge_sigma_does_not_mix_up_the_rows() -> None:
+    """Rows are sorted by it, among other things."""
+    augment, batch = FusedViews("simclr", 32), batch_of(SIZES)
+    drawn = drawn_for(batch, augment)
+    drawn = drawn._replace(sigma=torch.where(torch.arange(48) % 3 == 0, 1e7, drawn.sigma))
+    views = augment(batch, drawn)
+    expected = torch.stack([torchvision_view(batch, drawn, row, augment) for row in range(48)])
+    assert (views - expected).abs().max() <= 1e-5
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_kornia_pipeline_equals_the_fused_one(preset: str) -> None:
     fused, kornia = (AUGMENTS[kind](preset, 32) for kind in ("fused", "kornia"))

@@ -221,6 +221,15 @@ def test_lengths_near_the_limits_of_float32_do_not_matter(length: float) -> None
     assert torch.isfinite(grad).all()
 
 
+@pytest.mark.parametrize("length", [1e-300, 1e-170, 1e160, 1e300])
+def test_lengths_near_the_limits_of_float64_do_not_matter(length: float) -> None:
+    z_a, z_b = (z.detach() for z in pair(12, 8))
+    scaled = (z_a * (length / 20)).requires_grad_(), (z_b * (length / 20)).requires_grad_()
+    loss, grad = value_and_grad(NTXentLoss(0.1)(*scaled) * min(length, 1.0), *scaled)
+    torch.testing.assert_close(loss / min(length, 1.0), NTXentLoss(0.1)(z_a, z_b))
+    assert torch.isfinite(grad).all()
+
+
 @pytest.mark.parametrize("temperature", [0.01, 0.1])
 def test_a_zero_row_is_finite_and_leaves_the_others_exact(temperature: float) -> None:
     z_a, z_b = pair(6, 4)

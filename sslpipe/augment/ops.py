@@ -122,8 +122,12 @@ def blend_(
         target = gray_of(images)  # (n, 1, S, S)
         if needs_mean:
             mean = target.mean((1, 2, 3), keepdim=True) * mean
-        target.mul_(gray).add_(mean)  # addcmul is slower: a CPU does not vectorise its broadcasts
-        images.mul_(factor).add_(target)
+        if images.is_cuda:  # in one pass; a CPU does not vectorise these broadcasts
+            torch.addcmul(mean, target, gray, out=target)
+            torch.addcmul(target, images, factor, out=images)
+        else:
+            target.mul_(gray).add_(mean)
+            images.mul_(factor).add_(target)
     elif needs_mean:
         mean = gray_of(images.mean((2, 3), keepdim=True)) * mean  # the mean is linear
         images.mul_(factor).add_(mean)

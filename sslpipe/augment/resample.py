@@ -117,7 +117,8 @@ def crop_apart(images: Tensor, crops: Crops) -> Tensor:
 
 
 def _crop(lines: Tensor, first: Tensor | None, crops: Crops) -> Tensor:
-    """lines (m, 3 W) of images, pixel by pixel; first: where the image of each crop begins."""
+    """lines (m, 3 W) of images, pixel by pixel; first: the line where each crop's image begins, as
+    in _sums_of_lines."""
     n, side, _ = crops.down.places.shape
     down = _sums_of_lines(lines, crops.down, first)  # (n, S, 3 W)
     columns = turned(down).view(-1, 3 * side)  # (n W, 3 S)
@@ -226,7 +227,10 @@ def blur_taps(sigma: Tensor, kernel_px: int, side_px: int, largest_sigma: float)
 
 @cache
 def _reflected(side_px: int, reach_px: int, device: torch.device) -> Tensor:
-    """(S, 2 reach + 1) int32: each pixel of a line and its neighbours, reflected at the ends."""
+    """(S, 2 reach + 1) int32: each pixel of a line and its neighbours, reflected at the ends.
+
+    Shared by all calls: not to be changed.
+    """
     line = torch.arange(side_px, device=device)
     place = line[:, None] + torch.arange(-reach_px, reach_px + 1, device=device)
     return (side_px - 1 - (side_px - 1 - place.abs()).abs()).int()
@@ -262,7 +266,7 @@ def _first_lines(images: int, height: int) -> Tensor:
 def turned(images: Tensor) -> Tensor:
     """(n, r, c) -> (n, c, r): images.mT.contiguous(), of a contiguous one 3 to 5 times as quick.
 
-    A shuffle of channels is the same move, and its kernel does it in blocks of 16 x 16.
+    For a CPU. A shuffle of channels is the same move, and its kernel does it in blocks of 16 x 16.
     """
     n, rows, columns = images.shape
     channels = images.reshape(1, n, 1, rows * columns).permute(0, 3, 1, 2)  # (1, r c, n, 1)

@@ -28,8 +28,8 @@ from sslpipe.augment.resample import (
 )
 from sslpipe.data.pipeline import Batch
 
-_NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
 _SMALL_PX = 64  # views up to this long are written together, larger ones faster one by one
+_NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
 _CPU_CHUNK_BYTES = 2**21  # of float views; measured from 2**19 to 2**22 at 32, 96 and 224 px
 _GPU_CHUNK_BYTES = 2**28
 
@@ -103,14 +103,14 @@ class FusedViews(nn.Module):
         # the last of a group are gray, and the blurred stand together: slices of each chunk
         place = torch.where(host.grayscale, 3 - host.blur.int(), host.blur.int())
         # by sigma among them: a chunk's kernels are as long as its largest needs
-        sigma = torch.where(host.blur, host.sigma, 0)
+        sigma = torch.where(host.blur, host.sigma, 0).double()
         place = place + sigma / (sigma.max() + 1)
         sorted_rows = (group * 4 + place).argsort(stable=True)
         host, group = host.rows(sorted_rows), group[sorted_rows]
         blends = ops.blends_of(order[sorted_rows], host.factors, host.jitter)
         needs = np.stack([field.numpy() for field in blends], axis=2) != (1, 0, 0)  # (2B, k, 3)
         chunks = list(self._chunks(group, images.device))
-        needs = np.logical_or.reduceat(needs, [rows.start for rows, _, _ in chunks])  # of a chunk
+        needs = np.logical_or.reduceat(needs, [rows.start for rows, _, _ in chunks])  # a chunk's
         crops = plan_crops(
             sorted_rows % len(images),  # the image of each row
             host.boxes,
@@ -206,11 +206,11 @@ class FusedViews(nn.Module):
         return max(1, limit // (3 * 4 * self.crop_px**2))
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
-        """Rows of the views."""
+        """chunk (n, 3, S, S) becomes these rows (n,) of the views, pixel by pixel."""
         planes = chunk.flatten(2)  # (n, 3, S S)
         pixels = planes.mT if planes.is_cuda else turned(planes)
-        pixels = pixels.reshape(len(rows), -1).to(views.dtype)
-        lines = views.permute(0, 2, 3, 1).view(len(views), -1)
+        pixels = pixels.to(views.dtype).reshape(len(rows), -1)  # (n, 3 S S)
+        lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, 3 S S)
         if views.is_cuda or self.crop_px <= _SMALL_PX:
             lines.index_copy_(0, rows.to(views.device), pixels)
         else:

@@ -150,6 +150,8 @@ def with_gradient(loss: Tensor, grad: Tensor, *inputs: Tensor) -> Tensor:
 
 
 class _WithGradient(torch.autograd.Function):
+    """known: loss and grad, in a tuple, so that autograd takes neither for an input."""
+
     @staticmethod
     def forward(ctx: Any, known: tuple[Tensor, Tensor], *inputs: Tensor) -> Tensor:
         loss, grad = known
@@ -174,11 +176,13 @@ def _loss_and_grad(
 ) -> tuple[Tensor, Tensor | None]:
     """The global loss () and, if wanted, W times the gradient of this rank's rows (B, 2, D)."""
     shard, counts, groups = current_shard(), anchors.counts, anchors.groups
-    alone, first = shard.world == 1, sum(counts[: shard.rank])
+    alone = shard.world == 1
+    first = sum(counts[: shard.rank])
     mine = slice(first, first + counts[shard.rank])
     wide = torch.float64 if z_a.dtype == torch.float64 else torch.float32
-    z = all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide)
-    v, inverse_norms = normalised(z, engine.temperature**-0.5)  # (N, 2, D), (N, 2, 1)
+    v, inverse_norms = normalised(
+        all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide), engine.temperature**-0.5
+    )  # (N, 2, D), (N, 2, 1)
 
     # the images of the tiles' rows and columns, None: all in their order. By group, where groups
     # are, so that few tiles hold pairs that must be left out
@@ -226,8 +230,8 @@ def _loss_and_grad(
             tiles.add_gradient(part, *of_rows, of_columns)
             grad[own] += part.view(-1, *v.shape[1:])
     if not alone:
-        # what waits for backward is not everyone's
-        v, inverse_norms, grad = v[mine], inverse_norms[mine] * shard.world, grad[mine].clone()
+        v, inverse_norms = v[mine], inverse_norms[mine] * shard.world
+        grad = grad[mine].clone()  # what waits for backward is not everyone's
     return loss, across(grad, v, engine.temperature).mul_(inverse_norms)
 
 
@@ -254,13 +258,17 @@ def _per_view(of_images: Tensor) -> Tensor:
 def normalised(z: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
     """Rows of z (..., D) at that length, and what each was multiplied by (..., 1).
 
-    A zero row stays zero, with 0. Squares are summed in float64, so float32 rows of any length will
-    do.
+    A zero row stays zero, with 0, and so does a float32 row shorter than length / 3e38. Squares of
+    float32 are summed in float64, whose range they cannot leave.
     """
+    largest = None
+    if z.dtype == torch.float64:
+        largest = z.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
+        z = z / largest
     norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64)
     factors = norms.reciprocal_().mul_(length).to(z.dtype)
     factors = factors.nan_to_num_(nan=math.nan, posinf=0)  # 1 / 0 is 0, and NaN is to be seen
-    return z * factors, factors
+    return z * factors, factors if largest is None else factors / largest
 
 
 def across(grad: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -35,7 +35,7 @@ class Multiply:
         return x.bfloat16() if self.native_similarities else x
 
     def operand(self, x: Tensor) -> Tensor:
-        """x as `add` takes it, likewise."""
+        """x as `add` takes it: equal to `factor`, where that rounds."""
         return x.bfloat16() if self.native else x
 
     def similarities(self, left: Tensor, right: Tensor, out: Tensor) -> None:

@@ -28,12 +28,12 @@ class Term(NamedTuple):
     sign: int = 1
 
 
-class Groups(NamedTuple):
-    """Of the rows or columns of one block: (r,) int64, ascending, and its ends as numbers."""
+class BlockGroups(NamedTuple):
+    """The groups of one block's rows or columns: (r,) int64, ascending, and its ends as numbers."""
 
     of_each: Tensor
-    first: int
-    last: int
+    lowest: int
+    highest: int
 
 
 class Tiles:
@@ -66,17 +66,20 @@ class Tiles:
         tile_rows += tile_rows % 2  # a tile never cuts an image's two views apart
         self.tile_rows = tile_rows
         self.buffers: dict[int, Tensor] = {}
+        self.operands = self._blocks(multiply.operand(columns))
+        # where similarities are rounded, the operands are too
+        self.factors = self.operands if multiply.native_similarities else self._blocks(columns)
         numbers = rows.shape[0] * columns.shape[0] // (2 if symmetric else 1)
         self.keep = self.plain and numbers * rows.element_size() <= KEPT_TILES_BYTES
         self.kept: dict[tuple[int, int], Tensor] = {}
         self.groups = None if groups is None else [self._of_blocks(part) for part in groups]
 
     def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Row block, column block, similarities in bits (-inf: left out), in a reused buffer."""
-        factors = self._blocks(self.multiply.factor(self.columns))
+        """Numbers of row and column block, similarities in bits (-inf: left out), overwritten by
+        those of the next tile."""
         for i, rows in enumerate(self._blocks(self.rows)):
             left: Tensor | None = None
-            for j, right in enumerate(factors):
+            for j, right in enumerate(self.factors):
                 if self.symmetric and j < i:
                     continue
                 tile = self.kept.get((i, j))
@@ -124,17 +127,16 @@ class Tiles:
         """
         of_rows = self._factors(pull, log_sums)
         at_rows = self._blocks(of_rows.unsqueeze(-1), dim=-2)
-        operands = self._blocks(self.multiply.operand(self.columns))
-        at_columns: Sequence[Tensor | None] = [None] * len(operands)
+        at_columns: Sequence[Tensor | None] = [None] * len(self.operands)
         if self.symmetric or columns is not None:
             of_columns = of_rows if columns is None else self._factors(*columns)
             at_columns = self._blocks(of_columns.unsqueeze(-2), dim=-1)
         parts = self._blocks(into)
         for i, j, tile in self.tiles():
             weights = self.multiply.operand(self._weights(tile, at_rows[i], at_columns[j]))
-            self.multiply.add(parts[i], weights, operands[j])
+            self.multiply.add(parts[i], weights, self.operands[j])
             if self.symmetric and i != j:
-                self.multiply.add(parts[j], weights.T, operands[i])
+                self.multiply.add(parts[j], weights.T, self.operands[i])
 
     def _factors(self, pull: Tensor, log_sums: Tensor) -> Tensor:
         """dL/d(sum) (R,), what a power of 2 is multiplied with; not plain: its |log2| (terms, R).
@@ -166,14 +168,14 @@ class Tiles:
     def _leave_out(self, tile: Tensor, i: int, j: int) -> None:
         if self.groups is not None:
             of_rows, of_columns = self.groups[0][i], self.groups[1][j]
-            if of_rows.first <= of_columns.last and of_columns.first <= of_rows.last:
+            if of_rows.lowest <= of_columns.highest and of_columns.lowest <= of_rows.highest:
                 same = of_rows.of_each[:, None] == of_columns.of_each
                 tile.masked_fill_(same, -math.inf)
         elif self.pairs_at is not None:
             _fill_pairs(tile, self.pairs_at + i * self.tile_rows, j * self.tile_rows)
 
     def _buffer(self, n: int, shape: torch.Size | tuple[int, int]) -> Tensor:
-        """The nth of the memories that tiles share, for as long as the next tile is not made."""
+        """Scratch memory n in this shape; what it held is overwritten."""
         if n not in self.buffers:  # the first tile is the largest
             self.buffers[n] = self.rows.new_empty(shape)
         buffer = self.buffers[n]
@@ -187,9 +189,9 @@ class Tiles:
             return (x,)
         return torch.split(x, self.tile_rows, dim) if x.shape[dim] else ()
 
-    def _of_blocks(self, groups: Tensor) -> list[Groups]:
+    def _of_blocks(self, groups: Tensor) -> list[BlockGroups]:
         return [
-            Groups(block, int(copy[0]), int(copy[-1]))
+            BlockGroups(block, int(copy[0]), int(copy[-1]))
             for block, copy in zip(self._blocks(groups), self._blocks(groups.cpu()), strict=True)
         ]
 
