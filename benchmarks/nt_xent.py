@@ -1,19 +1,20 @@
 """NT-Xent, forward + backward from raw projections: time and extra memory, ours against peers.
 
-    python -m benchmarks.nt_xent [--rows 512,2048,8192,16384,65536] [--threads 1] [--seconds 3]
-                                 [--json docs/nt_xent.json] [--svg docs/nt_xent.svg]
+    python -m benchmarks.nt_xent [--rows 512,2048,8192,16384,65536] [--threads 1] [--rounds 5]
+                                 [--seconds 0.6] [--json docs/nt_xent.json] [--svg docs/nt_xent.svg]
 
-Each contender runs in a fresh process; sizes are 2N, D = 128, temperature 0.1, float32 inputs.
-time: median of the calls that fit into --seconds (at least 3, or 1 where a call takes over 5 s).
-speed: lightly's time, or where lightly is absent the textbook's, over the contender's. memory: peak
-resident memory over that before the first call of this size, in MB. error: of the gradient,
-relative to float64. floor: share of the time that the bare matrix products of the symmetric
-algorithm take (two units of (2N)^2 D multiply-adds, 1.5 where tiles are kept), measured in the same
-run with the kernels that are used. Ours keeps freed memory (sslpipe.ops.allocator), as every run
-does; the peers run as they come: lightly's would gain up to an eighth by it, the textbook version
-loses at 8192 rows. --json keeps the sizes that are in FILE and were not measured now; --rows ""
-only draws. Peers that are not installed (extra `bench`) are named as left out; those that would
-need more memory than this machine has are not asked. Linux only (reads /proc).
+Sizes are 2N, D = 128, temperature 0.1, float32 inputs. Each contender has a fresh process, which
+waits while another measures; they take turns, `rounds` times, and the time is the median call of
+the quietest round (see benchmarks.views). speed: lightly's time, or where lightly is absent the
+textbook's, over the contender's. memory: peak resident memory over that before the first call of
+this size, in MB. error: of the gradient, relative to float64. floor: share of the time that the
+bare matrix products of the symmetric algorithm take (two units of (2N)^2 D multiply-adds, 1.5 where
+tiles are kept), measured in turn with the others and with the kernels that are used. Ours keeps
+freed memory (sslpipe.ops.allocator), as every run does; the peers run as they come: lightly's would
+gain up to an eighth by it, the textbook version loses at 8192 rows. --json keeps the sizes that are
+in FILE and were not measured now; --rows "" only draws. Peers that are not installed (extra
+`bench`) are named as left out; those that would need more memory than this machine has are not
+asked. Linux only (reads /proc).
 """
 
 import argparse
@@ -21,10 +22,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
-import statistics
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.nt_xent_plot import plot
+from benchmarks.views import Contender, quietest, serve
 from sslpipe.losses import NTXentLoss
 from sslpipe.losses.products import Multiply, Products
 from sslpipe.losses.tiles import KEPT_TILES_BYTES
@@ -82,7 +81,10 @@ CONTENDERS: dict[str, Callable[[], Loss]] = {
     "ours": lambda: NTXentLoss(TEMPERATURE),
     "ours, bfloat16": lambda: NTXentLoss(TEMPERATURE, products="bfloat16"),
 }
-FLOORS: dict[str, Products] = {"ours": "float32", "ours, bfloat16": "bfloat16"}
+FLOORS: dict[str, Products] = {
+    "floor of ours": "float32",
+    "floor of ours, bfloat16": "bfloat16",
+}
 NEEDS = {"lightly": "lightly", "pytorch-metric-learning": "pytorch_metric_learning"}
 # bytes at the peak; measured ones of small sizes, carried on
 NEEDED: dict[str, Callable[[int], float]] = {
@@ -116,44 +118,27 @@ def machine_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def median_ms(call: Callable[[], object], seconds: float) -> float:
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < seconds:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-        if times[-1] > 5:
-            break
-    return statistics.median(times) * 1e3
-
-
-def measure(contender: str, rows: int, seconds: float) -> dict[str, float | None]:
-    """One contender at one size, in this process."""
-    loss_fn = CONTENDERS[contender]()
+def facts(loss_fn: Loss, contender: str, rows: int) -> dict[str, float | None]:
+    """Memory and error of one contender at one size, in this process."""
     gradient(loss_fn, projections(256))  # imports, thread pools, kernels chosen
     z = projections(rows)
     before = memory_mb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     grad = gradient(loss_fn, z)
-    peak = memory_mb("VmHWM") - before
-    result: dict[str, float | None] = {
-        "ms": median_ms(lambda: gradient(loss_fn, z), seconds),
-        "extra_mb": peak,
+    found: dict[str, float | None] = {
+        "extra_mb": memory_mb("VmHWM") - before,
         "gradient_error": None,
-        "floor_ms": None,
     }
     if rows <= 16_384:
         wide = tuple(view.detach().double().requires_grad_() for view in z)
         # tests hold ours to the loops; another loss is compared with itself
         exact_fn = cross_view if contender.startswith("cross-view") else NTXentLoss(TEMPERATURE)
         exact = gradient(exact_fn, (wide[0], wide[1]))
-        result["gradient_error"] = float((grad.double() - exact).norm() / exact.norm())
-    if contender in FLOORS:
-        result["floor_ms"] = floor_ms(FLOORS[contender], rows, seconds)
-    return result
+        found["gradient_error"] = float((grad.double() - exact).norm() / exact.norm())
+    return found
 
 
-def floor_ms(products: Products, rows: int, seconds: float) -> float:
+def bare_products(products: Products, rows: int) -> Callable[[], None]:
     """The symmetric algorithm's matrix products and nothing else."""
     z = F.normalize(torch.cat([view.detach() for view in projections(rows)]), dim=1)
     multiply = Multiply(products, z, 1 / TEMPERATURE, rows**2)
@@ -174,17 +159,52 @@ def floor_ms(products: Products, rows: int, seconds: float) -> float:
                 if j > i:
                     torch.mm(w.T, left, out=into[j : j + TILE])
 
-    with multiply.kernels():
-        once()
-        return median_ms(once, seconds / 2)
+    def call() -> None:
+        with multiply.kernels():
+            once()
+
+    return call
 
 
-def in_fresh_process(contender: str, rows: int, threads: int, seconds: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.nt_xent", "--one", contender]
-    command += ["--rows", str(rows), "--threads", str(threads), "--seconds", str(seconds)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return {"rows": rows, "contender": contender, **result}
+def serve_one(name: str, rows: int, threads: int, seconds: float) -> None:
+    """A contender's or floor's side, in its own process."""
+    torch.set_num_threads(threads)
+    if name in FLOORS:
+        serve(bare_products(FLOORS[name], rows), seconds=seconds, threads=threads)
+        return
+    if name.startswith("ours"):
+        keep_freed_memory()
+    loss_fn, z = CONTENDERS[name](), projections(rows)
+    ready = json.dumps(facts(loss_fn, name, rows))
+    serve(lambda: gradient(loss_fn, z), seconds=seconds, threads=threads, ready=ready)
+
+
+def in_turns(
+    names: list[str], rows: int, threads: int, rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    """One record a contender; FLOORS are measured beside them."""
+    own = ["--rows", str(rows), "--threads", str(threads), "--seconds", str(seconds)]
+    processes = [Contender("benchmarks.nt_xent", name, own, threads) for name in [*names, *FLOORS]]
+    times = {process.name: list[list[float]]() for process in processes}
+    for _ in range(rounds):
+        for process in processes:
+            times[process.name].append(process.times())
+    for process in processes:
+        process.close()
+    took = {name: quietest(of_name) for name, of_name in times.items()}
+    floors = {name.removeprefix("floor of "): took[name][0] * 1e3 for name in FLOORS}
+    return [
+        {
+            "rows": rows,
+            "contender": process.name,
+            "ms": took[process.name][0] * 1e3,
+            "noise": round(took[process.name][1], 3),
+            **json.loads(process.ready),
+            "floor_ms": floors.get(process.name),
+        }
+        for process in processes
+        if process.name not in FLOORS
+    ]
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -231,43 +251,43 @@ def show(records: list[dict[str, Any]]) -> None:
             f" {record['extra_mb']:>8.1f} {memory:>8} {error:>8} {floor:>6}",
             flush=True,
         )
-    print("speed and memory: against lightly (where absent, the textbook version) in the same run")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", default="512,2048,8192")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.6, help="a contender and round")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path, help="draw what is in --json, and what was measured")
-    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=[*CONTENDERS, *FLOORS], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     sizes = [int(rows) for rows in arguments.rows.split(",") if rows]
     if arguments.one:
-        if arguments.one in FLOORS:
-            keep_freed_memory()
-        print(json.dumps(measure(arguments.one, sizes[0], arguments.seconds)))
+        serve_one(arguments.one, sizes[0], arguments.threads, arguments.seconds)
         return
 
     absent = [name for name, module in NEEDS.items() if importlib.util.find_spec(module) is None]
     room = 0.5 * machine_bytes()
-    records = [
-        in_fresh_process(name, rows, arguments.threads, arguments.seconds)
-        for rows in sizes
-        for name in CONTENDERS
-        if name not in absent and NEEDED.get(name, lambda _: 0.0)(rows) < room
-    ]
+    records: list[dict[str, Any]] = []
+    for rows in sizes:
+        names = [
+            name
+            for name in CONTENDERS
+            if name not in absent and NEEDED.get(name, lambda _: 0.0)(rows) < room
+        ]
+        records += in_turns(names, rows, arguments.threads, arguments.rounds, arguments.seconds)
+        show(records[-len(names) :])
     if arguments.json:
         if arguments.json.exists():
             earlier = json.loads(arguments.json.read_text())["records"]
             records += [record for record in earlier if record["rows"] not in sizes]
         records.sort(key=lambda r: (r["rows"], list(CONTENDERS).index(r["contender"])))
         if sizes:
-            facts = {"machine": machine(arguments.threads), "records": records}
-            arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
-    show(records)
+            told = {"machine": machine(arguments.threads), "records": records}
+            arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+    print("speed and memory: against lightly (where absent, the textbook version) in the same run")
     if absent:
         print(f"left out, not installed (extra `bench`): {', '.join(absent)}")
     if arguments.svg:

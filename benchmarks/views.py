@@ -186,7 +186,7 @@ class Contender:
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, text=True, env=environment
         )
-        self._read()  # warmed up
+        self.ready = self._read()  # what it says when it has warmed up
 
     def times(self) -> list[float]:
         """Seconds of each call of one round."""
@@ -208,13 +208,15 @@ class Contender:
         return line
 
 
-def serve(call: Call, *, seconds: float, threads: int, device: str = "cpu") -> None:
+def serve(
+    call: Call, *, seconds: float, threads: int, device: str = "cpu", ready: str = "ready"
+) -> None:
     """The contender's side: two calls to warm up, then a round for each line of stdin."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
     for _ in range(2):
         call()
-    print("ready", flush=True)
+    print(ready, flush=True)
     for _ in sys.stdin:
         times: list[float] = []
         while not times or sum(times) < seconds:
