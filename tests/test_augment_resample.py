@@ -130,6 +130,8 @@ def test_blur_equals_torchvisions(side: int, kernel_px: int) -> None:
     assert gap(gaussian_blur(images, sigma, kernel_px, 2.0), expected) <= 2e-6
     products = blur_by_products(images, blur_taps(sigma, kernel_px, side, 2.0), torch.float32)
     assert gap(products, expected) <= 2e-6
+    planes = images.movedim(1, -1).contiguous().movedim(-1, 1)  # of any strides
+    assert gap(gaussian_blur(planes, sigma, kernel_px, 2.0), expected) <= 2e-6
     for row in range(COUNT):  # alone, a small sigma has fewer taps
         one = gaussian_blur(images[row : row + 1], sigma[row : row + 1], kernel_px, sigma[row])
         assert gap(one, [expected[row]]) <= 2e-6

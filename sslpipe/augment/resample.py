@@ -146,7 +146,7 @@ def gaussian_blur(
     if images.is_cuda or bfloat16:
         return blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
     n, channels, side, _ = images.shape
-    planes = images.view(n * channels, side, side)
+    planes = images.contiguous().view(n * channels, side, side)
     places = taps.places[:1] + _first_lines(n * channels, side)
     weight = taps.weight[:, None].expand(n, channels, *taps.weight.shape[1:])
     taps = Taps(places, weight.reshape(places.shape))
