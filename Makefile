@@ -42,7 +42,7 @@ test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLUR
 test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a reader; writes docs/test-full.json
 	rm -rf out/test-full && mkdir -p out/test-full
 	SSLPIPE_TEST_RECORD=$(CURDIR)/out/test-full $(MAKE) test-slow KILLS=50 FUZZ=10000
-	$(RUN)/python -m tests.record out/test-full docs/test-full.json
+	$(RUN)/python -m tests.helpers.record out/test-full docs/test-full.json
 
 test-gpu: $(VENV)/.installed  ## what needs a CUDA device, right and how fast; says what it skips without one
 	$(RUN)/python -m pytest -m gpu
@@ -53,14 +53,14 @@ gpu: test-gpu bench  ## the GPU pass: all of it in one command
 test-wheel: $(VENV)/.installed  ## the wheel in an empty environment: its help, and an export that it loads
 	rm -rf out/wheel && mkdir -p out/wheel
 	$(RUN)/pip wheel --quiet --no-deps --wheel-dir out/wheel .
-	$(RUN)/python -m tests.tiny_export out/wheel
+	$(RUN)/python -m tests.helpers.tiny_export out/wheel
 	$(PYTHON) -m venv out/wheel/venv
 	out/wheel/venv/bin/pip install --quiet out/wheel/*.whl
 	cd out/wheel && venv/bin/sslpipe --help >help.txt && venv/bin/python -P wheel_smoke.py backbone
 
 test-oldest: pyproject.toml  ## the quick tests with the lowest version of every direct dependency
 	$(PYTHON) -m venv out/oldest
-	$(PYTHON) -m tests.lowest >out/oldest/lowest.txt
+	$(PYTHON) -m tests.helpers.lowest >out/oldest/lowest.txt
 	out/oldest/bin/pip install --quiet -r out/oldest/lowest.txt
 	out/oldest/bin/pip install --quiet --no-deps -e .
 	OMP_NUM_THREADS=1 out/oldest/bin/python -m pytest $(SIDE_BY_SIDE)

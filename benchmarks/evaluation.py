@@ -14,7 +14,7 @@ AccuracyCalculator (k = max_bin_count: three metrics; k = 1000 and all: the mean
 too, which is cut off at rank 1000 or needs every neighbour: 18 GB at 16,000 rows, so it is asked
 for 4,000 at most) and torchmetrics on a fortieth of the queries.
 probe: logistic regression at one C, 10,000 rows of 10 classes, against scikit-learn.
-suite: every probe on 60,000 rows of 10 classes and 10,000 queries, or on two files of tools.embed
+suite: every probe on 60,000 rows of 10 classes and 10,000 queries, or on two files of embeddings
 (`--features TRAIN TEST`): no peer does all of it, so each protocol's share of the time is printed.
 Peers that are not installed (extra `bench`) are named as left out. Linux only (reads /proc).
 """
@@ -177,7 +177,7 @@ def probe_sklearn(rows: Embeddings) -> Run:
 
 
 def suite(train: Embeddings, test: Embeddings) -> dict[str, Callable[[], list[Result]]]:
-    """Protocols by name, with the defaults of `tools.evaluate`."""
+    """Protocols by name, with the defaults of `sslpipe.cli.evaluate`."""
 
     def few(labels_per_class: int) -> list[Result]:
         k = [min(20, labels_per_class)]
@@ -281,7 +281,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", default=",".join([*PARTS, "suite"]))
     parser.add_argument(
-        "--features", nargs=2, metavar=("TRAIN", "TEST"), help="of the suite, by tools.embed"
+        "--features", nargs=2, metavar=("TRAIN", "TEST"), help="of the suite, by sslpipe.cli.embed"
     )
     parser.add_argument(
         "--without", default="", help="contenders that are left out, by a name's start"

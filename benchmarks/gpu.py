@@ -27,9 +27,8 @@ from PIL import Image
 from torch import nn
 
 from benchmarks.views import MEAN, STD, hardware
-from sslpipe.augment.parameters import draws
+from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
-from sslpipe.batchnorm import sync_batchnorm
 from sslpipe.data.decode import Buffer, decode
 from sslpipe.data.nvjpeg import DeviceDecoder
 from sslpipe.data.pipeline import Batch
@@ -37,7 +36,9 @@ from sslpipe.evaluation.neighbours import nearest
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import SimCLR
-from sslpipe.recipe import Component, Projector
+from sslpipe.models.sync_batchnorm import sync_batchnorm
+from sslpipe.recipe.base import Component
+from sslpipe.recipe.pretrain import Projector
 
 
 class Skipped(Exception):

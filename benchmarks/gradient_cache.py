@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.nt_xent import memory_mb
-from sslpipe.augment.parameters import draws
+from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
-from sslpipe.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import SimCLR
-from sslpipe.recipe import Component, Projector
+from sslpipe.recipe.base import Component
+from sslpipe.recipe.pretrain import Projector
+from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 
 
 def measure(images: int, micro_batch: int, px: int) -> dict[str, float]:

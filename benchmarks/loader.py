@@ -12,7 +12,7 @@ decoding   full RGB images (batches of one canvas count as decoded)
 one view   random resized crop to 224 px, uint8
 two views  two crops of each image from one decode; the peer decodes once as well
 
-Ours and the limits keep freed memory (sslpipe.ops.allocator), as every run does.
+Ours and the limits keep freed memory (sslpipe.run.allocator), as every run does.
 
 Contenders that need a package of the extra `bench` are named as left out where it is missing.
 """
@@ -44,7 +44,7 @@ from torch.nn import functional
 from torchvision.transforms import RandomResizedCrop
 
 from benchmarks.nt_xent import machine
-from sslpipe.ops.allocator import keep_freed_memory
+from sslpipe.run.allocator import keep_freed_memory
 
 WIDTH, HEIGHT, CROP_PX, QUALITY = 500, 375, 224, 90
 PER_SHARD, CLASSES = 250, 10
@@ -131,13 +131,14 @@ def our_batches(folder: Path, canvas_px: int = WIDTH) -> Iterator[torch.Tensor]:
     from sslpipe.data.index import load_index
     from sslpipe.data.loader import batches
     from sslpipe.data.order import Order
-    from sslpipe.distributed import Shard
-    from sslpipe.recipe import Data, Run
+    from sslpipe.distributed import Rank
+    from sslpipe.recipe.base import Run
+    from sslpipe.recipe.pretrain import Data
 
     split = load_index(folder / "shards").split("train")
     data = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=canvas_px)
     order = Order(split.starts, seed=0, batch_size=64, num_streams=8, window=128)
-    stream = batches(split, order, data, Run(num_workers=0), Shard(), on_bad=print)
+    stream = batches(split, order, data, Run(num_workers=0), Rank(), on_bad=print)
     for _, batch in zip(range(order.steps_per_epoch), stream, strict=False):
         yield batch.images
 

@@ -34,7 +34,7 @@ from pytorch_metric_learning import distances, losses, miners
 from torch import Tensor
 
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.compare import compare
+from sslpipe.metric_learning.losses.pairwise import compare
 
 DIM, PER_CLASS = 128, 4
 Call = Callable[[Tensor, Tensor], float]

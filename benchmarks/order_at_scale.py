@@ -29,7 +29,7 @@ from rich.table import Table
 
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import Order
-from sslpipe.stateless import hash_integers
+from sslpipe.random import hash_integers
 
 SIZES = {"1.28 M": (1_281_167, 1_281), "1 B": (1_000_000_000, 10_000)}
 PROCESSES = (1, 8, 64, 1024)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment import ops
-from sslpipe.augment.parameters import HUE, Draws, ViewSpec, draws
+from sslpipe.augment.params import HUE, Draws, ViewSpec, draws
 from sslpipe.augment.resample import (
     TOGETHER_PX,
     crop_apart,

@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sslpipe.export import load_backbone
-    from sslpipe.recipe import load_recipe
+    from sslpipe.export.write import load_backbone
+    from sslpipe.recipe.pretrain import load_recipe
     from sslpipe.train import train
 
 __all__ = ["load_backbone", "load_recipe", "train"]
 __version__ = "0.1.0"
 
-_HOMES = {"load_backbone": "export", "load_recipe": "recipe", "train": "train"}
+_HOMES = {"load_backbone": "export.load", "load_recipe": "recipe.pretrain", "train": "train"}
 
 
 def __getattr__(name: str) -> Any:

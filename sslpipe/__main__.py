@@ -48,13 +48,14 @@ def check(
 ) -> None:
     """Validate a recipe, of pretraining or fine-tuning, without training; print its settings and
     sizes and, of pretraining, estimates."""
-    from sslpipe.check import check as check_recipe
-    from sslpipe.check import render
+    from sslpipe.check.finetuning import check_finetune, render_finetune
+    from sslpipe.check.pretraining import check as check_recipe
+    from sslpipe.check.pretraining import render
     from sslpipe.data.index import load_index
-    from sslpipe.finetune_check import check_finetune, render_finetune
-    from sslpipe.finetune_recipe import is_finetune, load_finetune_recipe
-    from sslpipe.frozen import load_backbone
-    from sslpipe.recipe import load_recipe, read_tree
+    from sslpipe.export.load import load_backbone
+    from sslpipe.recipe.base import read_tree
+    from sslpipe.recipe.finetune import is_finetune, load_finetune_recipe
+    from sslpipe.recipe.pretrain import load_recipe
 
     if is_finetune(read_tree(recipe, overrides or [])):
         tuning = load_finetune_recipe(recipe, overrides or [])
@@ -71,21 +72,42 @@ def check(
 @app.command(
     epilog="Examples: sslpipe train recipes/demo.toml --data out/demo/data/dataset.json "
     "--run-dir runs/demo | accelerate launch --config_file launch/cpu2.yaml -m sslpipe train "
-    "recipes/demo.toml --data out/demo/data/dataset.json --run-dir runs/demo optim.peak_lr=0.1"
+    "recipes/demo.toml --data out/demo/data/dataset.json --run-dir runs/demo optim.peak_lr=0.1 | "
+    "sslpipe train recipes/metric/sup_con.toml --backbone runs/demo --data DIR/dataset.json "
+    "--run-dir runs/demo_tuned"
 )
 def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     data: NeededData = ...,  # type: ignore[assignment]
     run_dir: Annotated[Path, typer.Option(help="Where the run lives; the same one resumes.")] = ...,  # type: ignore[assignment]
+    backbone: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a fine-tuning: the export or run it starts from; without it, random weights "
+            "of the recipe's [backbone]."
+        ),
+    ] = None,
 ) -> None:
-    """Pretrain, or go on where this run directory's last checkpoint ends."""
+    """Pretrain or, with a recipe that has a [sampler], fine-tune; or resume this run directory."""
     from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
-    from sslpipe.start import end_processes
-    from sslpipe.train import train as run
+    from sslpipe.recipe.base import read_tree
+    from sslpipe.recipe.finetune import is_finetune, load_finetune_recipe
+    from sslpipe.recipe.pretrain import load_recipe
+    from sslpipe.run.launch import end_processes
 
-    run(load_recipe(recipe, overrides or []), load_index(data), run_dir)
+    if is_finetune(read_tree(recipe, overrides or [])):
+        from sslpipe.export.load import load_backbone
+        from sslpipe.metric_learning.finetune import finetune
+
+        given = None if backbone is None else load_backbone(backbone)
+        finetune(load_finetune_recipe(recipe, overrides or []), load_index(data), run_dir, given)
+    else:
+        from sslpipe.train import train as run
+
+        if backbone is not None:
+            raise UserError(f"--backbone is for a fine-tuning, and {recipe} has no [sampler]")
+        run(load_recipe(recipe, overrides or []), load_index(data), run_dir)
     end_processes()
 
 
@@ -107,9 +129,9 @@ def preview(
 
     from sslpipe.augment.preview import preview_grid
     from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
-    from sslpipe.setup import build_augment
-    from sslpipe.stateless import permutation
+    from sslpipe.random import permutation
+    from sslpipe.recipe.pretrain import load_recipe
+    from sslpipe.run.setup import build_augment
 
     loaded, index = load_recipe(recipe, overrides or []), load_index(data)
     split = index.split(loaded.data.split)
@@ -151,8 +173,8 @@ def export(
     overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
 ) -> None:
     """Write the trained backbone; each format is loaded again in a clean process and compared."""
-    from sslpipe.export import export_model, refusals
-    from sslpipe.frozen import load_run
+    from sslpipe.export.load import load_run
+    from sslpipe.export.write import export_model, refusals
 
     console = Console()
     formats = tuple(name.strip() for name in format.split(","))
@@ -176,8 +198,8 @@ def status(
     """Where a run stands: progress, speed, time to go, health, bad samples, last checkpoint."""
     import json
 
-    from sslpipe.status import render
-    from sslpipe.status import status as status_of
+    from sslpipe.run.status import render
+    from sslpipe.run.status import status as status_of
 
     found = status_of(run)
     if as_json:
@@ -210,9 +232,9 @@ def slurm(
     """Print the finished batch script of a pretraining, or submit it."""
     import subprocess
 
-    from sslpipe.ops.batch_script import batch_script
-    from sslpipe.recipe import load_recipe
-    from sslpipe.start import check_split
+    from sslpipe.recipe.pretrain import load_recipe
+    from sslpipe.run.batch_script import batch_script
+    from sslpipe.run.launch import check_split
 
     loaded = load_recipe(recipe, overrides or [])
     check_split(loaded, nodes * (gpus_per_node or cpu_processes))

@@ -1,6 +1,6 @@
 """What the ranks of a run say to each other; with no process group everything is the identity.
 
-Every function here except `current_shard` is collective: all ranks call it, in the same order.
+Every function here except `current_rank` is collective: all ranks call it, in the same order.
 """
 
 from typing import Any, NamedTuple, TypeVar, cast
@@ -13,23 +13,23 @@ from torch.autograd.function import once_differentiable
 T = TypeVar("T")
 
 
-class Shard(NamedTuple):
-    """This process's place among all: `rank` of `world`."""
+class Rank(NamedTuple):
+    """This process's place among all: `rank` of `world_size`."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
 
-def current_shard() -> Shard:
-    """This process in the default process group; Shard(0, 1) when there is none."""
+def current_rank() -> Rank:
+    """This process in the default process group; Rank(0, 1) when there is none."""
     if dist.is_available() and dist.is_initialized():
-        return Shard(dist.get_rank(), dist.get_world_size())
-    return Shard()
+        return Rank(dist.get_rank(), dist.get_world_size())
+    return Rank()
 
 
 def row_counts(rows: int, device: torch.device | str = "cpu") -> tuple[int, ...]:
     """How many rows each rank holds, in rank order. device: where the rows are."""
-    world = current_shard().world
+    world = current_rank().world_size
     if world == 1:
         return (rows,)
     counts = torch.empty(world, dtype=torch.int64, device=device)
@@ -43,7 +43,7 @@ def all_gather_rows(x: Tensor, counts: tuple[int, ...] | None = None) -> Tensor:
     counts: what `row_counts` gave, if it is known already. Row counts may differ between ranks
     (the shorter ones are padded on the way); everything behind the first dimension may not.
     """
-    if current_shard().world == 1:
+    if current_rank().world_size == 1:
         return x.detach()
     counts = counts or row_counts(x.shape[0], x.device)
     longest = max(counts)
@@ -63,7 +63,7 @@ def gather_with_grad(x: Tensor) -> Tensor:
     is a mean over the own rows, DDP's mean of the gradients is the gradient of the global mean.
     Row counts may differ between ranks.
     """
-    if current_shard().world == 1:
+    if current_rank().world_size == 1:
         return x
     return cast(Tensor, _GatherWithGrad.apply(x))
 
@@ -81,7 +81,7 @@ class _GatherWithGrad(torch.autograd.Function):
         padded = torch.cat([_pad_rows(part, longest) for part in torch.split(grad, ctx.counts)])
         mine = grad.new_empty((longest, *grad.shape[1:]))
         dist.reduce_scatter_tensor(mine, padded)  # a sum
-        return mine[: ctx.counts[current_shard().rank]]
+        return mine[: ctx.counts[current_rank().rank]]
 
 
 def _pad_rows(x: Tensor, rows: int) -> Tensor:
@@ -96,15 +96,15 @@ def global_row_mean(values: Tensor) -> Tensor:
     Its mean over the ranks is the mean over all rows, in value and, as DDP averages gradients, in
     gradient: exactly one process's, also when the ranks hold different numbers of rows.
     """
-    shard = current_shard()
+    process = current_rank()
     rows = sum(row_counts(values.shape[0], values.device))
-    return values.sum() * (shard.world / rows)
+    return values.sum() * (process.world_size / rows)
 
 
 def global_sum(values: Tensor) -> Tensor:
     """Each entry's sum over the ranks, the same on all, without gradient."""
     values = values.detach()
-    if current_shard().world == 1:
+    if current_rank().world_size == 1:
         return values
     values = values.clone()
     dist.all_reduce(values)
@@ -119,13 +119,13 @@ def global_mean(total: Tensor, count: Tensor) -> Tensor:
     """
     sums, counts = global_sum(torch.stack([total.detach(), count])).unbind()
     scale = 1 / counts.clamp_min(1)
-    own = total * (current_shard().world * scale)
+    own = total * (current_rank().world_size * scale)
     return own - own.detach() + sums * scale  # the difference is exactly 0
 
 
 def agree(flag: bool) -> bool:
     """True on all ranks as soon as `flag` is true on any."""
-    if current_shard().world == 1:
+    if current_rank().world_size == 1:
         return flag
     votes = torch.tensor([float(flag)], device=message_device())
     dist.all_reduce(votes, op=dist.ReduceOp.MAX)
@@ -134,7 +134,7 @@ def agree(flag: bool) -> bool:
 
 def broadcast_object(value: T) -> T:
     """Rank 0's value, on all ranks. It is pickled: plain settings, not tensors."""
-    if current_shard().world == 1:
+    if current_rank().world_size == 1:
         return value
     box = [value]
     dist.broadcast_object_list(box, src=0, device=message_device())
@@ -143,7 +143,7 @@ def broadcast_object(value: T) -> T:
 
 def broadcast_(x: Tensor) -> None:
     """Write rank 0's values into x (any shape, contiguous), in place, on all ranks."""
-    if current_shard().world > 1:
+    if current_rank().world_size > 1:
         dist.broadcast(x, src=0)
 
 
@@ -156,7 +156,7 @@ def message_device() -> torch.device:
 
 def gather_objects(value: T) -> list[T]:
     """Every rank's value, in rank order, on all ranks. Pickled: small things for messages."""
-    world = current_shard().world
+    world = current_rank().world_size
     if world == 1:
         return [value]
     everyone: list[Any] = [None] * world

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from sslpipe.recipe import Optim
+from sslpipe.recipe.base import Optim
 
 
 def lr_at(step: int, optim: Optim, steps: int) -> float:

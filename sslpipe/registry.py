@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sslpipe.errors import RecipeError, did_you_mean
-from sslpipe.recipe import Component
+from sslpipe.recipe.base import Component
 
 T = TypeVar("T")
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sslpipe.augment.parameters import Draws, draws
+from sslpipe.augment.params import Draws, draws
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
-from sslpipe.distributed import Shard
-from sslpipe.health import health
-from sslpipe.loop import Stepped, run_steps, watched
+from sslpipe.distributed import Rank
 from sslpipe.models.momentum import MomentumPair, momentum_at
-from sslpipe.ops.watchdog import Watchdog
-from sslpipe.recipe import Recipe
-from sslpipe.setup import PretrainSession, set_up
-from sslpipe.start import check_split
-from sslpipe.stateless import hash_integers
+from sslpipe.random import hash_integers
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.health import health
+from sslpipe.run.launch import check_split
+from sslpipe.run.session import Stepped, run_steps, watched
+from sslpipe.run.setup import PretrainSession, set_up
+from sslpipe.run.watchdog import Watchdog
 
 
 def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
@@ -28,17 +28,17 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
     PREEMPTED or FAILED in run_dir. Collective. Raises: UserError for what the user can mend.
     """
 
-    def body(shard: Shard, beat: Watchdog) -> int:
-        check_split(recipe, shard.world)
-        with set_up(recipe, index, run_dir, shard) as run:
-            return run_steps(run, shard, beat, partial(_train_step, run, shard))
+    def body(process: Rank, beat: Watchdog) -> int:
+        check_split(recipe, process.world_size)
+        with set_up(recipe, index, run_dir, process) as run:
+            return run_steps(run, process, beat, partial(_train_step, run, process))
 
     return watched(recipe, run_dir, body)
 
 
-def _train_step(run: PretrainSession, shard: Shard, step: int, batch: Batch) -> Stepped:
+def _train_step(run: PretrainSession, process: Rank, step: int, batch: Batch) -> Stepped:
     recipe, steps = run.recipe, run.recipe.total_steps
-    seed = partial(_seed_forward, recipe.seed, step, shard.rank)  # dropout and the like
+    seed = partial(_seed_forward, recipe.seed, step, process.rank)  # dropout and the like
 
     drawn = draws(recipe.seed, batch.epoch, batch.ids, batch.sizes, run.augment.specs)
     batch = batch.to(run.device)

@@ -1,1 +1,2 @@
-"""A package, so that `from tests.processes import run_processes` works here and in the children."""
+"""A package, so that the children of
+`tests.helpers.processes` import it by name."""

@@ -5,14 +5,14 @@ import inspect
 import pytest
 import torch
 
-from sslpipe.augment.parameters import draws
+from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.pipeline import Batch
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models.backbones import BACKBONES, build_backbone
-from sslpipe.recipe import Component
+from sslpipe.recipe.base import Component
 from sslpipe.registry import build
 
 SMALL = {

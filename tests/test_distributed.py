@@ -9,30 +9,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sslpipe.batchnorm import SyncBatchNorm, global_moments, sync_batchnorm
 from sslpipe.distributed import (
-    Shard,
+    Rank,
     agree,
     all_gather_rows,
     broadcast_,
     broadcast_object,
-    current_shard,
+    current_rank,
     gather_objects,
     gather_with_grad,
     global_row_mean,
     row_counts,
 )
 from sslpipe.losses import NTXentLoss
+from sslpipe.models.sync_batchnorm import SyncBatchNorm, global_moments, sync_batchnorm
 from sslpipe.optim import build_optimizer, lr_at, set_lr
-from sslpipe.recipe import Optim
-from tests.processes import run_processes
+from sslpipe.recipe.base import Optim
+from tests.helpers.processes import run_processes
 
 SPLITS = [(6, 6), (8, 4), (2, 10), (3, 4, 5), (3, 3, 3, 3), (5, 1, 0, 6)]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
-def shares(x: Tensor, split: tuple[int, ...], shard: Shard) -> Tensor:
-    return x.split(split)[shard.rank]
+def shares(x: Tensor, split: tuple[int, ...], process: Rank) -> Tensor:
+    return x.split(split)[process.rank]
 
 
 # -- talk ------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def shares(x: Tensor, split: tuple[int, ...], shard: Shard) -> Tensor:
 
 def test_without_a_process_group_everything_is_the_identity() -> None:
     x = torch.arange(10.0).view(5, 2).requires_grad_()
-    assert current_shard() == Shard(0, 1)
+    assert current_rank() == Rank(0, 1)
     assert row_counts(5) == (5,)
     assert torch.equal(all_gather_rows(x), x)
     assert not all_gather_rows(x).requires_grad
@@ -51,25 +51,25 @@ def test_without_a_process_group_everything_is_the_identity() -> None:
     assert gather_objects("a") == ["a"]
 
 
-def _talk(shard: Shard, splits: list[tuple[int, ...]]) -> dict[str, object]:
+def _talk(process: Rank, splits: list[tuple[int, ...]]) -> dict[str, object]:
     for split in splits:
         for dtype in DTYPES:
             everyone = (torch.randn(12, 3, generator=torch.Generator().manual_seed(1)) * 9).to(
                 dtype
             )
-            mine = shares(everyone, split, shard)
+            mine = shares(everyone, split, process)
             assert row_counts(len(mine)) == split
             assert torch.equal(all_gather_rows(mine), everyone), (split, dtype)
             assert torch.equal(all_gather_rows(mine[:, 0], split), everyone[:, 0])
-    broadcast_(rows := torch.full((2, 3), 5 + shard.rank))
+    broadcast_(rows := torch.full((2, 3), 5 + process.rank))
     return {
         "rows": rows.tolist(),
         "nobody": agree(False),
-        "last": agree(shard.rank == shard.world - 1),
+        "last": agree(process.rank == process.world_size - 1),
         "all": agree(True),
-        "from_zero": broadcast_object({"precision": "bf16", "rank": shard.rank}),
-        "objects": gather_objects(("bad", shard.rank)),
-        "shard": current_shard(),
+        "from_zero": broadcast_object({"precision": "bf16", "rank": process.rank}),
+        "objects": gather_objects(("bad", process.rank)),
+        "process": current_rank(),
     }
 
 
@@ -84,7 +84,7 @@ def test_gathered_rows_stand_in_rank_order_and_flags_and_objects_agree(world: in
             "all": True,
             "from_zero": {"precision": "bf16", "rank": 0},
             "objects": [("bad", r) for r in range(world)],
-            "shard": (rank, world),
+            "process": (rank, world),
         }
 
 
@@ -95,10 +95,10 @@ def _mean_square_of_cosines(w: Tensor, x: Tensor, everyone: Tensor, z: Tensor) -
 
 
 def _metric_loss(
-    shard: Shard, split: tuple[int, ...], x: Tensor, w: Tensor
+    process: Rank, split: tuple[int, ...], x: Tensor, w: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     w = w.clone().requires_grad_()
-    mine = shares(x, split, shard)
+    mine = shares(x, split, process)
     z = mine @ w
     z.retain_grad()
     loss = global_row_mean(_mean_square_of_cosines(w, mine, gather_with_grad(z), z))
@@ -107,7 +107,7 @@ def _metric_loss(
     assert z.grad is not None
     for t in (w.grad, value := loss.detach().clone()):
         dist.all_reduce(t)  # DDP's mean, and the mean of the local values
-        t /= shard.world
+        t /= process.world_size
     return value, w.grad, z.grad
 
 
@@ -130,8 +130,8 @@ def test_gather_with_grad_and_row_mean_give_one_process_gradient(split: tuple[in
     torch.testing.assert_close(remote, z.grad, rtol=1e-12, atol=1e-15)
 
 
-def _fail_on_rank_one(shard: Shard) -> None:
-    if shard.rank == 1:
+def _fail_on_rank_one(process: Rank) -> None:
+    if process.rank == 1:
         raise ValueError("rank one has had enough")
     dist.barrier()
 
@@ -184,13 +184,15 @@ def _norm_data(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return x, torch.randn(x.shape, generator=generator, dtype=torch.float64)
 
 
-def _norms(shard: Shard, splits: list[tuple[int, ...]]) -> list[dict[str, Tensor]]:
+def _norms(process: Rank, splits: list[tuple[int, ...]]) -> list[dict[str, Tensor]]:
     answers = []
     for split in splits:
         for shape, momentum, affine in _norm_cases():
-            norm = sync_batchnorm(_one_norm(shape, torch.float64, momentum, affine), shard.world)
+            norm = sync_batchnorm(
+                _one_norm(shape, torch.float64, momentum, affine), process.world_size
+            )
             assert isinstance(norm, SyncBatchNorm)
-            x, upstream = (shares(t, split, shard) for t in _norm_data(shape))
+            x, upstream = (shares(t, split, process) for t in _norm_data(shape))
             answers.append(_run_norm(norm, x, upstream))
     return answers
 
@@ -331,23 +333,25 @@ OPTIMS = {
 
 
 def _steps(
-    shard: Shard, split: tuple[int, ...], kind: str, first: Tensor, second: Tensor, ids: Tensor
+    process: Rank, split: tuple[int, ...], kind: str, first: Tensor, second: Tensor, ids: Tensor
 ) -> dict[str, object]:
     """Five steps on 12 images; everything that has to be the same for any number of processes."""
-    model = sync_batchnorm(_net(), shard.world)
+    model = sync_batchnorm(_net(), process.world_size)
     wrapped: nn.Module = model
-    if shard.world > 1:
+    if process.world_size > 1:
         wrapped = DistributedDataParallel(model, broadcast_buffers=False)
         with pytest.raises(ValueError, match="before DDP wraps the model"):
-            sync_batchnorm(wrapped, shard.world)
+            sync_batchnorm(wrapped, process.world_size)
     loss_fn, optim = NTXentLoss(0.2, tile_rows=5), OPTIMS[kind]
     optimizer = build_optimizer(model, optim)
     losses, rates, grads = [], [], {}
     for step in range(5):
         rates.append(set_lr(optimizer, lr_at(step, optim, steps=6)))
-        views = torch.cat([shares(first[step], split, shard), shares(second[step], split, shard)])
+        views = torch.cat(
+            [shares(first[step], split, process), shares(second[step], split, process)]
+        )
         z_a, z_b = wrapped(views).chunk(2)
-        loss = loss_fn(z_a, z_b, ids=shares(ids, split, shard), labels=None)
+        loss = loss_fn(z_a, z_b, ids=shares(ids, split, process), labels=None)
         loss.backward()
         losses.append(loss.item())
         if step == 0:
@@ -364,8 +368,8 @@ RUNS = {
 }
 
 
-def _runs(shard: Shard, data: tuple[Tensor, Tensor, Tensor]) -> list[dict[str, object]]:
-    return [_steps(shard, split, kind, *data) for split, kind in RUNS[shard.world]]
+def _runs(process: Rank, data: tuple[Tensor, Tensor, Tensor]) -> list[dict[str, object]]:
+    return [_steps(process, split, kind, *data) for split, kind in RUNS[process.world_size]]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -377,7 +381,7 @@ def test_five_steps_under_ddp_equal_one_process(world: int) -> None:
     data = first, second, ids
     by_rank = run_processes(_runs, world, data)
     for i, (_, kind) in enumerate(RUNS[world]):
-        expected = _steps(Shard(), (12,), kind, *data)
+        expected = _steps(Rank(), (12,), kind, *data)
         for answers in by_rank:
             answer = answers[i]
             assert answer["losses"] == by_rank[0][i]["losses"]  # bitwise equal on all ranks

@@ -19,12 +19,12 @@ def test_every_fault_has_a_row():
 
 def test_every_row_names_tests_that_exist():
     functions = {
-        f"{path.name}::{node.name}"
-        for path in TESTS.glob("test_*.py")
+        f"{path.relative_to(TESTS).as_posix()}::{node.name}"
+        for path in TESTS.rglob("test_*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef)
     }
     for number, *_, named in ROWS:
-        found = re.findall(r"test_\w+\.py::test_\w+", named)
+        found = re.findall(r"[\w/]*test_\w+\.py::test_\w+", named)
         assert found or int(number) in UNTESTED, number
         assert set(found) <= functions, set(found) - functions

@@ -14,11 +14,18 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from sslpipe.checkpoint import checkpoint_names
-from sslpipe.log import RunLog, read_metrics
-from tests.dataset import write_dataset
-from tests.processes import run_processes
-from tests.runs import ROOT, command_line, final_weights, train_in_rank, train_over, write_recipe
+from sslpipe.run.checkpoint import checkpoint_names
+from sslpipe.run.log import RunLog, read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import (
+    ROOT,
+    command_line,
+    final_weights,
+    train_in_rank,
+    train_over,
+    write_recipe,
+)
 from tests.test_resume import assert_bitwise
 
 
@@ -281,6 +288,6 @@ def measured_in_rank(shard, recipe, data, folder, *settings):
 
 def _loaded(recipe, data, settings):
     from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.pretrain import load_recipe
 
     return load_recipe(recipe, settings), load_index(data)

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from tests.fuzz import READERS
-from tests.record import record
-from tests.runs import ROOT
+from tests.helpers.fuzz import READERS
+from tests.helpers.record import record
+from tests.helpers.runs import ROOT
 
 SLOW_COUNT = int(os.environ.get("FUZZ", "1000"))
 
@@ -18,7 +18,7 @@ def fuzz(names: str, count: int, tmp_path, first: int = 0) -> dict[str, dict[str
     """In a process of its own: a decoder may crash it, and must not."""
     progress = tmp_path / "number"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", names, str(count), str(first)],
+        [sys.executable, "-m", "tests.helpers.fuzz", names, str(count), str(first)],
         env={**os.environ, "FUZZ_PROGRESS": str(progress), "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from sslpipe.frozen import load_run
-from sslpipe.log import read_metrics
-from tests.dataset import write_dataset
-from tests.processes import run_processes
-from tests.runs import RECIPE, final_weights, train_on_equal_views, write_recipe
+from sslpipe.export.load import load_run
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import RECIPE, final_weights, train_on_equal_views, write_recipe
 
 
 def train_over(world, recipe, data, run_dir, *overrides):

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from sslpipe.log import read_metrics
-from tests.dataset import write_dataset
-from tests.processes import run_processes
-from tests.record import record
-from tests.runs import final_weights, train_in_rank, train_over, write_recipe
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.record import record
+from tests.helpers.runs import final_weights, train_in_rank, train_over, write_recipe
 from tests.test_resume import assert_bitwise
 
 KILLS = int(os.environ.get("KILLS", "6"))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sslpipe.optim import LARS, build_optimizer, describe_groups, lr_at, set_lr
-from sslpipe.recipe import Optim
+from sslpipe.recipe.base import Optim
 
 
 def optim(**settings: object) -> Optim:

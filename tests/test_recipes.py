@@ -13,10 +13,10 @@ import typer
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import build_optimizer, lr_at
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.pretrain import load_recipe
 from sslpipe.registry import build
-from sslpipe.setup import build_loss, build_model
-from tests.runs import ROOT
+from sslpipe.run.setup import build_loss, build_model
+from tests.helpers.runs import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 FIELDS = (
@@ -70,7 +70,7 @@ def test_the_header_is_complete(path):
 @every_recipe
 def test_the_headers_commands_are_the_programs(path):
     from sslpipe.__main__ import app as sslpipe_app
-    from tools.shards import app as shards_app
+    from sslpipe.cli.shards import app as shards_app
 
     _, fields = header(path)
     shards, train, launch = (shlex.split(fields[name]) for name in FIELDS[:3])

@@ -8,12 +8,12 @@ import torch
 import typer
 
 from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.finetune_recipe import load_finetune_recipe
-from sslpipe.finetune_setup import build_task, with_backbone
+from sslpipe.metric_learning.build import build_task, with_backbone
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.recipe import Component
+from sslpipe.recipe.base import Component
+from sslpipe.recipe.finetune import load_finetune_recipe
 from sslpipe.registry import build
-from tests.runs import ROOT
+from tests.helpers.runs import ROOT
 from tests.test_recipes import header, options
 
 RECIPES = sorted((ROOT / "recipes" / "metric").glob("*.toml"))
@@ -41,8 +41,7 @@ def test_there_is_a_recipe_for_each_style():
 @every_recipe
 def test_the_header_is_complete_and_its_commands_are_the_programs(path):
     from sslpipe.__main__ import app as sslpipe_app
-    from tools.finetune import app as finetune_app
-    from tools.shards import app as shards_app
+    from sslpipe.cli.shards import app as shards_app
 
     title, fields = header(path)
     assert title.endswith(".")
@@ -55,12 +54,12 @@ def test_the_header_is_complete_and_its_commands_are_the_programs(path):
     shards, pretrain, finetune, scratch = (shlex.split(fields[name]) for name in FIELDS[:4])
     assert shards[:3] == ["python", "-m", "tools.shards"]
     assert pretrain[:2] == ["sslpipe", "train"]
-    assert finetune[:3] == scratch[:3] == ["python", "-m", "tools.finetune"]
+    assert finetune[:2] == scratch[:2] == ["sslpipe", "train"]
     built, started = parsed(shards_app, shards[3:]), parsed(sslpipe_app, pretrain[1:])
     assert f"{built['out']}/dataset.json" == started["data"]
     assert (ROOT / str(started["recipe"])).is_file()
     for words in (finetune, scratch):
-        given = parsed(finetune_app, words[3:])
+        given = parsed(sslpipe_app, words[1:])
         assert str(given["recipe"]) == f"recipes/metric/{path.name}"
         assert given["data"] == started["data"]
     assert options(finetune)["--backbone"] == options(pretrain)["--run-dir"]

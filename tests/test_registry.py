@@ -1,7 +1,7 @@
 import pytest
 
 from sslpipe.errors import RecipeError
-from sslpipe.recipe import Component
+from sslpipe.recipe.base import Component
 from sslpipe.registry import build
 
 

@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 
-from sslpipe.log import read_metrics
-from tests.dataset import write_dataset
-from tests.processes import run_processes
-from tests.runs import (
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import (
     RECIPE,
     ROOT,
     command_line,

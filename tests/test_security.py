@@ -12,9 +12,9 @@ import pytest
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.recipe import load_recipe
-from tests.dataset import picture, png, write_dataset
-from tests.runs import RECIPE, ROOT, command_line, write_recipe
+from sslpipe.recipe.pretrain import load_recipe
+from tests.helpers.dataset import picture, png, write_dataset
+from tests.helpers.runs import RECIPE, ROOT, command_line, write_recipe
 
 HOSTILE = ("../../outside.png", "/tmp/sslpipe-outside.png", "a/../../b.png", "$(touch x).png")
 
@@ -87,7 +87,7 @@ def test_a_recipe_names_entries_of_tables_and_nothing_else(override, tmp_path, m
     monkeypatch.chdir(tmp_path)
     data = write_dataset(tmp_path / "data")
     recipe = load_recipe(write_recipe(tmp_path), [override])
-    from sslpipe.check import check
+    from sslpipe.check.pretraining import check
 
     with pytest.raises(UserError) as raised:
         check(recipe, load_index(data))

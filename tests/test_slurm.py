@@ -1,4 +1,4 @@
-"""The batch scripts in a real SLURM of this machine (tests/slurm/up.sh), which needs root."""
+"""The batch scripts in a real SLURM of this machine (helpers/slurm/up.sh), which needs root."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from sslpipe.errors import UserError
-from sslpipe.log import read_metrics
-from sslpipe.ops.batch_script import batch_script
-from tests.dataset import write_dataset
-from tests.record import record
-from tests.runs import ROOT, command_line, final_weights, train_over, write_recipe
+from sslpipe.run.batch_script import batch_script
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.record import record
+from tests.helpers.runs import ROOT, command_line, final_weights, train_over, write_recipe
 from tests.test_resume import assert_bitwise
 
 LIMIT_S = 240  # a loaded machine takes a minute to start two ranks
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory):
         if parent.name.startswith("pytest-"):
             parent.chmod(0o755)
     up = subprocess.run(
-        [ROOT / "tests/slurm/up.sh", folder], capture_output=True, text=True, timeout=120
+        [ROOT / "tests/helpers/slurm/up.sh", folder], capture_output=True, text=True, timeout=120
     )
     try:
         assert up.returncode == 0, up.stderr
@@ -49,7 +49,7 @@ def cluster(tmp_path_factory):
             "GLOO_SOCKET_IFNAME": "lo",
         }
     finally:
-        subprocess.run([ROOT / "tests/slurm/down.sh", folder], timeout=120)
+        subprocess.run([ROOT / "tests/helpers/slurm/down.sh", folder], timeout=120)
 
 
 @pytest.fixture(scope="module")

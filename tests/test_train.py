@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from sslpipe.errors import UserError
-from sslpipe.log import read_metrics
-from sslpipe.start import stored_precision
-from tests.dataset import write_dataset
-from tests.processes import run_processes
-from tests.runs import command_line, final_weights, train_in_rank, train_over, write_recipe
+from sslpipe.run.launch import stored_precision
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import command_line, final_weights, train_in_rank, train_over, write_recipe
 
 BROKEN = {5: b"", 17: b"<html>", 40: b"\x89PNG\r\n\x1a\n" + b"\0" * 40}
 
@@ -182,7 +182,7 @@ def test_one_failing_rank_ends_all_of_them_with_its_message(data, tmp_path):
 
 
 def test_a_second_job_on_the_run_directory_is_refused(data, tmp_path):
-    from sslpipe.ops.lock import RunLock
+    from sslpipe.run.lock import RunLock
 
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
     lock = RunLock(run_dir)

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sslpipe.augment.parameters import Draws
+from sslpipe.augment.params import Draws
 from sslpipe.augment.presets import view_specs
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError, did_you_mean
-from sslpipe.stateless import hash_integers
+from sslpipe.random import hash_integers
 
 
 class KorniaViews(nn.Module):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sslpipe.augment.parameters import CONTRAST, HUE, SATURATION
+from sslpipe.augment.params import CONTRAST, HUE, SATURATION
 
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of R, G, B; torchvision _rgb_to_grayscale_image
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sslpipe.augment.parameters import PAIR_FIELDS, ViewSpec
+from sslpipe.augment.params import PAIR_FIELDS, ViewSpec
 from sslpipe.errors import RecipeError, did_you_mean
 
 _FIELDS = [field.name for field in dataclasses.fields(ViewSpec) if field.name != "crop_px"]

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from sslpipe.augment.parameters import Draws, ViewSpec, draws
+from sslpipe.augment.params import Draws, ViewSpec, draws
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import one_pass

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sslpipe.augment import ops
 from sslpipe.augment.compiled import compiled_colours
 from sslpipe.augment.kornia_views import ExtraOps, KorniaViews
-from sslpipe.augment.parameters import HUE, Draws
+from sslpipe.augment.params import HUE, Draws
 from sslpipe.augment.presets import view_specs
 from sslpipe.augment.resample import (
     TOGETHER_PX,

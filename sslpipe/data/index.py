@@ -23,13 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sslpipe.data.storage import join, read_bytes, size_of
 from sslpipe.errors import DataError
-from sslpipe.recipe import explain
+from sslpipe.recipe.base import explain
 
 SCHEMA_VERSION = 1
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a process has one open a stream
+SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
 
@@ -71,7 +71,7 @@ class Split:
         return int(self.starts[-1])
 
     def locate(self, ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard number and row within it for each sample id. (n,) -> (n,), (n,)."""
+        """Rank number and row within it for each sample id. (n,) -> (n,), (n,)."""
         ids = np.asarray(ids, dtype=np.int64)
         shard = np.searchsorted(self.starts, ids, side="right") - 1
         return shard, ids - self.starts[shard]

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslpipe.data.cache import DiskCache
 from sslpipe.data.decode import BadSample, JpegDecoder, decode, is_plain_jpeg
-from sslpipe.data.disk_cache import DiskCache
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pipeline import CPU, Batch, pipelined
 from sslpipe.data.reader import Raw, Reader
-from sslpipe.distributed import Shard
+from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe import Data, Run
+from sslpipe.recipe.base import Run
+from sslpipe.recipe.pretrain import Data
 
 T = TypeVar("T")
 Image = NDArray[np.uint8]
@@ -160,7 +161,7 @@ def batches(
     order: Order,
     data: Data,
     run: Run,
-    shard: Shard,
+    process: Rank,
     *,
     first_step: int = 0,
     device: torch.device = CPU,
@@ -180,8 +181,8 @@ def batches(
         reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad, jpeg=jpeg
     )
     streams = range(
-        shard.rank * data.num_streams // shard.world,
-        (shard.rank + 1) * data.num_streams // shard.world,
+        process.rank * data.num_streams // process.world_size,
+        (process.rank + 1) * data.num_streams // process.world_size,
     )
     readers = [StreamReader(order, store, number) for number in streams]
 
@@ -211,7 +212,7 @@ def one_pass(
     split: Split,
     *,
     ids: Integers | None = None,
-    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    process: Rank = Rank(),  # noqa: B008 (immutable)
     batch_size: int = 256,
     canvas_px: int = 256,
     num_workers: int = 2,
@@ -226,7 +227,7 @@ def one_pass(
     one that runs no command and keeps nothing on disk. jpeg: see ImageStore.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
-    begin, end = (len(wanted) * r // shard.world for r in (shard.rank, shard.rank + 1))
+    begin, end = (len(wanted) * r // process.world_size for r in (process.rank, process.rank + 1))
     wanted = wanted[begin:end]
     reader = reader or Reader(split, window_bytes=64 * 2**20)
     store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse, jpeg=jpeg)

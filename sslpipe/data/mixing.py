@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.stateless import permutation
+from sslpipe.random import permutation
 
 _UNIFORM = 0x5F  # names the uniform shuffle's draw
 

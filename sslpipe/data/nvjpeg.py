@@ -13,7 +13,7 @@ import torch
 
 from sslpipe.data.decode import Buffer, Pixels
 from sslpipe.errors import RecipeError
-from sslpipe.recipe import Data
+from sslpipe.recipe.pretrain import Data
 
 
 class DeviceDecoder:

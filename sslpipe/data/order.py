@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
-from sslpipe.stateless import hash_integers, permutation
+from sslpipe.random import hash_integers, permutation
 
 ORDER_VERSION = 1  # part of every digest: raise it whenever an order below changes
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from webdataset.gopen import gopen
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
+from sslpipe.data.cache import DiskCache
 from sslpipe.data.decode import BadSample
-from sslpipe.data.disk_cache import DiskCache
 from sslpipe.data.index import Split
 from sslpipe.data.storage import is_remote, read_range
 

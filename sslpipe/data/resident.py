@@ -15,9 +15,10 @@ from sslpipe.data.index import Split
 from sslpipe.data.loader import Integers, OnBad, Quarantined, one_pass, open_reader, stand_in
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pipeline import Batch
-from sslpipe.distributed import Shard
+from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe import Data, Run
+from sslpipe.recipe.base import Run
+from sslpipe.recipe.pretrain import Data
 
 MOST_OF_MEMORY = 0.5  # of what is free: the rest is for the model and its activations
 OnProgress = Callable[[int], None]
@@ -28,7 +29,7 @@ def resident_batches(
     order: Order,
     data: Data,
     run: Run,
-    shard: Shard,
+    process: Rank,
     *,
     first_step: int = 0,
     device: torch.device,
@@ -55,8 +56,8 @@ def resident_batches(
     place = np.full(len(split), -1, np.int64)  # of a sample among the images held
     place[held] = np.arange(len(held))
     streams = range(
-        shard.rank * data.num_streams // shard.world,
-        (shard.rank + 1) * data.num_streams // shard.world,
+        process.rank * data.num_streams // process.world_size,
+        (process.rank + 1) * data.num_streams // process.world_size,
     )
     share = data.batch_size // data.num_streams
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.augment.parameters import draws
+from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import Split
 from sslpipe.data.pipeline import Batch

@@ -9,7 +9,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.models.backbones import Backbone, build_backbone
-from sslpipe.recipe import Component
+from sslpipe.recipe.base import Component
 
 PIXELS_PX = 32  # larger images are reduced: 3 x 224 x 224 numbers a sample are no baseline
 

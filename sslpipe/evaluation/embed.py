@@ -19,7 +19,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.loader import OnBad, one_pass
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
-from sslpipe.distributed import Shard, all_gather_rows
+from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
 
 
@@ -51,7 +51,7 @@ def embed(
     split: Split,
     *,
     ids: ArrayLike | None = None,
-    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    process: Rank = Rank(),  # noqa: B008 (immutable)
     batch_size: int = 256,
     canvas_px: int = 256,
     num_workers: int = 2,
@@ -64,7 +64,7 @@ def embed(
 
     backbone: images (B, 3, S, S) -> (B, F); used in eval mode without gradient, its train mode is
     put back, and neither its parameters nor its buffers change (checked by hash).
-    shard: this process's part; where torch.distributed runs, every process returns all rows.
+    process: this process's part; where torch.distributed runs, every process returns all rows.
     progress: called with the number of samples of each batch done on this process.
     on_bad: told of each sample that cannot be decoded, which then has no row; without it, a
         DataError.
@@ -75,7 +75,7 @@ def embed(
         view,
         split,
         ids=ids,
-        shard=shard,
+        process=process,
         batch_size=batch_size,
         canvas_px=canvas_px,
         num_workers=num_workers,
@@ -98,7 +98,7 @@ def embed_here(
     split: Split,
     *,
     ids: ArrayLike | None,
-    shard: Shard,
+    process: Rank,
     batch_size: int,
     canvas_px: int,
     num_workers: int,
@@ -112,7 +112,7 @@ def embed_here(
     batches = one_pass(
         split,
         ids=None if ids is None else np.asarray(ids, dtype=np.int64),
-        shard=shard,
+        process=process,
         batch_size=batch_size,
         canvas_px=canvas_px,
         num_workers=num_workers,

@@ -1,4 +1,4 @@
-"""The embedding pass of `tools.embed`: several processes, one file, stopped and gone on with.
+"""The embedding pass of `sslpipe.cli.embed`: several processes, one file, stopped and gone on with.
 
 While it runs, OUT's neighbour `.OUT.parts/` holds one file for each PART_SAMPLES consecutive ids,
 whole or not there. Parts do not depend on the number of processes, so a pass that was killed goes
@@ -19,7 +19,7 @@ from torch import nn
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.data.loader import OnBad, Quarantined
-from sslpipe.distributed import Shard, agree
+from sslpipe.distributed import Rank, agree
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import (
     Embeddings,
@@ -42,7 +42,7 @@ def embed_to_file(
     split: Split,
     facts: dict[str, Any],
     *,
-    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    process: Rank = Rank(),  # noqa: B008 (immutable)
     dtype: torch.dtype = torch.float32,
     finish: Finish | None = None,
     batch_size: int = 256,
@@ -63,12 +63,12 @@ def embed_to_file(
     parts = out.with_name(f".{out.name}.parts")
     facts = {**facts, "canvas_px": canvas_px, "dtype": str(dtype).removeprefix("torch.")}
     numbers = range(-(-len(split) // PART_SAMPLES))
-    if shard.rank == 0:
+    if process.rank == 0:
         _open(parts, {**facts, "part_samples": PART_SAMPLES, "samples": len(split)})
     agree(False)  # the others wait for rank 0
     done = {number for number in numbers if _part(parts, number).is_file()}
     agree(False)  # all have looked before the first writes
-    todo = [number for number in numbers if number not in done][shard.rank :: shard.world]
+    todo = [number for number in numbers if number not in done][process.rank :: process.world_size]
     left = sum(len(_ids(split, number)) for number in todo)
     with nullcontext() if bar is None else bar(left) as progress:
         for number in todo:
@@ -78,7 +78,7 @@ def embed_to_file(
                 view,
                 split,
                 ids=_ids(split, number),
-                shard=Shard(),
+                process=Rank(),
                 batch_size=batch_size,
                 canvas_px=canvas_px,
                 num_workers=num_workers,
@@ -91,7 +91,7 @@ def embed_to_file(
             left_out = [one._asdict() for one in sorted(bad)]
             save_embeddings(_part(parts, number), rows, {"left_out": left_out}, dtype)
     agree(False)
-    if shard.rank == 0:
+    if process.rank == 0:
         _join(out, [_part(parts, number) for number in numbers], split, facts, dtype)
         shutil.rmtree(parts)
     agree(False)

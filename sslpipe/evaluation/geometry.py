@@ -1,5 +1,6 @@
 """The shape of frozen features: spread, dimension, and what stays between two checkpoints."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,7 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Z95, Interval, Result, bootstrap_means95
 from sslpipe.evaluation.verification import pairs_of
-from sslpipe.health import potentials, rank_of, singular_values, uniformity
-from sslpipe.stateless import permutation
+from sslpipe.random import permutation
 
 GROUPS = 10  # of samples, left out in turn for an interval
 
@@ -157,3 +157,41 @@ def _jackknife95(whole: float, without: Sequence[float]) -> tuple[float, Interva
     spread = np.array(without) - np.mean(without)
     error = float(np.sqrt((GROUPS - 1) / GROUPS * (spread**2).sum()))
     return whole, (whole - Z95 * error, whole + Z95 * error)
+
+
+def effective_rank(rows: Tensor) -> Tensor:
+    """exp(entropy of s / sum(s)), s the singular values of rows (R, D); NaN if one is not finite.
+
+    From the smaller Gram matrix, in float64.
+    """
+    rows = rows.double()  # squaring halves the digits of small singular values
+    gram = rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
+    return rank_of(singular_values(gram))
+
+
+def singular_values(gram: Tensor) -> Tensor:
+    """Of the rows with this Gram matrix (n, n), from the largest; NaN if one is not finite."""
+    if not bool(torch.isfinite(gram).all()):  # eigvalsh would raise
+        return gram.new_full((len(gram),), math.nan)
+    squares: Tensor = torch.linalg.eigvalsh(gram)
+    return squares.clamp_min(0).sqrt().flip(0)
+
+
+def rank_of(s: Tensor) -> Tensor:
+    """exp(entropy of s / sum(s)) of singular values s (n,)."""
+    p = s / s.sum().clamp_min(torch.finfo(s.dtype).tiny)
+    entropy: Tensor = torch.special.entr(p).sum()
+    return entropy.exp()
+
+
+def potentials(u: Tensor) -> Tensor:
+    """exp(-2 |u_i - u_j|^2) of the rows u (M, D) of unit length, (M, M); 0 on the diagonal."""
+    return (u @ u.T).mul_(4).sub_(4).exp_().fill_diagonal_(0)
+
+
+def uniformity(u: Tensor) -> Tensor:
+    """log of the mean of exp(-2 |u_i - u_j|^2) over i != j; 0 for a single row."""
+    if len(u) < 2:
+        return u.new_zeros(())
+    mean: Tensor = potentials(u).sum() / (len(u) * (len(u) - 1))
+    return mean.log()

@@ -12,7 +12,7 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.neighbours import Neighbours, Search, nearest
 from sslpipe.evaluation.result import Result, accuracy, bootstrap95
-from sslpipe.stateless import permutation
+from sslpipe.random import permutation
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]

@@ -13,7 +13,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.logistic import Linear, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy, bootstrap95
-from sslpipe.stateless import permutation
+from sslpipe.random import permutation
 
 C_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3, 20 values
 PENALTY_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3 variances

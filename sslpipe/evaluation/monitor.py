@@ -8,7 +8,7 @@ from torch import nn
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
-from sslpipe.distributed import Shard
+from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn
 from sslpipe.evaluation.retrieval import retrieval_per_query
@@ -21,7 +21,7 @@ def monitor(
     view: EvalView,
     split: Split,
     ids: NDArray[np.int64],
-    shard: Shard,
+    process: Rank,
     *,
     canvas_px: int,
     num_workers: int,
@@ -38,14 +38,14 @@ def monitor(
         view,
         split,
         ids=ids,
-        shard=shard,
+        process=process,
         canvas_px=canvas_px,
         num_workers=num_workers,
         device=device,
         reader=reader,
         on_bad=lambda _: None,  # quarantine.jsonl lists what training meets; this is a monitor
     )
-    if shard.rank != 0:
+    if process.rank != 0:
         return {}
     k = min(MONITOR_K, len(features.ids) - 1)
     if k < 1:  # all but one could not be decoded
@@ -59,7 +59,7 @@ def retrieval_monitor(
     view: EvalView,
     split: Split,
     ids: NDArray[np.int64],
-    shard: Shard,
+    process: Rank,
     *,
     canvas_px: int,
     num_workers: int,
@@ -76,14 +76,14 @@ def retrieval_monitor(
         view,
         split,
         ids=ids,
-        shard=shard,
+        process=process,
         canvas_px=canvas_px,
         num_workers=num_workers,
         device=device,
         reader=reader,
         on_bad=lambda _: None,
     )
-    if shard.rank != 0:
+    if process.rank != 0:
         return {}
     every = retrieval_per_query(features, features, k=(1,), exclude_same_id=True)
     values = dict(zip(every.names, every.values[every.matches > 0].mean(0).tolist(), strict=True))

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from sslpipe.distributed import Shard, all_gather_rows, message_device
+from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import check_pair
@@ -46,7 +46,7 @@ def retrieval(
     exclude_same_id: bool = False,
     ignore: Path | None = None,
     per_query: Path | None = None,
-    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Means over the queries of all retrieval metrics, by cosine, over the whole gallery.
 
@@ -60,7 +60,7 @@ def retrieval(
     exclude_same_id: a query does not see the row of its own id: for two files of one split.
     ignore: a CSV file without heading, a query's id and a gallery id that it does not see in each
     line (the same camera's, say). per_query: a safetensors file to write, one row a query.
-    shard: of several processes, each searches for its part of the queries; all get the same
+    process: of several processes, each searches for its part of the queries; all get the same
     results, bit for bit those of one process, and the first one writes. Collective.
     Raises: DataError for missing labels, k beyond the gallery, no query with a match.
     """
@@ -71,11 +71,11 @@ def retrieval(
         denominator=denominator,
         exclude_same_id=exclude_same_id,
         ignore=None if ignore is None else read_pairs(ignore),
-        shard=shard,
+        process=process,
     )
-    if shard.world > 1:
+    if process.world_size > 1:
         every = gathered(every)
-    if per_query is not None and shard.rank == 0:
+    if per_query is not None and process.rank == 0:
         save_per_query(per_query, every)
     rules = f"cosine lone={lone}"
     rules += " self-removed" if exclude_same_id else ""
@@ -91,11 +91,11 @@ def retrieval_per_query(
     denominator: Denominator = "min(k,R)",
     exclude_same_id: bool = False,
     ignore: Integers | None = None,
-    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
     """The metrics of this process's part of the queries, in order of their rows.
 
-    ignore: (P, 2) int64, as in `retrieval`. shard: a contiguous part; `gathered` puts all together.
+    ignore: (P, 2) int64, as in `retrieval`. process: a contiguous part; `gathered` joins them.
     """
     check_pair(gallery, queries)
     ks = sorted(set(k))
@@ -111,7 +111,11 @@ def retrieval_per_query(
             "gallery and queries are the same rows, and each would find itself; set exclude_same_id"
         )
     own = torch.arange(len(queries.ids), device=queries.ids.device)
-    own = own[len(own) * shard.rank // shard.world : len(own) * (shard.rank + 1) // shard.world]
+    own = own[
+        len(own) * process.rank // process.world_size : len(own)
+        * (process.rank + 1)
+        // process.world_size
+    ]
     queries = queries.rows(own)
     ids = queries.ids.cpu().numpy()
     pairs = [] if ignore is None else [ignore]

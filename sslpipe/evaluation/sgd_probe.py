@@ -17,7 +17,7 @@ from sslpipe.evaluation.linear_probe import (
 )
 from sslpipe.evaluation.logistic import Linear, predict
 from sslpipe.evaluation.result import Result
-from sslpipe.stateless import permutation
+from sslpipe.random import permutation
 
 EPOCHS, MOMENTUM = 90, 0.9  # Chen et al. 2020, arXiv:2002.05709, appendix B.6
 RATES = (0.1,)  # the same: 0.1 x batch size / 256

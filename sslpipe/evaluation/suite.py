@@ -1,6 +1,6 @@
 """Every evaluation for several sets of features under the same protocols: the table of a report.
 
-eval.json, what `run_suite` returns and `tools.evaluate suite` writes:
+eval.json, what `run_suite` returns and `sslpipe.cli.evaluate suite` writes:
 
     schema_version   1
     facts            where the features come from: plain values, whatever the caller gave

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.distributed import Shard, all_gather_rows, message_device
+from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import fixed_point_units
 from sslpipe.evaluation.result import Result
-from sslpipe.stateless import hash_integers
+from sslpipe.random import hash_integers
 
 RESAMPLES = 300
 
@@ -48,7 +48,7 @@ def verification(
     far: Sequence[float] = (1e-1, 1e-2, 1e-3),
     folds: int = 10,
     seed: int = 0,
-    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Same or not by the cosine of two of the queries; the bank takes no part.
 
@@ -59,7 +59,7 @@ def verification(
     same ones; small is good. tar@far=f: largest share of same pairs accepted where at most f of
     the different ones are. auc: of the ROC, ties half. accuracy: of `folds` parts in turn, at the
     threshold that is best on the others (LFW's protocol, folds of pairs); details: each fold's.
-    shard: of several processes, each scores its part of the pairs; all get the same results, bit
+    process: of several processes, each scores its part of the pairs; all get the same results, bit
     for bit those of one process. Collective.
     details["roc"]: up to 200 points. The interval is over pairs, which share images: too narrow
     where there are few images.
@@ -71,8 +71,8 @@ def verification(
     if not all(0 < each < 1 for each in far):
         raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
     chosen = pairs_of(queries, pairs, seed)
-    scores = scores_of(queries, chosen, shard)
-    if shard.world > 1:
+    scores = scores_of(queries, chosen, process)
+    if process.world_size > 1:
         scores = gathered_scores(scores)
     falling = np.argsort(-scores, kind="stable")  # once, for all resamples
     same_count = int(chosen.same.sum())
@@ -178,12 +178,14 @@ def _distinct(first: Integers, second: Integers, count: int) -> Integers:
 def scores_of(
     rows: Embeddings,
     pairs: Pairs,
-    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> NDArray[np.float32]:
     """Exact cosines of a contiguous part of the pairs; `gathered_scores` joins the parts."""
     units = fixed_point_units(rows.features).cpu().numpy()
     total = len(pairs.same)
-    part = slice(total * shard.rank // shard.world, total * (shard.rank + 1) // shard.world)
+    part = slice(
+        total * process.rank // process.world_size, total * (process.rank + 1) // process.world_size
+    )
     first, second = pairs.first[part], pairs.second[part]
     scores = np.empty(len(first), np.float32)
     for at in range(0, len(first), 16384):

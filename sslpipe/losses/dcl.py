@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sslpipe.losses.contrast import (
+from sslpipe.losses.engine.contrast import (
     Anchors,
     Engine,
     Sums,
@@ -14,7 +14,7 @@ from sslpipe.losses.contrast import (
     check_views,
     contrast,
 )
-from sslpipe.losses.products import Products
+from sslpipe.losses.engine.products import Products
 
 
 class DCLLoss(nn.Module):

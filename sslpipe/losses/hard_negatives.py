@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sslpipe.losses.contrast import (
+from sslpipe.losses.engine.contrast import (
     Anchors,
     Engine,
     Sums,
@@ -15,8 +15,8 @@ from sslpipe.losses.contrast import (
     check_views,
     contrast,
 )
-from sslpipe.losses.products import Products
-from sslpipe.losses.tiles import Term
+from sslpipe.losses.engine.products import Products
+from sslpipe.losses.engine.tiles import Term
 
 
 class HardNegativeLoss(nn.Module):

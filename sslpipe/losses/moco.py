@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sslpipe.distributed import all_gather_rows, current_shard, row_counts
-from sslpipe.losses.contrast import (
+from sslpipe.distributed import all_gather_rows, current_rank, row_counts
+from sslpipe.losses.engine.contrast import (
     across,
     check_settings,
     check_views,
@@ -13,8 +13,8 @@ from sslpipe.losses.contrast import (
     with_gradient,
     without_autocast,
 )
-from sslpipe.losses.products import Multiply, Products
-from sslpipe.losses.tiles import Tiles
+from sslpipe.losses.engine.products import Multiply, Products
+from sslpipe.losses.engine.tiles import Tiles
 
 
 class MoCoLoss(nn.Module):
@@ -133,7 +133,7 @@ class MoCoLoss(nn.Module):
             tiles.add_gradient(grad, missing[order].T, sums[order][None], None)
             grad[order] = grad.clone()
         grad = across(grad.addcmul_(missing, keys, value=-1), queries, 1.0)
-        scale = inverse_norms * (current_shard().world / self.temperature)
+        scale = inverse_norms * (current_rank().world_size / self.temperature)
         return loss, (grad * scale)[:, None]
 
     def _enqueue(self, keys: Tensor, ids: Tensor) -> None:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sslpipe.losses.contrast import (
+from sslpipe.losses.engine.contrast import (
     Anchors,
     Engine,
     Sums,
@@ -13,7 +13,7 @@ from sslpipe.losses.contrast import (
     check_views,
     contrast,
 )
-from sslpipe.losses.products import Products
+from sslpipe.losses.engine.products import Products
 
 
 class NTXentLoss(nn.Module):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows
-from sslpipe.losses.contrast import (
+from sslpipe.losses.engine.contrast import (
     Anchors,
     Engine,
     Sums,
@@ -13,7 +13,7 @@ from sslpipe.losses.contrast import (
     check_views,
     contrast,
 )
-from sslpipe.losses.products import Products
+from sslpipe.losses.engine.products import Products
 
 
 class SupConLoss(nn.Module):

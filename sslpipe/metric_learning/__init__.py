@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 from torch import nn
 
-from sslpipe.metric_learning import clusters, contrast, pair, triplet
-from sslpipe.metric_learning.angular import angular
-from sslpipe.metric_learning.cascade import hdc
-from sslpipe.metric_learning.loss import loss_of
-from sslpipe.metric_learning.mining import MINERS
-from sslpipe.metric_learning.pml import DelegatedLoss
+from sslpipe.metric_learning.losses import clusters, pair, triplet
+from sslpipe.metric_learning.losses import tuplet as contrast
+from sslpipe.metric_learning.losses.angular import angular
+from sslpipe.metric_learning.losses.base import loss_of
+from sslpipe.metric_learning.losses.cascade import hdc
+from sslpipe.metric_learning.losses.pml import DelegatedLoss
+from sslpipe.metric_learning.miners.pairs import MINERS
 
 __all__ = ["METRIC_LOSSES", "MINERS"]
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows
-from sslpipe.metric_learning.compare import References
+from sslpipe.metric_learning.losses.pairwise import References
 
 
 class EmbeddingQueue(nn.Module):

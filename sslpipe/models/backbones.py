@@ -13,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError, did_you_mean
-from sslpipe.recipe import Component
+from sslpipe.recipe.base import Component
 from sslpipe.registry import build
 
 Stem = Literal["imagenet", "small_pool", "small"]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.simclr import SimCLR
-from sslpipe.recipe import Momentum, Projector
+from sslpipe.recipe.pretrain import Momentum, Projector
 
 
 class MomentumPair(nn.Module):

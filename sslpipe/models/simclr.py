@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from sslpipe.models.backbones import Backbone
-from sslpipe.recipe import Projector
+from sslpipe.recipe.pretrain import Projector
 
 
 def build_projector(num_features: int, projector: Projector) -> nn.Sequential:

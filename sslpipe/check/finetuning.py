@@ -1,0 +1,135 @@
+"""What a fine-tuning will train on and how much of it, worked out before: nothing is written."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+
+from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.check.pretraining import count_parameters, device_of, tables
+from sslpipe.data.index import DatasetIndex
+from sslpipe.export.load import FrozenBackbone
+from sslpipe.metric_learning.build import (
+    build_task,
+    freeze_and_optimize,
+    plan_batches,
+    plan_digest,
+    plan_warnings,
+    validation_ids,
+    with_backbone,
+)
+from sslpipe.metric_learning.sampling.batches import PKOrder
+from sslpipe.optim import describe_groups
+from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.registry import build
+from sslpipe.run.launch import check_precision
+from sslpipe.run.setup import build_augment
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """What the index and the plan of the first epoch say."""
+
+    name: str
+    order: PKOrder
+    validation_images: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class FinetuneCheck:
+    """A valid recipe's sizes. plan: None without an index."""
+
+    recipe: FinetuneRecipe
+    views: tuple[dict[str, Any], ...]
+    backbone_parameters: int
+    loss_parameters: int | None  # None: they depend on the number of classes
+    trained_parameters: int
+    num_features: int
+    groups: str
+    warnings: tuple[str, ...]
+    plan: PlanCheck | None
+
+
+def check_finetune(
+    recipe: FinetuneRecipe, index: DatasetIndex | None, given: FrozenBackbone | None
+) -> FinetuneCheck:
+    """Build every part of the run and plan its batches; train nothing.
+
+    index: None leaves out what only the data can tell. given: the pretrained backbone.
+    Raises: UserError for a recipe, data or a backbone that cannot be trained on.
+    """
+    check_precision(recipe.optim.precision, device_of(recipe).type)
+    recipe, plan, warnings = with_backbone(recipe, given), None, []
+    augment: Any = build(AUGMENTS, recipe.augment, section="augment")
+    num_classes = max(2, recipe.sampler.classes_per_batch)
+    if index is not None:
+        split = index.split(recipe.data.split)
+        index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
+        augment, order = build_augment(recipe, index), plan_batches(recipe, index)
+        recipe, num_classes = recipe.resolved(order.steps_per_epoch), len(order.classes)
+        held = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
+        plan = PlanCheck(index.manifest.name, order, len(held), plan_digest(recipe, index))
+        warnings = plan_warnings(recipe, order, held)
+    task = build_task(recipe, augment.crop_px, given, num_classes)
+    groups = describe_groups(freeze_and_optimize(task, recipe), task)
+    if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
+        warnings.append(
+            f"optim.warmup_steps = {recipe.optim.warmup_steps} does not end before the run's "
+            f"{recipe.steps} steps: the peak rate is never used"
+        )
+    return FinetuneCheck(
+        recipe=recipe,
+        views=tuple(dataclasses.asdict(spec) for spec in augment.specs[: recipe.views]),
+        backbone_parameters=count_parameters(task.backbone),
+        loss_parameters=None if plan is None else count_parameters(task.losses),
+        trained_parameters=sum(p.numel() for p in task.parameters() if p.requires_grad),
+        num_features=task.backbone.num_features,
+        groups=groups if plan is not None else "",
+        warnings=tuple(warnings),
+        plan=plan,
+    )
+
+
+def render_finetune(result: FinetuneCheck) -> RenderableType:
+    """Tables for a terminal: settings, views, sizes; then the warnings."""
+    rows = [*_size_rows(result), *_plan_rows(result.plan)]
+    return tables(result.recipe, result.views, ("sizes", rows), result.warnings)
+
+
+def _size_rows(result: FinetuneCheck) -> list[tuple[str, str]]:
+    recipe, sampler = result.recipe, result.recipe.sampler
+    images = f"{sampler.classes_per_batch} classes x {sampler.images_per_class}"
+    images += f" + {sampler.random_images} of others" if sampler.random_images else ""
+    rows = [
+        (
+            "batch",
+            f"{images} = {sampler.batch_size} images, {recipe.views} "
+            f"view{'s' * (recipe.views > 1)} each",
+        ),
+        (
+            "embedding",
+            f"{result.num_features} features"
+            + (", length 1" if recipe.embedding.normalize else ", not normalised"),
+        ),
+        ("starts from", "random weights" if not recipe.init else f"weights {recipe.init[:16]}"),
+        ("parameters", f"backbone {result.backbone_parameters:,}"),
+    ]
+    if result.loss_parameters is not None:
+        rows.append(("parameters of losses", f"{result.loss_parameters:,}"))
+        rows.append(("parameters trained", f"{result.trained_parameters:,}"))
+    return rows + [("parameter group", line) for line in result.groups.splitlines()]
+
+
+def _plan_rows(plan: PlanCheck | None) -> list[tuple[str, str]]:
+    if plan is None:
+        return [("data", "no --data: classes, steps per epoch and digest are not known")]
+    order = plan.order
+    return [
+        ("data", f"{plan.name}: {order.samples:,} images of {len(order.classes):,} classes"),
+        ("validation", f"{plan.validation_images:,} images of classes kept from training"),
+        ("steps per epoch", f"{order.steps_per_epoch:,}"),
+        ("an epoch uses", f"{order.used:,} images; {order.dropped:,} leave the buffer unused"),
+        ("digest", plan.digest),
+    ]

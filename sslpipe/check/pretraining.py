@@ -1,0 +1,336 @@
+"""What a run will do and cost, worked out before it: nothing is trained, nothing is written."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.check.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.mixing import mixing_score
+from sslpipe.data.nvjpeg import jpeg_decoder
+from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.errors import RecipeError
+from sslpipe.losses.moco import MoCoLoss
+from sslpipe.models.backbones import stem_warning
+from sslpipe.optim import build_optimizer, describe_groups
+from sslpipe.recipe.base import Section, digest
+from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.registry import build
+from sslpipe.run.launch import check_precision
+from sslpipe.run.setup import (
+    build_augment,
+    build_loss,
+    build_model,
+    labels_warning,
+    plan_order,
+    recipe_flops,
+)
+
+_PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """What the index and the order of the first epoch say."""
+
+    name: str
+    samples: int  # of the split
+    held_out: int
+    steps_per_epoch: int
+    epochs: float
+    duplicates: int  # sample ids met twice in a global batch, over all batches looked at
+    batches: int  # global batches looked at
+    mixing: float | None  # see mixing_score; None: unlabelled, or one class
+    digest: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A valid recipe's sizes and estimates. data: None without an index."""
+
+    recipe: Recipe
+    views: tuple[dict[str, Any], ...]  # the law of each view, presets and defaults resolved
+    stem: str | None
+    negatives_per_anchor: int  # with a queue: once it is full
+    backbone_parameters: int
+    projector_parameters: int
+    num_features: int
+    groups: str  # of parameters, as describe_groups says it
+    step_flops: float
+    memory: Memory  # bytes, of one process with the whole batch, or micro-batch
+    device: str
+    precision: str
+    step_seconds: float
+    steps: int | None  # None: the recipe gives epochs, and there is no index
+    process_counts: tuple[int, ...]
+    warnings: tuple[str, ...]
+    data: DataCheck | None
+
+
+def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
+    """Build every part of the run and look at its order; train nothing.
+
+    index: None leaves out what only the data can tell.
+    Raises: UserError for a recipe or data that cannot be trained on.
+    """
+    device = device_of(recipe)
+    check_precision(recipe.optim.precision, device.type)
+    jpeg_decoder(recipe.data, device)  # refuses one that is not there
+    data = None
+    if index is not None:
+        split = index.split(recipe.data.split)
+        index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
+        order = plan_order(recipe, index)
+        recipe = recipe.resolved(order.steps_per_epoch)
+        data = _check_data(recipe, index, split, order)
+        augment: Any = build_augment(recipe, index)
+        images = first_images(recipe, split)
+    else:
+        augment = build(AUGMENTS, recipe.augment, section="augment")
+        images = noise_batch(min(recipe.data.canvas_px, augment.crop_px * 8 // 7))
+    loss_fn = build_loss(recipe)
+    crop_px, batch_size = augment.crop_px, recipe.data.batch_size
+    model = build_model(recipe, crop_px)
+    if recipe.optim.precision == "fp64":
+        model = model.double()
+    groups = describe_groups(build_optimizer(model, recipe.optim), model)
+    flops = recipe_flops(recipe, model, crop_px)
+    named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
+    memory = estimate_memory(model, recipe, crop_px, named)
+    precision, seconds = step_seconds(model, augment, images, recipe, device)
+    return Check(
+        recipe=recipe,
+        views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
+        stem=model.backbone.stem,
+        negatives_per_anchor=(
+            len(loss_fn.keys) if isinstance(loss_fn, MoCoLoss) else 2 * batch_size - 2
+        ),
+        backbone_parameters=count_parameters(model.backbone),
+        projector_parameters=count_parameters(model.projector),
+        num_features=model.backbone.num_features,
+        groups=groups,
+        step_flops=flops,
+        memory=memory,
+        device=device.type,
+        precision=precision,
+        step_seconds=seconds,
+        steps=recipe.steps,
+        process_counts=tuple(
+            w for w in range(1, recipe.data.num_streams + 1) if recipe.data.num_streams % w == 0
+        ),
+        warnings=_warnings(recipe, crop_px, data, index),
+        data=data,
+    )
+
+
+def count_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _check_data(recipe: Recipe, index: DatasetIndex, split: Split, order: Order) -> DataCheck:
+    count = min(order.steps_per_epoch, _PLANNED_STEPS)
+    steps = np.linspace(0, order.steps_per_epoch - 1, count).astype(np.int64).tolist()
+    batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
+    served = np.concatenate(
+        [
+            split.starts[shard] + order.rows(shard, np.arange(kept))
+            for shard, kept in enumerate(order.kept.tolist())
+        ]
+    )
+    return DataCheck(
+        name=index.manifest.name,
+        samples=len(split),
+        held_out=len(split) - order.samples,
+        steps_per_epoch=order.steps_per_epoch,
+        epochs=recipe.total_steps / order.steps_per_epoch,
+        duplicates=sum(len(ids) - len(np.unique(ids)) for ids in batches),
+        batches=count,
+        mixing=mixing_score([split.labels[ids] for ids in batches], split.labels[served]),
+        digest=digest(recipe, index.sha256, ORDER_VERSION),
+    )
+
+
+def device_of(recipe: Recipe | FinetuneRecipe) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if recipe.run.device == "cuda" and not has_cuda:
+        raise RecipeError("run.device = 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'")
+    return torch.device("cuda" if has_cuda and recipe.run.device != "cpu" else "cpu")
+
+
+def _warnings(
+    recipe: Recipe, crop_px: int, data: DataCheck | None, index: DatasetIndex | None
+) -> tuple[str, ...]:
+    warnings = []
+    if stem := stem_warning(recipe.backbone, crop_px):
+        warnings.append(stem)
+    if recipe.batchnorm == "local":
+        warnings.append(
+            "batchnorm = 'local': each process normalises by its own part of the batch, so results "
+            "depend on the number of processes; 'global' does not"
+        )
+    if recipe.batchnorm == "local" and recipe.momentum:
+        warnings.append(
+            "batchnorm = 'local' with [momentum]: the statistics of a process's few images tell "
+            "which keys belong to its queries, and nothing is shuffled against it; use 'global'"
+        )
+    if recipe.optim.precision == "auto":
+        warnings.append(
+            "optim.precision = 'auto': the run takes the faster of fp32 and bf16 on its own "
+            "machine, which so decides roundings; name one to fix them"
+        )
+    if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
+        warnings.append(
+            f"optim.warmup_steps = {recipe.optim.warmup_steps} does not end before the run's "
+            f"{recipe.steps} steps: the peak rate is never used"
+        )
+    if data and data.mixing is not None and data.mixing < 0.98:
+        warnings.append(
+            f"mixing score {data.mixing:.3f}: batches hold fewer classes than a uniform shuffle's; "
+            "build the shards shuffled, or raise data.num_streams or lower data.shuffle_window"
+        )
+    if index is not None and (text := labels_warning(recipe, index.split(recipe.data.split))):
+        warnings.append(text)
+    if recipe.run.monitor_steps and data and not data.held_out:
+        warnings.append(
+            "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
+        )
+    return tuple(warnings)
+
+
+def render(result: Check) -> RenderableType:
+    """Tables for a terminal: settings, views, sizes; then the warnings."""
+    rows = [*_size_rows(result), *_data_rows(result)]
+    return tables(result.recipe, result.views, ("sizes and estimates", rows), result.warnings)
+
+
+def tables(
+    recipe: Section,
+    views: tuple[dict[str, Any], ...],
+    sizes: tuple[str, list[tuple[str, str]]],
+    warnings: tuple[str, ...],
+) -> RenderableType:
+    """What every check shows. sizes: a title and its rows."""
+    parts: list[RenderableType] = [
+        _table("settings", _leaves(recipe.model_dump(exclude_none=True))),
+        _table("views", _view_rows(views)),
+        _table(*sizes),
+    ]
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in warnings]
+    return Group(*parts)
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(title=f"\n{title}", title_justify="left", show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a digest is never cut
+    for name, text in rows:
+        table.add_row(Text(name, style="bold"), Text(text))  # Text: brackets are no markup here
+    return table
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            rows += _leaves(value, f"{prefix}{key}.")
+        else:
+            rows.append((prefix + key, _written(value)))
+    return rows
+
+
+def _written(value: Any) -> str:
+    """As in a recipe."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_written(item) for item in value)}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _view_rows(views: tuple[dict[str, Any], ...]) -> list[tuple[str, str]]:
+    first, second = views[0], views[-1]
+    return [
+        (key, _written(value) + (f" | {_written(second[key])}" if second[key] != value else ""))
+        for key, value in first.items()
+    ]
+
+
+def _size_rows(result: Check) -> list[tuple[str, str]]:
+    memory, data = result.memory, result.recipe.data
+    batch = data.batch_size
+    rows = [
+        (
+            "negatives per anchor",
+            f"{result.negatives_per_anchor} "
+            + ("(the full queue)" if result.recipe.loss.kind == "moco" else f"(2 x {batch} - 2)"),
+        ),
+        (
+            "parameters",
+            f"backbone {result.backbone_parameters:,} ({result.num_features} features"
+            + (f", stem {result.stem}" if result.stem else "")
+            + f"), projector {result.projector_parameters:,}",
+        ),
+        *(("parameter group", line) for line in result.groups.splitlines()),
+        ("FLOPs per step", f"{result.step_flops:.3g}, forward and backward of {2 * batch} views"),
+        (
+            "estimated memory",
+            f"{_bytes(memory.total)} on one process: activations {_bytes(memory.activations)}, "
+            f"views {_bytes(memory.views)}, weights {_bytes(memory.weights)}, gradients "
+            f"{_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}, images ahead up to "
+            f"{_bytes(memory.batches)}; on W processes activations, views and images are a W-th; "
+            "workspaces come on top",
+        ),
+        (
+            "estimated time",
+            f"{result.step_seconds:.3g} s a step"
+            + (f", {_duration(result.step_seconds * result.steps)} in all" if result.steps else "")
+            + f" on one {result.device} process here in {result.precision}: a few images timed and "
+            "scaled, reading and loss not counted",
+        ),
+        ("processes", f"{', '.join(map(str, result.process_counts))} (they divide num_streams)"),
+    ]
+    if data.micro_batches > 1:
+        text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
+        rows.insert(1, ("micro-batches", f"{text} at a time, negatives of the whole batch"))
+    if result.steps:
+        rows.insert(0, ("total steps", f"{result.steps:,}"))
+    return rows
+
+
+def _data_rows(result: Check) -> list[tuple[str, str]]:
+    data = result.data
+    if data is None:
+        return [("data", "no --data: steps per epoch, duplicates, mixing and digest are not known")]
+    mixing = (
+        "unlabelled or of one class: not known" if data.mixing is None else f"{data.mixing:.4f}"
+    )
+    looked = f"over {data.batches} planned batches of the first epoch"
+    return [
+        ("data", f"{data.name}: {data.samples:,} images, {data.held_out:,} held out"),
+        ("steps per epoch", f"{data.steps_per_epoch:,} (the run: {data.epochs:.4g} epochs)"),
+        ("duplicates in a global batch", f"{data.duplicates} {looked}"),
+        ("mixing score", f"{mixing} (1: as a uniform shuffle) {looked}"),
+        ("digest", data.digest),
+    ]
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 2**10:.0f} KiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

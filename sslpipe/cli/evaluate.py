@@ -1,0 +1,350 @@
+"""Embeddings files -> numbers: a subcommand for each entry of EVALS, and `suite` for all."""
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import GenericAlias
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sslpipe.cli.embed import (
+    console,
+    data_facts,
+    embed_split,
+    report_bad,
+    run,
+    start,
+    view_canvas_px,
+)
+from sslpipe.data.index import load_index
+from sslpipe.distributed import Rank
+from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
+from sslpipe.evaluation.baselines import pixel_features, random_backbone
+from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.result import Result, caveats
+from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
+from sslpipe.evaluation.suite import run_suite
+from sslpipe.evaluation.whiten import whiten
+from sslpipe.export.write import load_backbone
+from sslpipe.run.launch import end_processes
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Measure frozen features. TRAIN and TEST are files of `python -m tools.embed`.",
+    epilog="Examples: python -m tools.evaluate knn train.safetensors test.safetensors --k 20 | "
+    "accelerate launch --config_file launch/cpu2.yaml -m tools.evaluate retrieval ... (several "
+    "processes share the queries; verification, too) | "
+    "python -m tools.evaluate suite out/demo/export --data out/demo/data/dataset.json "
+    "--out out/demo/eval.json",
+)
+
+LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
+
+TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
+TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
+Whiten = Annotated[bool, typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
+
+
+@app.command(
+    epilog="Example: python -m tools.evaluate suite out/demo/export "
+    "--data out/demo/data/dataset.json --out out/demo/eval.json"
+)
+def suite(
+    model: Annotated[
+        Path | None, typer.Argument(help="An export's folder or a run directory.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The dataset.json to embed.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eval.json"),
+    train_split: Annotated[str, typer.Option(help="The split with the labels to learn from.")] = (
+        "train"
+    ),
+    test_split: Annotated[str, typer.Option(help="The split that is scored.")] = "test",
+    features: Annotated[
+        list[str] | None,
+        typer.Option(help="A further set: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
+    ] = None,
+    baselines: Annotated[bool, typer.Option(help="Measure pixels and random weights, too.")] = True,
+    search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
+    seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
+    canvas_px: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
+    ] = None,
+    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
+    device: Device = "auto",
+) -> None:
+    """Every evaluation of a backbone beside raw pixels and random weights, in one table.
+
+    kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe; the same
+    protocols, samples and draws for every row.
+    """
+    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
+    facts: dict[str, Any] = {"seed": seed}
+    target = _start_alone("suite", device)
+    if model is not None:
+        if data is None:
+            raise DataError("a model needs --data DIR/dataset.json to embed")
+        backbone, index = load_backbone(model), load_index(data)
+        if train_split == test_split:
+            raise DataError(
+                f"--train-split and --test-split are both {test_split!r}: every sample would find "
+                "itself; name two splits"
+            )
+        splits = [index.split(name) for name in (train_split, test_split)]
+        for name in (train_split, test_split):
+            index.check_files(name)
+        options = {
+            "batch_size": batch_size,
+            "canvas_px": canvas_px or view_canvas_px(backbone.view),
+            "num_workers": num_workers,
+            "device": target,
+        }
+        networks = {"ssl": backbone.backbone}
+        if baselines:
+            kind, crop_px = backbone.config.backbone, backbone.config.crop_px
+            networks["random"] = random_backbone(kind, crop_px, seed)
+        for name, network in networks.items():
+            network = network.to(target)
+            train, test = (
+                embed_split(network, backbone.view, split, title=f"{name}: {split.name}", **options)
+                for split in splits
+            )
+            sets[name] = (train, test)
+        if baselines:
+            train, test = pixel_features(
+                *splits, view=backbone.view, on_bad=lambda bad: None, **options
+            )
+            sets["pixels"] = (train, test)
+        facts |= {
+            "backbone": backbone.config.backbone.model_dump(),
+            "backbone_sha256": backbone.config.weights_sha256,
+            "view": backbone.view.config(),
+            "canvas_px": options["canvas_px"],
+            **data_facts(index, test_split),
+            "train_split": train_split,
+            "classes": list(index.manifest.classes),
+        }
+    for text in features or []:
+        name, train_file, test_file = _feature_files(text)
+        (bank, bank_facts), (queries, query_facts) = map(load_embeddings, (train_file, test_file))
+        check_comparable(bank_facts, query_facts, itself=False)
+        sets[name] = (bank, queries)
+    sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
+    report = run_suite(sets, facts, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
+    _write_json(out, report)
+    print_suite(report)
+    for sentence in report["left_out"]:
+        Console().print(f"not measured: {sentence}", highlight=False)
+    Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
+
+
+@app.command(
+    "sgd-augmented",
+    epilog="Example: python -m tools.evaluate sgd-augmented out/demo/run "
+    "--data out/demo/data/dataset.json --epochs 10",
+)
+def sgd_augmented(
+    model: Annotated[Path, typer.Argument(help="An export's folder or a run directory.")],
+    data: Annotated[str, typer.Option(help="The dataset.json to embed.")],
+    train_split: Annotated[str, typer.Option(help="The split that is trained on.")] = "train",
+    test_split: Annotated[str, typer.Option(help="The split that is scored.")] = "test",
+    rates: Annotated[list[float], typer.Option(help="Learning rates for 256 rows.")] = list(RATES),  # noqa: B006
+    epochs: Annotated[int, typer.Option(min=1, help="Two take one pass over the images.")] = EPOCHS,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 256,
+    smallest_crop: Annotated[float, typer.Option(help="Least share of the area.")] = CROP_AREA[0],
+    flip_prob: Annotated[float, typer.Option(help="0 where left and right matter.")] = FLIP_PROB,
+    holdout: Annotated[float, typer.Option(help="Share of train, for several rates.")] = 0.15,
+    seed: Annotated[int, typer.Option(help="Of views, order and hold-out.")] = 0,
+    canvas_px: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
+    ] = None,
+    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
+    device: Device = "auto",
+    out: JsonFile = None,
+) -> None:
+    """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
+    target = _start_alone("sgd-augmented", device)
+    backbone, index = load_backbone(model), load_index(data)
+    splits = [index.split(name) for name in (train_split, test_split)]
+    for name in (train_split, test_split):
+        index.check_files(name)
+    results = augmented_sgd_probe(
+        backbone.backbone.to(target),
+        backbone.view,
+        *splits,
+        rates=rates,
+        epochs=epochs,
+        batch_size=batch_size,
+        holdout=holdout,
+        seed=seed,
+        crop_area=(smallest_crop, 1.0),
+        flip_prob=flip_prob,
+        say=console.print,
+        canvas_px=canvas_px or view_canvas_px(backbone.view),
+        num_workers=num_workers,
+        device=target,
+        on_bad=report_bad,
+    )
+    _print_results(f"sgd-augmented: {model}", results)
+    if out is not None:
+        _write_json(out, [{"whitened": False, **result.to_json()} for result in results])
+
+
+def print_suite(report: dict[str, Any]) -> None:
+    """Print the suite's table; a log file gets lines wide enough for an interval in a cell."""
+    printer = Console()
+    if not printer.is_terminal:
+        printer = Console(width=110)
+    printer.print(suite_table(report))
+
+
+def suite_table(report: dict[str, Any]) -> Table:
+    """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
+    queries = report["rows"][0]["queries"]
+    table = Table(title=f"Top-1 accuracy in %, 95 % interval; {queries} test samples")
+    table.add_column("features")
+    for column in report["columns"]:
+        table.add_column(column, justify="right")
+    cells: dict[tuple[str, bool], dict[str, str]] = {}
+    for row in report["rows"]:
+        line = cells.setdefault((row["features"], row["whitened"]), {})
+        if row["column"] is not None:
+            line[row["column"]] = _percent(row["value"], row["interval95"])
+    for (name, whitened), line in cells.items():
+        label = f"{name}, whitened" if whitened else name
+        table.add_row(label, *(line.get(column, "-") for column in report["columns"]))
+    return table
+
+
+def _percent(value: float, interval: tuple[float, float]) -> str:
+    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
+def _shown(result: Result) -> str:
+    if result.unit == "share":
+        return f"{_percent(result.value, result.interval95)} %"
+    low, high = result.interval95
+    return f"{result.value:.4g} [{low:.4g}, {high:.4g}]"
+
+
+def _feature_files(text: str) -> tuple[str, str, str]:
+    name, _, files = text.partition("=")
+    train_file, comma, test_file = files.partition(",")
+    if not (name and train_file and comma and test_file):
+        raise DataError(f"--features {text!r} is not NAME=TRAIN.safetensors,TEST.safetensors")
+    return name, train_file, test_file
+
+
+def _write_json(path: Path, tree: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _print_results(title: str, results: list[Result], *, whitened: bool = False) -> None:
+    table = Table(title=title)
+    for heading in ("protocol", "metric", "value", "queries", "bank"):
+        table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
+    for result in results:
+        table.add_row(
+            ("whitened " if whitened else "") + result.protocol,
+            result.metric,
+            _shown(result),
+            str(result.queries),
+            str(result.bank),
+        )
+    Console().print(table)
+    for result in results:
+        for said in caveats(result.details):
+            line = f"{result.protocol}: {said}"
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _start_alone(name: str, device: str) -> str:
+    target, process = start(device)
+    if process.world_size > 1:
+        raise UserError(
+            f"{name} runs in one process, and the launcher started {process.world_size}"
+        )
+    return target
+
+
+def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
+    """A subcommand whose options are the evaluation's own keyword arguments."""
+
+    accepted = list(inspect.signature(evaluate).parameters.values())[2:]
+    shares_queries = any(parameter.name == "process" for parameter in accepted)
+
+    def command(
+        train: Path, test: Path, whiten_both: bool, device: str, out: Path | None, **options: Any
+    ) -> None:
+        target, process = start(device) if shares_queries else (_start_alone(name, device), Rank())
+        if shares_queries:
+            options["process"] = process
+        (bank, bank_facts), (queries, query_facts) = map(load_embeddings, (train, test))
+        if name != "stability":  # two backbones are its purpose
+            itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
+            check_comparable(bank_facts, query_facts, itself=itself)
+        if whiten_both:
+            bank, queries = whiten(bank, queries)
+        results = evaluate(bank.to(target), queries.to(target), **options)
+        if process.rank == 0:
+            _print_results(f"{name}: {train.name} -> {test.name}", results, whitened=whiten_both)
+            if out is not None:
+                rows = [{"whitened": whiten_both, **result.to_json()} for result in results]
+                _write_json(out, rows)
+        end_processes()
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("train", kind, annotation=TrainFile),
+        inspect.Parameter("test", kind, annotation=TestFile),
+        *(_option(p) for p in accepted if p.name != "process"),
+        inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
+        inspect.Parameter("device", kind, annotation=Device, default="auto"),
+        inspect.Parameter("out", kind, annotation=JsonFile, default=None),
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    summary = inspect.cleandoc(evaluate.__doc__ or "")
+    app.command(
+        name,
+        help=summary,
+        epilog=f"Example: python -m tools.evaluate {name} "
+        "train.safetensors test.safetensors" + _EXTRA.get(name, ""),
+    )(command)
+
+
+_EXTRA = {"few-shot": " --labels-per-class 10", "knn": " --k 10 --k 20 --vote majority"}
+
+
+def _option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A sequence becomes a repeatable option; everything else is as it is."""
+    annotation, default = parameter.annotation, parameter.default
+    if get_origin(annotation) is Sequence:
+        annotation, default = GenericAlias(list, get_args(annotation)), list(default)
+    if default is inspect.Parameter.empty:
+        annotation = Annotated[annotation, typer.Option()]
+    return parameter.replace(annotation=annotation, default=default)
+
+
+for _name, _evaluate in EVALS.items():
+    _add_command(_name, _evaluate)
+
+
+if __name__ == "__main__":
+    run(app)

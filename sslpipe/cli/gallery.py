@@ -1,0 +1,252 @@
+"""Enrol, identify and verify from the command line: a gallery in one file, images in folders."""
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from sslpipe.cli.embed import pick_device, run, view_canvas_px
+from sslpipe.data.decode import BadSample, decode
+from sslpipe.errors import UserError
+from sslpipe.evaluation.neighbours import Search
+from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.metric_learning.gallery import Gallery, different_pairs, threshold_at, verify
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Who is in this picture? Identities are added and removed without training anything.",
+    epilog="Example: python -m tools.gallery enrol team.safetensors PHOTOS --model out/backbone "
+    "(PHOTOS/NAME/*.jpg), then: python -m tools.gallery calibrate team.safetensors STRANGERS "
+    "--model out/backbone --far 0.01, then: python -m tools.gallery identify team.safetensors "
+    "new.jpg --model out/backbone",
+)
+out, err = Console(), Console(stderr=True)
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+BATCH = 64  # images at a time
+
+GalleryFile = Annotated[Path, typer.Argument(help="The gallery's file.", show_default=False)]
+Model = Annotated[Path, typer.Option(help="An export's folder or a run directory.")]
+SearchBy = Annotated[str | None, typer.Option(help="torch or faiss: the same answers.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Far = Annotated[float, typer.Option(min=0, max=1, help="Share of impostors that may pass.")]
+
+
+@app.command()
+def enrol(
+    gallery: GalleryFile,
+    folder: Annotated[Path, typer.Argument(help="One folder a name: FOLDER/NAME/*.jpg.")],
+    model: Model,
+    search: SearchBy = None,
+    device: Device = "auto",
+) -> None:
+    """Add every name of a folder of folders; names that are there get more images."""
+    backbone = _load(model, device)
+    book = _open(gallery, backbone, search, must_exist=False)
+    names, paths = _named_images(folder)
+    kept, embeddings = _embed(backbone, paths)
+    book.enrol([names[k] for k in kept], embeddings)
+    book.save(gallery)
+    said = f"{len(kept)} images of {len({names[k] for k in kept})} names; {len(book)} names in all"
+    out.print(f"{gallery}: {said}", highlight=False)
+
+
+@app.command()
+def add(
+    gallery: GalleryFile,
+    name: Annotated[str, typer.Argument(help="Of the person or product.")],
+    images: Annotated[list[Path], typer.Argument(help="Its images.")],
+    model: Model,
+    device: Device = "auto",
+) -> None:
+    """Add one name, or more images of one."""
+    backbone = _load(model, device)
+    book = _open(gallery, backbone, None, must_exist=False)
+    _, embeddings = _embed(backbone, images)
+    book.add(name, embeddings)
+    book.save(gallery)
+    out.print(f"{gallery}: {name} has {len(book.embeddings(name))} images", highlight=False)
+
+
+@app.command()
+def remove(
+    gallery: GalleryFile,
+    name: Annotated[str, typer.Argument(help="The name to forget.")],
+) -> None:
+    """Forget a name."""
+    book = Gallery.load(gallery)
+    book.remove(name)
+    book.save(gallery)
+    out.print(f"{gallery}: {name} is gone; {len(book)} names are left", highlight=False)
+
+
+@app.command("list")
+def list_names(gallery: GalleryFile) -> None:
+    """Names, their numbers of images, and the threshold."""
+    book = Gallery.load(gallery)
+    for name in book.names:
+        out.print(f"{len(book.embeddings(name)):6d}  {name}", highlight=False, markup=False)
+    out.print(f"threshold {book.threshold:.4f}", highlight=False)
+
+
+@app.command()
+def calibrate(
+    gallery: GalleryFile,
+    strangers: Annotated[Path, typer.Argument(help="A folder of images of nobody in it.")],
+    model: Model,
+    far: Far = 0.01,
+    search: SearchBy = None,
+    device: Device = "auto",
+) -> None:
+    """Set the threshold that at most a share FAR of the strangers' images reaches."""
+    backbone = _load(model, device)
+    book = _open(gallery, backbone, search)
+    _, embeddings = _embed(backbone, _images(strangers))
+    threshold = book.calibrate(embeddings, far)
+    book.save(gallery)
+    said = f"{threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}"
+    out.print(f"{gallery}: threshold {said}", highlight=False)
+    if len(embeddings) * far < 1:
+        err.print(
+            f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}: the threshold lies "
+            "just above the highest of them",
+            style="yellow",
+        )
+
+
+@app.command()
+def identify(
+    gallery: GalleryFile,
+    images: Annotated[list[Path], typer.Argument(help="Images or folders of images.")],
+    model: Model,
+    top: Annotated[int, typer.Option(min=1, help="Names to show of each.")] = 1,
+    search: SearchBy = None,
+    device: Device = "auto",
+) -> None:
+    """One line an image: path, name or -, score; the names below the threshold in brackets."""
+    backbone = _load(model, device)
+    book = _open(gallery, backbone, search)
+    paths = [path for given in images for path in (_images(given) if given.is_dir() else [given])]
+    kept, embeddings = _embed(backbone, paths)
+    for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
+        shown = [
+            f"{m.name}\t{m.score:.4f}"
+            if m.score >= book.threshold
+            else f"-\t{m.score:.4f} ({m.name})"
+            for m in matches
+        ]
+        print("\t".join([str(paths[k]), *shown]))
+
+
+@app.command("verify")
+def verify_command(
+    first: Annotated[Path, typer.Argument(help="An image.")],
+    second: Annotated[Path, typer.Argument(help="Another one.")],
+    model: Model,
+    threshold: Annotated[float | None, typer.Option(help="Accept from here on.")] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(help="Or set it by a folder of folders, one a name, and --far.")
+    ] = None,
+    far: Far = 0.001,
+    device: Device = "auto",
+) -> None:
+    """Do two images show one identity? Exit status 0: yes, 1: no."""
+    if (threshold is None) == (pairs is None):
+        raise UserError("give --threshold, or --pairs FOLDER to set one by")
+    backbone = _load(model, device)
+    if threshold is None:
+        assert pairs is not None
+        names, paths = _named_images(pairs)
+        kept, embeddings = _embed(backbone, paths)
+        labels = np.unique([names[k] for k in kept], return_inverse=True)[1]
+        threshold = threshold_at(different_pairs(embeddings, torch.from_numpy(labels)), far)
+    kept, two = _embed(backbone, [first, second])
+    if len(kept) < 2:
+        raise UserError("both images must be readable")
+    same, score = verify(two[0], two[1], threshold)
+    print(f"{'same' if same else 'different'}\t{score:.4f}\tthreshold {threshold:.4f}")
+    if not same:
+        raise typer.Exit(1)
+
+
+def _load(model: Path, device: str) -> FrozenBackbone:
+    return load_backbone(model).to(pick_device(device))
+
+
+def _open(
+    path: Path, backbone: FrozenBackbone, search: SearchBy, *, must_exist: bool = True
+) -> Gallery:
+    """The gallery, if it was made with this backbone; a new one where none needs to be there."""
+    made_with = {"backbone_sha256": backbone.config.weights_sha256}
+    engine = cast(Search | None, search)  # Gallery refuses any other
+    if not path.exists() and not must_exist:
+        return Gallery(backbone.num_features, search=engine, facts=made_with)
+    book = Gallery.load(path, search=engine)
+    if book.facts != made_with:
+        raise UserError(
+            f"{path} was made with another model; its embeddings mean nothing to this one: "
+            "give that --model, or enrol into a new file"
+        )
+    return book
+
+
+def _images(folder: Path) -> list[Path]:
+    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not found:
+        raise UserError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
+    return found
+
+
+def _named_images(folder: Path) -> tuple[list[str], list[Path]]:
+    """The name and path of every image under FOLDER/NAME."""
+    folders = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    if not folders:
+        raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
+    pairs = [(each.name, path) for each in folders for path in _images(each)]
+    return [name for name, _ in pairs], [path for _, path in pairs]
+
+
+def _embed(backbone: FrozenBackbone, paths: list[Path]) -> tuple[list[int], Tensor]:
+    """Places of the images that can be read, and their embeddings (n, D) on the CPU."""
+    kept: list[int] = []
+    rows: list[Tensor] = []
+    device = next(backbone.parameters()).device
+    for start in range(0, len(paths), BATCH):
+        views = []
+        for place in range(start, min(start + BATCH, len(paths))):
+            try:
+                views.append(_view(backbone, paths[place]))
+            except BadSample as error:
+                said = f"left out: {paths[place]}: {error}"
+                err.print(said, style="yellow", highlight=False, markup=False)
+                continue
+            kept.append(place)
+        if views:
+            with torch.no_grad():
+                rows.append(backbone(torch.cat(views).to(device)).float().cpu())
+    if not kept:
+        raise UserError("no image could be read")
+    return kept, torch.cat(rows)
+
+
+def _view(backbone: FrozenBackbone, path: Path) -> Tensor:
+    """(1, 3, S, S): the image as `sslpipe.cli.embed` would show it to the backbone."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    pixels = decode(raw, canvas_px=view_canvas_px(backbone.view))
+    image = torch.from_numpy(pixels)[None]
+    view: Tensor = backbone.view.cpu()(image, torch.tensor([image.shape[-2:]]))
+    return view
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,296 @@
+"""FORMATS: how each export format is written, and which backbones it cannot hold.
+
+`proof.READERS` has how each is loaded again.
+"""
+
+import importlib.util
+import io
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from sslpipe.export.load import OURS, FrozenBackbone
+from sslpipe.export.model_card import HUB_USAGE, TIMM_HUB_USAGE, hub_card, model_card
+
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
+ONNX_OPSET = 20
+MOST_ONNX_BYTES = 2**31 - 2**20  # protobuf's limit of one message, with room for the graph
+TRACED_IMAGES = 2  # neither 1 nor the sizes that the proof uses: the batch size must stay free
+
+
+@dataclass(frozen=True)
+class Format:
+    """write: into the folder, returning the main file or folder. usage: Python lines for the model
+    card. refuses: why this backbone, or this machine, cannot have the format; None where it can."""
+
+    write: Callable[[FrozenBackbone, Path], Path]
+    usage: str
+    refuses: Callable[[FrozenBackbone], str | None] = lambda model: None
+
+
+def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
+    _write_tensors(model.backbone, folder / "model.safetensors")
+    if model.projector is not None:
+        _write_tensors(model.projector, folder / "projector.safetensors")
+    (folder / "config.json").write_text(model.config.model_dump_json(indent=1) + "\n")
+    return folder / "model.safetensors"
+
+
+def _write_tensors(module: nn.Module, path: Path) -> None:
+    tensors = {key: t.contiguous().clone() for key, t in module.state_dict().items()}
+    # bytes: save_file gives a file that only its owner may read
+    path.write_bytes(save(tensors, metadata={"format": "pt"}))
+
+
+def _added(model: FrozenBackbone) -> str | None:
+    """What a fine-tuned backbone has behind the network that its library knows, if anything."""
+    if model.backbone.embedding is not None:
+        return f"it has an embedding layer of {model.num_features} behind the network's features"
+    return "its features are normalised to length 1" if model.backbone.normalize else None
+
+
+def _refuses_torchvision(model: FrozenBackbone) -> str | None:
+    component, stem = model.config.backbone, model.backbone.stem
+    family, _, architecture = component.kind.partition("/")
+    if (added := _added(model)) is not None:
+        return added
+    if family != "torchvision":
+        return f"a {component.kind!r} backbone is none of torchvision's"
+    if stem not in (None, "imagenet"):
+        return (
+            f"this backbone has the small-image stem {stem!r}, which "
+            f"torchvision.models.{architecture} has not"
+        )
+    if architecture.startswith("vit_") and model.config.crop_px != 224:
+        return (
+            f"{architecture} at {model.config.crop_px} px has another position table than "
+            "torchvision's at 224 px"
+        )
+    return None
+
+
+def _write_torchvision(model: FrozenBackbone, folder: Path) -> Path:
+    path = folder / "torchvision" / f"{model.config.backbone.kind.partition('/')[2]}.safetensors"
+    path.parent.mkdir()
+    _write_tensors(model.backbone.network, path)
+    return path
+
+
+def _refuses_timm(model: FrozenBackbone) -> str | None:
+    component, stem = model.config.backbone, model.backbone.stem
+    family, _, architecture = component.kind.partition("/")
+    if (added := _added(model)) is not None:
+        return added
+    is_resnet = isinstance(model.backbone.network, torchvision.models.ResNet)
+    if family != "timm" and not is_resnet:
+        return (
+            f"a {component.kind!r} backbone is none of timm's, nor a ResNet, whose keys it shares"
+        )
+    if stem not in (None, "imagenet"):
+        return (
+            f"this backbone has the small-image stem {stem!r}, which timm's {architecture} has not"
+        )
+    return None
+
+
+def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
+    """What timm.create_model("local-dir:...") and "hf-hub:..." read from config.json."""
+    family, _, architecture = model.config.backbone.kind.partition("/")
+    view, network = model.view.config(), model.backbone.network
+    arguments: dict[str, Any] = {}
+    layers: dict[str, Any] = {"first_conv": "conv1", "classifier": "fc", "pool_size": None}
+    fixed_size = False
+    if family == "timm":
+        import timm
+
+        given = model.config.backbone.arguments
+        ours = ("stem", "embedding_dim", "normalize")
+        arguments = {key: value for key, value in given.items() if key not in ours}
+        theirs: Any = network.pretrained_cfg
+        layers = {key: theirs.get(key) for key in layers}
+        fixed_size = isinstance(network, timm.models.VisionTransformer)
+        if fixed_size:  # its position table is of this size
+            arguments.setdefault("img_size", model.config.crop_px)
+    return {
+        "architecture": architecture,
+        "num_classes": 0,
+        "num_features": model.num_features,
+        "pretrained_cfg": {
+            "tag": "sslpipe",
+            "num_classes": 0,
+            "input_size": [3, view["crop_px"], view["crop_px"]],
+            "fixed_input_size": fixed_size,
+            "interpolation": "bilinear",
+            "crop_pct": view["crop_px"] / view["resize_px"],
+            "crop_mode": "center",
+            "mean": view["mean"],
+            "std": view["std"],
+            **{key: value for key, value in layers.items() if value is not None},
+        },
+        **({"model_args": arguments} if arguments else {}),
+    }
+
+
+def _write_hub_folder(model: FrozenBackbone, folder: Path) -> Path:
+    """config.json for us and, where it can be, for timm: then with the keys of timm's network."""
+    folder.mkdir()
+    by_timm = _refuses_timm(model) is None
+    backbone = model.backbone.network if by_timm else model.backbone
+    _write_tensors(backbone, folder / "model.safetensors")
+    if model.projector is not None:
+        _write_tensors(model.projector, folder / "projector.safetensors")
+    theirs = _timm_config(model) if by_timm else {}
+    tree = {**theirs, OURS: model.config.model_dump(mode="json")}
+    (folder / "config.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def _write_timm(model: FrozenBackbone, folder: Path) -> Path:
+    return _write_hub_folder(model, folder / "timm")
+
+
+def _write_hf(model: FrozenBackbone, folder: Path) -> Path:
+    path = _write_hub_folder(model, folder / "hf")
+    by_timm = _refuses_timm(model) is None
+    config = model.config.model_dump(mode="json")
+    usage = {OURS: HUB_USAGE, **({"timm": TIMM_HUB_USAGE} if by_timm else {})}
+    card = hub_card(config, model_card(config, usage), library="timm" if by_timm else OURS)
+    (path / "README.md").write_text(card, encoding="utf-8")
+    return path
+
+
+def _refuses_onnx(model: FrozenBackbone) -> str | None:
+    absent = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"it needs {', '.join(absent)}: pip install 'sslpipe[onnx]'"
+    size = sum(t.numel() * t.element_size() for t in model.backbone.state_dict().values())
+    if size > MOST_ONNX_BYTES:
+        return f"{size / 1e9:.1f} GB of weights are more than the 2 GB of an ONNX file"
+    return None
+
+
+def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
+    import onnx
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations; the proof is what counts
+        program = torch.onnx.export(
+            model.backbone,
+            (_traced(model),),
+            dynamo=True,
+            opset_version=ONNX_OPSET,
+            dynamic_shapes=_free_batch(),
+            input_names=["images"],
+            output_names=["features"],
+            verbose=False,
+        )
+    assert program is not None
+    proto = program.model_proto
+    graph = proto.graph
+    # the exporter writes down its stack traces, with the folders of this machine
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info):
+        part.ClearField("metadata_props")
+    for tensor in graph.initializer:
+        tensor.ClearField("metadata_props")
+    view = model.view.config()
+    told = {
+        "images": "(batch, 3, crop_px, crop_px) float32 RGB: in [0, 1], less mean, over std",
+        "features": f"(batch, {model.num_features}) float32, "
+        + ("of length 1" if model.backbone.normalize else "not normalised"),
+        **{key: json.dumps(value) for key, value in view.items()},
+        "weights_sha256": model.config.weights_sha256,
+    }
+    onnx.helper.set_model_props(proto, told)
+    onnx.checker.check_model(proto)
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+    return path
+
+
+def _write_pt2(model: FrozenBackbone, folder: Path) -> Path:
+    program = torch.export.export(
+        model.backbone, (_traced(model),), dynamic_shapes=_free_batch(), strict=False
+    )
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # it tells the folders of this machine
+    file = io.BytesIO()  # into a file, the archive would carry the file's name
+    torch.export.save(program, file)
+    path = folder / "model.pt2"
+    path.write_bytes(file.getvalue())
+    return path
+
+
+def _traced(model: FrozenBackbone) -> Tensor:
+    return torch.zeros(TRACED_IMAGES, 3, model.config.crop_px, model.config.crop_px)
+
+
+def _free_batch() -> dict[str, dict[int, Any]]:
+    return {"images": {0: torch.export.Dim("batch")}}
+
+
+FORMATS: dict[str, Format] = {
+    "safetensors": Format(
+        _write_safetensors,
+        """import sslpipe
+
+backbone = sslpipe.load_backbone("FOLDER")
+features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not normalised
+""",
+    ),
+    "torchvision": Format(
+        _write_torchvision,
+        """import torchvision
+from safetensors.torch import load_file
+
+model = torchvision.models.get_model("ARCHITECTURE", weights=None, num_classes=10)  # a new head
+tensors = load_file("FOLDER/torchvision/ARCHITECTURE.safetensors")
+print(model.load_state_dict(tensors, strict=False))  # missing: only the head's keys
+""",
+        _refuses_torchvision,
+    ),
+    "timm": Format(
+        _write_timm,
+        """import timm
+
+model = timm.create_model("local-dir:FOLDER/timm", pretrained=True)  # images -> features
+model = timm.create_model("local-dir:FOLDER/timm", pretrained=True, num_classes=10)  # a new head
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+""",
+        _refuses_timm,
+    ),
+    "onnx": Format(
+        _write_onnx,
+        """import onnxruntime
+
+session = onnxruntime.InferenceSession("FOLDER/model.onnx")
+(features,) = session.run(["features"], {"images": images})  # (B, 3, S, S) float32, normalised
+""",
+        _refuses_onnx,
+    ),
+    "pt2": Format(
+        _write_pt2,
+        """import torch
+
+model = torch.export.load("FOLDER/model.pt2").module()
+features = model(images)  # (B, 3, S, S) float32, normalised; any B
+""",
+    ),
+    "hf": Format(
+        _write_hf,
+        """# the folder hf/ as it is, uploaded: hf upload USER/NAME FOLDER/hf
+import sslpipe
+from huggingface_hub import snapshot_download
+
+backbone = sslpipe.load_backbone(snapshot_download("USER/NAME"))
+""",
+    ),
+}

@@ -1,0 +1,228 @@
+"""A trained backbone to use, from an export or a run directory, and all it needs beside it."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sslpipe.augment.eval_view import EvalView, eval_view_for
+from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.errors import ExportError, UserError
+from sslpipe.evaluation.embed import module_sha256
+from sslpipe.evaluation.whiten import Whitening, load_whitening
+from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.simclr import build_projector
+from sslpipe.recipe.base import Component, Section
+from sslpipe.recipe.finetune import parse_any_recipe
+from sslpipe.recipe.pretrain import Projector, Recipe
+from sslpipe.registry import build
+from sslpipe.run.checkpoint import latest
+
+OURS = "sslpipe"  # where our config lies inside the config.json of another library
+
+
+class Config(Section):
+    """config.json. Unknown keys are an error: a newer format has a higher version.
+
+    backbone: kind and arguments that build the same network, with the stem that training chose.
+    view: arguments of EvalView; features are those of images seen through it.
+    weights_sha256: module_sha256 of the backbone. facts: run name, recipe, digest, steps, data set,
+    labels that a fine-tuning saw, and evaluation numbers, for people. projector,
+    projector_sha256: settings and hash of the projector, where it was asked for.
+    whitening_sha256: of whitening.safetensors, which `sslpipe.cli.whiten` adds.
+    """
+
+    format_version: Literal[1]
+    backbone: Component
+    crop_px: int
+    num_features: int
+    view: dict[str, Any]
+    weights_sha256: str
+    facts: dict[str, Any]
+    projector: Projector | None = None
+    projector_sha256: str | None = None
+    whitening_sha256: str | None = None
+
+
+class FrozenBackbone(nn.Module):
+    """A backbone to use: eval mode, no gradient asked for, with the view that its features need.
+
+    forward: (B, 3, S, S) normalised floats -> (B, num_features), not normalised.
+    encode: (B, 3, H, W) uint8 RGB, all of one size -> the same, through `view` and its crops,
+    whitened where the export has a whitening.
+    projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not asked for.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        view: EvalView,
+        config: Config,
+        projector: nn.Sequential | None = None,
+        whitening: Whitening | None = None,
+    ) -> None:
+        super().__init__()
+        self.whitening = whitening
+        self.backbone, self.view, self.config = backbone, view, config
+        self.projector = projector
+        self.num_features = backbone.num_features
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.backbone(images)  # (B, F)
+        return features
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        sizes = torch.tensor(images.shape[-2:]).expand(len(images), 2)
+        features = self.view.reduced(self.forward(self.view(images, sizes)))
+        return features if self.whitening is None else self.whitening.apply(features)
+
+
+def load_backbone(path: str | Path) -> FrozenBackbone:
+    """The backbone of an export or of a run directory; eval mode, on the CPU.
+
+    path: the folder of an export with the safetensors format, its timm or hf folder, or a run
+    directory.
+    Safe for files from strangers: safetensors and JSON are read, nothing is unpickled or run.
+    Raises: ExportError where files are missing, damaged, or not what config.json says.
+    """
+    path = Path(path)
+    if (path / "recipe.json").is_file():
+        return load_run(path)
+    try:
+        tree = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        nested = isinstance(tree, dict) and OURS in tree  # the timm and hf formats
+        bare = nested and "architecture" in tree  # the keys are those of timm's network
+        config = Config.model_validate(tree[OURS] if nested else tree)
+        backbone = build_backbone(config.backbone, crop_px=config.crop_px)
+        tensors = load_file(path / "model.safetensors")
+        (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
+        view = EvalView(**config.view)
+        whitening = None
+        if config.whitening_sha256 is not None:
+            whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
+        projector = None
+        if config.projector is not None:
+            projector = build_projector(config.num_features, config.projector)
+            projector.load_state_dict(load_file(path / "projector.safetensors"), strict=True)
+    except FileNotFoundError as error:
+        raise ExportError(
+            f"{path} is neither an export in the safetensors, timm or hf format nor a run: "
+            f"{error.filename} is missing"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "config.json"
+        raise ExportError(f"{path}/config.json: {key}: {first['msg']}") from None
+    except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
+        raise ExportError(f"{path}: {error}") from error
+    for module, sha256 in (
+        (backbone, config.weights_sha256),
+        (projector, config.projector_sha256),
+    ):
+        if module is not None and module_sha256(module) != sha256:
+            raise ExportError(
+                f"{path}: the weights are not those that config.json names; copy the export again"
+            )
+    return FrozenBackbone(backbone, view, config, projector, whitening)
+
+
+def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
+    """The backbone of a run's newest whole checkpoint. The one place that knows a run's files."""
+    checkpoint = latest(run_dir)
+    recipe = parse_any_recipe(_read_json(run_dir / "recipe.json"), f"{run_dir}/recipe.json")
+    assert recipe.backbone is not None  # a run has written down what it built
+    data = _read_json(run_dir / "data.json")
+    state = _read_json(checkpoint / "state.json")
+    views = build(AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"])
+    crop_px = int(views.crop_px)
+    given = recipe.augment.arguments
+    numbers = (given.get("mean", data["mean"]), given.get("std", data["std"]))
+    view = eval_view_for(crop_px, *(numbers if given.get("normalize", True) else ()))
+
+    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+    tensors = load_file(checkpoint / "model.safetensors")
+    backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
+    projector = None
+    settings = recipe.projector if isinstance(recipe, Recipe) else None
+    if with_projector:
+        if settings is None:
+            raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
+        projector = build_projector(backbone.num_features, settings)
+        projector.load_state_dict(_part(tensors, "projector."), strict=True)
+    facts = {
+        "name": recipe.name,
+        "recipe": recipe.model_dump(mode="json"),
+        "digest": state["identity"]["digest"],
+        "step": state["step"],
+        "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
+    }
+    if "classes" in state:  # of a fine-tuning
+        facts["classes_seen"] = state["classes"]
+    if (run_dir / "eval.json").is_file():
+        facts |= _evaluation(_read_json(run_dir / "eval.json"), module_sha256(backbone))
+    return freeze(backbone, recipe.backbone, view, facts, projector, settings)
+
+
+def freeze(
+    backbone: Backbone,
+    component: Component,
+    view: EvalView,
+    facts: dict[str, Any],
+    projector: nn.Sequential | None = None,
+    projector_settings: Projector | None = None,
+) -> FrozenBackbone:
+    """The backbone with everything an export writes. component, projector_settings: what backbone
+    and projector were built from."""
+    arguments = component.arguments
+    if backbone.stem is not None:  # resolved, so that a later rule for "auto" changes nothing
+        arguments["stem"] = backbone.stem
+    config = Config(
+        format_version=1,
+        backbone=Component.model_validate({"kind": component.kind, **arguments}),
+        crop_px=view.crop_px,
+        num_features=backbone.num_features,
+        view=view.config(),
+        weights_sha256=module_sha256(backbone),
+        facts=facts,
+        projector=projector_settings if projector is not None else None,
+        projector_sha256=module_sha256(projector) if projector is not None else None,
+    )
+    return FrozenBackbone(backbone, view, config, projector)
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}; is it a run directory?") from error
+    return tree
+
+
+def _evaluation(suite: dict[str, Any], weights_sha256: str) -> dict[str, Any]:
+    """The numbers in the table of RUN/eval.json, without their details, and what they are of.
+
+    Numbers of other weights (the run went on after it was evaluated) are left out.
+    """
+    if suite["facts"].get("backbone_sha256") != weights_sha256:
+        return {"evaluation_left_out": "eval.json is not of these weights; evaluate the run again"}
+    rows = [
+        {key: value for key, value in row.items() if key != "details"}
+        for row in suite["rows"]
+        if row["column"] is not None
+    ]
+    keys = ("data", "data_sha256", "split", "train_split")
+    return {
+        "evaluation": rows,
+        "evaluation_data": {key: suite["facts"][key] for key in keys if key in suite["facts"]},
+    }

@@ -1,0 +1,196 @@
+"""The two files beside an export that are for people: README.md and SHA256SUMS."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sslpipe.recipe.finetune import is_finetune
+
+TASK = "image-feature-extraction"
+TAGS = ("self-supervised-learning", "contrastive-learning")
+TUNED_TAGS = ("metric-learning", "image-retrieval")
+NAMED_CLASSES = 20  # of those that were trained on; the others are counted
+HUB_USAGE = """import sslpipe
+from huggingface_hub import snapshot_download
+
+backbone = sslpipe.load_backbone(snapshot_download("USER/NAME"))  # or a folder on disk
+features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not normalised
+"""
+TIMM_HUB_USAGE = """import timm
+
+model = timm.create_model("hf-hub:USER/NAME", pretrained=True)  # images -> features
+model = timm.create_model("hf-hub:USER/NAME", pretrained=True, num_classes=10)  # a new head
+"""
+
+
+def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
+    """Markdown. config: frozen.Config as plain values. usage: format -> lines of Python."""
+    facts, view = config["facts"], config["view"]
+    kind = config["backbone"]["kind"]
+    arguments = {k: v for k, v in config["backbone"].items() if k != "kind"}
+    data, recipe = facts.get("data", {}), facts.get("recipe", {})
+    length = "of length 1" if arguments.get("normalize") else "not normalised"
+    about = (
+        f"A `{kind}` backbone trained by self-supervised contrastive learning with sslpipe: an "
+        f"image in, {config['num_features']} features out (before any projector, {length})."
+    )
+    if is_finetune(recipe):
+        about = (
+            f"An embedding of images for retrieval, recognition and verification: a `{kind}` "
+            "backbone fine-tuned with labels by metric learning with sslpipe. An image in, "
+            f"{config['num_features']} features out, {length}; images of one class lie close "
+            "together. The loss's own weights are left out."
+        )
+    lines = [
+        f"# {_plain(facts.get('name', kind))}",
+        "",
+        about,
+        "",
+        "| | |",
+        "|---|---|",
+        f"| backbone | `{kind}` {_settings(arguments)} |",
+        f"| input | RGB in [0, 1], shorter side to {view['resize_px']} px (bilinear, antialiased), "
+        f"central crop of {view['crop_px']} px |",
+        f"| normalised with | mean {_numbers(view['mean'])}, std {_numbers(view['std'])} |",
+    ]
+    if data:
+        lines += [
+            f"| data | {_plain(data['name'])}, index sha256 `{data['index_sha256'][:16]}` |",
+            f"| licence of the data | {_plain(data['license'] or 'not stated')} |",
+        ]
+    if is_finetune(recipe):
+        lines += _training(recipe, facts.get("classes_seen", []), data.get("classes") or [])
+    if config["projector"] is not None:
+        lines.append(f"| projector | {_settings(config['projector'])}: `backbone.projector` |")
+    if "digest" in facts:
+        lines.append(f"| run | {facts['step']} steps, recipe digest `{facts['digest'][:16]}` |")
+    lines.append(f"| weights | sha256 of all tensors `{config['weights_sha256'][:16]}` |")
+    lines += ["", "## Loading", ""]
+    for name, code in usage.items():
+        filled = code.replace("ARCHITECTURE", kind.rpartition("/")[2])
+        filled = filled.replace("not normalised", length)
+        lines += [f"{name}:", "", "```python", filled.rstrip(), "```", ""]
+    lines += ["## Measured", ""]
+    if facts.get("evaluation"):
+        lines += [*_evaluation(facts["evaluation"], facts["evaluation_data"]), ""]
+    else:
+        lines += [f"Nothing: {facts.get('evaluation_left_out', 'no evaluation was run')}.", ""]
+    lines.append(
+        "Before this folder was put in place, each format was loaded in a clean process and its "
+        "features compared with the trained network's."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def sha256_sums(folder: Path) -> str:
+    """Lines of `sha256sum`, by name, for every file under the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return "".join(
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
+        for path in files
+    )
+
+
+def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
+    """The model card for the Hugging Face Hub: metadata with the numbers of this backbone in
+    front of `text`. library: what loads the repository, "timm" or "sslpipe".
+
+    No licence is stated for the weights: that is for those to say who upload them.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    facts = config["facts"]
+    data = facts.get("evaluation_data", {})
+    results = [
+        EvalResult(
+            task_type="image-classification" if row["metric"] == "top1" else TASK,
+            task_name="frozen features",
+            dataset_type=re.sub(r"[^a-z0-9]+", "-", data["data"].lower()).strip("-") or "unnamed",
+            dataset_name=data["data"],
+            dataset_split=data["split"],
+            dataset_args={"index_sha256": data["data_sha256"], "train_split": data["train_split"]},
+            metric_type="accuracy" if row["metric"] == "top1" else row["metric"],
+            metric_name=row["protocol"] + (", whitened" if row["whitened"] else ""),
+            metric_value=row["value"],
+            metric_args={key: row[key] for key in ("interval95", "queries", "bank")},
+        )
+        for row in facts.get("evaluation", [])
+        if row["features"] == "ssl"
+    ]
+    card = ModelCardData(
+        library_name=library,
+        pipeline_tag=TASK,
+        tags=[*(TUNED_TAGS if is_finetune(facts.get("recipe", {})) else TAGS), "sslpipe"],
+        model_name=facts.get("name", config["backbone"]["kind"]),
+        eval_results=results or None,
+    )
+    return f"---\n{card.to_yaml()}\n---\n\n{text}"
+
+
+def _training(recipe: Mapping[str, Any], seen: Sequence[int], names: Sequence[str]) -> list[str]:
+    """What a fine-tuning did, as rows of the table. seen: labels trained on; names: of all."""
+    losses = [_component(recipe["loss"])]
+    losses += [f"{term['weight']:g} x {_component(term['loss'])}" for term in recipe["also"]]
+    lines = [f"| loss | {' + '.join(losses)} |"]
+    if recipe["miner"]:
+        lines.append(f"| miner | {_component(recipe['miner'])} |")
+    if recipe["queue"]:
+        lines.append(f"| queue | {recipe['queue']['size']} embeddings of past batches |")
+    sampler = recipe["sampler"]
+    batch = f"{sampler['classes_per_batch']} classes x {sampler['images_per_class']} images"
+    if sampler["random_images"]:
+        batch += f" and {sampler['random_images']} of other classes"
+    if sampler["neighbours"]:
+        batch += f"; each class with its {sampler['neighbours']} nearest"
+    views = "" if recipe["views"] == 1 else f", {recipe['views']} views each"
+    classes = str(len(seen) or "not recorded")
+    if seen and names:
+        named = [_plain(names[label]) for label in seen[:NAMED_CLASSES]]
+        classes += f": {', '.join(named)}" + ", ..." * (len(seen) > len(named))
+    start = f"weights with sha256 `{recipe['init'][:16]}`" if recipe["init"] else "random weights"
+    return [
+        *lines,
+        f"| batches | {batch}{views} |",
+        f"| classes seen | {classes} |",
+        f"| started from | {start} |",
+    ]
+
+
+def _component(component: Mapping[str, Any]) -> str:
+    settings = _settings({k: v for k, v in component.items() if k != "kind"})
+    return f"`{component['kind']}`" + (f" ({settings})" if settings else "")
+
+
+def _evaluation(rows: list[dict[str, Any]], data: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"Frozen features of {_plain(data['data'])}, split {data['split']!r}; labels from the "
+        f"split {data['train_split']!r}. `ssl` is this backbone; `pixels` and `random` (the same "
+        "network with random weights) had the same protocols, samples and draws.",
+        "",
+        "| features | whitened | protocol | metric | value | 95 % interval | queries | bank |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        shown = "{:.4g}" if row.get("unit", "share") == "number" else "{:.1%}"
+        value, low, high = map(shown.format, (row["value"], *row["interval95"]))
+        features, whitened = _plain(row["features"]), "yes" if row["whitened"] else "no"
+        lines.append(
+            f"| {features} | {whitened} | {row['protocol']} | {row['metric']} "
+            f"| {value} | {low} to {high} | {row['queries']} | {row['bank']} |"
+        )
+    return lines
+
+
+def _plain(text: str) -> str:
+    """A name from a file as one line of plain text: no table cell, heading, link or tag ends."""
+    return re.sub(r"([\\`*_|<>\[\]#&])", r"\\\1", " ".join(text.split()))
+
+
+def _settings(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value!r}" for key, value in arguments.items())
+
+
+def _numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)

@@ -1,0 +1,108 @@
+"""READERS: how strangers load each export format. What the clean process of a proof runs.
+
+python -m sslpipe.export.verify FORMAT FOLDER IMAGES OUT
+
+Each reader imports what it needs and nothing else: torchvision's, timm's, onnxruntime's and
+torch.export's files are read without the rest of this package.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sslpipe.errors import ExportError
+
+
+def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """The "features" of the images and, where the model has a projector, their "projections".
+
+    The first image goes alone, then the others: a batch size that became part of a file shows.
+    """
+    features = torch.cat([model(images[:1]), model(images[1:])])  # (B, F)
+    projector = dict(model.named_children()).get("projector")
+    if projector is None:
+        return {"features": features}
+    return {"features": features, "projections": projector(features)}
+
+
+def _read_torchvision(folder: Path) -> list[nn.Module]:
+    """torchvision's own model with the file's weights; only its head may be missing from them."""
+    import torchvision
+
+    from sslpipe.models.backbones import HEADS
+
+    (path,) = (folder / "torchvision").glob("*.safetensors")
+    network = torchvision.models.get_model(path.stem, weights=None)
+    head = HEADS[type(network).__name__]
+    in_head = [key for key in network.state_dict() if key.startswith(f"{head}.")]
+    result = network.load_state_dict(load_file(path), strict=False)
+    if sorted(result.missing_keys) != sorted(in_head) or result.unexpected_keys:
+        raise ExportError(f"{path.name}: missing {result.missing_keys}, {result.unexpected_keys}")
+    parent, _, name = head.rpartition(".")
+    setattr(network.get_submodule(parent), name, nn.Identity())
+    return [network]
+
+
+def _read_ours(folder: Path) -> list[nn.Module]:
+    from sslpipe.export.load import load_backbone
+
+    return [load_backbone(folder)]
+
+
+def _read_both(folder: Path) -> list[nn.Module]:
+    """timm's own model, where config.json names one, and `load_backbone`'s."""
+    found = _read_ours(folder)
+    if "architecture" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        import timm
+
+        found.insert(0, timm.create_model(f"local-dir:{folder}", pretrained=True))
+    return found
+
+
+class OnnxSession(nn.Module):
+    """onnxruntime's session as a module: (B, 3, S, S) -> (B, F), on the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        import onnxruntime
+
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def forward(self, images: Tensor) -> Tensor:
+        (features,) = self.session.run(["features"], {"images": images.numpy()})
+        return torch.from_numpy(features)
+
+
+READERS: dict[str, Callable[[Path], list[nn.Module]]] = {
+    "safetensors": _read_ours,
+    "torchvision": _read_torchvision,
+    "timm": lambda folder: _read_both(folder / "timm"),
+    "onnx": lambda folder: [OnnxSession(folder / "model.onnx")],
+    "pt2": lambda folder: [torch.export.load(folder / "model.pt2").module()],
+    "hf": lambda folder: _read_both(folder / "hf"),
+}  # format -> modules images -> features, one for each library that reads the files
+
+
+def read(name: str, folder: Path) -> list[nn.Module]:
+    """The modules of READERS, in eval mode."""
+    modules = READERS[name](folder)
+    # a program of torch.export is in eval mode for good, and refuses to be asked for it
+    return modules if name == "pt2" else [module.eval() for module in modules]
+
+
+def main(name: str, folder: str, images_file: str, out: str) -> None:
+    """Load one format and write what each of its readers makes of the images."""
+    images = load_file(images_file)["images"]
+    for number, model in enumerate(read(name, Path(folder))):
+        with torch.no_grad():
+            found = outputs(model, images)
+        save_file({key: value.contiguous() for key, value in found.items()}, f"{out}{number}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,177 @@
+"""A trained backbone in formats that others load, each proved equal before it is handed over.
+
+Layout of a folder that `export_backbone` writes (a format that was not asked for is not there):
+
+    README.md             model card: what it is, how to load each format
+    SHA256SUMS            of every other file; `sha256sum -c SHA256SUMS`
+    model.safetensors     format "safetensors": the weights, keys of `models.backbones.Backbone`
+    projector.safetensors     the projector's, where it was asked for
+    config.json           and all that `load_backbone` needs beside them: see `frozen.Config`
+    torchvision/NAME.safetensors    format "torchvision": a state dict without the head
+    timm/                 format "timm": for timm.create_model("local-dir:...")
+    model.onnx            format "onnx": normalised images -> features, any batch size
+    model.pt2             format "pt2": the same as a program of torch.export
+    hf/                   format "hf": a repository for the Hugging Face Hub, with its model card
+"""
+
+import copy
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sslpipe.errors import ExportError, did_you_mean
+from sslpipe.evaluation.embed import evaluating
+from sslpipe.export.formats import FORMATS
+from sslpipe.export.load import FrozenBackbone, load_backbone, load_run
+from sslpipe.export.model_card import model_card, sha256_sums
+from sslpipe.export.verify import outputs
+
+__all__ = [
+    "FORMATS",
+    "TOLERANCE",
+    "export_backbone",
+    "export_model",
+    "load_backbone",
+    "refusals",
+]
+
+TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
+PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
+PROOF_TIMEOUT_S = 600
+WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
+
+
+def export_backbone(
+    run_dir: str | Path,
+    out: str | Path,
+    formats: Sequence[str],
+    *,
+    with_projector: bool = False,
+    overwrite: bool = False,
+) -> dict[str, Path]:
+    """Write the backbone of a run's newest checkpoint into the folder `out`; see `export_model`."""
+    model = load_run(Path(run_dir), with_projector=with_projector)
+    return export_model(model, out, formats, overwrite=overwrite)
+
+
+def export_model(
+    model: FrozenBackbone, out: str | Path, formats: Sequence[str], *, overwrite: bool = False
+) -> dict[str, Path]:
+    """Write the formats, prove each, and only then put the folder in its place.
+
+    formats: names of FORMATS, or "all": those that can hold this backbone; see `refusals`.
+    Each format is loaded in a clean process, with its own library, and its features of fixed random
+    images are compared with those of `model`. Returns where each format lies.
+    Raises: ExportError for an unknown format, one that cannot hold this backbone, a folder that
+    exists (unless `overwrite`), or features that differ; nothing is left behind then.
+    """
+    out = Path(out)
+    formats = _checked(model, formats)
+    if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
+        raise ExportError(f"{out} exists; remove it, or choose another folder")
+    model = copy.deepcopy(model).cpu().float().eval()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        folder = Path(scratch) / "export"
+        folder.mkdir()
+        written = {}
+        for name in formats:
+            written[name] = FORMATS[name].write(model, folder)
+            _prove(model, name, folder)
+        usage = {name: FORMATS[name].usage for name in written}
+        card = model_card(model.config.model_dump(mode="json"), usage)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / "SHA256SUMS").write_text(sha256_sums(folder))
+        if out.exists():
+            shutil.move(out, Path(scratch) / "replaced")
+        folder.replace(out)
+        return {name: out / path.relative_to(folder) for name, path in written.items()}
+
+
+def refusals(model: FrozenBackbone) -> dict[str, str]:
+    """format -> why it cannot hold this backbone; formats that can are not in it."""
+    every = {name: each.refuses(model) for name, each in FORMATS.items()}
+    return {name: why for name, why in every.items() if why is not None}
+
+
+def _checked(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
+    """The formats without "all" and repeats. Raises: ExportError where one is not possible."""
+    known = f"known: {', '.join(FORMATS)}, all"
+    for name in formats:
+        if name not in (*FORMATS, "all"):
+            raise ExportError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; {known}")
+    if not formats:
+        raise ExportError(f"no format is named; {known}")
+    refused = refusals(model)
+    possible = [name for name in FORMATS if name not in refused]
+    for name in formats:
+        if name in refused:
+            raise ExportError(
+                f"format {name}: {refused[name]}; this backbone can have {', '.join(possible)}"
+            )
+    chosen = possible if "all" in formats else list(dict.fromkeys(formats))
+    if model.projector is not None and not WITH_PROJECTOR & set(chosen):
+        raise ExportError(
+            f"no projector fits into {', '.join(chosen)}; add one of "
+            f"{', '.join(sorted(WITH_PROJECTOR))}"
+        )
+    return chosen
+
+
+def _prove(model: FrozenBackbone, name: str, folder: Path) -> None:
+    """Raise ExportError unless a clean process reads the same features from the folder."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(
+        PROOF_IMAGES, 3, model.view.crop_px, model.view.crop_px, generator=generator
+    )
+    with evaluating(model), torch.no_grad():
+        expected = outputs(model, images)
+    for key, value in expected.items():
+        if not (torch.isfinite(value).all() and value.any()):
+            raise ExportError(f"the backbone's {key} are not finite, or all zero")
+    for number, found in enumerate(features_in_clean_process(name, folder, images)):
+        for key, value in found.items():
+            if value.shape != expected[key].shape:
+                raise ExportError(
+                    f"format {name}: {key} are {tuple(value.shape)}, "
+                    f"not {tuple(expected[key].shape)}"
+                )
+            difference = float((value - expected[key]).abs().max() / expected[key].abs().max())
+            if not difference <= TOLERANCE:
+                raise ExportError(
+                    f"format {name}: {key} in a clean process differ by {difference:.2g} of the "
+                    f"largest, more than {TOLERANCE:g} (reader {number + 1}); nothing was written"
+                )
+
+
+def features_in_clean_process(name: str, folder: Path, images: Tensor) -> list[dict[str, Tensor]]:
+    """What a new Python process, that knows nothing of this one, gets from the folder: `outputs`
+    by each library that reads the format."""
+    with tempfile.TemporaryDirectory() as scratch:
+        images_file = Path(scratch) / "images"
+        save_file({"images": images}, images_file)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "sslpipe.export.verify",
+                name,
+                folder,
+                images_file,
+                f"{scratch}/out",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=PROOF_TIMEOUT_S,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ExportError(f"format {name}: a clean process could not load it: {last}")
+        return [load_file(file) for file in sorted(Path(scratch).glob("out*"))]

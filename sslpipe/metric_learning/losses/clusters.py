@@ -1,0 +1,214 @@
+"""Losses that compare rows with groups of rows: clusters, their means, a tree of classes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.metric_learning.losses.pairwise import Batch, Pairs, PerAnchor, occurrence, per_row
+from sslpipe.metric_learning.losses.triplet_sums import triplet_sums
+
+
+class Groups(NamedTuple):
+    """The labelled columns of a batch, put together by label (and cluster)."""
+
+    means: Tensor  # (G, D) with gradient to all ranks' rows
+    sizes: Tensor  # (G,)
+    labels: Tensor  # (G,) int64
+    of_column: Tensor  # (M,) int64 in 0..G-1; -1 for a column without a label
+
+
+def group(columns: Tensor, labels: Tensor, clusters: Tensor | None = None) -> Groups:
+    """columns (M, D), labels (M,) -> their groups; clusters (M,) int64 part a label further."""
+    keys = torch.stack([labels, torch.zeros_like(labels) if clusters is None else clusters], 1)
+    known = labels >= 0
+    distinct, place = torch.unique(keys[known], dim=0, return_inverse=True)
+    of_column = torch.full_like(labels, -1).masked_scatter_(known, place)
+    sizes = place.bincount(minlength=len(distinct)).to(columns.dtype)
+    sums = columns.new_zeros(len(distinct), columns.shape[1]).index_add(0, place, columns[known])
+    return Groups(sums / sizes[:, None], sizes, distinct[:, 0], of_column)
+
+
+def magnet(
+    batch: Batch, pairs: Pairs, *, alpha: float = 1.0, clusters_per_class: int = 1
+) -> list[PerAnchor]:
+    """[D2(r, mu_r) / 2s2 + alpha + log sum over clusters of other classes e^{-D2(r, mu) / 2s2}]+.
+
+    mu: a cluster's mean in the global batch; s2: mean squared distance of the rows to their own
+    mean (divisor: rows - 1). A class is parted into clusters_per_class clusters of the batch's
+    rows by k-means. Rows keep their lengths. alpha is not given in a confirmed source.
+    Source: Rippel et al. 2015, arXiv:1511.05939, section 3.2.
+    """
+    parts = None
+    if clusters_per_class < 1:
+        raise ValueError(f"clusters_per_class = {clusters_per_class} must be at least 1")
+    if clusters_per_class > 1:
+        parts = k_means(batch.columns.detach(), batch.column_labels, clusters_per_class)
+    groups = group(batch.columns, batch.column_labels, parts)
+    known = groups.of_column >= 0
+    own = groups.means[groups.of_column.clamp_min(0)]  # (M, D)
+    spread = (batch.columns - own).square().sum(1).masked_fill(~known, 0).sum()
+    tiny = torch.finfo(spread.dtype).eps  # all rows of each cluster are one: s2 = 0
+    scale = 0.5 / (spread / (known.sum() - 1).clamp_min(1)).clamp_min(tiny)
+
+    mine = slice(batch.first, batch.first + len(batch.labels))
+    x = -scale * batch._replace(columns=groups.means).distances("squared")  # (n, G)
+    other = (batch.labels[:, None] != groups.labels) & known[mine, None]
+    to_own = x.gather(1, groups.of_column[mine, None].clamp_min(0))[:, 0]
+    others = x.masked_fill(~other, -1e30).logsumexp(1)
+    return [per_row((alpha + others - to_own).clamp_min(0), other.any(1))]
+
+
+@torch.no_grad()
+def k_means(x: Tensor, labels: Tensor, k: int, rounds: int = 10) -> Tensor:
+    """Clusters 0..k-1 within each label: (M, D), (M,) -> (M,) int64. Deterministic.
+
+    Starts from a row of the label and, k - 1 times, the row farthest from all chosen ones.
+    """
+    out = torch.zeros_like(labels)
+    for label in torch.unique(labels[labels >= 0]).tolist():
+        rows = (labels == label).nonzero()[:, 0]
+        part = x[rows]
+        centers = part[:1]
+        while len(centers) < min(k, len(part)):
+            farthest = torch.cdist(part, centers).amin(1).argmax()
+            centers = torch.cat([centers, part[farthest, None]])
+        for _ in range(rounds):
+            nearest = torch.cdist(part, centers).argmin(1)
+            sizes = nearest.bincount(minlength=len(centers))[:, None]
+            sums = torch.zeros_like(centers).index_add_(0, nearest, part)
+            centers = torch.where(sizes > 0, sums / sizes.clamp_min(1), centers)
+        out[rows] = torch.cdist(part, centers).argmin(1)
+    return out
+
+
+def hard_cluster(batch: Batch, pairs: Pairs, *, margin: float = 0.2) -> list[PerAnchor]:
+    """[margin + D(mean, farthest member) - D(mean, nearest other mean)]+ for each class.
+
+    Means, members and classes are those of the global batch; D Euclidean. An item is a class, and
+    stands with the anchor that is the class's first row.
+    No paper is known for the rule; margin and distance are those of `batch_hard`.
+    """
+    groups = group(batch.columns, batch.column_labels)
+    to_means = batch._replace(anchors=groups.means).distances("euclidean")  # (G, M)
+    member = groups.of_column == torch.arange(len(groups.means), device=to_means.device)[:, None]
+    between = Batch(groups.means, groups.means, groups.labels, groups.labels, 0, 0)
+    apart = between.distances("euclidean").clone().fill_diagonal_(torch.inf)
+    mine = slice(batch.first, batch.first + len(batch.labels))
+    first = (occurrence(batch.column_labels)[mine] == 0) & (batch.labels >= 0)
+    if len(groups.means) < 2:
+        return [per_row(batch.anchors.sum(1) * 0, torch.zeros_like(first))]
+    farthest = to_means.masked_fill(~member, -torch.inf).max(1).values  # (G,)
+    values = (margin + farthest - apart.min(1).values).clamp_min(0)
+    return [per_row(values[groups.of_column[mine].clamp_min(0)], first)]
+
+
+class HierarchicalTriplet(nn.Module):
+    """1/2 [D2(a, p) - D2(a, n) + margin(y_a, y_n)]+ over all triplets, rows of length 1.
+
+    margin = beta + d_H(y_a, y_n) - s(y_a): d_H is the level at which a tree of the classes merges
+    the two, s the mean squared distance within the anchor's class. The tree has the levels
+    d_l = l (4 - d_0) / levels + d_0, d_0 the mean of s; classes (or what they merged into) nearer
+    than d_l, by the mean squared distance of their rows, are one node from level l on.
+    Both follow from the mean unit row of each class, of which a running mean is kept, updated in
+    training from the global batch with weight `momentum`; the authors take it from an epoch's end.
+    Source: Ge et al. 2018, arXiv:1810.06951, section 3.
+    """
+
+    means: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        beta: float = 0.1,
+        levels: int = 16,
+        momentum: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if levels < 1 or not 0 < momentum <= 1:
+            raise ValueError(f"levels = {levels} must be at least 1, momentum = {momentum} in 0..1")
+        self.beta, self.levels, self.momentum = beta, levels, momentum
+        self.register_buffer("means", torch.zeros(num_classes, dim))
+        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
+
+    def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
+        if self.training:
+            self._follow(batch)
+        known, columns = batch.labels.clamp_min(0), batch.column_labels.clamp_min(0)
+        margins = self.margins().to(batch.anchors.dtype)[known][:, columns]  # (n, M)
+        d = batch.distances("squared")
+        sums = triplet_sums(d, d - margins, pairs)
+        return [sums._replace(total=0.5 * sums.total)]
+
+    def margins(self) -> Tensor:
+        """(C, C): margin of an anchor of class i against a negative of class j."""
+        spread = 2 - 2 * self.means.square().sum(
+            1
+        )  # of pairs with themselves, so no batch size enters
+        between = 2 - 2 * self.means @ self.means.T
+        start = float(spread[self.seen].mean()) if bool(self.seen.any()) else 0.0
+        merged = merge_levels(between, self.levels, start)
+        margins = self.beta + merged - spread[:, None]
+        both = self.seen[:, None] & self.seen
+        return torch.where(both, margins, self.beta)
+
+    @torch.no_grad()
+    def _follow(self, batch: Batch) -> None:
+        rows = len(batch.column_labels) - batch.references
+        columns, labels = batch.columns[:rows].detach(), batch.column_labels[:rows]
+        follow_means(self.means, self.seen, columns, labels, self.momentum)
+
+
+def follow_means(
+    means: Tensor, seen: Tensor, rows: Tensor, labels: Tensor, momentum: float
+) -> None:
+    """Move the means (C, D) of the labels among `rows` (M, D), in place; the first is taken whole.
+
+    seen: (C,) bool, which means there are already.
+    """
+    groups = group(rows, labels)
+    new = groups.means.to(means.dtype)
+    old, known = means[groups.labels], seen[groups.labels, None]
+    means[groups.labels] = torch.where(known, old + momentum * (new - old), new)
+    seen[groups.labels] = True
+
+
+def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
+    """(C, C) distances of classes -> (C, C) threshold of the level that first merges the two.
+
+    Level l merges what is nearer than d_l = l (4 - start) / levels + start, through others too: the
+    smallest possible largest step of a path between the classes decides. 0 on the diagonal.
+    """
+    size = len(between)
+    reach = between.new_zeros(size, size)  # largest step on the path in a minimum spanning tree
+    done = torch.zeros(size, dtype=torch.bool, device=between.device)
+    if size:
+        done[0] = True
+        step, parent = between[0].clone(), torch.zeros(size, dtype=torch.int64)
+    for _ in range(size - 1):  # Prim
+        new = int(step.masked_fill(done, torch.inf).argmin())
+        path = torch.maximum(reach[parent[new]], step[new]).masked_fill(~done, 0)
+        reach[new], reach[:, new] = path, path
+        done[new] = True
+        closer = between[new] < step
+        step, parent = (
+            torch.where(closer, between[new], step),
+            parent.masked_fill(closer.cpu(), new),
+        )
+    numbers = torch.arange(levels + 1, device=between.device, dtype=between.dtype)
+    thresholds = numbers * (4 - start) / levels + start
+    level = torch.searchsorted(thresholds, reach, right=True).clamp(1, levels)
+    return thresholds[level].fill_diagonal_(0)
+
+
+def neighbouring_classes(between: Tensor, anchors: Tensor, size: int) -> Tensor:
+    """Classes of an anchor-neighbour batch: (A,) classes -> (A, size), anchors first.
+
+    between (A, C): distances of the anchor classes from all. Each anchor class comes with its
+    size - 1 nearest others, so that negatives are hard from the start.
+    Source: Ge et al. 2018, arXiv:1810.06951, section 3.
+    """
+    others = between.scatter(1, anchors[:, None], -torch.inf)
+    return torch.sort(others, dim=1, stable=True).indices[:, :size]

@@ -1,0 +1,176 @@
+"""Losses of pairs: a term for each positive and for each negative, whatever the others are.
+
+A rule is `(batch, pairs, *, conventions) -> terms`; see `loss.MetricLoss`.
+"""
+
+import math
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from sslpipe.metric_learning.losses.pairwise import (
+    Batch,
+    Pairs,
+    PerAnchor,
+    per_pair,
+    per_row,
+    slots_of,
+    tiles,
+)
+
+
+def contrastive(
+    batch: Batch,
+    pairs: Pairs,
+    *,
+    margin: float = 1.0,
+    positive_margin: float = 0.0,
+    squared: bool = True,
+    half: bool = True,
+    sides: Literal["together", "apart"] = "together",
+) -> list[PerAnchor]:
+    """1/2 [D - positive_margin]+^2 for a positive, 1/2 [margin - D]+^2 for a negative; D Euclidean.
+
+    squared = False leaves out the squares, half = False the 1/2. sides: one mean over all pairs,
+    or the mean over positives plus the mean over negatives, of which there are many more.
+    Source: Hadsell et al. 2006, CVPR, eq. 4.
+    """
+    _one_of("sides", sides, ("together", "apart"))
+    d = batch.distances("euclidean")
+    near, far = (d.new_full((len(d),), bound) for bound in (positive_margin, margin))
+    factor = 0.5 if half else 1.0
+    terms = [
+        term._replace(total=factor * term.total) for term in _hinges(d, pairs, near, far, squared)
+    ]
+    return terms if sides == "apart" else [_together(*terms)]
+
+
+def chopra(batch: Batch, pairs: Pairs, *, bound: float | None = None) -> list[PerAnchor]:
+    """2/Q E^2 for a positive, 2 Q exp(-2.77 E / Q) for a negative; E the L1 distance.
+
+    bound: Q, which E never exceeds; None: 2 sqrt(D), its bound for rows of length 1.
+    Source: Chopra et al. 2005, CVPR, section 2.
+    """
+    q = 2 * math.sqrt(batch.anchors.shape[1]) if bound is None else bound
+    if q <= 0:
+        raise ValueError(f"bound = {bound} must be above 0")
+    e = torch.cdist(batch.anchors, batch.columns, p=1)  # (n, M)
+    values = torch.where(pairs.positive, 2 / q * e.square(), 2 * q * torch.exp(-2.77 / q * e))
+    return [per_pair(values, pairs.positive | pairs.negative)]
+
+
+class DeepID2(nn.Module):
+    """Identification + weight * verification: cross entropy of a classifier, and `contrastive`.
+
+    num_classes, dim: of the classifier, which is trained along. margin, weight: both were tuned by
+    the authors; these are starting points.
+    Source: Sun et al. 2014, arXiv:1406.4773, eq. 1 and 2: the hinge of the plain distance, squared.
+    """
+
+    def __init__(
+        self, num_classes: int, dim: int, margin: float = 1.0, weight: float = 0.05
+    ) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(dim, num_classes)
+        self.margin, self.weight = margin, weight
+
+    def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
+        known = batch.labels >= 0
+        logits = self.classifier(batch.anchors)  # (n, C)
+        identification = F.cross_entropy(logits, batch.labels.clamp_min(0), reduction="none")
+        verification = contrastive(batch, pairs, margin=self.margin)
+        weighted = [term._replace(total=self.weight * term.total) for term in verification]
+        return [*weighted, per_row(identification, known)]
+
+
+class Margin(nn.Module):
+    """[alpha + y (D - beta)]+, y = 1 for a positive and -1 for a negative; D of rows of length 1.
+
+    beta: the distance that parts same from different. learn: "no", "shared" (one beta for all) or
+    "class" (one for the anchor's class, num_classes of them). nu: weight of beta as a penalty where
+    it is learned: without it nothing pulls beta down.
+    Give "mean_active" as reduction for the authors' divisor: pairs with a loss above 0.
+    Source: Wu et al. 2017, arXiv:1706.07567, section 4.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.2,
+        beta: float = 1.2,
+        learn: Literal["no", "shared", "class"] = "no",
+        nu: float = 0.0,
+        num_classes: int | None = None,
+    ) -> None:
+        super().__init__()
+        _one_of("learn", learn, ("no", "shared", "class"))
+        if learn == "class" and num_classes is None:
+            raise ValueError("learn = 'class' needs num_classes")
+        self.alpha, self.learn, self.nu = alpha, learn, nu
+        size = num_classes if learn == "class" and num_classes else 1
+        self.fixed = beta
+        self.beta = nn.Parameter(torch.full((size,), beta)) if learn != "no" else None
+
+    def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
+        beta = batch.anchors.new_full((len(batch.labels),), self.fixed)
+        if self.beta is not None:
+            own = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
+            beta = self.beta.to(beta.dtype)[own]  # (n,)
+        d = batch.distances("euclidean")
+        term = _together(*_hinges(d, pairs, beta - self.alpha, beta + self.alpha, False))
+        if self.beta is not None:  # once for each pair: nu weighs the same in any batch
+            term = term._replace(total=term.total + self.nu * beta * term.items)
+        return [term]
+
+
+def _hinges(
+    d: Tensor, pairs: Pairs, near: Tensor, far: Tensor, squared: bool
+) -> tuple[PerAnchor, PerAnchor]:
+    """[d - near]+ of the positives and [far - d]+ of the negatives, squared or not.
+
+    d (n, M); near, far (n,) with gradient.
+    """
+    slots = slots_of(pairs.positive)
+    gap = (slots.take(d) - near[:, None]).clamp_min(0)  # (n, P)
+    positives = per_pair(gap.square() if squared else gap, slots.filled)
+    total, active = cast(tuple[Tensor, Tensor], _FarHinges.apply(d, far, pairs.negative, squared))
+    return positives, PerAnchor(total, pairs.negative.sum(1), active)
+
+
+class _FarHinges(torch.autograd.Function):
+    """(n, M), (n,) -> (n,), (n,): [far - d]+ of the negatives added up, and how many are above 0.
+
+    In tiles; the gradient is made with the sums, as it is linear in what comes back a row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, d: Tensor, far: Tensor, negative: Tensor, squared: bool
+    ) -> tuple[Tensor, Tensor]:
+        total, active, slopes = torch.empty_like(far), torch.empty_like(far), torch.empty_like(d)
+        for rows in tiles(*d.shape):
+            gap = torch.sub(far[rows, None], d[rows], out=slopes[rows])
+            gap.masked_fill_(~negative[rows], 0).clamp_min_(0)
+            total[rows] = gap.square().sum(1) if squared else gap.sum(1)
+            active[rows] = gap.sign().sum(1)
+            gap.mul_(2) if squared else gap.sign_()
+        ctx.save_for_backward(slopes)
+        ctx.mark_non_differentiable(active)
+        return total, active
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * -grad[:, None], slopes.sum(1) * grad, None, None
+
+
+def _together(one: PerAnchor, two: PerAnchor) -> PerAnchor:
+    return PerAnchor(*(a + b for a, b in zip(one, two, strict=True)))
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} = {value!r} is unknown; known: {', '.join(known)}")

@@ -1,0 +1,260 @@
+"""Who is compared with whom: the anchors of this rank with the rows of all, as dense matrices.
+
+Every loss of pairs, triplets or tuples is a rule over three things made here: a matrix of distances
+or similarities (n anchors x M columns), a boolean matrix of positives and one of negatives.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, row_counts
+
+Distance = Literal["euclidean", "squared", "cosine"]
+
+NEVER = -1e30  # in a log-sum-exp: a term that is not there; finite, so that its gradient is 0
+
+
+TILE_NUMBERS = 2**16  # of a tile: it stays in a core's cache
+
+
+class References(NamedTuple):
+    """Rows from outside the batch, a queue's say: without gradient, equal on all ranks."""
+
+    embeddings: Tensor  # (R, D)
+    labels: Tensor  # (R,) int64
+    ids: Tensor  # (R,) int64
+
+
+class Batch(NamedTuple):
+    """Anchors are this rank's rows; columns all ranks' rows in rank order, then references."""
+
+    anchors: Tensor  # (n, D) float32 at least
+    columns: Tensor  # (M, D), with gradient to every rank's rows, without to references
+    labels: Tensor  # (n,) int64, < 0: none
+    column_labels: Tensor  # (M,) int64
+    first: int  # the column that is anchor 0
+    references: int  # the last so many columns
+
+    def similarities(self) -> Tensor:
+        """(n, M) dot products: cosines where the loss normalises."""
+        return self.anchors @ self.columns.T
+
+    def distances(self, kind: Distance) -> Tensor:
+        """(n, M). "squared": of the Euclidean distance; "cosine": 1 - dot product of unit rows.
+
+        Rows that rounding cannot tell apart have distance 0, without gradient.
+        """
+        if kind == "cosine":
+            return 1 - self.similarities()
+        if kind not in ("euclidean", "squared"):
+            raise ValueError(
+                f"distance = {kind!r} is unknown; known: 'euclidean', 'squared', 'cosine'"
+            )
+        return cast(Tensor, _Distances.apply(self.anchors, self.columns, kind == "squared"))
+
+
+class Pairs(NamedTuple):
+    """What counts. A miner takes pairs or triplets away; it never adds one.
+
+    triplets (n, P, M): for the anchor's p-th positive, in column order, which negatives form a
+    triplet with it; None: every positive with every negative. Only losses of triplets look at it,
+    so `positive` and `negative` hold what is left in at least one triplet.
+    """
+
+    positive: Tensor  # (n, M) bool
+    negative: Tensor  # (n, M) bool
+    triplets: Tensor | None = None
+
+
+def compare(
+    embeddings: Tensor, labels: Tensor, ids: Tensor | None, ref: References | None
+) -> tuple[Batch, Pairs]:
+    """Gather the batch over the ranks (collective) and find its positives and negatives.
+
+    embeddings (n, D); labels (n,) int64. n may differ between ranks. A row is no pair with itself,
+    nor with a reference of the same id: an old copy of the same sample.
+    """
+    counts = row_counts(embeddings.shape[0], embeddings.device)
+    rank = current_rank().rank
+    columns, column_labels = gather_with_grad(embeddings), all_gather_rows(labels, counts)
+    references = 0
+    if ref is not None:
+        references = ref.embeddings.shape[0]
+        columns = torch.cat([columns, ref.embeddings.detach().to(columns.dtype)])
+        column_labels = torch.cat([column_labels, ref.labels])
+    first = sum(counts[:rank])
+    batch = Batch(embeddings, columns, labels, column_labels, first, references)
+
+    positive = labels[:, None] == column_labels
+    negative = ~positive
+    positive.diagonal(first).fill_(False)
+    if bool((column_labels < 0).any()):
+        known = (labels >= 0)[:, None] & (column_labels >= 0)
+        positive &= known
+        negative &= known
+    if ref is not None and ids is not None:
+        other = ids[:, None] != ref.ids
+        positive[:, -references:] &= other
+        negative[:, -references:] &= other
+    return batch, Pairs(positive, negative)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows (n, D) at length 1, at any scale; a zero row stays zero and gets no gradient."""
+    largest = x.detach().abs().amax(1, keepdim=True)
+    # a constant factor: directions know no length
+    x = x * (1 / largest).masked_fill(largest < torch.finfo(x.dtype).tiny, 0)
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return x / torch.where(length > 0, length, 1)
+
+
+class _Distances(torch.autograd.Function):
+    """(n, D), (M, D) -> (n, M), in tiles: nothing else of that size, in backward nothing at all."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, squared: bool) -> Tensor:
+        length_a, length_b = a.square().sum(1, keepdim=True), b.square().sum(1)
+        d = a.new_empty(len(a), len(b))
+        for rows in tiles(len(a), len(b) // 4):  # wider than others, for the products' sake
+            lengths = length_a[rows] + length_b
+            tile = torch.addmm(lengths, a[rows], b.T, alpha=-2, out=d[rows])
+            # what is left of |a|^2 + |b|^2 - 2ab by rounding alone is no distance; a product with
+            # 0 or 1, as a boolean mask takes three times as long
+            above = torch.sub(tile, lengths, alpha=8 * torch.finfo(d.dtype).eps, out=lengths)
+            tile.mul_(above.clamp_min_(0).sign_())
+            if not squared:
+                tile.sqrt_()
+        ctx.squared = squared
+        ctx.save_for_backward(a, b, d)
+        return d
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b, d = ctx.saved_tensors
+        grad_a, grad_b, sum_b = torch.empty_like(a), torch.zeros_like(b), b.new_zeros(len(b), 1)
+        for rows in tiles(len(a), len(b) // 4):
+            w = grad[rows] * d[rows].sign()  # of a pair: w (a - b), 0 where the distance is
+            w = w.mul_(2) if ctx.squared else w.div_(d[rows].clamp_min(torch.finfo(d.dtype).tiny))
+            grad_a[rows] = torch.addmm(w.sum(1, keepdim=True) * a[rows], w, b, alpha=-1)
+            grad_b.addmm_(w.T, a[rows], alpha=-1)
+            sum_b += w.sum(0)[:, None]
+        return grad_a, grad_b.addcmul_(sum_b, b), None
+
+
+def masked_lse(x: Tensor, mask: Tensor, scale: float = 1.0) -> Tensor:
+    """(n, M) -> (n,): log of the sum of e^(scale x) over a row's mask; about NEVER if empty."""
+    return cast(Tensor, _MaskedLSE.apply(x, mask, scale))
+
+
+class _MaskedLSE(torch.autograd.Function):
+    """In tiles; of the size of x it keeps the softmax alone, the gradient but for its scale."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        out, softmax = x.new_empty(len(x)), torch.empty_like(x)
+        for rows in tiles(*x.shape):
+            tile = torch.mul(x[rows], scale, out=softmax[rows]).masked_fill_(~mask[rows], NEVER)
+            top = tile.amax(1, keepdim=True).clamp_min_(NEVER / 2)  # an empty row's terms are 0
+            total = tile.sub_(top).exp_().sum(1, keepdim=True)
+            total.clamp_min_(torch.finfo(x.dtype).tiny)
+            tile.div_(total)
+            out[rows] = top.add_(total.log_())[:, 0]
+        ctx.scale = scale
+        ctx.save_for_backward(softmax)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (softmax,) = ctx.saved_tensors
+        return softmax * (ctx.scale * grad)[:, None], None, None
+
+
+def tiles(rows: int, numbers_a_row: int) -> list[slice]:
+    """Blocks of rows small enough for a core's cache."""
+    size = max(1, TILE_NUMBERS // max(1, numbers_a_row))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+class PerAnchor(NamedTuple):
+    """One term of a loss: its items (pairs, triplets, anchors) added up for each anchor."""
+
+    total: Tensor  # (n,) with gradient
+    items: Tensor  # (n,) how many
+    active: Tensor  # (n,) how many with a value above 0
+
+
+def per_pair(values: Tensor, mask: Tensor) -> PerAnchor:
+    """Items are the pairs of `mask` (n, M)."""
+    values = values.masked_fill(~mask, 0)
+    return PerAnchor(values.sum(1), mask.sum(1), (values.detach() > 0).sum(1))
+
+
+def per_row(values: Tensor, mask: Tensor) -> PerAnchor:
+    """Items are the anchors of `mask` (n,)."""
+    values = values.masked_fill(~mask, 0)
+    return PerAnchor(values, mask.long(), (values.detach() > 0).long())
+
+
+class Slots(NamedTuple):
+    """Each anchor's positives side by side: P >= 1 is small where the columns M are many."""
+
+    columns: Tensor  # (n, P) int64; 0 where there is none
+    filled: Tensor  # (n, P) bool
+
+    def take(self, x: Tensor) -> Tensor:
+        """(n, M) -> (n, P)."""
+        return x.gather(1, self.columns)
+
+    def lse(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        """(n, M) -> (n,): `masked_lse` over the positives."""
+        return (scale * self.take(x)).masked_fill(~self.filled, NEVER).logsumexp(1)
+
+
+def slots_of(positive: Tensor) -> Slots:
+    """(n, M) bool -> the columns of each row's positives, ascending."""
+    at = positive.flatten().nonzero()[:, 0]  # in less time than rows and columns at once
+    rows, columns = at // positive.shape[1], at % positive.shape[1]
+    counts = rows.bincount(minlength=len(positive))  # (n,)
+    most = max(1, int(counts.max()) if len(counts) else 0)
+    place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    slots = Slots(counts.new_zeros(len(counts), most), positive.new_zeros(len(counts), most))
+    slots.columns[rows, place] = columns
+    slots.filled[rows, place] = True
+    return slots
+
+
+def occurrence(labels: Tensor) -> Tensor:
+    """(M,) -> (M,) int64: 0 for a label's first row, 1 for its second, and so on."""
+    ordered, order = labels.sort(stable=True)
+    start = torch.searchsorted(ordered, ordered)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device) - start
+    return place
+
+
+def hardest_pairs(
+    batch: Batch, pairs: Pairs, positive_share: float, negative_share: float, distance: Distance
+) -> Pairs:
+    """`HardestShare` with a share for each kind. Collective."""
+    rows = len(batch.column_labels) - batch.references
+    everyone = batch._replace(anchors=batch.columns[:rows]).distances(distance)  # (N, M)
+    mine = slice(batch.first, batch.first + len(batch.labels))
+    kept = []
+    for mask, share, sign in (
+        (pairs.positive, positive_share, -1),
+        (pairs.negative, negative_share, 1),
+    ):
+        hardness_first = sign * everyone[all_gather_rows(mask.to(torch.uint8)).bool()]
+        keep = math.ceil(share * len(hardness_first))
+        if keep == 0:
+            kept.append(mask)
+            continue
+        bound = hardness_first.kthvalue(keep).values
+        kept.append(mask & (sign * everyone[mine] <= bound))
+    return Pairs(kept[0], kept[1])

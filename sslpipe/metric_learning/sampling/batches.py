@@ -1,0 +1,272 @@
+"""PK batches: P classes with K images each, out of the stream of shards.
+
+The plan is made on integers, like `data.order`, since the index knows every label: an epoch's
+samples, in the order in which the streams read them, go through a bounded buffer sorted by label;
+as soon as P labels have K samples waiting, a batch is taken out. Nothing of it depends on
+processes, workers, or on where a run was resumed. (With `neighbours`, all processes go by one
+table, but it sorts learnt means, which are equal over numbers of processes only to rounding.)
+Reading then follows the streams window by window, every process the same ones, and decodes only
+what its own rows need.
+Source of P and K: Hermans et al. 2017, arXiv:1703.07737, section 2.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from functools import lru_cache
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.data.index import Split
+from sslpipe.data.loader import (
+    STAND_IN_TRIES,
+    Image,
+    ImageStore,
+    OnBad,
+    StreamReader,
+    collate,
+    open_reader,
+)
+from sslpipe.data.order import Order
+from sslpipe.data.pipeline import CPU, Batch, pipelined
+from sslpipe.data.reader import Raw
+from sslpipe.distributed import Rank
+from sslpipe.errors import DataError
+from sslpipe.metric_learning.sampling.buffer import Waiting
+from sslpipe.recipe.base import Run
+
+Integers = NDArray[np.int64]
+
+PK_VERSION = 2  # part of a fine-tuning's digest: raise it whenever a plan below changes
+MOST_PASSES = 16  # over the data in one epoch; see PKOrder
+
+
+class Plan(NamedTuple):
+    """One epoch's batches.
+
+    ids (T, B): each batch's samples: K of each of its P classes, then the random ones.
+    chunks (T, B): the global step of the underlying order in which each of them is read.
+    used, dropped: samples of the first pass that stand in a batch, that had to leave the buffer.
+    """
+
+    ids: Integers
+    chunks: Integers
+    used: int
+    dropped: int
+
+
+class PKOrder:
+    """Which samples stand in which batch, for a whole run.
+
+    classes_per_batch, images_per_class: P and K. random_images: R further samples of other classes
+    in each batch, the ones that wait longest (FaceNet's random negatives); B = P K + R.
+    buffer: samples that may wait, at least 2 B. Beyond it the oldest is dropped; beyond a label's
+    share of it, buffer / P, that label's newest.
+    neighbours: the P classes come in groups of one and so many that lie nearest to it, of those
+    not in the batch yet; where the buffer is too full to wait for them, or a whole pass has gone
+    by, those of the row that are ready, then any.
+    nearest: epoch -> (C, P) rows of `classes`, each with the nearest first, itself before them;
+    None, and it is None until it is set: no groups. An epoch's plan asks for it once. It sorts
+    distances of means: near-ties may fall differently with another number of processes.
+    num_streams, window: of the underlying `Order`. without: sorted ids that are never served.
+    An epoch has as many batches as the first pass over the data gives in epoch 0; where a later
+    epoch's first pass gives fewer, it goes on into another one. Samples without a label, and
+    classes with fewer than K samples, are left out.
+    Raises: DataError where P classes with K samples are not there, or do not meet in the buffer.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        seed: int,
+        classes_per_batch: int,
+        images_per_class: int,
+        buffer: int,
+        random_images: int = 0,
+        neighbours: int = 0,
+        num_streams: int = 1,
+        window: int = 256,
+        without: Integers | None = None,
+    ) -> None:
+        self.neighbours = neighbours
+        self.nearest: Callable[[int], Integers | None] = lambda epoch: None
+        self.classes_per_batch, self.images_per_class = classes_per_batch, images_per_class
+        self.random_images, self.buffer = random_images, buffer
+        self.batch_size = classes_per_batch * images_per_class + random_images
+        if buffer < 2 * self.batch_size:
+            raise DataError(
+                f"sampler.buffer = {buffer} is less than two batches of {self.batch_size}; "
+                f"use at least {2 * self.batch_size}"
+            )
+        self.labels = split.labels.copy()
+        if without is not None:
+            self.labels[without] = -1
+        sizes = np.bincount(self.labels[self.labels >= 0], minlength=1)
+        self.classes = np.flatnonzero(sizes >= images_per_class)
+        self.small_classes = int(((sizes > 0) & (sizes < images_per_class)).sum())
+        if len(self.classes) < classes_per_batch:
+            raise DataError(
+                f"sampler.classes_per_batch = {classes_per_batch}, but {len(self.classes)} classes "
+                f"have {images_per_class} images to train on; use at most {len(self.classes)}, or "
+                "a smaller sampler.images_per_class"
+            )
+        self.order = Order(
+            split.starts,
+            seed=seed,
+            batch_size=-(-self.batch_size // num_streams) * num_streams,
+            num_streams=num_streams,
+            window=window,
+            without=np.flatnonzero(~np.isin(self.labels, self.classes)),
+        )
+        self.members = {c: np.flatnonzero(self.labels == c) for c in self.classes.tolist()}
+        self.epoch = lru_cache(maxsize=2)(self._plan)
+        first = self._passes(0, passes=1, batches=None)
+        if not len(first.ids):
+            raise DataError(
+                f"no {classes_per_batch} classes with {images_per_class} images each meet in "
+                f"sampler.buffer = {buffer} samples; use a larger one, up to {self.order.samples}"
+            )
+        self.steps_per_epoch = len(first.ids)
+        self.samples, self.used, self.dropped = self.order.samples, first.used, first.dropped
+
+    def ids(self, step: int) -> Integers:
+        """(B,) sample ids of one step, over all processes."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        ids: Integers = self.epoch(epoch).ids[within]
+        return ids
+
+    def _plan(self, epoch: int) -> Plan:
+        return self._passes(epoch, passes=MOST_PASSES, batches=self.steps_per_epoch)
+
+    def _passes(self, epoch: int, *, passes: int, batches: int | None) -> Plan:
+        """`batches` batches (None: all there are) from at most `passes` passes over the data."""
+        table, groups = self.nearest(epoch), None
+        if table is not None:
+            rows = self.classes[table].tolist()
+            groups = dict(zip(self.classes.tolist(), rows, strict=True))
+        waiting = Waiting(
+            self.classes_per_batch,
+            self.images_per_class,
+            self.random_images,
+            self.buffer,
+            groups,
+            self.neighbours + 1,
+        )
+        taken: list[list[tuple[int, int]]] = []
+        first: tuple[int, int] | None = None  # used and dropped in the first pass
+        for number in range(passes):
+            for sample, chunk in self._line(epoch * MOST_PASSES + number):
+                batch = waiting.add(sample, int(self.labels[sample]), chunk)
+                if batch is not None:
+                    taken.append(batch)
+                    if len(taken) == batches:
+                        break
+            first = first or (len(taken) * self.batch_size, waiting.dropped)
+            if len(taken) == batches:
+                break
+        if batches is not None and len(taken) < batches:
+            raise DataError(
+                f"epoch {epoch}: {passes} passes over the data give {len(taken)} batches, not "
+                f"{batches}; use a larger sampler.buffer, up to {self.order.samples}, or a smaller "
+                "sampler.classes_per_batch"
+            )
+        assert first is not None
+        pairs = np.array(taken, np.int64).reshape(-1, self.batch_size, 2)
+        return Plan(pairs[:, :, 0], pairs[:, :, 1], *first)
+
+    def _line(self, number: int) -> Iterator[tuple[int, int]]:
+        """The samples of one pass with the chunk in which each is read."""
+        steps = self.order.steps_per_epoch
+        for chunk in range(steps * number, steps * (number + 1)):
+            _, ids = self.order.ids(chunk, range(self.order.num_streams))
+            yield from ((sample, chunk) for sample in ids.tolist())
+
+
+def pk_batches(
+    split: Split,
+    order: PKOrder,
+    run: Run,
+    process: Rank,
+    *,
+    canvas_px: int,
+    first_step: int = 0,
+    device: torch.device = CPU,
+    on_bad: OnBad,
+) -> Generator[Batch]:
+    """This rank's rows of every step's batch from `first_step` on, endless.
+
+    The ranks' rows, put together in rank order, are the one-process batch; their numbers may differ
+    by one. A bad sample's place is taken by its class's next good one that is not in the batch.
+    Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
+    """
+    reader = open_reader(split, run)
+    store = ImageStore(reader, canvas_px=canvas_px, keep=run.cache == "memory", on_bad=on_bad)
+    begin, end = (
+        order.batch_size * r // process.world_size for r in (process.rank, process.rank + 1)
+    )
+    rows = slice(begin, end)
+    held = _Held(order, store, rows)
+
+    def decoded(taken: tuple[int, int, Raw | None]) -> tuple[int, Image]:
+        step, sample, raw = taken
+        image = store.get(sample, raw)
+        return (sample, image) if image is not None else _stand_in(store, order, step, sample)
+
+    def batch(step: int, images: list[tuple[int, Image]]) -> Batch:
+        epoch = step // order.steps_per_epoch
+        return collate(split, order.ids(step)[rows], images, epoch)
+
+    steps = iter(count(first_step))
+    yield from pipelined(steps, held.take, decoded, batch, run.num_workers, run.prefetch, device)
+
+
+class _Held:
+    """Reads along the streams and keeps the bytes of this process's rows until their step."""
+
+    def __init__(self, order: PKOrder, store: ImageStore, rows: slice) -> None:
+        self._order, self._rows = order, rows
+        streams = range(order.order.num_streams)
+        self._readers = [StreamReader(order.order, store, number) for number in streams]
+        self._epoch, self._next_chunk = -1, 0
+        self._wanted: set[tuple[int, int]] = set()  # (sample, chunk) of the epoch's steps to come
+        self._raw: dict[tuple[int, int], Raw | None] = {}  # None: its image is kept already
+
+    def take(self, step: int) -> list[tuple[int, int, Raw | None]]:
+        epoch, within = divmod(step, self._order.steps_per_epoch)
+        plan = self._order.epoch(epoch)
+        ids, chunks = plan.ids[:, self._rows], plan.chunks[:, self._rows]
+        if self._epoch != epoch:  # a new epoch, or the first step of a resumed run
+            self._epoch, self._raw = epoch, {}
+            to_come = (ids[within:].ravel().tolist(), chunks[within:].ravel().tolist())
+            self._wanted = set(zip(*to_come, strict=True))
+            self._next_chunk = int(chunks[within:].min())
+        while self._next_chunk <= int(chunks[within].max()):
+            for reader in self._readers:
+                read, raws, _, _ = reader.take(self._next_chunk)
+                for sample, raw in zip(read, raws, strict=True):
+                    if (sample, self._next_chunk) in self._wanted:
+                        self._raw[sample, self._next_chunk] = raw
+            self._next_chunk += 1
+        keys = zip(ids[within].tolist(), chunks[within].tolist(), strict=True)
+        return [(step, sample, self._raw.pop((sample, chunk))) for sample, chunk in keys]
+
+
+def _stand_in(store: ImageStore, order: PKOrder, step: int, sample: int) -> tuple[int, Image]:
+    """The next good sample of the same class, by id, that is not in the batch."""
+    members = order.members[int(order.labels[sample])]
+    place = int(np.searchsorted(members, sample))
+    tries = np.roll(members, -place)[1 : 1 + STAND_IN_TRIES]
+    batch = set(order.ids(step).tolist())
+    for candidate in tries.tolist():
+        if candidate in batch:
+            continue
+        image = store.get(candidate)
+        if image is not None:
+            return candidate, image
+    raise DataError(
+        f"no good sample of class {int(order.labels[sample])} is left to stand in for id {sample}, "
+        f"after {len(tries)} tries; `python -m tools.shards verify` lists every bad one"
+    )

@@ -1,0 +1,208 @@
+"""BatchNorm over the global batch, on CPU and CUDA: what one process would compute."""
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from sslpipe.distributed import current_rank
+
+
+def sync_batchnorm(module: nn.Module, world: int) -> nn.Module:
+    """The module with every BatchNorm replaced by `SyncBatchNorm`; itself when world is 1.
+
+    Parameters, buffers, their names, mode and device stay, so checkpoints and exports are
+    unchanged. A norm that applies children afterwards (timm's
+    BatchNormAct2d: drop, act) keeps them.
+    Raises: TypeError for a BatchNorm subclass whose forward is not known to be one of these;
+    ValueError where DDP wraps the module already.
+    """
+    if isinstance(module, DistributedDataParallel):
+        raise ValueError("BatchNorm is made global before DDP wraps the model, not after")
+    if world == 1:
+        return module
+    if isinstance(module, _BatchNorm):
+        return module if isinstance(module, SyncBatchNorm) else _converted(module)
+    for name, child in module.named_children():
+        setattr(module, name, sync_batchnorm(child, world))
+    return module
+
+
+def _converted(norm: _BatchNorm) -> "SyncBatchNorm":
+    plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    children = [name for name, _ in norm.named_children()]
+    if type(norm) not in plain and children != ["drop", "act"]:
+        raise TypeError(
+            f"{type(norm).__module__}.{type(norm).__qualname__} is a BatchNorm with a forward of"
+            ' its own; use batchnorm = "local" or another backbone'
+        )
+    new = SyncBatchNorm(
+        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
+    )
+    new.__dict__.update(training=norm.training)
+    # as they are: a momentum encoder's weight and bias are buffers
+    new._parameters, new._buffers = norm._parameters, norm._buffers
+    new._modules.update(norm._modules)
+    return new
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm whose training statistics are those of all ranks' rows together.
+
+    Value, gradient and running statistics equal one process's nn.BatchNorm on the concatenated
+    batch, also when ranks hold different numbers of rows (even none). Statistics are computed in
+    float32 at least, from squared distances to the mean. The gradients of weight and bias are this
+    rank's share; DDP's mean completes them as it does all others. In eval mode: plain BatchNorm.
+    Not a subclass of torch's SyncBatchNorm: DDP refuses that one on CPU.
+    Shape: (rows, channels, ...) -> the same, in the same dtype and memory format.
+    """
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        if x.dim() < 2:
+            raise ValueError(f"BatchNorm needs (rows, channels, ...), got shape {tuple(x.shape)}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_input_dim(x)
+        by_batch = self.training or self.running_mean is None
+        y = self._normalised_by_batch(x) if by_batch else self._normalised_by_running(x)
+        for child in self.children():
+            y = child(y)
+        return y
+
+    def _normalised_by_running(self, x: Tensor) -> Tensor:
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        )
+
+    def _normalised_by_batch(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            mean, var, count = global_moments(x.detach())
+            if self.training and self.running_mean is not None:
+                self._update_running(mean, var, count)
+        y = _Normalise.apply(x, self.weight, self.bias, mean, var, count, self.eps)
+        return cast(Tensor, y)
+
+    def _update_running(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = self.momentum
+        if momentum is None:  # a plain average over all batches so far
+            momentum = 1.0 / float(self.num_batches_tracked)
+        unbiased = var * (count / (count - 1).clamp_min(1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (C,), biased variance (C,) and count () of x (rows, C, ...) over the rows of all ranks.
+
+    float64 whatever x is. Each rank's squares are about its own mean, and the parts are merged in
+    float64 by Chan's formula, so a mean far larger than the spread costs no digits. Collective.
+    """
+    channels = x.shape[1]
+    count = x.numel() // channels
+    parts = x.new_zeros((2, channels), dtype=torch.float64)
+    if count:
+        # what nn.BatchNorm itself computes: squares about the mean, summed in float32 at least
+        unused = torch.zeros(2, channels, dtype=_wide_dtype(x), device=x.device)  # sets the dtype
+        local_mean, local_var = torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+        parts[0] = local_mean.double()
+        parts[1] = local_var.double() * count
+    mine = torch.cat([parts.flatten(), parts.new_tensor([count])])  # (2C + 1,)
+    world = current_rank().world_size
+    everyone = mine.new_empty((world, mine.numel()))
+    if world == 1:
+        everyone[0] = mine
+    else:
+        dist.all_gather_into_tensor(everyone.view(-1), mine)
+    means, squares = everyone[:, :channels], everyone[:, channels:-1]  # (W, C) each
+    counts = everyone[:, -1:]  # (W, 1)
+    total = counts.sum()
+    mean = (counts * means).sum(0) / total
+    squares = (squares + counts * (means - mean).square()).sum(0)
+    return mean, squares / total, total
+
+
+class _Normalise(torch.autograd.Function):
+    """y = weight (x - mean) / sqrt(var + eps) + bias, differentiated through the global moments."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        count: Tensor,
+        eps: float,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, var, count)
+        ctx.eps = eps
+        scale = (var + eps).rsqrt()  # (C,) float64
+        gain = scale if weight is None else scale * weight.double()
+        offset = -gain * mean if bias is None else bias.double() - gain * mean
+        return _affine(x, gain, offset)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, var, count = ctx.saved_tensors
+        dy = grad.contiguous(memory_format=_memory_format(x))
+        scale = (var + ctx.eps).rsqrt()  # (C,) float64
+        # local sums of dy (x - mean) and of dy: the gradients of weight (unscaled) and bias
+        dy_x, dy_1 = _channel_sums(dy, x, mean.to(_wide_dtype(x)))
+        grad_weight, grad_bias = dy_x.double() * scale, dy_1.double()
+        sums = torch.stack([grad_weight, grad_bias])  # (2, C)
+        if current_rank().world_size > 1:
+            dist.all_reduce(sums)
+        # dx = weight * scale * (dy - mean(dy) - xhat mean(dy xhat)), gathered per channel
+        gain = scale if weight is None else scale * weight.double()
+        slope = -gain * scale * sums[0] / count
+        offset = -gain * sums[1] / count - slope * mean
+        grad_x = _affine(dy, gain, offset).add_(_affine(x, slope, torch.zeros_like(slope)))
+        if weight is None:
+            return grad_x, None, None, None, None, None, None
+        grads = grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+        return grad_x, *grads, None, None, None, None
+
+
+def _channel_sums(factor: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """(C,) sums of factor * (x - mean) and of factor, in one pass over memory."""
+    if not x.numel():
+        return torch.zeros_like(mean), torch.zeros_like(mean)
+    # the backward of an eval-mode BatchNorm with unit variance computes exactly these two sums
+    _, products, plain = torch.ops.aten.native_batch_norm_backward(
+        factor, x, None, mean, torch.ones_like(mean), None, None, False, 0.0, [False, True, True]
+    )
+    return products, plain
+
+
+def _affine(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    """gain * x + offset by channel, in x's dtype and memory format, in one pass over memory."""
+    dtype = _wide_dtype(x)  # an eval-mode BatchNorm computes in this one and rounds once
+    one = torch.ones_like(gain, dtype=dtype)
+    zero = torch.zeros_like(one)
+    # not F.batch_norm: in torch 2.11 it refuses eps = 0
+    weights = gain.to(dtype), offset.to(dtype)
+    cudnn = torch.backends.cudnn.enabled
+    return torch.batch_norm(x, *weights, zero, one, False, 0.0, 0.0, cudnn)
+
+
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _memory_format(x: Tensor) -> torch.memory_format:
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
+        return torch.channels_last_3d
+    return torch.contiguous_format

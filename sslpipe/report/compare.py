@@ -1,0 +1,250 @@
+"""Several runs on one page: what differs, their results side by side, their curves in one chart."""
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslpipe.report.charts import Series, line_chart, number
+from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
+from sslpipe.report.more import more_tables
+from sslpipe.report.page import html_page
+from sslpipe.report.results import BASELINES, NAMES, accuracy_sentence, few_shot_chart, result_table
+from sslpipe.report.run import Run, Tree
+from sslpipe.report.sections import (
+    CHARTS,
+    SPEED_CHARTS,
+    Chart,
+    duration,
+    flat,
+    measured_speed,
+    missing,
+    standing_alarms,
+    trained_sentence,
+)
+
+SAME_TEST = ("data_sha256", "split", "train_split")  # facts that two results must share
+
+
+def names_apart(run_dirs: Sequence[Path], runs: Sequence[Run]) -> list[str]:
+    """A name for each run: the recipe's where that tells them apart, with the folder's else."""
+    names = [str(run.recipe["name"]) for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    folders = [run_dir.resolve().name for run_dir in run_dirs]
+    names = [f"{name} ({folder})" for name, folder in zip(names, folders, strict=True)]
+    twice = Counter(names)
+    return [f"{name}, {i + 1}" if twice[name] > 1 else name for i, name in enumerate(names)]
+
+
+def build_comparison(
+    runs: Sequence[Run], names: Sequence[str], embedded: Sequence[Features | None]
+) -> str:
+    """The whole HTML file. names: one for each run, all different. embedded: test features."""
+    named = dict(zip(names, runs, strict=True))
+    title = " against ".join(names)
+    sentences = "".join(
+        f"<li><i class='dot' style='--c:{run_colour(place)}'></i><b>{escape(name)}</b>: "
+        f"{trained_sentence(run)} {accuracy_sentence(run)}</li>"
+        for place, (name, run) in enumerate(named.items())
+    )
+    head = f"<h1>{escape(title)}</h1><ul class='verdict runs'>{sentences}</ul>"
+    sections = {
+        "What differs": differences(named),
+        "Results": results(named),
+        "Training": charts(named, CHARTS),
+        "Separation": quality(named, embedded),
+        "Speed": speed_table(named) + charts(named, SPEED_CHARTS),
+    }
+    return html_page(title, head, sections)
+
+
+def differences(named: dict[str, Run]) -> str:
+    """Settings, data and environment that are not the same in all runs."""
+    trees = [
+        dict(
+            flat(
+                {
+                    "recipe": {k: v for k, v in run.recipe.items() if k != "name"},
+                    "data set": run.data,
+                    "machine": run.environment,
+                }
+            )
+        )
+        for run in named.values()
+    ]
+    keys = list(dict.fromkeys(key for tree in trees for key in tree))
+    rows = "".join(
+        f"<tr><th scope='row'><code>{escape(key)}</code></th>"
+        + "".join(f"<td><code>{escape(tree.get(key, '–'))}</code></td>" for tree in trees)
+        + "</tr>"
+        for key in keys
+        if len({tree.get(key) for tree in trees}) > 1
+    )
+    if not rows:
+        return "<p>Nothing: recipe, data set and machine are the same.</p>"
+    return (
+        "<p class='note'>Everything else in recipe, data set and machine is the same.</p>"
+        f"<div class='wide'><table class='differs'><thead><tr><th scope='col'>setting</th>"
+        f"{_heads(named)}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def results(named: dict[str, Run]) -> str:
+    """One table where the runs were evaluated on the same test data, else one for each."""
+    evaluated = {name: run.evaluation for name, run in named.items() if run.evaluation}
+    without = "".join(
+        f"<p class='missing'>{escape(name)} has not been evaluated.</p>"
+        for name in named
+        if name not in evaluated
+    )
+    if not evaluated:
+        return without
+    tests = {tuple(tree["facts"].get(key) for key in SAME_TEST) for tree in evaluated.values()}
+    if len(tests) > 1:
+        tables = "".join(
+            f"<h3>{escape(name)}</h3>{result_table(merged({name: tree}))}"
+            for name, tree in evaluated.items()
+        )
+        return (
+            "<p class='missing'>These runs were not evaluated on the same test data: their numbers "
+            f"are not comparable, and stand apart.</p>{tables}{without}"
+        )
+    together = merged(evaluated)
+    colours = {row["features"]: "var(--faint)" for row in together["rows"]}
+    colours |= {name: run_colour(place) for place, name in enumerate(named)}
+    random = [name for name in colours if name.startswith(("random", NAMES["random"]))]
+    few = few_shot_chart(together, colours, whitened=False, dashed=random)
+    chart = f"<div class='charts one'>{few}</div>" if few else ""
+    return f"{result_table(together)}{chart}{more_tables(together)}{without}"
+
+
+def merged(evaluations: dict[str, Tree]) -> Tree:
+    """One evaluation with the features of each run under its name; a baseline that is the same for
+    all stands once. A column whose protocols differ is split, a column for each protocol."""
+    rows: list[Tree] = []
+    for name, tree in evaluations.items():
+        rows += [
+            {**row, "features": name if row["features"] == "ssl" else row["features"], "run": name}
+            for row in [*tree["rows"], *tree.get("geometry", [])]
+        ]
+    for baseline in {row["features"] for row in rows} - set(evaluations):
+        measured = {
+            name: [
+                (row["whitened"], row["protocol"], row["value"])
+                for row in rows
+                if (row["features"], row["run"]) == (baseline, name)
+            ]
+            for name in evaluations
+        }
+        first = next(iter(measured.values()))
+        if all(each == first for each in measured.values()):
+            keep = next(iter(evaluations))
+            rows = [row for row in rows if row["features"] != baseline or row["run"] == keep]
+        else:
+            for row in rows:
+                if row["features"] == baseline:
+                    row["features"] = f"{NAMES.get(baseline, baseline)} of {row['run']}"
+                    row["baseline"] = baseline in BASELINES
+    columns = list(
+        dict.fromkeys(column for tree in evaluations.values() for column in tree["columns"])
+    )
+    for column in list(columns):
+        protocols = list(dict.fromkeys(row["protocol"] for row in rows if row["column"] == column))
+        if len(protocols) > 1:
+            at = columns.index(column)
+            columns[at : at + 1] = [f"{column}: {protocol}" for protocol in protocols]
+            for row in rows:
+                if row["column"] == column:
+                    row["column"] = f"{column}: {row['protocol']}"
+    left_out = [
+        f"{name}: {text}" for name, tree in evaluations.items() for text in tree["left_out"]
+    ]
+    facts = next(iter(evaluations.values()))["facts"]
+    return {"facts": facts, "columns": columns, "rows": rows, "left_out": left_out}
+
+
+def charts(named: dict[str, Run], wanted: Sequence[Chart]) -> str:
+    """Each chart with a line for each run that has its numbers; a second number is dashed."""
+    drawn = ""
+    for title, keys, kind, within in wanted:
+        series = []
+        for place, (name, run) in enumerate(named.items()):
+            lines = run.train if kind == "train" else run.evals
+            for nth, (key, what) in enumerate(keys.items()):
+                there = [line for line in lines if key in line]
+                series.append(
+                    Series(
+                        f"{name}, {what}" if len(keys) > 1 else name,
+                        np.array([line["step"] for line in there], dtype=np.float64),
+                        np.array([line[key] for line in there], dtype=np.float64),
+                        run_colour(place),
+                        dashed=nth > 0,
+                    )
+                )
+        series = [each for each in series if len(each.x)]
+        if series:
+            drawn += line_chart(title, series, within=within, last_values=False)
+    return f"<div class='charts'>{drawn}</div>" if drawn else "<p>No run has logged a step.</p>"
+
+
+def quality(named: dict[str, Run], embedded: Sequence[Features | None]) -> str:
+    """ROC and spectrum of the runs that have test embeddings of the same data."""
+    there = {name: each for name, each in zip(named, embedded, strict=True) if each is not None}
+    without = "".join(
+        missing(f"{name} has no embeddings of the test split.", EMBED.format("test"))
+        for name in named
+        if name not in there
+    )
+    if (
+        len({(each.facts.get("data_sha256"), each.facts.get("split")) for each in there.values()})
+        > 1
+    ):
+        return (
+            "<p class='missing'>The embeddings of these runs are not of the same data.</p>"
+            + without
+        )
+    return (embedding_quality(there) if there else "") + without
+
+
+def speed_table(named: dict[str, Run]) -> str:
+    """Steps, time, images a second, wait for data, skipped steps and quarantine of each run."""
+    rows = ""
+    for name, run in named.items():
+        speed = measured_speed(run)
+        last: dict[str, Any] = run.train[-1] if run.train else {}
+        cells = (
+            f"{last['step']:,}" if last else "–",
+            duration(speed.seconds) if speed else "–",
+            f"{speed.images_per_s:,.0f}" if speed else "–",
+            f"{speed.data_wait_percent:.1f} %" if speed else "–",
+            number(last["skipped_steps"]) if last else "–",
+            f"{len(run.quarantine):,}",
+            ", ".join(standing_alarms(run)).replace("_", " ") or "none",
+        )
+        rows += f"<tr><th scope='row'>{escape(name)}</th>" + "".join(
+            f"<td>{escape(cell)}</td>" for cell in cells
+        )
+        rows += "</tr>"
+    heads = (
+        "run",
+        "steps",
+        "time",
+        "images/s",
+        "waiting for data",
+        "skipped",
+        "quarantined",
+        "alarms",
+    )
+    head = "".join(f"<th scope='col'>{text}</th>" for text in heads)
+    return (
+        "<div class='wide'><table class='numbers'>"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _heads(named: dict[str, Run]) -> str:
+    return "".join(f"<th scope='col'>{escape(name)}</th>" for name in named)

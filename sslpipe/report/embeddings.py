@@ -1,0 +1,246 @@
+"""The parts of a report that are drawn from embeddings: maps, neighbours, separation, spectrum."""
+
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.index import Split
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.verification import (
+    Roc,
+    auc,
+    fpr_at_tpr,
+    pairs_of,
+    roc,
+    scores_of,
+    tar_at_far,
+)
+from sslpipe.report.charts import (
+    MOST_NAMES,
+    Marks,
+    Series,
+    apart,
+    class_colour,
+    line_chart,
+    scatter,
+)
+from sslpipe.report.pictures import (
+    FEWEST_MAPPED,
+    mapped_rows,
+    neighbour_rows,
+    pca_map,
+    thumbnails,
+    tsne_map,
+    unit_rows,
+)
+from sslpipe.report.results import COLOURS, NAMES
+from sslpipe.report.run import Run, Tree
+from sslpipe.report.sections import missing, neighbour_sheet
+
+EMBED = (
+    "python -m tools.embed RUN --data DIR/dataset.json --split {0} "
+    "--out RUN/features/{0}.safetensors"
+)
+REPORT = "python -m tools.report RUN --data DIR/dataset.json"
+ASPECT = 2.0  # of the map with images: the page is wider than high
+LOWEST_SHARE = 1e-6  # of the variance, where the spectrum's axis ends
+LOWEST_FPR = 1e-3  # where the ROC's axis ends
+PAIRS = 10_000  # of one class, and as many of two
+
+
+class Features(NamedTuple):
+    """Embeddings of one split and the facts saved with them."""
+
+    rows: Embeddings
+    facts: dict[str, object]
+
+
+class Curve(NamedTuple):
+    """A ROC and what it is of: the curve's points, and sentences for people."""
+
+    name: str
+    roc: Roc
+    note: str
+
+
+def measured_curve(name: str, rows: Embeddings) -> Curve | None:
+    """The ROC of "of one class?" by the cosine of seeded pairs, as `sslpipe evaluate verification`
+    draws them; None where the labelled rows have no pairs of both kinds."""
+    labelled = rows.rows((rows.labels >= 0).nonzero()[:, 0])
+    classes = np.unique(labelled.labels.numpy(), return_counts=True)[1]
+    if len(classes) < 2 or classes.max() < 2:
+        return None
+    pairs = pairs_of(labelled, PAIRS, seed=0)
+    curve = roc(scores_of(labelled, pairs), pairs.same)
+    same = int(pairs.same.sum())
+    others = len(pairs.same) - same
+    found, taken_in = 100 * tar_at_far(curve, 0.01), 100 * fpr_at_tpr(curve, 0.95)
+    note = (
+        f"area under the ROC {auc(curve):.3f}; where 1 % of the {others:,} pairs of "
+        f"two classes may be taken in, {found:.1f} % of the {same:,} pairs of one class are found; "
+        f"to find 95 % of these, {taken_in:.1f} % of the others are taken in"
+    )
+    return Curve(name, curve, note)
+
+
+def spectrum(rows: Embeddings) -> NDArray[np.float64]:
+    """The share of the variance of unit-length features on each main axis, largest first: (F,)."""
+    unit = unit_rows(rows)
+    centred = unit - unit.mean(axis=0)
+    values = np.linalg.svd(centred, compute_uv=False) ** 2
+    shares: NDArray[np.float64] = values / max(values.sum(), 1e-30)
+    return shares
+
+
+def run_colour(place: int) -> str:
+    return f"var(--series-{place % 6 + 1})"
+
+
+def evaluated_curves(evaluation: Tree | None) -> list[Series]:
+    """The ROCs that eval.json holds, of plain features: ours and the baselines'."""
+    curves = []
+    for row in evaluation["rows"] if evaluation else ():
+        if "roc" in row["details"] and not row["whitened"]:
+            false, true = (np.array(row["details"]["roc"][key]) for key in ("false", "true"))
+            shown = false >= LOWEST_FPR
+            name = NAMES.get(row["features"], row["features"])
+            colour = COLOURS.get(row["features"], "var(--series-4)")
+            curves.append(Series(name, np.log10(false[shown]), 100 * true[shown], colour))
+    return curves
+
+
+def embedding_quality(sets: dict[str, Features], evaluation: Tree | None = None) -> str:
+    """ROC and spectrum of the test embeddings of each run. evaluation: its ROCs, where it has any,
+    instead of one of the embeddings alone: they come with those of the baselines."""
+    curves, axes, notes = [], [], []
+    for place, (name, features) in enumerate(sets.items()):
+        colour, said = run_colour(place), f"{escape(name)}: " if len(sets) > 1 else ""
+        found = measured_curve(name, features.rows)
+        if found is None:
+            notes.append(f"{said}no ROC: no labels, a single class, or one image of each")
+        else:
+            notes.append(said + found.note)
+            shown = found.roc.false >= LOWEST_FPR
+            x, y = np.log10(found.roc.false[shown]), 100 * found.roc.true[shown]
+            curves.append(Series(name, x, y, colour))
+        shares = spectrum(mapped_rows(features.rows))
+        kept = shares[shares >= LOWEST_SHARE]
+        x = np.arange(1, len(kept) + 1, dtype=np.float64)
+        axes.append(Series(name, x, np.log10(kept), colour))
+        most = int(np.searchsorted(np.cumsum(shares), 0.9)) + 1
+        notes.append(f"{said}{most} of {len(shares)} axes hold 90 % of the variance")
+    curves = evaluated_curves(evaluation) or curves
+    drawn = roc_chart(curves) if curves else ""
+    powers = np.arange(round(np.log10(LOWEST_SHARE)), 1)
+    drawn += line_chart(
+        "spectrum: share of the variance",
+        axes,
+        x_label="main axis, largest first",
+        y_marks=Marks(powers.tolist(), [f"{10.0**p:g}" for p in powers]),
+        last_values=False,
+        within=(float(powers[0]), 0.0),
+    )
+    told = "".join(f"<li>{note}.</li>" for note in notes)
+    return (
+        "<p>Test embeddings of length 1. ROC: the cosine of two images as a test for being of one "
+        f"class, over up to {PAIRS:,} pairs of each kind. Spectrum: how many directions the "
+        "features use; a line that falls early is a collapse.</p>"
+        f"<div class='charts pair'>{drawn}</div><ul class='note'>{told}</ul>"
+    )
+
+
+def roc_chart(curves: list[Series]) -> str:
+    """Series with log10 of the false positive rate and percent of true positives."""
+    decades = np.arange(round(np.log10(LOWEST_FPR)), 1).tolist()
+    chance = np.linspace(decades[0], 0, 60)
+    by_chance = Series("by chance", chance, 100 * 10**chance, "var(--faint)", dashed=True)
+    return line_chart(
+        "ROC: pairs of one class found, %",
+        [*curves, by_chance],
+        x_label="pairs of two classes taken in, %",
+        x_marks=Marks(decades, [f"{100 * 10.0**d:g}" for d in decades]),
+        last_values=False,
+        within=(0.0, 100.0),
+    )
+
+
+def embedding_map(facts: Run, queries: Features | None, split: Split | None) -> str:
+    """PCA and t-SNE of some test features, and t-SNE again under the images themselves."""
+    if queries is None:
+        return missing("No embeddings of the test split yet.", EMBED.format("test"))
+    rows = mapped_rows(queries.rows)
+    if len(rows.ids) < FEWEST_MAPPED:
+        return f"<p class='missing'>{len(rows.ids)} embeddings are too few for a map.</p>"
+    names, labels = facts.classes, rows.labels.numpy()
+    count = max(len(names), int(labels.max()) + 1)
+    names = [*names, *(f"class {label}" for label in range(len(names), count))]
+    flat, held = pca_map(rows)
+    near, perplexity = tsne_map(rows)
+    of = f"{len(rows.ids):,} test embeddings"
+    maps = {
+        f"PCA, {100 * held:.0f} % of the variance": scatter(
+            f"PCA of {of}, coloured by class", flat, labels, names
+        ),
+        f"t-SNE, perplexity {perplexity:.0f}": scatter(
+            f"t-SNE of {of}, coloured by class", near, labels, names
+        ),
+    }
+    if split is not None:
+        shown = apart(near, aspect=ASPECT)
+        pictures = thumbnails(split, rows.ids[shown].tolist())
+        at = {row: pictures[i] for row in shown if (i := int(rows.ids[row])) in pictures}
+        maps["t-SNE with the images"] = scatter(
+            f"t-SNE of {of} with {len(at)} of the images", near, labels, names, at, aspect=ASPECT
+        )
+    legend = "".join(
+        f"<li><i class='dot' style='--c:{class_colour(label, count)}'></i>{escape(name)}</li>"
+        for label, name in enumerate(names)
+    )
+    key = f"<ul class='legend'>{legend}</ul>" if count <= MOST_NAMES else ""
+    figures = "".join(
+        f"<figure class='wide'><figcaption><b>{title}</b></figcaption>{svg}</figure>"
+        for title, svg in maps.items()
+    )
+    many = f"; colours repeat in hue, as there are {count} classes" if count > MOST_NAMES else ""
+    without = missing("No images beside it without --data.", REPORT) if split is None else ""
+    evaluated = facts.evaluation["facts"].get("backbone_sha256") if facts.evaluation else None
+    if evaluated and queries.facts.get("backbone_sha256") != evaluated:
+        without += missing(
+            "These embeddings are not of the backbone in the results.", EMBED.format("test")
+        )
+    return (
+        f"<p>{of}, of length 1, coloured by their class{many}. Distances between far groups mean "
+        f"little in t-SNE.</p>{key}<div class='maps pixels'>{figures}</div>{without}"
+    )
+
+
+def nearest_neighbours(
+    facts: Run,
+    queries: Features | None,
+    split: Split | None,
+    bank: Features | None,
+    bank_split: Split | None,
+) -> str:
+    """Some test images with what is nearest to them; without a bank, among the test images."""
+    if queries is None:
+        return missing("No embeddings of the test split yet.", EMBED.format("test"))
+    if split is None:
+        return missing("The images are shown with --data only.", REPORT)
+    same_split = bank is None or bank_split is None
+    if bank is None or bank_split is None:
+        bank, bank_split = queries, split
+    if len(bank.rows.ids) < 2:
+        return "<p class='missing'>One embedding has no neighbour.</p>"
+    rows = neighbour_rows(bank.rows, queries.rows, same_split=same_split)
+    found = {i for row in rows for i in row.neighbour_ids}
+    sheet = neighbour_sheet(
+        rows,
+        facts.classes,
+        thumbnails(split, (row.id for row in rows)),
+        thumbnails(bank_split, found),
+        f"the split {bank_split.name!r} ({len(bank.rows.ids):,} images)",
+    )
+    note = missing("Searched among the test images themselves.", EMBED.format("train"))
+    return sheet + (note if same_split else "")

@@ -1,0 +1,55 @@
+"""Retrieval, verification and geometry of a report: tables beside that of accuracies."""
+
+from html import escape
+
+from sslpipe.report.results import results_of, table_lines
+from sslpipe.report.run import Tree
+
+MORE = {  # heading -> what it is, and metric -> title of its column
+    "Retrieval": (
+        "Each test image against all others, in %.",
+        {
+            "hit_rate@1": "hit rate@1",
+            "hit_rate@10": "hit rate@10",
+            "precision@10": "precision@10",
+            "r_precision": "R-precision",
+            "map_at_r": "MAP@R",
+            "mrr": "MRR",
+        },
+    ),
+    "Verification": (
+        "Same class or not, by the cosine of pairs, in %. Of FPR at 95 % TPR the smallest is best.",
+        {
+            "auc": "area under the ROC",
+            "fpr@95tpr": "FPR at 95 % TPR",
+            "tar@far=0.01": "TAR at 1 % FAR",
+            "accuracy 10-fold best threshold": "10-fold accuracy",
+        },
+    ),
+    "Geometry": (
+        "How the features lie; no accuracies, and more is not always better.",
+        {
+            "alignment": "alignment",
+            "uniformity": "uniformity",
+            "effective_rank": "effective rank",
+            "std": "std",
+        },
+    ),
+}
+
+
+def more_tables(evaluation: Tree) -> str:
+    """Retrieval, verification and geometry, where they were measured; '' where they were not."""
+    every = [*evaluation["rows"], *evaluation.get("geometry", [])]
+    drawn = ""
+    for heading, (note, metrics) in MORE.items():
+        rows = [{**row, "column": row["metric"]} for row in every if row["metric"] in metrics]
+        if rows:
+            columns = [each for each in metrics if any(row["metric"] == each for row in rows)]
+            lines = table_lines({"rows": rows})
+            protocols = ", ".join(sorted({escape(row["protocol"]) for row in rows}))
+            drawn += (
+                f"<h3>{heading}</h3><p class='note'>{note} <code>{protocols}</code></p>"
+                f"{results_of(lines, columns, metrics, mark=heading != 'Geometry')}"
+            )
+    return drawn

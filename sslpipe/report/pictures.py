@@ -1,0 +1,128 @@
+"""Pictures of a report: thumbnails as data URIs, flat maps of embeddings, nearest neighbours."""
+
+import base64
+import io
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
+
+from sslpipe.data.index import Split
+from sslpipe.data.loader import one_pass
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.neighbours import nearest
+from sslpipe.random import permutation
+
+MOST_MAPPED = 2000  # points of a map: t-SNE takes seconds, and more would cover each other
+FEWEST_MAPPED = 10
+NEIGHBOURS = 8
+DRAWN_QUERIES, WRONG_QUERIES = 8, 4
+THUMB_PX = 64
+MOST_PNG_BYTES = 1_500_000
+
+
+class Row(NamedTuple):
+    """A query and its nearest rows of the bank; ids and labels as they stand in the features."""
+
+    id: int
+    label: int
+    neighbour_ids: list[int]
+    neighbour_labels: list[int]
+    similarities: list[float]
+
+    @property
+    def wrong(self) -> bool:
+        return self.neighbour_labels[0] != self.label
+
+
+def mapped_rows(rows: Embeddings, seed: int = 0) -> Embeddings:
+    """At most MOST_MAPPED rows, by a hash of seed, in the order of the hash."""
+    chosen = permutation(len(rows.ids), seed)[:MOST_MAPPED]
+    return rows.rows(torch.from_numpy(np.asarray(chosen, dtype=np.int64)))
+
+
+def pca_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
+    """(n, 2) places of unit-length features on their two main axes, and the variance these hold."""
+    from sklearn.decomposition import PCA
+
+    pca = PCA(2, svd_solver="full")
+    places = pca.fit_transform(unit_rows(rows))
+    return places, float(pca.explained_variance_ratio_.sum())
+
+
+def tsne_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
+    """(n, 2) places by t-SNE of unit-length features (50 main axes at most), and the perplexity."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    features = unit_rows(rows)
+    axes = min(50, *features.shape)
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    reduced = PCA(axes, svd_solver="full").fit_transform(features)
+    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=0)
+    return tsne.fit_transform(reduced).astype(np.float64), perplexity
+
+
+def unit_rows(rows: Embeddings) -> NDArray[np.float64]:
+    """Features of length 1, (n, F)."""
+    return F.normalize(rows.features.double(), dim=1).numpy()
+
+
+def neighbour_rows(bank: Embeddings, queries: Embeddings, *, same_split: bool) -> list[Row]:
+    """DRAWN_QUERIES by a hash, then WRONG_QUERIES among those whose nearest has another label.
+
+    same_split: bank and queries are one split, so that a query must not find itself.
+    """
+    some = mapped_rows(queries, seed=1)
+    k = min(NEIGHBOURS, len(bank.ids) - same_split)
+    found = nearest(
+        bank.features,
+        some.features,
+        k,
+        bank_ids=bank.ids if same_split else None,
+        query_ids=some.ids if same_split else None,
+    )
+    rows = [
+        Row(query, label, bank.ids[near].tolist(), bank.labels[near].tolist(), similar.tolist())
+        for query, label, near, similar in zip(
+            some.ids.tolist(), some.labels.tolist(), *found, strict=True
+        )
+    ]
+    wrong = [row for row in rows[DRAWN_QUERIES:] if row.wrong]
+    return [*rows[:DRAWN_QUERIES], *wrong[:WRONG_QUERIES]]
+
+
+def thumbnails(split: Split, ids: Iterable[int]) -> dict[int, str]:
+    """id -> data URI, no side above THUMB_PX; samples that cannot be decoded are left out."""
+    wanted = np.unique(np.fromiter(ids, dtype=np.int64))
+    pictures: dict[int, str] = {}
+    for batch in one_pass(split, ids=wanted, num_workers=0, on_bad=lambda bad: None):
+        for row, sample in enumerate(batch.ids.tolist()):
+            height, width = batch.sizes[row].tolist()
+            pixels = batch.images[row, :, :height, :width].permute(1, 2, 0).numpy()
+            image = Image.fromarray(pixels)
+            image.thumbnail((THUMB_PX, THUMB_PX))
+            pictures[sample] = data_uri(image)
+    return pictures
+
+
+def data_uri(image: Image.Image) -> str:
+    """PNG for what is small or has few colours, else JPEG: whichever is shorter."""
+    files = []
+    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 85})):
+        file = io.BytesIO()
+        image.convert("RGB").save(file, kind, **options)
+        files.append((len(file.getvalue()), kind, file.getvalue()))
+    _, kind, raw = min(files) if image.width * image.height > 32 * 32 else files[0]
+    return f"data:image/{kind};base64,{base64.b64encode(raw).decode()}"
+
+
+def png_uri(raw: bytes) -> str:
+    """A PNG file as it is, or, where it is large, as JPEG."""
+    if len(raw) <= MOST_PNG_BYTES:
+        return f"data:image/png;base64,{base64.b64encode(raw).decode()}"
+    return data_uri(Image.open(io.BytesIO(raw)))

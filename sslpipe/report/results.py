@@ -1,0 +1,282 @@
+"""The measured part of a report: verdict, table, few-shot curve. From eval.json."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+
+from sslpipe.evaluation.result import caveats
+from sslpipe.evaluation.suite import KNN
+from sslpipe.report.charts import Marks, Series, line_chart, number
+from sslpipe.report.run import Run, Tree
+
+NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
+BASELINES = ("pixels", "random")
+COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
+SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
+_FEW_PROTOCOL = re.compile(r"knn-weighted .* (\d+)/class ")
+_FEW = re.compile(rf"{KNN}, (\d+)/class")
+
+
+class Line(NamedTuple):
+    """A row of the table: features, plain or whitened, and its results by column."""
+
+    features: str
+    whitened: bool
+    cells: dict[str, Tree]
+    baseline: bool = False
+
+    @property
+    def title(self) -> str:
+        return NAMES.get(self.features, self.features) + (", whitened" if self.whitened else "")
+
+
+def table_lines(evaluation: Tree) -> list[Line]:
+    """Our rows first, then whatever else was measured, then the baselines."""
+    lines: dict[tuple[str, bool], Line] = {}
+    for row in evaluation["rows"]:
+        key = (row["features"], row["whitened"])
+        baseline = row.get("baseline", row["features"] in BASELINES)
+        line = lines.setdefault(key, Line(*key, {}, baseline))
+        if row["column"] is not None:
+            line.cells[row["column"]] = row
+    return sorted(
+        lines.values(),
+        key=lambda line: (
+            line.baseline,
+            line.features != "ssl",
+            BASELINES.index(line.features) if line.features in BASELINES else len(BASELINES),
+        ),
+    )
+
+
+def clear_best(lines: list[Line], column: str) -> list[Line]:
+    """The lines whose whole interval is better than those of all other features; [] if none is.
+
+    Plain and whitened features of one backbone do not compete.
+    """
+    there = [line for line in lines if column in line.cells]
+    clear = []
+    for line in there:
+        others = [other.cells[column] for other in there if other.features != line.features]
+        if others and all(_is_better(line.cells[column], other) for other in others):
+            clear.append(line)
+    return clear
+
+
+def _is_better(ours: Tree, theirs: Tree) -> bool:
+    """Whether our interval lies wholly on the better side of theirs."""
+    (low, high), (their_low, their_high) = ours["interval95"], theirs["interval95"]
+    if ours["metric"].startswith(SMALL_IS_GOOD):
+        return bool(high < their_low)
+    return bool(low > their_high)
+
+
+def accuracy_sentence(run: Run) -> str:
+    """How good the plain features are by kNN, against the stronger form of each baseline."""
+    if run.evaluation is None:
+        return "It has not been evaluated yet."
+    lines = table_lines(run.evaluation)
+    ours = next((line for line in lines if line.features not in BASELINES), None)
+    if ours is None or KNN not in ours.cells:
+        return "Its own features have not been evaluated."
+    cell = ours.cells[KNN]
+    groups: dict[str, list[str]] = {"above": [], "below": [], "not distinguishable from": []}
+    for name in BASELINES:
+        theirs = [line for line in lines if line.features == name and KNN in line.cells]
+        if theirs:
+            strongest = max(theirs, key=lambda line: float(line.cells[KNN]["value"]))
+            other = strongest.cells[KNN]
+            text = f"{escape(strongest.title)} ({_percent(other['value'])} %)"
+            groups[_relation(cell["interval95"], other["interval95"])].append(text)
+    against = [f"{word} {' and '.join(texts)}" for word, texts in groups.items() if texts]
+    low, high = map(_percent, cell["interval95"])
+    return (
+        f"kNN on its frozen features gets <b>{_percent(cell['value'])} %</b> of "
+        f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high})"
+        + (f": {', '.join(against)}." if against else "; no baseline was measured.")
+    )
+
+
+def result_table(evaluation: Tree) -> str:
+    """Rows: features; columns: those of eval.json; percent with intervals; the protocols below."""
+    lines, columns = table_lines(evaluation), evaluation["columns"]
+    first = evaluation["rows"][0]
+    left_out = "".join(
+        f"<p class='missing'>Not measured: {escape(text)}.</p>" for text in evaluation["left_out"]
+    )
+    return (
+        f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
+        "test images. <b class='best'>Marked</b> only where the whole interval is better than "
+        "those of all other features; a column without a mark has no clear best.</p>"
+        f"{results_of(lines, columns)}{_caveats(evaluation)}{left_out}{_protocols(evaluation)}"
+        f"{_all_numbers(evaluation)}"
+    )
+
+
+def _caveats(evaluation: Tree) -> str:
+    """A line for each fit that a reader should know more of, as one at the edge of its grid."""
+    return "".join(
+        f"<p class='note'>{escape(Line(row['features'], row['whitened'], {}).title)}, "
+        f"<code>{escape(row['protocol'])}</code>: {escape(said)}.</p>"
+        for row in evaluation["rows"]
+        for said in caveats(row["details"])
+    )
+
+
+def results_of(
+    lines: list[Line],
+    columns: list[str],
+    titles: Mapping[str, str] | None = None,
+    *,
+    mark: bool = True,
+) -> str:
+    """Rows: features; columns: results with intervals. mark: whether a clear best is marked."""
+    winners = {column: clear_best(lines, column) if mark else [] for column in columns}
+    head = "".join(
+        f"<th scope='col'>{escape((titles or {}).get(column, column))}</th>" for column in columns
+    )
+    body = ""
+    for line in lines:
+        cells = "".join(
+            _cell(line.cells.get(column), line in winners[column]) for column in columns
+        )
+        kind = "baseline" if line.baseline else "ours"
+        body += f"<tr class='{kind}'><th scope='row'>{escape(line.title)}</th>{cells}</tr>"
+    return (
+        f"<div class='wide'><table class='results{' more' if titles else ''}'>"
+        f"<thead><tr><th scope='col'>features</th>{head}</tr></thead><tbody>{body}</tbody>"
+        "</table></div>"
+    )
+
+
+def few_shot_chart(
+    evaluation: Tree,
+    colours: Mapping[str, str] | None = None,
+    *,
+    whitened: bool = True,
+    dashed: Collection[str] = (),
+) -> str:
+    """Accuracy of the kNN columns over the labelled images a class; '' for a single column.
+
+    colours: of features, instead of the usual ones. whitened: whether these are drawn, too.
+    dashed: features whose line is.
+    """
+    colours = {**COLOURS, **(colours or {})}
+    classes = _classes(evaluation)
+    series: list[Series] = []
+    counts: dict[float, str] = {}  # labels a class -> text of the tick
+    rows = [
+        {**row, "column": f"{KNN}, {few.group(1)}/class"}
+        if row["column"] is None and (few := _FEW_PROTOCOL.match(row["protocol"]))
+        else row
+        for row in evaluation["rows"]
+    ]
+    for line in table_lines({"rows": rows}):
+        points = sorted(_labels_a_class(line, classes))
+        if len(points) < 2 or (line.whitened and not whitened):
+            continue
+        counts |= {count: text for count, text, _ in points}
+        cells = [cell for *_, cell in points]
+        at = 0.012 * (len(series) - 2.5)  # side by side, so that no interval hides another
+        series.append(
+            Series(
+                line.title,
+                np.log10([count for count, *_ in points]) + at,
+                np.array([100 * cell["value"] for cell in cells]),
+                colours.get(line.features, "var(--series-4)"),
+                np.array([100 * cell["interval95"][0] for cell in cells]),
+                np.array([100 * cell["interval95"][1] for cell in cells]),
+                line.whitened or line.features in dashed,
+            )
+        )
+    if not series:
+        return ""
+    places = sorted(counts)
+    ticks = Marks(np.log10(places).tolist(), [counts[place] for place in places])
+    return line_chart(
+        "kNN top-1 in %",
+        series,
+        x_label="labelled train images a class",
+        x_marks=ticks,
+        last_values=False,
+    )
+
+
+def _relation(ours: list[float], theirs: list[float]) -> str:
+    if ours[0] > theirs[1]:
+        return "above"
+    return "below" if ours[1] < theirs[0] else "not distinguishable from"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _cell(row: Tree | None, is_best: bool) -> str:
+    if row is None:
+        return "<td>–</td>"
+    text, to = (number, " to ") if row.get("unit") == "number" else (_percent, "–")
+    low, high = map(text, row["interval95"])
+    shown = f"<data value='{row['value']!r}'>{text(row['value'])}</data>"
+    if is_best:
+        shown = f"<b class='best'>{shown}</b>"
+    return f"<td>{shown} <small>{low}{to}{high}</small></td>"
+
+
+def _measured(evaluation: Tree) -> str:
+    metrics = {row["metric"] for row in evaluation["rows"] if row["column"] is not None}
+    if metrics == {"top1"}:
+        return "Top-1 accuracy in %"
+    small = sorted(each for each in metrics if each.startswith(SMALL_IS_GOOD))
+    return "Shares in %" + (f" (small is good: {escape(', '.join(small))})" if small else "")
+
+
+def _protocols(evaluation: Tree) -> str:
+    """What each column is: protocol, and the labelled images it used."""
+    items = ""
+    for column in evaluation["columns"]:
+        of_column = [row for row in evaluation["rows"] if row["column"] == column]
+        for protocol, bank in sorted({(row["protocol"], row["bank"]) for row in of_column}):
+            items += (
+                f"<dt>{escape(column)}</dt><dd><code>{escape(protocol)}</code>, "
+                f"{bank:,} labelled train images</dd>"
+            )
+    return f"<dl class='protocols'>{items}</dl>"
+
+
+def _all_numbers(evaluation: Tree) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(NAMES.get(row['features'], row['features']))}"
+        f"{', whitened' if row['whitened'] else ''}</td><td><code>{escape(row['protocol'])}</code>"
+        f"</td><td>{escape(row['metric'])}</td>{_cell(row, False)}<td>{row['queries']:,}</td>"
+        f"<td>{row['bank']:,}</td></tr>"
+        for row in evaluation["rows"]
+    )
+    return (
+        f"<details><summary>All {len(evaluation['rows'])} numbers, with every protocol</summary>"
+        "<div class='wide'><table><thead><tr><th>features</th><th>protocol</th><th>metric</th>"
+        f"<th>value</th><th>queries</th><th>bank</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _classes(evaluation: Tree) -> int:
+    """Classes in the bank: few-shot banks hold n labels of each."""
+    for row in evaluation["rows"]:
+        few = _FEW.fullmatch(row["column"] or "")
+        if few:
+            return int(row["bank"]) // int(few.group(1))
+    return 0
+
+
+def _labels_a_class(line: Line, classes: int) -> Iterator[tuple[float, str, Tree]]:
+    """(labels a class, text of its tick, result) of each kNN column; all labels: the mean."""
+    for column, cell in line.cells.items():
+        few = _FEW.fullmatch(column)
+        if few:
+            yield float(few.group(1)), few.group(1), cell
+        elif column == KNN and classes:
+            mean = cell["bank"] / classes
+            yield mean, f"all ({number(round(mean))})", cell

@@ -1,0 +1,330 @@
+"""The sections of a report as HTML. Every text that comes from files is escaped."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sslpipe.report.charts import Series, line_chart, number
+from sslpipe.report.pictures import Row
+from sslpipe.report.results import accuracy_sentence
+from sslpipe.report.run import Run, Tree
+
+Chart = tuple[str, dict[str, str], str, tuple[float, ...]]
+CHARTS: tuple[Chart, ...] = (  # title; key -> name; kind of line; values the axis shows in any case
+    ("loss", {"loss": "loss"}, "train", ()),
+    ("held-out kNN top-1", {"holdout_knn": "top-1"}, "eval", ()),
+    ("learning rate", {"lr": "learning rate"}, "train", (0.0,)),
+    ("gradient norm", {"grad_norm": "norm"}, "train", (0.0,)),
+    ("alignment", {"alignment": "alignment"}, "train", (0.0,)),
+    ("uniformity", {"uniformity": "uniformity"}, "train", ()),
+    ("effective rank", {"effective_rank": "rank"}, "train", (1.0,)),
+    ("embedding std", {"embedding_std": "std"}, "train", (0.0, 1.0)),
+    (
+        "cosine",
+        {"positive_similarity": "positive", "negative_similarity": "negative"},
+        "train",
+        (0.0, 1.0),
+    ),
+)
+FINETUNE_CHARTS: tuple[Chart, ...] = (
+    ("loss", {"loss": "loss"}, "train", ()),
+    (
+        "retrieval in classes kept from training",
+        {"validation_recall_at_1": "Recall@1", "validation_map_at_r": "MAP@R"},
+        "eval",
+        (0.0, 1.0),
+    ),
+    ("pairs or triplets that still cost something", {"active": "active"}, "train", (0.0,)),
+    *(chart for chart in CHARTS if chart[0] in ("learning rate", "gradient norm")),
+    *(chart for chart in CHARTS if chart[0] in ("effective rank", "cosine")),
+)
+SPEED_CHARTS: tuple[Chart, ...] = (
+    ("images a second", {"images_per_s": "images/s"}, "train", (0.0,)),
+    ("waiting for data, % of the time", {"data_wait_percent": "wait"}, "train", (0.0,)),
+)
+HEALTH = (
+    "Alignment: mean squared distance of the two views of an image on the unit sphere (0: equal). "
+    "Uniformity: 0 when all embeddings are one point, near −4 when spread over the sphere. "
+    "Effective rank: dimensions in use, 1 when collapsed. Embedding std, times √D: 1 when spread, "
+    "0 when collapsed. Cosine: of two views of one image (positive) and of two images (negative)."
+)
+FINETUNE_HEALTH = (
+    "Effective rank: dimensions in use, 1 when collapsed. Cosine: of two images of one class "
+    "(positive) and of two classes (negative)."
+)
+MOST_QUARANTINED = 100
+
+
+class Speed(NamedTuple):
+    """seconds: of training, evaluation and saving not counted. images_per_s, wait: over all."""
+
+    seconds: float
+    images_per_s: float
+    data_wait_percent: float
+
+
+def missing(text: str, command: str) -> str:
+    return f"<p class='missing'>{escape(text)} Run: <code>{escape(command)}</code></p>"
+
+
+def measured_speed(run: Run) -> Speed | None:
+    """From the lines of metrics.jsonl: steps between two lines, at the speed the later one says."""
+    batch_size = batch_images(run)
+    before, seconds, waited_s = 0, 0.0, 0.0
+    for line in run.train:
+        part_s = (line["step"] - before) * batch_size / line["images_per_s"]
+        seconds += part_s
+        waited_s += part_s * line["data_wait_percent"] / 100
+        before = line["step"]
+    if not seconds:
+        return None
+    return Speed(seconds, before * batch_size / seconds, 100 * waited_s / seconds)
+
+
+def batch_images(run: Run) -> int:
+    """Images of a global step: the recipe's own number, or the PK batch of a fine-tuning."""
+    if (sampler := run.recipe.get("sampler")) is None:
+        return int(run.recipe["data"]["batch_size"])
+    grouped = sampler["classes_per_batch"] * sampler["images_per_class"]
+    return int(grouped + sampler["random_images"])
+
+
+def trained_sentence(run: Run) -> str:
+    """What was trained on what, for how long, and where."""
+    recipe, data, speed = run.recipe, run.data, measured_speed(run)
+    split = recipe["data"]["split"]
+    steps, epochs = (run.train[-1][key] if run.train else 0 for key in ("step", "epoch"))
+    images, holdout = data["samples"].get(split, 0), recipe["data"].get("holdout", 0)
+    labelled = data["classes"] or run.evals  # without labels nothing is held out
+    without = f", {holdout:,} of them held out," if holdout and labelled else ""
+    kind, loss = str(recipe["backbone"]["kind"]), str(recipe["loss"]["kind"])
+    return (
+        f"<code>{escape(kind)}</code> was trained with <code>{escape(loss)}</code> on {images:,} "
+        f"images of {escape(data['name'])}{without} for {steps:,} steps ({epochs:.1f} epochs)"
+        + (f" in {duration(speed.seconds)}" if speed else "")
+        + f" on {_machine(run)}."
+    )
+
+
+def header(run: Run) -> str:
+    """Title, one sentence on what was trained, one on how good it is, and the main numbers."""
+    recipe, speed = run.recipe, measured_speed(run)
+    tiles = {
+        "views": f"{recipe['augment'].get('preset', recipe['augment']['kind'])}",
+        "batch": f"{batch_images(run):,} images",
+        "last loss": number(run.train[-1]["loss"]) if run.train else "–",
+        **_last_eval(run),
+        "images a second": f"{speed.images_per_s:,.0f}" if speed else "–",
+        "waiting for data": f"{speed.data_wait_percent:.0f} %" if speed else "–",
+    }
+    shown = "".join(
+        f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in tiles.items()
+    )
+    bad = ", ".join(standing_alarms(run)).replace("_", " ")
+    warning = f"<p class='missing'><a href='#alarms'>{escape(bad)}</a></p>" if bad else ""
+    return (
+        f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{trained_sentence(run)} "
+        f"{accuracy_sentence(run)}</p>{warning}<dl class='tiles'>{shown}</dl>"
+    )
+
+
+def _last_eval(run: Run) -> dict[str, str]:
+    """The last number on samples that were kept from training, under its name."""
+    last = run.evals[-1] if run.evals else {}
+    names = {"holdout_knn": "held-out kNN", "validation_recall_at_1": "Recall@1, unseen classes"}
+    shown = {name: f"{100 * last[key]:.1f} %" for key, name in names.items() if key in last}
+    return shown or {"held-out kNN": "–"}
+
+
+def charts(run: Run, wanted: Sequence[Chart]) -> str:
+    """A chart for each entry that metrics.jsonl has numbers for; the others are named."""
+    if not run.train:
+        return "<p class='missing'>No step of training is logged in metrics.jsonl.</p>"
+    drawn, left_out = "", []
+    for title, keys, kind, within in wanted:
+        lines = run.train if kind == "train" else run.evals
+        series = [
+            Series(
+                name,
+                np.array([line["step"] for line in lines if key in line], dtype=np.float64),
+                np.array([line[key] for line in lines if key in line], dtype=np.float64),
+                f"var(--series-{place + 1})",
+            )
+            for place, (key, name) in enumerate(keys.items())
+        ]
+        if all(len(each.x) for each in series):
+            drawn += line_chart(title, series, within=within)
+        else:
+            left_out.append(title)
+    note = f"<p class='missing'>Not in metrics.jsonl: {escape(', '.join(left_out))}.</p>"
+    return f"<div class='charts'>{drawn}</div>" + (note if left_out else "")
+
+
+def steps_note(run: Run) -> str:
+    """Steps that were skipped, and losses that are no number."""
+    if not run.train:
+        return ""
+    skipped = run.train[-1]["skipped_steps"]
+    wild = sum(not np.isfinite(line["loss"]) for line in run.train)
+    last = run.train[-1]
+    compared = {
+        "negatives_per_anchor": "negatives an anchor",
+        "active": "pairs or triplets still active",
+    }
+    counts = "".join(f"{number(last[k])} {name}; " for k, name in compared.items() if k in last)
+    text = f"{counts}{skipped} steps skipped as not finite"
+    bad = f"; {wild} logged losses are no finite number" if wild else ""
+    health = FINETUNE_HEALTH if "sampler" in run.recipe else HEALTH
+    return f"<p class='note'>{text}{bad}. {health}</p>"
+
+
+def standing_alarms(run: Run) -> list[str]:
+    """Names of the alarms that were raised and are not over."""
+    standing: dict[str, None] = {}
+    for line in run.alarms:
+        standing |= dict.fromkeys(line["raised"])
+        standing = {name: None for name in standing if name not in line["over"]}
+    return list(standing)
+
+
+def alarms(run: Run) -> str:
+    """When the embeddings collapsed, and when that was over."""
+    if not run.alarms:
+        return "<p>No alarm: neither the embeddings nor their rank collapsed.</p>"
+    items = "".join(
+        f"<li>step {line['step']:,}: <b>{escape(name.replace('_', ' '))}</b> {word}, at "
+        f"{number(line['value'][name])} (threshold {number(line['threshold'][name])})</li>"
+        for line in run.alarms
+        for word, names in (("raised", line["raised"]), ("over", line["over"]))
+        for name in names
+    )
+    standing = standing_alarms(run)
+    end = (
+        f"<p class='missing'>Standing at the end: {escape(', '.join(standing).replace('_', ' '))}."
+        "</p>"
+        if standing
+        else "<p>None stands at the end.</p>"
+    )
+    return f"{end}<ul>{items}</ul>"
+
+
+def neighbour_sheet(
+    rows: Sequence[Row],
+    names: Sequence[str],
+    query_pictures: dict[int, str],
+    bank_pictures: dict[int, str],
+    bank_name: str,
+) -> str:
+    """A table: the query, then its neighbours, framed by whether they are of its class."""
+    head = "".join(f"<th scope='col'>{k + 1}</th>" for k in range(len(rows[0].neighbour_ids)))
+    body = ""
+    for row in rows:
+        cells = ""
+        for near, label, similar in zip(
+            row.neighbour_ids, row.neighbour_labels, row.similarities, strict=True
+        ):
+            name, word, sign = _class_name(label, names), "unknown", "?"
+            if label >= 0 and row.label >= 0:
+                word, sign = ("right", "✓") if label == row.label else ("wrong", "✗")
+            picture = _picture(bank_pictures.get(near), f"neighbour {near}, {name}, {word}")
+            cells += (
+                f"<td class='{word}'>{picture}<b>{sign}</b> {escape(name)}<br>"
+                f"<small>{similar:.2f}</small></td>"
+            )
+        name = _class_name(row.label, names)
+        picture = _picture(query_pictures.get(row.id), f"query {row.id}, {name}")
+        body += f"<tr><th scope='row'>{picture}{escape(name)}</th>{cells}</tr>"
+    drawn = "the first were drawn at random, the last among those whose nearest is of another class"
+    return (
+        "<p class='note'>Test images (left) and their nearest neighbours in "
+        f"{escape(bank_name)} by cosine; {drawn}. Solid frame and ✓: of the same class; dashed "
+        "frame and ✗: of another. Below: the cosine.</p>"
+        "<div class='wide pixels'><table class='sheet'>"
+        f"<thead><tr><th scope='col'>query</th>{head}</tr></thead><tbody>{body}</tbody>"
+        "</table></div>"
+    )
+
+
+def quarantine(run: Run) -> str:
+    """The samples that could not be used, or that there were none."""
+    if not run.quarantine:
+        return "<p>No sample had to be left out.</p>"
+    rows = "".join(
+        f"<tr><td>{escape(str(line['id']))}</td><td><code>{escape(str(line['shard']))}</code></td>"
+        f"<td><code>{escape(str(line['key']))}</code></td><td>{escape(str(line['reason']))}</td></tr>"
+        for line in run.quarantine[:MOST_QUARANTINED]
+    )
+    more = len(run.quarantine) - MOST_QUARANTINED
+    return (
+        f"<p>{len(run.quarantine)} samples could not be used; another one took the place of each."
+        f"</p><div class='wide'><table><thead><tr><th>id</th><th>shard</th><th>key</th>"
+        f"<th>reason</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        + (f"<p>{more:,} more are in quarantine.jsonl.</p>" if more > 0 else "")
+    )
+
+
+def settings(run: Run) -> str:
+    """Recipe, data set, environment, and where the evaluated features come from; folded."""
+    trees: dict[str, Tree] = {
+        "Recipe": run.recipe,
+        "Data set": run.data,
+        "Environment": run.environment,
+    }
+    if run.evaluation:
+        trees["Evaluation"] = run.evaluation["facts"]
+    parts = ""
+    for title, tree in trees.items():
+        rows = "".join(
+            f"<tr><td><code>{escape(key)}</code></td><td><code>{escape(value)}</code></td></tr>"
+            for key, value in flat(tree)
+        )
+        parts += (
+            f"<details><summary>{title}</summary><div class='wide'><table class='settings'>"
+            f"<tbody>{rows}</tbody></table></div></details>"
+        )
+    return parts
+
+
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """("data.batch_size", "256"), ... ; lists as one text."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield prefix + key, ", ".join(map(str, value)) or "none"
+        else:
+            yield prefix + key, "none" if value is None or value == {} else str(value)
+
+
+def _picture(uri: str | None, alt: str) -> str:
+    if uri is None:
+        return "<span class='none'></span>"
+    return f"<img src='{uri}' alt='{escape(alt, quote=True)}'>"
+
+
+def _class_name(label: int, names: Sequence[str]) -> str:
+    if label < 0:
+        return "no label"
+    return names[label] if label < len(names) else f"class {label}"
+
+
+def _machine(run: Run) -> str:
+    """'one GPU (NVIDIA H200), bf16'; 'a CPU (x86_64), 2 processes, fp32'."""
+    facts, world = run.environment["environment"], run.environment["world"]
+    device = (
+        f"GPU ({facts['cuda_device']})" if facts["cuda_device"] else f"CPU ({facts['machine']})"
+    )
+    processes = "one process" if world == 1 else f"{world} processes"
+    return f"{escape(device)}, {processes}, {escape(run.environment['precision'])}"
+
+
+def duration(seconds: float) -> str:
+    """'43 s', '3 min 5 s', '2 h 10 min'."""
+    whole = round(seconds)
+    for size, unit, smaller, small_unit in ((3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{whole} s"

@@ -1,0 +1,216 @@
+"""Checkpoints that are either whole or not there.
+
+    RUN/checkpoints/step-00001234/
+        model.safetensors   weights and buffers of the bare model
+        parts.pt            state_dicts of the other parts (optimizer, loss, scaler); weights_only
+        state.json          step, digest, resolved recipe, processes, versions
+        MANIFEST.json       bytes and sha256 of the files above; written last
+    RUN/checkpoints/latest  the newest name: a hint for people, never read here
+
+A folder is written under a temporary name, flushed, and renamed by rank 0 alone.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from sslpipe.distributed import Rank, broadcast_object
+from sslpipe.errors import CheckpointError
+from sslpipe.faults import fault
+from sslpipe.recipe.base import differing_keys
+
+MAX_FAILED_SAVES = 3  # in a row; then the run stops
+
+
+class Checkpointer:
+    """Saves and restores a run's parts; called by all ranks, written by rank 0.
+
+    identity: what must agree for a resume: {"digest": ..., "recipe": {...}, "index_sha256": ...}.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        keep: int,
+        identity: dict[str, Any],
+        process: Rank,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.folder = run_dir / "checkpoints"
+        self.keep, self.identity, self.process, self.warn = keep, identity, process, warn
+        self._failed_saves = 0
+
+    def save(
+        self, step: int, parts: dict[str, Any], facts: dict[str, Any], *, needed: bool = False
+    ) -> bool:
+        """Write the parts after `step` steps; all ranks learn whether it worked.
+
+        A failed save (a full disk, say) is reported and tried again at the next one.
+        Raises: CheckpointError after MAX_FAILED_SAVES failures in a row, and for one that is
+        `needed`, because none comes after it.
+        """
+        problem: str | None = None
+        if self.process.rank == 0:
+            try:
+                self._write(step, parts, facts)
+            except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
+                problem = f"{type(error).__name__}: {error}"
+        problem = broadcast_object(problem)
+        if problem is None:
+            self._failed_saves = 0
+            return True
+        self._failed_saves += 1
+        message = f"the checkpoint of step {step} was not written ({problem})"
+        if needed:
+            raise CheckpointError(f"{message}; free some space, the same command goes on")
+        if self._failed_saves == MAX_FAILED_SAVES:
+            raise CheckpointError(f"{message}, {MAX_FAILED_SAVES} times in a row; free some space")
+        self.warn(f"{message}; the older ones stand, the next save tries again")
+        return False
+
+    def restore(self, parts: dict[str, Any]) -> int:
+        """Load the newest whole checkpoint into the parts; the step it was written after.
+
+        0 where there is none. A damaged one is renamed bad-..., the next older one is taken.
+        Raises: CheckpointError where all are damaged, or the run was another one.
+        """
+        found: tuple[str | None, str | None] = (None, None)
+        if self.process.rank == 0:
+            try:
+                found = (self._choose(), None)
+            except CheckpointError as error:
+                found = (None, str(error))
+        name, problem = broadcast_object(found)
+        if problem:
+            raise CheckpointError(problem)
+        if name is None:
+            return 0
+        return load_parts(self.folder / name, parts)
+
+    def _choose(self) -> str | None:
+        names = checkpoint_names(self.folder)
+        for name in reversed(names):
+            damage = damage_of(self.folder / name)
+            if damage is None:
+                self._same_run(name)
+                return name
+            self.warn(f"checkpoint {name} is damaged ({damage}); renamed bad-{name}")
+            os.replace(self.folder / name, self.folder / f"bad-{name}-{uuid.uuid4().hex[:6]}")
+        if names:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged (now bad-...); start in a new run "
+                "directory, or put an undamaged copy back"
+            )
+        return None
+
+    def _same_run(self, name: str) -> None:
+        stored = json.loads((self.folder / name / "state.json").read_text())["identity"]
+        if stored["digest"] != self.identity["digest"]:
+            ours, theirs = ({k: i[k] for k in i if k != "digest"} for i in (self.identity, stored))
+            keys = "; ".join(differing_keys(theirs, ours)) or "nothing that is stored"
+            raise CheckpointError(
+                f"{self.folder.parent} holds a run with other settings: {keys}. "
+                "Use another --run-dir, or the settings it was started with"
+            )
+
+    def _write(self, step: int, parts: dict[str, Any], facts: dict[str, Any]) -> None:
+        name = f"step-{step:08d}"
+        self.folder.mkdir(
+            exist_ok=True
+        )  # not its parent: a run directory that vanished is an error
+        for left_over in self.folder.glob(".tmp-*"):  # of a save that was killed
+            shutil.rmtree(left_over)
+        temporary = self.folder / f".tmp-{name}-{uuid.uuid4().hex[:8]}"
+        temporary.mkdir()
+        try:
+            model = {k: v.detach().contiguous() for k, v in parts["model"].state_dict().items()}
+            save_file(model, temporary / "model.safetensors")
+            fault("checkpoint.model")
+            others = {k: part.state_dict() for k, part in parts.items() if k != "model"}
+            torch.save(others, temporary / "parts.pt")
+            state = {"step": step, "identity": self.identity, **facts}
+            (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
+            manifest = {p.name: [p.stat().st_size, _sha256(p)] for p in temporary.iterdir()}
+            fault("checkpoint.before_manifest")
+            (temporary / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
+            for path in [*temporary.iterdir(), temporary]:
+                _flush(path)
+            fault("checkpoint.before_rename")
+            if (self.folder / name).exists():  # written before a restart from an older one
+                shutil.rmtree(self.folder / name)
+            os.replace(temporary, self.folder / name)
+            _flush(self.folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        fault("checkpoint.before_prune")
+        hint = self.folder / ".latest"
+        hint.write_text(name)
+        os.replace(hint, self.folder / "latest")
+        for old in checkpoint_names(self.folder)[: -self.keep]:
+            shutil.rmtree(self.folder / old)
+
+
+def checkpoint_names(folder: Path) -> list[str]:
+    """Names of the checkpoints in RUN/checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(p.name for p in folder.iterdir() if re.fullmatch(r"step-\d{8,}", p.name))
+
+
+def latest(run_dir: Path) -> Path:
+    """The newest whole checkpoint of a run. Raises: CheckpointError where there is none."""
+    folder = run_dir / "checkpoints"
+    for name in reversed(checkpoint_names(folder)):
+        if damage_of(folder / name) is None:
+            return folder / name
+    raise CheckpointError(f"{run_dir} holds no whole checkpoint; has it saved one yet?")
+
+
+def damage_of(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint's files, by size and sha256; None where they are whole."""
+    try:
+        manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
+    except (OSError, ValueError):
+        return "no readable MANIFEST.json"
+    for name, (size, sha256) in manifest.items():
+        path = checkpoint / name
+        if not path.is_file() or path.stat().st_size != size:
+            return f"{name} is missing or has another size"
+        if _sha256(path) != sha256:
+            return f"{name} has another sha256"
+    return None
+
+
+def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
+    """Load a checkpoint's files into the parts; the step it was written after."""
+    parts["model"].load_state_dict(load_file(checkpoint / "model.safetensors"), strict=True)
+    others = torch.load(checkpoint / "parts.pt", map_location="cpu", weights_only=True)
+    for name, part in parts.items():
+        if name != "model":
+            part.load_state_dict(others[name])
+    return int(json.loads((checkpoint / "state.json").read_text())["step"])
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

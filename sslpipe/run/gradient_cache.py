@@ -1,0 +1,213 @@
+"""One batch in several micro-batches: the memory of one, the negatives and the gradient of all."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from sslpipe.distributed import current_rank
+from sslpipe.models.sync_batchnorm import SyncBatchNorm
+
+
+def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:
+    """Which of a rank's rows each micro-batch takes: the k-th slice of every stream.
+
+    images: B rows on this rank, stream-major over its `streams` streams. -> micro_batches tensors
+    (B / micro_batches,) int64. A stream belongs to one rank, so a micro-batch has the same members
+    over all ranks whatever their number. Raises: ValueError where the slices are not equal.
+    """
+    if images % (streams * micro_batches):
+        raise ValueError(
+            f"{images} images of {streams} streams do not make {micro_batches} equal micro-batches"
+        )
+    rows = torch.arange(images).view(streams, micro_batches, -1)
+    return [rows[:, k].flatten() for k in range(micro_batches)]
+
+
+def cached_backward(
+    wrapped: nn.Module,
+    statistics: "PooledStatistics",
+    rows: list[Tensor],
+    *,
+    views_of: Callable[[Tensor], Tensor],
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    backward: Callable[[Tensor], None],
+    seed: Callable[[int], None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """z_a, z_b (B, D) each and the loss () of the whole batch; adds its gradient to .grad.
+
+    Pass 1 embeds every micro-batch without gradient. The loss of all embeddings gives dL/dz. Pass 2
+    embeds every micro-batch again, now with gradient, and carries its part of dL/dz back. So the
+    activations and the float views of one micro-batch are alive at a time, and the gradient is that
+    of one autograd graph over the same micro-batches. BatchNorm normalises over a micro-batch;
+    without BatchNorm it is the gradient of the whole batch in one piece.
+
+    wrapped: the model, or DDP around it; ranks exchange gradients once. rows: `micro_batch_rows`.
+    views_of: rows (b,) -> views (2b, 3, S, S), the same ones each time. loss_of: called once.
+    backward: of the loss, scaled or not. seed: sets torch's generators for micro-batch k.
+    Collective. Source: Gao et al. 2021 (GradCache), arXiv:2101.06983, section 3.
+    """
+    model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+    images = sum(len(part) for part in rows)
+    order = torch.cat(rows).argsort()  # from micro-batch order to the batch's
+    before = [buffer.clone() for buffer in model.buffers()]
+
+    with statistics.of_micro_batches(images // len(rows)) as note:
+        with torch.no_grad():
+            embedded = []
+            for k, part in enumerate(rows):
+                seed(k)
+                embedded.append(model(views_of(part)).chunk(2))
+            z_a, z_b = (torch.cat(z)[order.to(z[0].device)] for z in zip(*embedded, strict=True))
+            for buffer, value in zip(model.buffers(), before, strict=True):
+                buffer.copy_(value)  # as if pass 1 had not been
+
+        z_a, z_b = z_a.requires_grad_(), z_b.requires_grad_()
+        loss = loss_of(z_a, z_b)
+        backward(loss)
+        for k, part in enumerate(rows):
+            seed(k)
+            with _exchange_gradients(wrapped, k == len(rows) - 1):
+                z = wrapped(views_of(part))  # (2b, D)
+                here = part.to(z.device)
+                z.backward(torch.cat([_gradient(z_a)[here], _gradient(z_b)[here]]).to(z.dtype))
+            note()
+    return z_a, z_b, loss
+
+
+def _gradient(z: Tensor) -> Tensor:
+    """dL/dz; zero where the loss does not depend on z, as on the keys of a momentum encoder."""
+    return torch.zeros_like(z) if z.grad is None else z.grad
+
+
+def _exchange_gradients(wrapped: nn.Module, now: bool) -> AbstractContextManager[None]:
+    if now or not isinstance(wrapped, DistributedDataParallel):
+        return nullcontext()
+    return wrapped.no_sync()
+
+
+class PooledStatistics:
+    """Running statistics of a model's BatchNorms when one step's batch comes in micro-batches.
+
+    They change once a step, by the mean and the unbiased variance of all micro-batches' values
+    together, as one BatchNorm over the whole batch would have changed them had it seen these.
+    views: (2, 3, S, S), two views as the model takes them; their values do not matter.
+    Raises: TypeError for a BatchNorm that a forward uses twice: which use counts is not defined.
+    """
+
+    def __init__(self, model: nn.Module, views: Tensor) -> None:
+        seen = _values_per_channel(model, views)
+        self._norms = [norm for norm, _ in seen]
+        # a SyncBatchNorm sees the rows of all ranks
+        world = current_rank().world_size
+        counts = [count * (world if isinstance(n, SyncBatchNorm) else 1) for n, count in seen]
+        widths = [norm.num_features for norm in self._norms]
+        self._widths = widths
+        self._per_image = torch.tensor(counts, dtype=torch.float64).repeat_interleave(
+            torch.tensor(widths, dtype=torch.int64)
+        )  # (C,) values of each channel for one image here, C over all norms
+        self._per_image = self._per_image.to(views.device)
+
+    @contextmanager
+    def of_micro_batches(self, images: int) -> Iterator[Callable[[], None]]:
+        """Inside, call what is given after each micro-batch of `images` images on this rank.
+
+        The running statistics are those of the last micro-batch then; on leaving, what they were
+        before, moved on by one step.
+        """
+        norms = self._norms
+        if not norms:
+            yield lambda: None
+            return
+        momenta = [norm.momentum for norm in norms]
+        before = self._running()
+        steps = [_tracked(norm).clone() for norm in norms]
+        found: list[_Moments] = []
+        for norm in norms:
+            norm.momentum = 1.0  # a forward leaves its own moments
+        try:
+            yield lambda: found.append(self._running())
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+        pooled = self._pooled(found, images)
+        rates = [
+            1 / (float(n) + 1) if m is None else m for m, n in zip(momenta, steps, strict=True)
+        ]
+        rate = before.mean.new_tensor(rates).repeat_interleave(
+            torch.tensor(self._widths, device=before.mean.device)
+        )
+        self._write(before.mean.lerp(pooled.mean, rate), before.var.lerp(pooled.var, rate))
+        for norm, tracked in zip(norms, steps, strict=True):
+            _tracked(norm).copy_(tracked + 1)
+
+    def _running(self) -> "_Moments":
+        return _Moments(
+            torch.cat([_kept(norm.running_mean) for norm in self._norms]),
+            torch.cat([_kept(norm.running_var) for norm in self._norms]),
+        )
+
+    def _write(self, mean: Tensor, var: Tensor) -> None:
+        parts = (torch.split(moment, self._widths) for moment in (mean, var))
+        for norm, m, v in zip(self._norms, *parts, strict=True):
+            _kept(norm.running_mean).copy_(m)
+            _kept(norm.running_var).copy_(v)
+
+    def _pooled(self, found: list["_Moments"], images: int) -> "_Moments":
+        """Mean and unbiased variance (C,) of all values, from those of equal parts of them."""
+        n = self._per_image * images  # (C,) values of a channel in one part
+        means = torch.stack([moments.mean for moments in found]).double()  # (K, C)
+        variances = torch.stack([moments.var for moments in found]).double()
+        mean = means.mean(0)
+        squares = ((n - 1) * variances + n * (means - mean).square()).sum(0)
+        var = squares / (n * len(found) - 1).clamp_min(1)
+        return _Moments(mean.to(found[0].mean.dtype), var.to(found[0].var.dtype))
+
+
+class _Moments(NamedTuple):
+    mean: Tensor  # (C,) the norms' channels one after another
+    var: Tensor  # (C,) unbiased
+
+
+def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNorm, int]]:
+    """Each BatchNorm with running statistics that a forward uses, and how many values a channel of
+    it sees for one image, both views."""
+    seen: dict[_BatchNorm, int] = {}
+
+    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(norm, _BatchNorm)
+        if norm in seen:
+            raise TypeError(
+                "a BatchNorm that is used twice in a forward has no defined running statistics "
+                "over micro-batches; leave out data.micro_batch, or take another backbone"
+            )
+        seen[norm] = inputs[0].numel() // norm.num_features
+
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    handles = [norm.register_forward_pre_hook(look) for norm in norms]
+    modes = [(module, module.training) for module in model.modules()]
+    before = [buffer.clone() for buffer in model.buffers()]
+    try:
+        with torch.no_grad():
+            model.eval()(views)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
+    return list(seen.items())
+
+
+def _kept(statistic: Tensor | None) -> Tensor:
+    assert statistic is not None
+    return statistic
+
+
+def _tracked(norm: _BatchNorm) -> Tensor:
+    return _kept(norm.num_batches_tracked)

@@ -1,0 +1,124 @@
+"""Is training healthy? A few numbers about the embeddings, cheap enough for every log line."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sslpipe.distributed import all_gather_rows, row_counts
+from sslpipe.evaluation.geometry import effective_rank, uniformity
+
+MOST_IMAGES = 512  # both views of each: 1,024 rows
+
+# Healthy runs on small images keep a standard deviation near 1 and a rank share of 0.15 to 0.5.
+LEAST_STD = 0.1  # the mean cosine of two rows is 0.99 then
+LEAST_RANK_SHARE = (
+    0.05  # (effective rank - 1) / (highest possible - 1): 0 in one direction, 1 in all
+)
+OVER = 2.0  # an alarm ends above OVER times its threshold
+PATIENCE = 3  # readings in a row that raise or end an alarm
+
+
+@torch.no_grad()
+def health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
+    """Numbers on the directions u of the two views' projections, z_a and z_b (B, D), any scale.
+
+    alignment: mean |u_a - u_b|^2 of positive pairs; 0 to 4, small is aligned.
+    uniformity: log of the mean of exp(-2 |u_i - u_j|^2) over the pairs of one view, averaged over
+        the views; 0 when all are one point, near -4 on a uniform sphere of many dimensions.
+    embedding_std: mean over the dimensions of the standard deviation, times sqrt(D): 1 when spread
+        over the sphere, 0 when collapsed.
+    effective_rank: exp of the entropy of the normalised singular values of all rows, not centred;
+        1 (collapsed) to D.
+    positive_similarity, negative_similarity: mean cosine of the views of one image, and of views of
+        two different images (any views).
+    The effective rank is over all rows of the global batch, the rest over at most 512 images at
+    evenly spaced places of it. Equal on all ranks; collective.
+    Source: Wang & Isola 2020, arXiv:2005.10242, eq. 4 and 5 (alpha = t = 2); Garrido et al. 2023
+    (RankMe), arXiv:2210.02885, eq. 1, without its epsilon.
+    """
+    counts = row_counts(z_a.shape[0], z_a.device)
+    z_all = all_gather_rows(torch.cat([z_a, z_b], dim=1), counts)  # (N, 2D)
+    z_all = z_all.to(torch.promote_types(z_all.dtype, torch.float32))
+    u_a, u_b = (F.normalize(view, dim=1) for view in z_all.chunk(2, dim=1))  # (N, D) each
+    rank = effective_rank(torch.cat([u_a, u_b]))
+
+    images = min(sum(counts), MOST_IMAGES)
+    at = torch.arange(images, device=u_a.device) * sum(counts) // images
+    u_a, u_b = u_a[at], u_b[at]
+    u = torch.cat([u_a, u_b])  # (2M, D)
+    positive = (u_a * u_b).sum(1).mean()
+    # the sum of all cosines is the squared length of the sum; less those of an image with itself
+    of_one_image = (u_a + u_b).square().sum()
+    negative = (u.sum(0).square().sum() - of_one_image) / max(1, 4 * images * (images - 1))
+    numbers = {
+        "alignment": (u_a - u_b).square().sum(1).mean(),
+        "uniformity": (uniformity(u_a) + uniformity(u_b)) / 2,
+        "embedding_std": u.std(0, correction=0).mean() * math.sqrt(u.shape[1]),
+        "effective_rank": rank,
+        "positive_similarity": positive,
+        "negative_similarity": negative,
+    }
+    values = torch.stack([value.double() for value in numbers.values()]).tolist()  # one copy
+    return dict(zip(numbers, values, strict=True))
+
+
+class Alarm(NamedTuple):
+    """A change: an alarm is raised, or it is over."""
+
+    name: str  # "embedding_collapse" or "rank_collapse"
+    raised: bool
+    value: float
+    threshold: float
+
+    def __str__(self) -> str:
+        said = f"{self.name}: {_MEASURED[self.name]} is {self.value:.3g}"
+        if not self.raised:
+            return f"{said} again, above {OVER * self.threshold:.3g}: over"
+        return (
+            f"{said}, under {self.threshold:.3g} for {PATIENCE} readings: {_MEANING[self.name]}. "
+            "Lower optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "
+            "`sslpipe preview`"
+        )
+
+
+_MEASURED = {"embedding_collapse": "embedding_std", "rank_collapse": "effective_rank"}
+_MEANING = {
+    "embedding_collapse": "all images get nearly the same embedding",
+    "rank_collapse": "embeddings vary in a few directions only",
+}
+
+
+class Alarms:
+    """Embedding collapse and rank collapse, from what `health` says.
+
+    highest_rank: of the embeddings' rows: min(dimensions, rows).
+    An alarm is raised when its number was under its threshold in PATIENCE readings in a row, and is
+    over when it was above OVER times the threshold as often: a number at the edge, or a few bad
+    readings at the start, say nothing, and a long collapse is told once. A reading that is not a
+    number (a skipped step) counts as none. Nothing is stored: a resumed run begins anew.
+    """
+
+    def __init__(self, highest_rank: int) -> None:
+        least_rank = 1 + LEAST_RANK_SHARE * (highest_rank - 1)
+        self._thresholds = {"embedding_collapse": LEAST_STD, "rank_collapse": least_rank}
+        self._raised = dict.fromkeys(self._thresholds, False)
+        self._in_a_row = dict.fromkeys(self._thresholds, 0)
+
+    def read(self, numbers: Mapping[str, float]) -> list[Alarm]:
+        """What changes with these numbers of `health`; mostly nothing."""
+        changes = []
+        for name, threshold in self._thresholds.items():
+            value = numbers[_MEASURED[name]]
+            if math.isnan(value):
+                continue
+            raised = self._raised[name]
+            crossed = value > OVER * threshold if raised else value < threshold
+            self._in_a_row[name] = self._in_a_row[name] + 1 if crossed else 0
+            if self._in_a_row[name] == PATIENCE:
+                self._raised[name], self._in_a_row[name] = not raised, 0
+                changes.append(Alarm(name, not raised, value, threshold))
+        return changes

@@ -1,0 +1,171 @@
+"""From a launcher's environment to an Accelerator: device, processes, precision."""
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import nn
+
+from sslpipe.distributed import Rank, broadcast_object
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.allocator import keep_freed_memory
+
+_ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def start_processes(recipe: Recipe | FinetuneRecipe) -> Rank:
+    """Join the process group, if a launcher made one. Called once, before anything else.
+
+    Raises: UserError where the launcher's processes are not the ones accelerate sees.
+    """
+    wants_cpu = recipe.run.device == "cpu" or not torch.cuda.is_available()
+    if recipe.run.device == "cuda" and wants_cpu:
+        raise RecipeError("run.device = 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'")
+    return join_processes(cpu=wants_cpu, timeout_s=recipe.run.timeout_s)
+
+
+def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
+    """Join the launcher's process group, if there is one, over gloo where `cpu`.
+
+    Raises: UserError where the launcher's processes are not the ones accelerate sees.
+    """
+    keep_freed_memory()
+    timeout = timedelta(seconds=timeout_s)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))  # read first: accelerate overwrites it
+    if launched > 1 and "LOCAL_RANK" not in os.environ:
+        raise UserError(
+            f"WORLD_SIZE = {launched} is set, but no launcher started this one process; unset it, "
+            "or start with `accelerate launch --config_file launch/...`"
+        )
+    state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
+    if launched != state.num_processes:
+        raise UserError(
+            f"the launcher started WORLD_SIZE = {launched} processes, but accelerate joined "
+            f"{state.num_processes}; for several CPU processes launch with "
+            "--config_file launch/cpu2.yaml"
+        )
+    return Rank(state.process_index, state.num_processes)
+
+
+def check_split(recipe: Recipe, world: int) -> None:
+    """Raise RecipeError where `world` processes cannot share the recipe's streams evenly."""
+    streams = recipe.data.num_streams
+    if streams % world:
+        valid = [w for w in range(1, streams + 1) if streams % w == 0]
+        raise RecipeError(
+            f"data.num_streams = {streams} does not divide over {world} processes; start "
+            f"{', '.join(map(str, valid))} processes, or set num_streams to a multiple of {world}"
+        )
+
+
+def end_processes() -> None:
+    """Leave the process group together: a rank that just exits can abort the others' threads."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def start_accelerator(recipe: Recipe | FinetuneRecipe, precision: str) -> Accelerator:
+    """The Accelerator over the group that start_processes joined. Raises: RecipeError."""
+    check_precision(precision, PartialState().device.type)
+    return Accelerator(
+        cpu=PartialState().device.type == "cpu",
+        mixed_precision=_ACCELERATE_NAME[precision],
+        # every rank's buffers are equal under global statistics, and its own under local ones
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+    )
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Raise RecipeError for fp16 off CUDA, where accelerate would train in fp32 and not say so."""
+    if precision == "fp16" and device != "cuda":
+        raise RecipeError(
+            f"optim.precision = 'fp16' needs a CUDA device, and this is {device}; "
+            "use 'bf16' or 'fp32'"
+        )
+
+
+def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: int) -> str:
+    """fp64, fp32, bf16 or fp16; `auto` is what the run was started with, else the faster one.
+
+    model: bare, on any device; its weights and buffers are as before afterwards. Collective.
+    """
+    if recipe.optim.precision != "auto":
+        return recipe.optim.precision
+    state = PartialState()
+    precision, timing = "", ""
+    if state.is_main_process:
+        precision = stored_precision(run_dir)
+        if not precision:
+            rows = 2 * (recipe.data.micro_batch or recipe.data.batch_size) // state.num_processes
+            times_s = _time_precisions(model, rows, crop_px, state.device)
+            precision = min(times_s, key=lambda name: times_s[name])
+            timing = ", ".join(f"{name} {1000 * t:.0f} ms" for name, t in times_s.items())
+            print(f"precision = auto: took {precision} (a step: {timing})", flush=True)
+    return str(broadcast_object(precision))
+
+
+def stored_precision(run_dir: Path) -> str:
+    """The precision that the run in this directory was started with, or ''. Raises: UserError."""
+    path = run_dir / "run.json"
+    try:
+        return str(json.loads(path.read_text())["precision"]) if path.is_file() else ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged ({type(error).__name__}: {error}); write "
+            '{"precision": "..."} into it, as the "start" line of metrics.jsonl names it'
+        ) from error
+
+
+def _time_precisions(
+    model: nn.Module, rows: int, crop_px: int, device: torch.device
+) -> dict[str, float]:
+    """Seconds of one forward and backward in fp32 and in bf16: the faster of two each."""
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model = model.to(device).to(memory_format=torch.channels_last)
+    views = torch.rand(rows, 3, crop_px, crop_px, device=device)
+    views = views.contiguous(memory_format=torch.channels_last)
+    times_s: dict[str, float] = {}
+    for name, dtype in (("fp32", None), ("bf16", torch.bfloat16)):
+        tries = []
+        for _ in range(3):  # the first warms up and does not count
+            begin_s = time.perf_counter()
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                value = model(views).float().square().mean()
+            value.backward()
+            float(value.detach())  # waits for the device
+            tries.append(time.perf_counter() - begin_s)
+        times_s[name] = min(tries[1:])
+    model.zero_grad(set_to_none=True)
+    model.load_state_dict(kept)
+    return times_s
+
+
+def environment() -> dict[str, Any]:
+    """Versions and devices that a result depends on; nothing of the shell or its user."""
+    import platform
+
+    import accelerate
+    import kornia
+    import torchvision
+    import webdataset
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "kornia": kornia.__version__,
+        "webdataset": webdataset.__version__,
+        "accelerate": accelerate.__version__,
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "cuda_device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }

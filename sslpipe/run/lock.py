@@ -1,0 +1,115 @@
+"""One job in a run directory at a time."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sslpipe.distributed import Rank, broadcast_object
+from sslpipe.errors import UserError
+from sslpipe.run.stop import clear_markers
+
+TOUCH_EVERY_S = 60
+STALE_AFTER_S = 600  # a lock of another host that was not touched for this long is left over
+
+
+class RunLock:
+    """RUN/lock names the job that holds the directory; a thread touches it while the job lives.
+
+    A batch job that was killed and started again (the environment's SSLPIPE_JOB_ID is the same)
+    takes its own lock over, also from another host.
+    Raises: UserError from the constructor where another living job holds it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.path = run_dir / "lock"
+        try:
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            self._refuse_if_alive()
+            self.path.unlink(missing_ok=True)
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        with os.fdopen(descriptor, "w") as file:
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "start": _start()}
+            json.dump({**holder, "job": os.environ.get("SSLPIPE_JOB_ID")}, file)
+        self._released = threading.Event()
+        threading.Thread(target=self._keep_alive, name="sslpipe-lock", daemon=True).start()
+
+    def release(self) -> None:
+        self._released.set()
+        self.path.unlink(missing_ok=True)
+
+    def _keep_alive(self) -> None:
+        while not self._released.wait(TOUCH_EVERY_S):
+            if self.path.exists():
+                os.utime(self.path)
+
+    def _refuse_if_alive(self) -> None:
+        holder = holder_of(self.path.parent)
+        if holder is None:
+            return
+        elsewhere = holder["host"] != socket.gethostname()
+        if elsewhere and holder["job"] and holder["job"] == os.environ.get("SSLPIPE_JOB_ID"):
+            return  # a scheduler ends a job everywhere before it starts it again
+        raise UserError(
+            f"{self.path.parent} is in use by process {holder['pid']} on {holder['host']} "
+            f"(last sign of life {holder['age_s']:.0f} s ago); wait for it, stop it, or use "
+            f"another --run-dir. If it is gone, delete {self.path}"
+        )
+
+
+def holder_of(run_dir: Path) -> dict[str, Any] | None:
+    """The living process that holds a run directory: host, pid, job, age_s; None where none does.
+
+    On this host it is alive if it is there; on another if it touched the lock STALE_AFTER_S ago
+    or later.
+    """
+    path = run_dir / "lock"
+    try:
+        holder: dict[str, Any] = json.loads(path.read_text())
+        holder["age_s"] = time.time() - path.stat().st_mtime
+    except (OSError, ValueError):
+        return None  # it went away, or was cut off while being written
+    if holder["host"] == socket.gethostname():
+        alive = _start(holder["pid"]) == holder["start"]
+    else:
+        alive = holder["age_s"] < STALE_AFTER_S
+    return holder if alive else None
+
+
+@contextmanager
+def take_lock(run_dir: Path, process: Rank) -> Iterator[None]:
+    """Rank 0 holds the run directory inside; where it cannot, every rank raises. Collective.
+
+    Takes away the markers of the start before, since this one leaves its own.
+    """
+    lock, problem = None, None
+    if process.rank == 0:
+        try:
+            lock = RunLock(run_dir)
+            clear_markers(run_dir)
+        except (UserError, OSError) as error:
+            problem = str(error)
+    problem = broadcast_object(problem)
+    if problem:
+        raise UserError(f"cannot use the run directory: {problem}")
+    try:
+        yield
+    finally:
+        if lock:
+            lock.release()
+
+
+def _start(pid: int | None = None) -> str | None:
+    """When a process started, in the kernel's ticks: tells it from a later one with its number."""
+    try:
+        with open(f"/proc/{pid or os.getpid()}/stat") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return None if os.path.isdir("/proc/self") else "unknown"

@@ -1,0 +1,250 @@
+"""What a run says: metrics.jsonl always, a progress bar or plain lines, trackers when named.
+
+metrics.jsonl is the truth: one JSON object a line, with step, wall (seconds since the epoch) and
+restart (how often the run was resumed); a number that is not finite is null. After a kill some
+steps stand twice; the later line counts (`read_metrics`). A tracker is a copy, and can never
+stop a run.
+"""
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sslpipe.data.loader import Quarantined
+from sslpipe.run.health import Alarm
+
+_SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
+
+
+class RunLog:
+    """Writes a run's metrics; on ranks other than 0 (`enabled=False`) every method does nothing.
+
+    trackers: names known to accelerate ("wandb", "tensorboard", "trackio").
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        name: str,
+        config: dict[str, Any],
+        steps: int,
+        first_step: int,
+        trackers: tuple[str, ...] = (),
+        enabled: bool = True,
+    ) -> None:
+        self.enabled = enabled
+        if not enabled:
+            return
+        self.console = Console(stderr=True)
+        self.path = run_dir / "metrics.jsonl"
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open for the whole run)
+        self._unwritten = b""
+        self._restart = _restarts(self.path)
+        self._quarantine = run_dir / "quarantine.jsonl"
+        self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
+        self._steps = steps
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._progress.add_task(name, total=steps, completed=first_step, status="")
+        self._progress.start()
+
+    def step_done(self, done: int) -> None:
+        if self.enabled:
+            self._progress.update(self._task, completed=done)
+
+    def train(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of the steps since the last call, under the number of steps done."""
+        if not self.enabled:
+            return
+        self._write(step, "train", values)
+        status = (
+            f"loss {values['loss']:.4f}  {values['images_per_s']:.0f} images/s  "
+            f"wait {values['data_wait_percent']:.0f}%"
+        )
+        self._progress.update(self._task, status=status)
+        if not self.console.is_terminal:  # a log file: a line now and then, not a bar
+            self.say(f"step {step}/{self._steps}  {status}")
+
+    def evals(self, step: int, values: Mapping[str, float]) -> None:
+        if self.enabled and values:
+            self._write(step, "eval", values)
+            numbers = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
+            self.say(f"step {step}/{self._steps}  {numbers}")
+
+    def event(self, step: int, kind: str, **facts: Any) -> None:
+        """Something that happened: resumed, skipped a step, collapsed, stopped."""
+        if self.enabled:
+            self._line({"step": step, "kind": kind, **facts})
+
+    def alarms(self, step: int, changes: Sequence[Alarm]) -> None:
+        """Warn, and write one line of kind "alarm": lists of names `raised` and `over`, values."""
+        if not self.enabled or not changes:
+            return
+        facts = {
+            "raised": [change.name for change in changes if change.raised],
+            "over": [change.name for change in changes if not change.raised],
+            "value": {change.name: change.value for change in changes},
+            "threshold": {change.name: change.threshold for change in changes},
+        }
+        self.event(step, "alarm", **facts)
+        for change in changes:
+            self.warn(f"step {step}: {change}")
+
+    def quarantined(self, records: list[Quarantined]) -> None:
+        """List bad samples once each in quarantine.jsonl."""
+        if not self.enabled or not records:
+            return
+        known = quarantined_ids(self._quarantine)
+        with open(self._quarantine, "a", encoding="utf-8") as file:
+            for record in records:
+                if record.id not in known:
+                    known.add(record.id)
+                    file.write(json.dumps(record._asdict()) + "\n")
+                    self.warn(
+                        f"quarantined {record.shard}, key {record.key!r}: {record.reason}; "
+                        "another sample takes its place"
+                    )
+
+    def quarantined_ids(self) -> list[int]:
+        """Ids that quarantine.jsonl lists, of this start and those before."""
+        return sorted(quarantined_ids(self._quarantine)) if self.enabled else []
+
+    def say(self, text: str) -> None:
+        if self.enabled:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        if self.enabled:
+            self.console.print(
+                f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True
+            )
+
+    def close(self) -> None:
+        if not self.enabled:
+            return
+        self._progress.stop()
+        self._file.close()
+        for tracker_name, tracker in self._trackers.items():
+            try:
+                tracker.finish()
+            except Exception as error:  # a tracker may fail in any way
+                self.warn(f"{tracker_name} did not finish: {error}")
+
+    def _write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        self._line({"step": step, "kind": kind, **values})
+        for tracker_name, tracker in list(self._trackers.items()):
+            try:
+                tracker.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
+            except Exception as error:  # a tracker may fail in any way
+                self.warn(f"{tracker_name} failed and is left out from here on: {error}")
+                del self._trackers[tracker_name]
+
+    def _line(self, record: dict[str, Any]) -> None:
+        record = {  # JSON knows no NaN
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        record = {**record, "wall": round(time.time(), 3), "restart": self._restart}
+        self._unwritten += (json.dumps(record) + "\n").encode()
+        try:
+            while self._unwritten:
+                written = self._file.write(self._unwritten)
+                self._unwritten = self._unwritten[written:]
+        except OSError as error:  # a full disk: these lines come with the next one
+            self.warn(f"metrics.jsonl was not written ({error}); the next line tries again")
+
+
+def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
+    """The lines of one kind by step; of a step that stands twice, the later line."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in _lines(run_dir / "metrics.jsonl"):
+        if line["kind"] == kind:
+            by_step[line["step"]] = line
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def quarantined_ids(path: Path) -> set[int]:
+    """Ids listed in a quarantine.jsonl; empty where there is none."""
+    return {int(line["id"]) for line in _lines(path)}
+
+
+def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with the value of every key that names a secret blanked."""
+    return {
+        key: without_secrets(value)
+        if isinstance(value, dict)
+        else ("***" if _SECRET.search(key) else value)
+        for key, value in tree.items()
+    }
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            continue  # the one line that a kill cut off
+    return lines
+
+
+def _restarts(path: Path) -> int:
+    return sum(line["kind"] == "start" for line in _lines(path))
+
+
+def _start_trackers(
+    names: tuple[str, ...], run_dir: Path, name: str, config: dict[str, Any], warn: Any
+) -> dict[str, Any]:
+    """The trackers that start; one that does not is named and left out."""
+    if not names:
+        return {}
+    from accelerate import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    PartialState()  # accelerate's trackers need one; in a run it is there already
+    os.environ.setdefault("WANDB_MODE", "offline")
+    os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
+    trackers = {}
+    for kind in names:
+        arguments: dict[str, Any] = {}
+        if kind == "wandb":
+            arguments = {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}}
+        if kind == "tensorboard":
+            arguments = {"logging_dir": str(run_dir / "tensorboard")}
+        try:
+            tracker = LOGGER_TYPE_TO_CLASS[kind](name, **arguments)
+            tracker.start()
+            tracker.store_init_configuration(_flat(without_secrets(config)))
+            trackers[kind] = tracker
+        except Exception as error:  # a tracker may fail in any way
+            warn(f"tracker {kind!r} did not start and is left out: {error}")
+    return trackers
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}, with lists as text, as trackers want hyper-parameters."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, (int, float, str)) else str(value)
+    return flat

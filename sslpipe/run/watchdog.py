@@ -1,0 +1,123 @@
+"""Is every rank still getting on? A sign of life a rank, and an end for one that hangs."""
+
+import faulthandler
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from sslpipe.distributed import Rank
+from sslpipe.run.stop import write_failure
+
+WRITE_EVERY_S = 10
+
+
+class Watchdog:
+    """RUN/heartbeat/rank-N.json says where this rank is; one that stands still is ended.
+
+    Call it at each change of place: `beat(step, "waiting for data")`. Without a call for half of
+    timeout_s every thread's stack goes to rank-N.stacks.txt beside it; after timeout_s it goes
+    to stderr too, FAILED says where each rank stood, and the process ends with status 70. A rank
+    whose launcher died without ending it ends as well: else it would hold the run directory.
+    The time before the first call is not limited, nor is it after a fork.
+    """
+
+    def __init__(self, run_dir: Path, process: Rank, timeout_s: float) -> None:
+        self._run_dir, self._rank, self._timeout_s = run_dir, process.rank, timeout_s
+        self._folder = run_dir / "heartbeat"
+        self._path = self._folder / f"rank-{process.rank}.json"
+        self._stacks = self._folder / f"rank-{process.rank}.stacks.txt"
+        self._launcher = os.getppid() if process.world_size > 1 else None
+        self._place: tuple[int, str, float] = (0, "setting up", time.monotonic())
+        self._armed, self._ended = False, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sslpipe-watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._stacks.unlink(missing_ok=True)
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def __call__(self, step: int, phase: str) -> None:
+        self._place, self._armed = (step, phase, time.monotonic()), True
+
+    def _watch(self) -> None:
+        look_every_s = min(1.0, self._timeout_s / 10)
+        written_s, warned_at = time.monotonic(), None
+        while not self._ended.wait(look_every_s):
+            now_s, place = time.monotonic(), self._place
+            if self._launcher is not None and os.getppid() != self._launcher:
+                self._end(f"rank {self._rank}: LauncherLost: the process that started it is gone")
+            idle_s = now_s - place[2] if self._armed else 0.0
+            if idle_s > self._timeout_s / 2 and warned_at != place:
+                warned_at = place
+                with open(self._stacks, "w") as file:
+                    faulthandler.dump_traceback(file)
+            if idle_s > self._timeout_s:
+                faulthandler.dump_traceback(sys.__stderr__ or 2)
+                self._end(
+                    f"rank {self._rank}: Hang: no progress for {idle_s:.0f} s (run.timeout_s = "
+                    f"{self._timeout_s:g}) at step {place[0]}, {place[1]}; {self._others()}; its "
+                    f"stacks are in {self._stacks.relative_to(self._run_dir)}"
+                )
+            if now_s - written_s > min(WRITE_EVERY_S, self._timeout_s / 4):
+                written_s = now_s
+                self._write()
+
+    def _others(self) -> str:
+        places = [
+            f"rank {rank} at step {beat['step']}, {beat['phase']}"
+            for rank, beat in read_heartbeats(self._run_dir).items()
+            if rank != self._rank
+        ]
+        return "; ".join(places) or "no other ranks"
+
+    def _end(self, text: str) -> None:
+        self._write()
+        write_failure(self._run_dir, text)
+        print(text, file=sys.__stderr__, flush=True)
+        os._exit(70)  # the main thread cannot be asked
+
+    def _write(self) -> None:
+        step, phase, at_s = self._place
+        beat = {
+            "rank": self._rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "step": step,
+            "phase": phase,
+            "since_s": round(time.monotonic() - at_s, 1),
+            "wall": round(time.time(), 1),
+        }
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            temporary.write_text(json.dumps(beat) + "\n")
+            os.replace(temporary, self._path)
+        except OSError as error:  # a full disk must not end the run from here
+            print(f"warning: no heartbeat written: {error}", file=sys.__stderr__, flush=True)
+
+
+def read_heartbeats(run_dir: Path) -> dict[int, dict[str, object]]:
+    """Rank -> its last sign of life: rank, host, pid, step, phase, since_s, wall."""
+    beats = {}
+    for path in sorted((run_dir / "heartbeat").glob("rank-*.json")):
+        try:
+            beat = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        beats[int(beat["rank"])] = beat
+    return dict(sorted(beats.items()))

@@ -1,0 +1,116 @@
+"""Index tars made by others, and verify a data set sample by sample."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.index import DatasetIndex, Manifest, ShardFile
+from sslpipe.data.storage import join, read_range
+from sslpipe.errors import DataError
+from sslpipe.sharding.manifest import (
+    load_manifest,
+    merge_classes,
+    new_manifest,
+    save_manifest,
+    shard_file,
+)
+from sslpipe.sharding.scan import offsets_of, scan_tar, sha256_of
+from sslpipe.sharding.writer import Advance
+
+_COMPRESSED_NAME = re.compile(r".*\.(tgz|tbz2|txz|tar\.[a-z0-9]+)", re.IGNORECASE)
+_SPLIT_NAME = re.compile(r"(.*?)[-_.]*\d*\.tar")  # train-000000.tar -> train; 00000.tar -> ''
+DECODE_PX = 256
+
+
+class Fault(NamedTuple):
+    """Something wrong with a shard, or, where key is not empty, with one of its samples."""
+
+    shard: str
+    key: str
+    reason: str
+
+
+def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
+    """A folder's tars by split: all of them in `split`, else by what their names start with."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder")
+    packed = [p.name for p in sorted(folder.iterdir()) if _COMPRESSED_NAME.fullmatch(p.name)]
+    if packed:
+        raise DataError(f"{folder / packed[0]} is compressed; offsets need plain tars, unpack it")
+    groups: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("[!.]*.tar")):
+        match = _SPLIT_NAME.fullmatch(path.name)
+        groups.setdefault(split or (match[1] if match else "") or "train", []).append(path)
+    if not groups:
+        raise DataError(f"{folder} has no .tar files")
+    return groups
+
+
+def index_folder(
+    folder: Path,
+    groups: dict[str, list[Path]],
+    classes: tuple[str, ...],
+    *,
+    workers: int,
+    advance: Advance,
+) -> Manifest:
+    """Write sidecars for all tars, then dataset.json; other splits in it stay as they are.
+
+    Raises: DataError naming the tar that is compressed, cut, or not laid out for webdataset.
+    """
+
+    def index(path: Path) -> ShardFile:
+        samples = scan_tar(path)
+        if not samples:
+            raise DataError(f"{path} has no member KEY.jpg, KEY.png or KEY.webp")
+        entry = shard_file(path, offsets_of(samples), sha256_of(path))
+        advance(1)
+        return entry
+
+    manifest = load_manifest(folder) or new_manifest(folder.resolve().name)
+    with ThreadPoolExecutor(workers) as pool:
+        splits = {name: tuple(pool.map(index, paths)) for name, paths in groups.items()}
+    manifest = manifest.model_copy(
+        update={
+            "classes": merge_classes(manifest.classes, classes),
+            "splits": {**manifest.splits, **splits},
+        }
+    )
+    save_manifest(folder, manifest)
+    return manifest
+
+
+def verify_shard(index: DatasetIndex, split: str, shard: int) -> list[Fault]:
+    """Everything wrong with one shard: size, sha256, offsets, labels, and each image decoded."""
+    entry = index.manifest.splits[split][shard]
+    path = Path(join(index.folder, entry.file))
+    if not path.is_file():
+        return [Fault(entry.file, "", "is missing")]
+    faults = []
+    if path.stat().st_size != entry.bytes:
+        size = path.stat().st_size
+        faults.append(Fault(entry.file, "", f"has {size} bytes, the index says {entry.bytes}"))
+    elif sha256_of(path) != entry.sha256:
+        faults.append(Fault(entry.file, "", "its sha256 is not the one in dataset.json"))
+    try:
+        rows = index.split(split).offsets(shard)
+        samples = scan_tar(path)
+    except DataError as error:
+        return [*faults, Fault(entry.file, "", str(error))]
+    if not np.array_equal(rows, offsets_of(samples)):
+        faults.append(Fault(entry.file, "", f"{entry.offsets} does not describe this tar"))
+    classes = len(index.manifest.classes)
+    for sample in samples:
+        if classes and sample.label >= classes:
+            reason = f"label {sample.label}, but dataset.json names {classes} classes"
+            faults.append(Fault(entry.file, sample.key, reason))
+        start, size = sample.image
+        try:
+            decode(read_range(str(path), start, start + size), DECODE_PX)
+        except BadSample as error:
+            faults.append(Fault(entry.file, sample.key, str(error)))
+    return faults

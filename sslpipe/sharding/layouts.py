@@ -1,0 +1,149 @@
+"""Well-known data sets as their owners unpack them: no download, the folders as they are.
+
+Where a data set is used for retrieval, its splits share no class, as published: CUB-200 and
+Cars-196 take the first half of the classes for training and the rest for test (Oh Song et al. 2016,
+arXiv:1511.06452), Stanford Online Products and Omniglot come so.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sslpipe.errors import DataError
+from sslpipe.sharding.sources import (
+    Images,
+    SourceOptions,
+    folder_of,
+    from_files,
+    images_under,
+    read_file,
+)
+
+Rows = list[tuple[Path, str]]  # image, class
+
+
+def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
+    """tiny-imagenet-200: train/WNID/images/*.JPEG, val/images with val_annotations.txt."""
+    root = folder_of(options)
+    wnids = [fields[0] for fields in _table(root / "wnids.txt", 1)]
+    train = [(p, wnid) for wnid in wnids for p in images_under(root / "train" / wnid / "images")]
+    annotated = _table(root / "val" / "val_annotations.txt", 2)
+    val = [(root / "val" / "images" / fields[0], fields[1]) for fields in annotated]
+    return _splits(options, root, {"train": train, "val": val})
+
+
+def read_cub(options: SourceOptions) -> dict[str, Images]:
+    """CUB_200_2011: images.txt, image_class_labels.txt, classes.txt, train_test_split.txt."""
+    root = folder_of(options)
+    names = {number: name for number, name in _table(root / "classes.txt", 2)}
+    label = {image: number for image, number in _table(root / "image_class_labels.txt", 2)}
+    paths = {image: root / "images" / path for image, path in _table(root / "images.txt", 2)}
+    if options.class_disjoint:
+        ranked = sorted(names, key=int)
+        train = set(ranked[: len(ranked) // 2])
+        is_train = {image: label[image] in train for image in paths}
+    else:
+        is_train = {image: flag == "1" for image, flag in _table(root / "train_test_split.txt", 2)}
+    groups: dict[str, Rows] = {"train": [], "test": []}
+    for image, path in paths.items():
+        groups["train" if is_train[image] else "test"].append((path, names[label[image]]))
+    return _splits(options, root, groups)
+
+
+def read_cars(options: SourceOptions) -> dict[str, Images]:
+    """Cars-196: car_ims with cars_annos.mat, or cars_train, cars_test with the devkit's files."""
+    root = folder_of(options)
+    groups: dict[str, Rows] = {"train": [], "test": []}
+    if (root / "cars_annos.mat").is_file():
+        annotations = _matlab(root / "cars_annos.mat")
+        rows = [
+            (root / str(row.relative_im_path), int(getattr(row, "class")), bool(row.test))
+            for row in annotations["annotations"]
+        ]
+    else:
+        annotations = _matlab(root / "devkit" / "cars_meta.mat")
+        files = {"train": root / "devkit" / "cars_train_annos.mat"}
+        for place in (root, root / "devkit"):  # its owner hands the labels out apart
+            if (place / "cars_test_annos_withlabels.mat").is_file():
+                files["test"] = place / "cars_test_annos_withlabels.mat"
+        if "test" not in files:
+            raise DataError(f"{root} has no cars_test_annos_withlabels.mat: test has no labels")
+        rows = [
+            (root / f"cars_{split}" / str(row.fname), int(getattr(row, "class")), split == "test")
+            for split, file in files.items()
+            for row in _matlab(file)["annotations"]
+        ]
+    names = [str(name) for name in annotations["class_names"]]
+    for path, label, is_test in rows:
+        if options.class_disjoint:
+            is_test = label > len(names) // 2
+        groups["test" if is_test else "train"].append((path, names[label - 1]))
+    return _splits(options, root, groups)
+
+
+def read_products(options: SourceOptions) -> dict[str, Images]:
+    """Stanford_Online_Products: Ebay_train.txt and Ebay_test.txt (id, class, super class, path)."""
+    root = folder_of(options)
+    groups = {}
+    for split in ("train", "test"):
+        rows = _table(root / f"Ebay_{split}.txt", 4)[1:]  # the first names the columns
+        groups[split] = [(root / path, label) for _, label, _, path in rows]
+    return _splits(options, root, groups)
+
+
+def read_omniglot(options: SourceOptions) -> dict[str, Images]:
+    """images_background (train) and images_evaluation (test): ALPHABET/characterNN/*.png."""
+    root = folder_of(options)
+    groups = {}
+    for split, name in (("train", "images_background"), ("test", "images_evaluation")):
+        folder = root / name
+        if not folder.is_dir():
+            raise DataError(f"{root} has no folder {name}")
+        groups[split] = [
+            (path, path.parent.relative_to(folder).as_posix()) for path in images_under(folder)
+        ]
+    return _splits(options, root, groups)
+
+
+def _splits(options: SourceOptions, root: Path, groups: dict[str, Rows]) -> dict[str, Images]:
+    every = [label for rows in groups.values() for _, label in rows]
+    if options.split is not None:
+        if options.split not in groups:
+            raise DataError(f"--split {options.split!r}: {root} has {', '.join(groups)}")
+        groups = {options.split: groups[options.split]}
+    for split, rows in groups.items():
+        if not rows:
+            raise DataError(f"{root} has no image of split {split!r}")
+    return {
+        split: from_files(root, [path for path, _ in rows], [label for _, label in rows], every)
+        for split, rows in groups.items()
+    }
+
+
+def _table(path: Path, columns: int) -> list[list[str]]:
+    """Lines of a text file, the first `columns` words of each."""
+    lines = read_file(path).decode().splitlines()
+    rows = [line.split()[:columns] for line in lines if line.strip()]
+    for number, row in enumerate(rows):
+        if len(row) < columns:
+            raise DataError(f"{path}, line {number + 1}: {len(row)} columns, not {columns}")
+    return rows
+
+
+def _matlab(path: Path) -> dict[str, Any]:
+    from scipy.io import loadmat  # comes with scikit-learn
+
+    try:
+        content: dict[str, Any] = loadmat(path, squeeze_me=True, struct_as_record=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    return content
+
+
+LAYOUTS: dict[str, Callable[[SourceOptions], dict[str, Images]]] = {
+    "tiny-imagenet": read_tiny_imagenet,
+    "cub": read_cub,
+    "cars": read_cars,
+    "products": read_products,
+    "omniglot": read_omniglot,
+}

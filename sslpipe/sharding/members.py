@@ -1,0 +1,76 @@
+"""An image as its source has it -> what the shard holds, with its pixels."""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample, Kind, decode, image_kind
+from sslpipe.sharding.png import encode_png
+
+_OTHER_FORMATS = ("BMP", "GIF", "PPM", "TIFF")
+_FULL_SIZE_PX = MAX_PIXELS  # a canvas that no accepted image exceeds
+
+Change = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
+
+
+def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
+    """The suffix and bytes to store: JPEG, PNG and WebP as they are, other formats as PNG.
+
+    change: (h, w, C) uint8 -> the same shape, C = 1 for grey; its result is stored as PNG.
+    Raises: BadSample where the image cannot be decoded.
+    """
+    kind = image_kind(raw)
+    if kind is None:
+        kind, raw = "png", encode_png(_open_other(raw))
+    if change is None:
+        return kind, raw
+    pixels = decode(raw, _FULL_SIZE_PX).transpose(1, 2, 0)  # (h, w, 3)
+    if (pixels == pixels[:, :, :1]).all():
+        pixels = pixels[:, :, :1]
+    return "png", encode_png(change(np.ascontiguousarray(pixels)))
+
+
+def reduced(raw: bytes, shorter_px: int) -> bytes:
+    """The image with a shorter side of `shorter_px`; one that is not longer stays as it is.
+
+    Antialiased (Lanczos), aspect kept, upright. A JPEG stays one (quality 95, full chroma), any
+    other becomes a PNG. Raises: BadSample where the image cannot be decoded.
+    """
+    kind = image_kind(raw)
+    pixels = _open_other(raw) if kind is None else decode(raw, _FULL_SIZE_PX).transpose(1, 2, 0)
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    shorter = min(image.size)
+    if shorter <= shorter_px:
+        return raw
+    size = [max(1, round(side * shorter_px / shorter)) for side in image.size]
+    image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    if kind != "jpg":
+        return encode_png(np.asarray(image))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=95, subsampling="4:4:4")
+    return file.getvalue()
+
+
+def _open_other(raw: bytes) -> NDArray[np.uint8]:
+    """(h, w) grey or (h, w, 3) RGB of a BMP, GIF, PPM or TIFF."""
+    if len(raw) > MAX_BYTES:
+        raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
+    try:
+        image: Image.Image = Image.open(io.BytesIO(raw), formats=_OTHER_FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I;16"):
+            return (np.asarray(image) >> 8).astype(np.uint8)
+        if image.mode in ("I", "F"):
+            raise BadSample(f"pixels of mode {image.mode!r} have no known range; convert it")
+        if image.mode == "P":
+            image = image.convert("RGBA")  # straight to RGB warns about transparency
+        return np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+    except BadSample:
+        raise
+    except Exception as error:  # damaged bytes make the decoders raise almost anything
+        raise BadSample(f"not a readable image: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,95 @@
+"""Place each image once at random inside its own frame: photographs are not centred and normalised.
+
+Everything is exact integer or dyadic arithmetic, so that the result has the same bytes on any
+machine: coefficients are multiples of 2^-16, and their products with pixels fit a double.
+"""
+
+import math
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from sslpipe.random import uniform
+
+SMALLEST, LARGEST = 0.55, 1.0  # side of the placed image over its original side
+MAX_DEGREES = 20.0
+DARKEST = 0.5
+OVERSAMPLE = 4  # bilinear samples a side of each output pixel, averaged: no aliasing at 0.55
+_STEP = 2.0**-16
+
+
+class Placement(NamedTuple):
+    """scale: side over side; degrees: counter-clockwise; dx, dy: px that the centre moves."""
+
+    scale: float
+    degrees: float
+    brightness: float
+    dx: float
+    dy: float
+
+
+def draw_placement(pixels: NDArray[np.uint8], seed: int, split: str, number: int) -> Placement:
+    """Parameters of one image, named by (seed, split, number) and by where it is not black.
+
+    pixels: (h, w, C) uint8. Angle, brightness and scale are uniform in their ranges, then the place
+    is uniform among those that keep all that is not black inside the frame. Where the largest scale
+    does not fit at its angle, the range of scales ends at the largest that does; only a picture too
+    long for its frame at any scale in the range goes below 0.55.
+    """
+    numbers = uniform(seed, zlib.crc32(split.encode()), [number], 0, 5)[0]
+    degrees = MAX_DEGREES * (2 * numbers[0] - 1)
+    brightness = DARKEST + (1 - DARKEST) * numbers[1]
+    height, width = pixels.shape[:2]
+    left, right, top, bottom = _extent(pixels, degrees)  # at scale 1, from the centre
+    fits = min(width / (right - left), height / (bottom - top), LARGEST)
+    scale = min(SMALLEST, fits) + (fits - min(SMALLEST, fits)) * numbers[2]
+    dx = _between(-width / 2 - scale * left, width / 2 - scale * right, numbers[3])
+    dy = _between(-height / 2 - scale * top, height / 2 - scale * bottom, numbers[4])
+    return Placement(scale, degrees, brightness, dx, dy)
+
+
+def place(pixels: NDArray[np.uint8], placement: Placement) -> NDArray[np.uint8]:
+    """Draw the image at its placement on black. (h, w, C) uint8 -> the same shape, C = 1 or 3."""
+    height, width, channels = pixels.shape
+    cos, sin = _turn(placement.degrees)
+    # output (x, y), in samples, to input (x, y), in pixels: undo shift, turn and scale
+    a, b = cos / placement.scale, -sin / placement.scale
+    d, e = sin / placement.scale, cos / placement.scale
+    centre_x, centre_y = width / 2 + placement.dx, height / 2 + placement.dy
+    c = width / 2 - a * centre_x - b * centre_y
+    f = height / 2 - d * centre_x - e * centre_y
+    n = OVERSAMPLE
+    matrix = [round(v / _STEP) * _STEP for v in (a / n, b / n, c, d / n, e / n, f)]
+    image = Image.fromarray(pixels if channels == 3 else pixels[:, :, 0])
+    fine = image.transform(
+        (width * n, height * n), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
+    )
+    level = round(placement.brightness * 256)
+    drawn = np.asarray(fine.reduce(n)).astype(np.int64).reshape(height, width, channels)
+    return ((drawn * level + 128) >> 8).astype(np.uint8)
+
+
+def _extent(pixels: NDArray[np.uint8], degrees: float) -> tuple[float, float, float, float]:
+    """Left, right, top, bottom of what is not black, after turning, in px from the centre."""
+    height, width = pixels.shape[:2]
+    rows, columns = np.nonzero(pixels.any(axis=2))
+    if not len(rows):
+        rows, columns = np.array([0, height - 1]), np.array([0, width - 1])
+    # a pixel's square, and half a pixel that bilinear sampling spreads it, but not past the image
+    xs = np.stack([np.maximum(columns - 0.5, 0), np.minimum(columns + 1.5, width)]) - width / 2
+    ys = np.stack([np.maximum(rows - 0.5, 0), np.minimum(rows + 1.5, height)]) - height / 2
+    cos, sin = _turn(degrees)
+    x = cos * xs[:, None] + sin * ys[None, :]  # (2, 2, n) corners, y down, counter-clockwise
+    y = -sin * xs[:, None] + cos * ys[None, :]
+    return float(x.min()), float(x.max()), float(y.min()), float(y.max())
+
+
+def _turn(degrees: float) -> tuple[float, float]:
+    return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share

@@ -1,0 +1,135 @@
+"""Looking at a data set: a picture of some samples, and the numbers of a split."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from sslpipe.data.decode import BadSample, decode, header_size
+from sslpipe.data.index import DatasetIndex
+from sslpipe.data.reader import Reader
+from sslpipe.random import permutation
+
+CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
+BACKGROUND, INK, FAINT, BAD = (250, 250, 248), (34, 34, 34), (120, 120, 116), (190, 30, 30)
+WINDOW_BYTES = 64 * 2**20
+
+
+def sample_sheet(
+    index: DatasetIndex, split_name: str, *, count: int, columns: int, seed: int
+) -> Image.Image:
+    """A grid of samples chosen at random, each with its id, class and size; a bad one says why."""
+    split = index.split(split_name)
+    reader = Reader(split, window_bytes=WINDOW_BYTES)
+    ids = np.sort(permutation(len(split), seed)[:count])
+    names, labels = index.manifest.classes, split.labels_of(ids).tolist()
+    font = ImageFont.load_default(size=12)
+    step_x, step_y = CELL_PX + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
+    columns = min(columns, len(ids))
+    size = (columns * step_x - GAP_PX, -(-len(ids) // columns) * step_y - GAP_PX)
+    sheet = Image.new("RGB", (size[0] + 2 * MARGIN_PX, size[1] + 2 * MARGIN_PX), BACKGROUND)
+    pen = ImageDraw.Draw(sheet)
+    for place, (sample_id, label) in enumerate(zip(ids.tolist(), labels, strict=True)):
+        left = MARGIN_PX + place % columns * step_x
+        top = MARGIN_PX + place // columns * step_y
+        raw = reader.one(sample_id)
+        words = names[label] if 0 <= label < len(names) else "no label" if label < 0 else str(label)
+        try:
+            if isinstance(raw.image, BadSample):
+                raise raw.image
+            pixels = decode(raw.image, 2 * CELL_PX).transpose(1, 2, 0)
+            width, height = header_size(raw.image)
+            sheet.paste(_fitted(pixels), (left, top))
+            words, colour = f"{words}  {width}x{height}", INK
+        except BadSample as error:
+            words, colour = str(error), BAD
+            pen.rectangle((left, top, left + CELL_PX, top + CELL_PX), outline=BAD)
+        pen.text((left, top + CELL_PX + 1), _cut(words, font), fill=colour, font=font)
+        text = _cut(f"id {sample_id}  {raw.key}", font)
+        pen.text((left, top + CELL_PX + LINE_PX), text, fill=FAINT, font=font)
+    return sheet
+
+
+def split_rows(index: DatasetIndex, split_name: str, *, looked_at: int) -> list[tuple[str, str]]:
+    """(name, text) pairs: counts over the whole split, image sizes over `looked_at` samples."""
+    split = index.split(split_name)
+    labels = split.labels
+    offsets = [split.offsets(k) for k in range(len(split.shards))]
+    in_tar = np.concatenate([rows[:, 1] - rows[:, 0] for rows in offsets])
+    rows = [
+        ("samples", f"{len(split):,} in {len(split.shards):,} shards, {_mb(in_tar.sum())}"),
+        ("bytes a sample", f"{_spread(in_tar)} (in the tar)"),
+        ("unlabelled", f"{int((labels < 0).sum()):,}"),
+    ]
+    if (labels >= 0).any():
+        counts = np.bincount(labels[labels >= 0], minlength=len(index.manifest.classes))
+        names = index.manifest.classes or tuple(map(str, range(len(counts))))
+        present = counts[counts > 0]
+        most, least = int(counts.argmax()), int(np.where(counts > 0, counts, counts.max()).argmin())
+        rows += [
+            ("classes", f"{len(present):,} with samples, of {len(names):,}"),
+            ("samples a class", _spread(present)),
+            (
+                "largest, smallest",
+                f"{names[most]} {counts[most]:,}, {names[least]} {counts[least]:,}",
+            ),
+        ]
+    sizes, bad = _sizes(index, split_name, looked_at)
+    if len(sizes):
+        seen = f"of {len(sizes):,} looked at"
+        rows += [
+            ("width px", f"{_spread(sizes[:, 0])} ({seen})"),
+            ("height px", f"{_spread(sizes[:, 1])} ({seen})"),
+            ("shorter side px", f"{_spread(sizes.min(axis=1))} ({seen})"),
+        ]
+    return [*rows, ("headers not read", f"{bad:,} of {len(sizes) + bad:,}")]
+
+
+def save_sheet(sheet: Image.Image, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
+
+
+def _sizes(index: DatasetIndex, split_name: str, count: int) -> tuple[np.ndarray, int]:
+    """(n, 2) width and height of samples chosen at random, and how many had no readable header."""
+    split = index.split(split_name)
+    reader = Reader(split, window_bytes=WINDOW_BYTES)
+    found, bad = [], 0
+    for sample_id in np.sort(permutation(len(split), 0)[:count]).tolist():
+        raw = reader.one(sample_id)
+        try:
+            if isinstance(raw.image, BadSample):
+                raise raw.image
+            found.append(header_size(raw.image))
+        except BadSample:
+            bad += 1
+    return np.array(found, np.int64).reshape(-1, 2), bad
+
+
+def _fitted(pixels: np.ndarray) -> Image.Image:
+    """As large as a cell; small images are enlarged by a whole factor, unsmoothed."""
+    image = Image.fromarray(pixels)
+    longer = max(image.size)
+    if longer <= CELL_PX:
+        factor = CELL_PX // longer
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    image.thumbnail((CELL_PX, CELL_PX), Image.Resampling.LANCZOS)
+    return image
+
+
+def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """As much as fits under a cell."""
+    if font.getlength(words) <= CELL_PX:
+        return words
+    while words and font.getlength(words + "…") > CELL_PX:
+        words = words[:-1]
+    return words + "…"
+
+
+def _spread(values: np.ndarray) -> str:
+    low, middle, high = np.percentile(values, [0, 50, 100])
+    return f"{low:,.0f} / {middle:,.0f} / {high:,.0f} (least / median / most)"
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,302 @@
+"""Where images come from: each reader gives, for every split, encoded images with names and labels.
+
+To add a source: a function of SourceOptions, and a line in SOURCES in shards.py.
+"""
+
+import csv
+import inspect
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.errors import DataError, did_you_mean
+from sslpipe.sharding.idx import parse_idx
+from sslpipe.sharding.png import encode_png, png_bytes
+
+SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
+)
+
+_LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not agree on one
+
+
+@dataclass(frozen=True)
+class Images:
+    """One split of a source, readable in any order and from several threads.
+
+    names: where each image comes from, for messages and keys. labels: (n,) int64, -1 for none;
+    an index into classes. sizes: (n,) int64, bytes of the encoded image, roughly.
+    read(i): the encoded image as it is in the source. Raises: DataError.
+    """
+
+    names: Sequence[str]
+    labels: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    classes: tuple[str, ...]
+    read: Callable[[int], bytes]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What the command line says about a source; each reader uses what it knows."""
+
+    root: Path | None = None
+    split: str | None = None
+    name: str | None = None
+    csv: Path | None = None
+    image_column: str = "path"
+    label_column: str | None = "label"
+    split_column: str | None = None
+    class_file: Path | None = None
+    labels: bool = True
+    download: bool = False
+    class_disjoint: bool = True
+
+
+def read_folder(options: SourceOptions) -> dict[str, Images]:
+    """CLASS/*.jpg (torchvision's ImageFolder), train/CLASS/*.jpg, or images in one flat folder."""
+    root = folder_of(options)
+    children = _folders_in(root)
+    is_split = [child.name in SPLIT_FOLDERS for child in children]
+    if any(is_split) and not all(is_split):
+        other = children[is_split.index(False)]
+        raise DataError(f"{root} holds both splits and {other.name!r}; move one of them elsewhere")
+    roots = {options.split or "train": root}
+    if any(is_split):
+        roots = {child.name: child for child in children}
+        if options.split is not None:
+            if options.split not in roots:
+                raise DataError(
+                    f"{root} has no split {options.split!r}{did_you_mean(options.split, roots)}; "
+                    f"it has: {', '.join(roots)}"
+                )
+            roots = {options.split: roots[options.split]}
+    found = {split: _labelled_files(folder, options.labels) for split, folder in roots.items()}
+    every = [label for pairs in found.values() for _, label in pairs]
+    return {
+        split: from_files(root, [p for p, _ in pairs], [label for _, label in pairs], every)
+        for split, pairs in found.items()
+    }
+
+
+def read_csv(options: SourceOptions) -> dict[str, Images]:
+    """A row an image: paths relative to the CSV (or to --root), a label column, a split column."""
+    if options.csv is None:
+        raise DataError("--source csv needs --csv FILE")
+    try:
+        with open(options.csv, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns = list(reader.fieldnames or ())
+            for column in (options.image_column, options.label_column, options.split_column):
+                if column is not None and column not in columns:
+                    raise DataError(
+                        f"{options.csv} has no column {column!r}{did_you_mean(column, columns)}; "
+                        f"it has: {', '.join(columns) or 'none'}"
+                    )
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot read {options.csv}: {error}") from error
+    root = options.root or options.csv.parent
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        split = row[options.split_column] if options.split_column else options.split or "train"
+        groups.setdefault(split, []).append(row)
+    label_column = options.label_column if options.labels else None
+    every = [row[label_column] or None if label_column else None for row in rows]
+    result = {}
+    for split, members in groups.items():
+        paths = [root / (row[options.image_column] or "") for row in members]
+        labels = [row[label_column] or None if label_column else None for row in members]
+        result[split] = from_files(root, paths, labels, every)
+    if options.split_column and options.split:
+        if options.split not in result:
+            raise DataError(f"{options.csv}: no row has {options.split_column} = {options.split!r}")
+        return {options.split: result[options.split]}
+    return result
+
+
+def read_torchvision(options: SourceOptions) -> dict[str, Images]:
+    """A class of torchvision.datasets by its name; original files where it gives them, else PNG."""
+    import torchvision.datasets
+
+    known = torchvision.datasets.__all__
+    if options.name not in known:
+        hint = did_you_mean(options.name or "", known)
+        raise DataError(f"--name {options.name!r} is not a dataset of torchvision{hint}")
+    constructor = getattr(torchvision.datasets, str(options.name))
+    takes = inspect.signature(constructor).parameters
+    if not {"train", "split"} & set(takes):
+        raise DataError(f"torchvision's {options.name} has no train or split argument to choose by")
+    splits = [options.split] if options.split else ["train", "test"] if "train" in takes else None
+    if splits is None:
+        raise DataError(f"torchvision's {options.name} needs --split NAME; one run for each split")
+    return {split: _from_torchvision(constructor, takes, split, options) for split in splits}
+
+
+def _from_torchvision(
+    constructor: Any, takes: Iterable[str], split: str, options: SourceOptions
+) -> Images:
+    arguments: dict[str, Any] = {"root": str(folder_of(options, must_exist=not options.download))}
+    if "train" in takes:
+        if split not in ("train", "test"):
+            raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
+        arguments["train"] = split == "train"
+    else:
+        arguments["split"] = split
+    if "download" in takes:
+        arguments["download"] = options.download
+    if "loader" in takes:
+        arguments["loader"] = read_file
+    try:
+        dataset = constructor(**arguments)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise DataError(f"torchvision's {options.name}: {error}") from error
+    held = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
+    if held is None:
+        held = [label for _, label in dataset]
+    labels = held.numpy() if isinstance(held, torch.Tensor) else np.array(held)
+    if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"torchvision's {options.name} does not give one integer label an image")
+    names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)
+    classes = tuple(
+        n if isinstance(n, str) else str(n) if isinstance(n, int) else n[0] for n in names
+    )
+
+    def read(i: int) -> bytes:
+        image = dataset[i][0]
+        if isinstance(image, bytes):
+            return image
+        return encode_png(np.asarray(image if image.mode == "L" else image.convert("RGB")))
+
+    first = len(read(0)) if len(dataset) else 0
+    sizes = np.full(len(dataset), first, np.int64)
+    numbers = [f"{split}/{i}" for i in range(len(dataset))]
+    return Images(numbers, labels.astype(np.int64), sizes, classes, read)
+
+
+def read_idx(options: SourceOptions) -> dict[str, Images]:
+    """MNIST's files: *images*idx3* and *labels*idx1*, plain or .gz; 't10k': the test split."""
+    root = folder_of(options)
+    named = options.class_file or root / "classes.txt"
+    classes = class_names(named) if options.class_file or named.exists() else ()
+    result = {}
+    for path in sorted(root.glob("*images*idx3*")):
+        split = "test" if "t10k" in path.name or "test" in path.name else "train"
+        if options.split in (None, split):
+            labels = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+            if split in result:
+                raise DataError(f"{root} has several image files for split {split!r}: {path.name}")
+            result[split] = _from_idx(path, labels, classes)
+    if not result:
+        which = f" of split {options.split!r}" if options.split else ""
+        raise DataError(f"{root} has no *images*idx3* file{which}")
+    return result
+
+
+def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
+    pixels, labels = parse_idx(path, 3), parse_idx(label_path, 1).astype(np.int64)
+    if len(pixels) != len(labels):
+        raise DataError(f"{path} has {len(pixels)} images, {label_path.name} {len(labels)} labels")
+    highest = int(labels.max(initial=-1))
+    if classes and highest >= len(classes):
+        raise DataError(f"{label_path}: label {highest}, but only {len(classes)} class names")
+    classes = classes or tuple(str(k) for k in range(highest + 1))
+    sizes = np.full(len(pixels), png_bytes(pixels.shape[1], pixels.shape[2], 1), np.int64)
+    names = [f"{path.name}[{i}]" for i in range(len(pixels))]
+    return Images(names, labels, sizes, classes, lambda i: encode_png(pixels[i]))
+
+
+def _labelled_files(folder: Path, use_labels: bool) -> list[tuple[Path, str | None]]:
+    """All images under a folder, sorted, with the name of their class folder."""
+    children = _folders_in(folder)
+    if not children or not use_labels:
+        found: list[tuple[Path, str | None]] = [(path, None) for path in images_under(folder)]
+    else:
+        loose = [p for p in folder.iterdir() if _is_image(p)]
+        if loose:
+            raise DataError(
+                f"{folder} holds class folders and loose images ({loose[0].name}); "
+                "move the images into a class, or give --no-labels to use all without labels"
+            )
+        found = []
+        for child in children:
+            paths = images_under(child)
+            if not paths:
+                raise DataError(f"class folder {child} has no images ({_suffixes()})")
+            found += [(path, child.name) for path in paths]
+    if not found:
+        raise DataError(f"{folder} has no images ({_suffixes()})")
+    return found
+
+
+def from_files(
+    root: Path, paths: Sequence[Path], labels: Sequence[str | None], every: Sequence[str | None]
+) -> Images:
+    """every: the labels of all splits, whose sorted names are the classes; integers by value."""
+    names = {label for label in every if label is not None}
+    by_value = all(name.isdecimal() for name in names)
+    classes = tuple(sorted(names, key=int) if by_value else sorted(names))
+    number = {name: k for k, name in enumerate(classes)}
+    sizes = []
+    for path in paths:
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+    return Images(
+        [os.path.relpath(path, root) for path in paths],
+        np.array([-1 if label is None else number[label] for label in labels], np.int64),
+        np.array(sizes, np.int64),
+        classes,
+        lambda i: read_file(paths[i]),
+    )
+
+
+def folder_of(options: SourceOptions, must_exist: bool = True) -> Path:
+    if options.root is None:
+        raise DataError("this source needs --root DIR")
+    if must_exist and not options.root.is_dir():
+        raise DataError(f"--root {options.root} is not a folder")
+    return options.root
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def images_under(folder: Path) -> list[Path]:
+    found = []
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [path for name in files if _is_image(path := Path(parent) / name)]
+    return sorted(found)
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _suffixes() -> str:
+    return " ".join(sorted(SUFFIXES))
+
+
+def class_names(path: Path) -> tuple[str, ...]:
+    """Lines of a text file that are not blank."""
+    return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
+
+
+def read_file(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error

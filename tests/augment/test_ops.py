@@ -1,0 +1,169 @@
+"""sslpipe.augment.ops: each op equals torchvision.transforms.v2 on float images, one at a time.
+
+The images are white noise, the worst case of every tolerance below (in units of [0, 1]).
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as reference
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+
+from sslpipe.augment import ops
+from sslpipe.augment.compiled import compiled_colours
+from sslpipe.augment.params import HUE, Draws, ViewSpec, draws
+
+COUNT = 12
+SIDES = (32, 96, 224)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def noise(side: int, count: int = COUNT) -> Tensor:
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(side))
+
+
+def parameters(side: int, height: int = 50, width: int = 60) -> Draws:
+    sizes = [[height - row % 4, width - row % 7] for row in range(COUNT)]
+    return draws(0, 0, np.arange(COUNT), sizes, (ViewSpec(crop_px=side),))
+
+
+def gap(ours: Tensor, expected: list[Tensor]) -> float:
+    return float((ours - torch.stack(expected)).abs().max())
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_rotation_equals_torchvisions(side: int) -> None:
+    images, angles = noise(side), torch.linspace(-170, 175, COUNT)
+    angles[:3] = torch.tensor([0.0, 90.0, 180.0])
+    expected = [
+        reference.rotate(image, float(angle), interpolation=InterpolationMode.BILINEAR)
+        for image, angle in zip(images, angles, strict=True)
+    ]
+    # a coordinate near S carries S times float32's 6e-8, and neighbours differ by up to 1
+    assert gap(ops.rotate(images, angles), expected) <= 4e-7 * side
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_hue_equals_torchvisions(side: int) -> None:
+    images, turns = noise(side), torch.linspace(-0.5, 0.5, COUNT)
+    images[0] = images[0, :1]  # gray
+    images[1] = 0.0
+    images[2] = (images[2] > 0.5).float()  # ties everywhere
+    images[3] = images[3] * 1e-3 + 0.5  # almost gray
+    expected = [
+        reference.adjust_hue(image, float(turn)) for image, turn in zip(images, turns, strict=True)
+    ]
+    ops.shift_hue_(images, turns)
+    assert gap(images, expected) <= 2e-6
+
+
+def torchvision_jitter(image: Tensor, factors: list[float], order: list[int]) -> Tensor:
+    adjust = (
+        reference.adjust_brightness,
+        reference.adjust_contrast,
+        reference.adjust_saturation,
+        reference.adjust_hue,
+    )
+    for op in order:
+        image = adjust[op](image, factors[op])
+    return image
+
+
+@cache
+def compiled() -> ops.Colours:
+    return compiled_colours(backend="eager")
+
+
+def change_colours(
+    images: Tensor,
+    factors: Tensor,
+    order: Tensor,
+    hue_step: int | None,
+    jitter: Tensor | None = None,
+    colours: ops.Colours = ops.EAGER,
+) -> Tensor:
+    """The op as FusedViews calls it; jitter: (n,) bool, all by default."""
+    jitter = torch.ones(len(images), dtype=torch.bool) if jitter is None else jitter
+    blends = ops.blends_of(order, factors, jitter)
+    needs = (torch.stack(tuple(blends), dim=2) != torch.tensor([1, 0, 0])).any(0).tolist()
+    return ops.change_colours(images, blends, factors[:, HUE], hue_step, needs, colours)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("hue_step", [0, 1, 2, 3])
+@pytest.mark.parametrize("colours", [lambda: ops.EAGER, compiled])
+def test_colour_jitter_equals_torchvisions_in_every_order(
+    colours: Callable[[], ops.Colours], hue_step: int, side: int
+) -> None:
+    orders = [o for o in itertools.permutations(range(4)) if o[hue_step] == 3]
+    images = noise(side, len(orders))
+    spec = ViewSpec(crop_px=side)
+    factors = draws(1, 0, np.arange(len(orders)), [[64, 64]] * len(orders), (spec,)).factors
+    expected = [
+        torchvision_jitter(image, row.tolist(), list(order))
+        for image, row, order in zip(images, factors, orders, strict=True)
+    ]
+    changed = change_colours(images, factors, torch.tensor(orders), hue_step, colours=colours())
+    # hue's 1e-6 times the gains 1.8 of the three ops after it
+    assert gap(changed, expected) <= 5e-6
+
+
+def test_jitter_without_colour_equals_torchvisions() -> None:
+    images, orders = noise(32), [[0, 1], [1, 0]] * (COUNT // 2)
+    factors = parameters(32).factors
+    expected = [
+        torchvision_jitter(image, row.tolist(), order)
+        for image, row, order in zip(images, factors, orders, strict=True)
+    ]
+    images = change_colours(images, factors, torch.tensor(orders), None)
+    assert gap(images, expected) <= 1e-6
+
+
+def test_rows_without_jitter_keep_their_own_colours() -> None:
+    images, orders = noise(32), [[0, 1, 2]] * COUNT  # hue is never done to rows without jitter
+    factors, jitter = parameters(32).factors, torch.arange(COUNT) % 2 == 0
+    expected = [
+        torchvision_jitter(image, factors[row].tolist(), [0, 1, 2]) if jitter[row] else image
+        for row, image in enumerate(images)
+    ]
+    images = change_colours(images.clone(), factors, torch.tensor(orders), None, jitter=jitter)
+    assert gap(images, expected) <= 1e-6
+    assert torch.equal(images[1], noise(32)[1])
+
+
+@pytest.mark.parametrize("brightness", [0, 1, 2])
+def test_a_step_that_one_image_does_leaves_the_others_as_they_are(brightness: int) -> None:
+    images, factors = noise(32, 3), torch.tensor([[1.7, 0.4, 1.6, 0.1]] * 3)
+    jitter = torch.arange(3) == brightness
+    orders = torch.tensor([[0, 1, 2]] * 3)
+    changed = change_colours(images.clone(), factors, orders, None, jitter=jitter)
+    assert [not torch.equal(a, b) for a, b in zip(images, changed, strict=True)] == jitter.tolist()
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_gray_equals_torchvisions(side: int) -> None:
+    expected = [reference.rgb_to_grayscale(image) for image in noise(side)]
+    assert gap(ops.gray_of(noise(side)), expected) <= 2e-7
+    images = noise(side).clone()
+    ops.grayscale_(images)
+    assert gap(images, [gray.expand(3, -1, -1) for gray in expected]) <= 2e-7
+
+
+def test_solarize_and_normalize_equal_torchvisions() -> None:
+    images, threshold = noise(32), torch.linspace(0, 1, COUNT)
+    expected = [
+        reference.solarize(image, float(t)) for image, t in zip(images, threshold, strict=True)
+    ]
+    assert gap(ops.solarize(images, threshold), expected) == 0
+    mean, std = [0.48, 0.45, 0.4], [0.22, 0.23, 0.25]
+    expected = [reference.normalize(image, mean, std) for image in images]
+    assert gap(ops.normalize_(images, torch.tensor(mean), torch.tensor(std)), expected) <= 1e-6

@@ -1,0 +1,63 @@
+"""sslpipe.augment.preview: the picture shows training's own views."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslpipe.augment.params import draws
+from sslpipe.augment.preview import preview_grid
+from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.data.index import load_index
+from sslpipe.data.loader import one_pass
+from tests.helpers.dataset import write_dataset
+
+
+@pytest.mark.parametrize("kind", AUGMENTS)
+def test_the_picture_contains_every_view_that_training_would_see(kind: str, tmp_path: Path) -> None:
+    index = load_index(write_dataset(tmp_path / "data", (4, 4)))
+    split, ids = index.split("train"), [1, 2, 6]
+    augment = AUGMENTS[kind]("byol", 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
+    arguments = {"seed": 3, "epoch": 5, "ids": ids, "canvas_px": 64}
+    page = preview_grid(index, split, augment, **arguments)
+    pixels = np.asarray(page)
+
+    batch = next(one_pass(split, ids=ids, canvas_px=64, num_workers=0))
+    plain = AUGMENTS[kind]("byol", 16, normalize=False)
+    for epoch in (5, 6):
+        views = plain(batch, draws(3, epoch, batch.ids, batch.sizes, plain.specs))
+        for view in views.permute(0, 2, 3, 1).numpy():
+            assert _contains(pixels, np.rint(np.clip(view, 0, 1) * 255))
+    other = plain(batch, draws(3, 7, batch.ids, batch.sizes, plain.specs))
+    assert not _contains(pixels, np.rint(other[0].permute(1, 2, 0).numpy() * 255))
+    assert preview_grid(index, split, augment, **arguments).tobytes() == page.tobytes()
+
+
+def _contains(page: np.ndarray, view: np.ndarray, scale: int = 11) -> bool:
+    """Whether the view, enlarged by whole pixels, stands somewhere on the page (+-1 level)."""
+    height, width = (side * scale for side in view.shape[:2])
+    image = np.asarray(Image.fromarray(view.astype(np.uint8)).resize((width, height), 0), int)
+    probes = [(0, 0), (height - 1, width - 1), (height // 2, width // 3)]
+    rows, columns = page.shape[0] - height + 1, page.shape[1] - width + 1
+    near = np.ones((rows, columns), bool)
+    for y, x in probes:
+        patch = page[y : y + rows, x : x + columns].astype(int)
+        near &= (np.abs(patch - image[y, x]) <= 1).all(-1)
+    return any(
+        (np.abs(page[y : y + height, x : x + width].astype(int) - image) <= 1).all()
+        for y, x in np.argwhere(near)
+    )
+
+
+def test_every_preset_can_be_drawn_with_all_ops_at_once(tmp_path: Path) -> None:
+    index = load_index(write_dataset(tmp_path / "data", (4, 4)))
+    for crop_px in (16, 224):
+        augment = AUGMENTS["fused"](
+            "byol", crop_px, jitter_prob=1, blur_prob=1, solarize_prob=1, grayscale_prob=1,
+            flip_prob=1, rotation_deg=30,
+        )  # fmt: skip
+        arguments = {"seed": 0, "epoch": 0, "ids": [0, 5], "canvas_px": 64}
+        page = preview_grid(index, index.split("train"), augment, **arguments)
+        assert page.mode == "RGB"
+        assert page.width > 5 * max(176, crop_px)

@@ -1,0 +1,196 @@
+"""sslpipe.augment.resample: crops and blurs equal torchvision.transforms.v2 on float images.
+
+The images are white noise, the worst case of every tolerance below (in units of [0, 1]).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as reference
+from torch import Tensor
+
+from sslpipe.augment.params import Draws, ViewSpec, draws
+from sslpipe.augment.resample import (
+    blur_by_products,
+    blur_taps,
+    crop_apart,
+    crop_by_products,
+    crop_taps,
+    crop_together,
+    full_float32,
+    gaussian_blur,
+    num_crop_taps,
+    plan_crops,
+    turned,
+)
+
+COUNT = 12
+CROPS = (crop_together, crop_apart, crop_by_products)
+
+
+def cropped(
+    by: Callable[..., Tensor],
+    images: Tensor,
+    source: Tensor,
+    boxes: Tensor,
+    flip: Tensor,
+    side: int,
+) -> Tensor:
+    apart = torch.full_like(flip, by is crop_apart)
+    return by(images, plan_crops(source, boxes, flip, apart, side, images.device))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def noise(side: int, count: int = COUNT) -> Tensor:
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(side))
+
+
+def canvas(height: int, width: int, count: int = COUNT) -> Tensor:
+    generator = torch.Generator().manual_seed(height)
+    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
+
+
+def parameters(side: int, height: int = 50, width: int = 60) -> Draws:
+    sizes = [[height - row % 4, width - row % 7] for row in range(COUNT)]
+    return draws(0, 0, np.arange(COUNT), sizes, (ViewSpec(crop_px=side),))
+
+
+def gap(ours: Tensor, expected: list[Tensor]) -> float:
+    return float((ours - torch.stack(expected)).abs().max())
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(
+    ("height", "width", "side"),
+    [(32, 32, 32), (28, 40, 32), (150, 90, 32), (70, 60, 96), (96, 96, 96), (375, 300, 224)],
+)
+def test_crop_and_flip_equal_torchvisions(
+    height: int,
+    width: int,
+    side: int,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+    crop: Callable[..., Tensor],
+) -> None:
+    images, drawn = canvas(height, width), parameters(side, height, width)
+    images = images.to(dtype, memory_format=memory_format)
+    # a box of every kind: all of the image, one pixel, one line
+    drawn.boxes[:3] = torch.tensor([[0, 0, height, width], [3, 5, 1, 1], [2, 0, 1, width]])
+    source = torch.arange(COUNT).flip(0)
+    ours = cropped(crop, images, source, drawn.boxes, drawn.flip, side)
+    expected = []
+    for row in range(COUNT):
+        pixels = images[source[row]].float() / 255
+        box = drawn.boxes[row].tolist()
+        view = reference.resized_crop(pixels, *box, size=[side, side], antialias=True)
+        expected.append(reference.horizontal_flip(view) if drawn.flip[row] else view)
+    assert drawn.flip.any()
+    assert not drawn.flip.all()
+    assert gap(ours, expected) <= (2e-6 if side <= 96 else 2e-5)
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("side", [32, 100])
+def test_a_crop_of_the_whole_image_at_its_own_size_is_the_image(
+    side: int, crop: Callable[..., Tensor]
+) -> None:
+    images, boxes = canvas(side, side), torch.tensor([[0, 0, side, side]] * COUNT)
+    ours = cropped(
+        crop, images, torch.arange(COUNT), boxes, torch.zeros(COUNT, dtype=torch.bool), side
+    )
+    assert (ours - images / 255).abs().max() <= 2e-7
+
+
+def test_the_weights_of_a_pixel_sum_to_one_and_lie_inside_the_line() -> None:
+    start, length = torch.tensor([0, 3, 7, 2]), torch.tensor([1, 2, 300, 45])
+    most = num_crop_taps(300, 32)
+    taps = crop_taps(start, length, torch.tensor([False, True, False, True]), 32, most)
+    torch.testing.assert_close(taps.weight.sum(-1), torch.ones(4, 32))
+    assert (taps.places >= start[:, None, None]).all()
+    assert (taps.places < (start + length)[:, None, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("side", "kernel_px"), [(32, 3), (50, 5), (33, 9), (96, 9), (100, 41), (224, 23)]
+)
+def test_blur_equals_torchvisions(side: int, kernel_px: int) -> None:
+    images, sigma = noise(side), torch.linspace(0.1, 2.0, COUNT)
+    expected = [
+        reference.gaussian_blur(image, [kernel_px] * 2, [float(s)] * 2)
+        for image, s in zip(images, sigma, strict=True)
+    ]
+    assert gap(gaussian_blur(images, sigma, kernel_px, 2.0), expected) <= 2e-6
+    products = blur_by_products(images, blur_taps(sigma, kernel_px, side, 2.0), torch.float32)
+    assert gap(products, expected) <= 2e-6
+    planes = images.movedim(1, -1).contiguous().movedim(-1, 1)  # of any strides
+    assert gap(gaussian_blur(planes, sigma, kernel_px, 2.0), expected) <= 2e-6
+    for row in range(COUNT):  # alone, a small sigma has fewer taps
+        one = gaussian_blur(images[row : row + 1], sigma[row : row + 1], kernel_px, sigma[row])
+        assert gap(one, [expected[row]]) <= 2e-6
+
+
+@pytest.mark.parametrize(("side", "kernel_px"), [(64, 7), (96, 9), (224, 23)])
+def test_the_bfloat16_blur_is_off_by_two_levels_of_255_at_most(side: int, kernel_px: int) -> None:
+    images, sigma = noise(side), torch.linspace(0.1, 2.0, COUNT)
+    exact = gaussian_blur(images, sigma, kernel_px, 2.0)
+    error = (gaussian_blur(images, sigma, kernel_px, 2.0, bfloat16=True) - exact).abs() * 255
+    assert 0 < error.max() <= 2.0
+    assert error.mean() <= 0.3
+
+
+def test_taps_left_out_of_a_blur_weigh_less_than_float32_can_see() -> None:
+    sigma = torch.tensor([0.7])
+    kept = blur_taps(sigma, 23, 224, 0.7)
+    assert kept.weight.shape[-1] == 11  # ceil(5.9 * 0.7) on each side
+    whole = blur_taps(sigma, 23, 224, 2.0)
+    assert (1.0 - kept.weight.double().sum(-1)).abs().max() < 1e-7
+    assert whole.weight[..., :6].max() < 2**-25
+
+
+def test_blur_refuses_a_kernel_wider_than_the_image() -> None:
+    with pytest.raises(ValueError, match="41 px does not fit an image of 20 px"):
+        gaussian_blur(noise(20), torch.ones(COUNT), 41, 1.0)
+
+
+def test_views_stay_exact_where_training_allows_low_precision_products() -> None:
+    drawn, source = parameters(224, 300, 300), torch.arange(COUNT)
+    taps = blur_taps(drawn.sigma, 23, 224, 2.0)
+
+    def products() -> list[Tensor]:
+        return [
+            cropped(crop_by_products, canvas(300, 300), source, drawn.boxes, drawn.flip, 224),
+            blur_by_products(noise(224), taps, torch.float32),
+        ]
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        low = products()
+        with full_float32():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for ours, exact in zip(low, products(), strict=True):
+        assert torch.equal(ours, exact)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 5, 1), (1, 3, 7), (4, 1, 9), (3, 33, 17)])
+def test_turned_images_are_their_transposes_in_memory_of_their_own(
+    shape: tuple[int, int, int],
+) -> None:
+    images = torch.rand(shape)
+    across = turned(images)
+    assert torch.equal(across, images.mT)
+    assert across.is_contiguous()
+    across.zero_()
+    assert images.min() > 0
+    assert torch.equal(turned(images.mT), images)  # of any strides

@@ -1,0 +1,372 @@
+"""sslpipe.augment.two_views and kornia_views: whole pipelines."""
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as reference
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torchvision.transforms import InterpolationMode
+
+from sslpipe.augment.params import Draws, draws
+from sslpipe.augment.presets import PRESETS
+from sslpipe.augment.resample import bfloat16_pays
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, KorniaViews, Views
+from sslpipe.data.pipeline import Batch
+from sslpipe.errors import RecipeError
+from sslpipe.recipe.base import Component
+from sslpipe.registry import build
+
+MEAN, STD = (0.48, 0.45, 0.40), (0.22, 0.23, 0.25)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def batch_of(sizes: list[tuple[int, int]], first_id: int = 0, epoch: int = 0) -> Batch:
+    """Noise images in the top-left corner of zero canvases; an image depends on its id only."""
+    height, width = max(h for h, _ in sizes), max(w for _, w in sizes)
+    images = torch.zeros(len(sizes), 3, height, width, dtype=torch.uint8)
+    for row, (h, w) in enumerate(sizes):
+        rng = np.random.default_rng(first_id + row)
+        images[row, :, :h, :w] = torch.from_numpy(rng.integers(0, 256, (3, h, w), dtype=np.uint8))
+    ids = torch.arange(first_id, first_id + len(sizes))
+    return Batch(images, torch.tensor(sizes), torch.full_like(ids, -1), ids, ids, epoch)
+
+
+def drawn_for(batch: Batch, augment: Views, seed: int = 0) -> Draws:
+    return draws(seed, batch.epoch, batch.ids, batch.sizes, augment.specs)
+
+
+def rows_of(batch: Batch, index: list[int]) -> Batch:
+    return Batch(*(part[index] for part in batch[:5]), batch.epoch)
+
+
+def torchvision_view(batch: Batch, drawn: Draws, row: int, augment: Views) -> Tensor:
+    """One view by torchvision's functions alone, in the documented order of ops."""
+    source = row % len(batch.ids)
+    spec = augment.specs[row // len(batch.ids)]
+    size = [augment.crop_px] * 2
+    pixels = batch.images[source].float() / 255
+    view = reference.resized_crop(pixels, *drawn.boxes[row].tolist(), size=size, antialias=True)
+    if drawn.flip[row]:
+        view = reference.horizontal_flip(view)
+    if spec.rotation_deg:
+        angle = float(drawn.angle_deg[row])
+        view = reference.rotate(view, angle, interpolation=InterpolationMode.BILINEAR)
+    if drawn.jitter[row]:
+        adjust = (
+            reference.adjust_brightness,
+            reference.adjust_contrast,
+            reference.adjust_saturation,
+            reference.adjust_hue,
+        )
+        for op in drawn.order[row].tolist():
+            if spec.jitter_strengths[op]:
+                view = adjust[op](view, float(drawn.factors[row, op]))
+    if drawn.grayscale[row]:
+        view = reference.rgb_to_grayscale(view, 3)
+    if drawn.blur[row]:
+        kernel = [spec.blur_kernel_px] * 2
+        view = reference.gaussian_blur(view, kernel, [float(drawn.sigma[row])] * 2)
+    if drawn.solarize[row]:
+        view = reference.solarize(view, spec.solarize_threshold)
+    return reference.normalize(view, augment.mean.tolist(), augment.std.tolist())
+
+
+SIZES = [(40, 52), (33, 33), (20, 64), (64, 20), (50, 50), (28, 41), (64, 64), (30, 31)] * 3
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("crop_px", [32, 96])
+def test_the_fused_pipeline_equals_torchvision_image_by_image(preset: str, crop_px: int) -> None:
+    augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(SIZES)
+    drawn = drawn_for(batch, augment)
+    views = augment(batch, drawn)
+    assert views.shape == (48, 3, crop_px, crop_px)
+    assert views.dtype == torch.float32
+    assert views.is_contiguous(memory_format=torch.channels_last)
+    expected = torch.stack([torchvision_view(batch, drawn, row, augment) for row in range(48)])
+    # ops: 1e-5 in [0, 1], rotation 4e-5 at 96 px with gain 2.6; over std 0.22
+    tolerance = 4e-4 if preset == "grayscale" else 5e-5
+    assert (views - expected).abs().max() <= tolerance
+
+
+def test_a_huge_sigma_does_not_mix_up_the_rows() -> None:
+    """Rows are sorted by it, among other things."""
+    augment, batch = FusedViews("simclr", 32), batch_of(SIZES)
+    drawn = drawn_for(batch, augment)
+    drawn = drawn._replace(sigma=torch.where(torch.arange(48) % 3 == 0, 1e7, drawn.sigma))
+    views = augment(batch, drawn)
+    expected = torch.stack([torchvision_view(batch, drawn, row, augment) for row in range(48)])
+    assert (views - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_kornia_pipeline_equals_the_fused_one(preset: str) -> None:
+    fused, kornia = (AUGMENTS[kind](preset, 32) for kind in ("fused", "kornia"))
+    batch = batch_of(SIZES)
+    drawn = drawn_for(batch, fused)
+    ours, theirs = fused(batch, drawn), kornia(batch, drawn)
+    assert ours.stride() == theirs.stride()
+    assert (ours - theirs).abs().max() <= 1e-3  # kornia's gray weights sum to 1, not 0.9999
+    assert (ours - theirs).abs().mean() <= 5e-5
+
+
+def test_large_images_equal_torchvision_at_224_px() -> None:
+    augment, batch = FusedViews("simclr", 224, MEAN, STD), batch_of([(256, 200), (180, 256)])
+    drawn = drawn_for(batch, augment)
+    expected = torch.stack([torchvision_view(batch, drawn, row, augment) for row in range(4)])
+    assert (augment(batch, drawn) - expected).abs().max() <= 2e-4  # 2e-5 gain 1.8, over std 0.22
+
+
+@pytest.mark.parametrize("kind", AUGMENTS)
+def test_strength_zero_is_a_plain_resize(kind: str) -> None:
+    nothing = {
+        "flip_prob": 0,
+        "jitter_prob": 0,
+        "grayscale_prob": 0,
+        "blur_prob": 0,
+        "crop_area": [1.0, 1.0],
+        "crop_ratio": [1.0, 1.0],
+    }
+    for crop_px in (32, 48):
+        augment = AUGMENTS[kind]("simclr", crop_px, **nothing)
+        batch = batch_of([(32, 32)] * 4)
+        expected = reference.resize(batch.images.float() / 255, [crop_px] * 2, antialias=True)
+        views = augment(batch, drawn_for(batch, augment))
+        assert (views - torch.cat([expected, expected])).abs().max() <= 1e-6
+    augment = AUGMENTS[kind]("simclr", 32, **{**nothing, "jitter_prob": 1}, jitter_strength=0)
+    assert (augment(batch, drawn_for(batch, augment))[:4] - batch.images / 255).abs().max() <= 1e-6
+
+
+def test_the_two_views_of_an_image_differ_and_so_do_equal_images() -> None:
+    augment = FusedViews("simclr", 32)
+    batch = batch_of([(40, 40)] * 24)
+    batch = batch._replace(images=batch.images[:1].expand(24, -1, -1, -1))
+    views = augment(batch, drawn_for(batch, augment))
+    # crop boxes alone repeat with probability < 1e-4 for a pair; 1128 pairs share a seed
+    distances = torch.cdist(views.flatten(1), views.flatten(1)).fill_diagonal_(9.0)
+    assert distances.min() > 0.1
+
+
+def test_the_next_epoch_has_other_views_and_the_same_one_the_same() -> None:
+    augment, batch = FusedViews("simclr", 32), batch_of([(40, 40)] * 8)
+    first, again = (augment(batch, drawn_for(batch, augment)) for _ in range(2))
+    later = batch._replace(epoch=1)
+    other = augment(later, drawn_for(later, augment))
+    assert torch.equal(first, again)
+    assert ((first - other).abs().amax((1, 2, 3)) > 0.05).all()
+
+
+MIXED = [*SIZES[:6], (80, 80), (81, 40), (120, 90), (7, 100)]  # both ways to crop
+
+
+@pytest.mark.parametrize("kind", AUGMENTS)
+def test_a_row_depends_neither_on_its_batch_nor_on_the_order(kind: str) -> None:
+    augment, batch = AUGMENTS[kind]("byol", 32, rotation_deg=15), batch_of(MIXED)
+    whole = augment(batch, drawn_for(batch, augment))
+    turned = rows_of(batch, list(range(9, -1, -1)))
+    backwards = augment(turned, drawn_for(turned, augment))
+    assert (
+        backwards.unflatten(0, (2, 10)).flip(1) - whole.unflatten(0, (2, 10))
+    ).abs().max() <= 1e-6
+    for row in range(10):  # alone, and on a canvas of its own size
+        height, width = batch.sizes[row].tolist()
+        one = rows_of(batch, [row])
+        one = one._replace(images=one.images[:, :, :height, :width])
+        alone = augment(one, drawn_for(one, augment))
+        assert (alone - whole[[row, row + 10]]).abs().max() <= 1e-6
+
+
+def test_images_of_different_sizes_do_not_see_the_padding() -> None:
+    augment, batch = FusedViews("simclr", 32), batch_of(SIZES[:8])
+    bright = batch.images.clone()
+    for row, (height, width) in enumerate(batch.sizes.tolist()):
+        bright[row, :, height:] = 255
+        bright[row, :, :, width:] = 255
+    drawn = drawn_for(batch, augment)
+    assert torch.equal(augment(batch, drawn), augment(batch._replace(images=bright), drawn))
+
+
+def test_chunks_do_not_change_the_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    augment, batch = FusedViews("byol", 32, rotation_deg=10), batch_of(SIZES)
+    drawn = drawn_for(batch, augment)
+    whole = augment(batch, drawn)
+    monkeypatch.setattr("sslpipe.augment.two_views._CPU_CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
+    assert (augment(batch, drawn) - whole).abs().max() <= 1e-6
+
+
+def test_on_gray_images_the_grayscale_preset_keeps_the_channels_equal() -> None:
+    augment, batch = FusedViews("grayscale", 28), batch_of([(28, 28)] * 16)
+    batch = batch._replace(images=batch.images[:, :1].expand(-1, 3, -1, -1))
+    views = augment(batch, drawn_for(batch, augment))
+    assert augment.jitter_ops == [0, 1]  # saturation and hue are not computed at all
+    assert torch.equal(views[:, 0], views[:, 1])
+    assert torch.equal(views[:, 0], views[:, 2])
+
+
+def test_views_carry_no_gradient_and_ignore_autocast() -> None:
+    augment, batch = FusedViews("simclr", 32), batch_of(SIZES[:4])
+    drawn = drawn_for(batch, augment)
+    plain = augment(batch, drawn)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = augment(batch, drawn)
+    assert torch.equal(plain, mixed)
+    assert not plain.requires_grad
+
+
+def test_without_normalize_views_are_in_zero_to_one() -> None:
+    augment = FusedViews("byol", 32, MEAN, STD, normalize=False)
+    batch = batch_of(SIZES)
+    views = augment(batch, drawn_for(batch, augment))
+    assert (augment.mean.tolist(), augment.std.tolist()) == ([0, 0, 0], [1, 1, 1])
+    assert views.min() >= -1e-6
+    assert views.max() <= 1 + 1e-6
+
+
+def test_views_are_float32_or_bfloat16_channels_last_from_either_layout() -> None:
+    augment, batch = FusedViews("simclr", 32, MEAN, STD), batch_of(MIXED)
+    drawn = drawn_for(batch, augment)
+    whole = augment(batch, drawn)
+    half = augment(batch, drawn, torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert half.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(half, whole.bfloat16())
+    images = batch.images.contiguous(memory_format=torch.channels_last)
+    assert (augment(batch._replace(images=images), drawn) - whole).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("crop_px", [64, 96])
+def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_quicker(crop_px: int) -> None:
+    exact, fast = (FusedViews("simclr", crop_px, blur=blur) for blur in ("exact", "bf16"))
+    batch = batch_of(SIZES)
+    drawn = drawn_for(batch, exact)
+    error = (exact(batch, drawn) - fast(batch, drawn)).abs() * 255
+    assert (error[~drawn.blur] <= 1e-3).all()
+    assert (error[drawn.blur].max() > 0) == bfloat16_pays(batch.images.device)
+    assert error[drawn.blur].max() <= 2
+    assert error[drawn.blur].mean() <= 0.3
+    with pytest.raises(ValueError, match="blur = 'fast' is not 'exact' or 'bf16'"):
+        FusedViews("simclr", 32, blur="fast")
+
+
+@pytest.mark.parametrize("crop_px", [32, 40])  # the second beside the first
+def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batches(
+    crop_px: int,
+) -> None:
+    augment, plain = FusedViews("byol", crop_px), FusedViews("byol", crop_px)
+    graphs = CompileCounter()  # fullgraph: a graph break raises
+    augment.compile_colours(backend=graphs)
+    for epoch, sizes in enumerate([SIZES * 4, SIZES * 3, SIZES[:7], MIXED, SIZES[3:4]]):
+        batch = batch_of(sizes, first_id=epoch, epoch=epoch)
+        drawn = drawn_for(batch, augment)
+        assert (augment(batch, drawn) - plain(batch, drawn)).abs().max() <= 2e-6
+        assert 2 <= graphs.frame_count <= 4  # blend and hue, of more rows and of one
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method:DeprecationWarning"
+)  # torch 2.11's own
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+def test_views_compiled_to_native_code_equal_the_eager_ones() -> None:
+    augment, plain = FusedViews("simclr", 32), FusedViews("simclr", 32)
+    torch._dynamo.reset()
+    # without precompiled headers: they take 20 s once and save 2
+    augment.compile_colours(options={"cpp_cache_precompile_headers": False})
+    batch = batch_of(SIZES)
+    drawn = drawn_for(batch, augment)
+    compiled = augment(batch, drawn)
+    assert (compiled - plain(batch, drawn)).abs().max() <= 5e-6
+    assert torch.equal(compiled, augment(batch, drawn))
+
+
+ERASE = {"name": "RandomErasing", "view": 2, "args": {"p": 1.0, "scale": [0.2, 0.3]}}
+
+
+@pytest.mark.parametrize("kind", AUGMENTS)
+def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind: str) -> None:
+    batch = batch_of(SIZES[:6])
+    plain, extra = AUGMENTS[kind]("simclr", 32), AUGMENTS[kind]("simclr", 32, extra=[ERASE])
+    drawn = drawn_for(batch, plain)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    before, after = plain(batch, drawn), extra(batch, drawn)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(before[:6], after[:6])
+    erased = ((after[6:] == 0) & (before[6:] != 0)).all(1).flatten(1)  # (6, S S)
+    assert (erased.float().mean(1) > 0.1).all()
+    assert len(erased.unique(dim=0)) == 6
+    part = rows_of(batch, [4])
+    torch.manual_seed(99)  # another state of torch's generator, the same boxes
+    assert (extra(part, drawn_for(part, extra))[1] - after[10]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"name": "RandomErasin"}, r"extra\[0\]\.name = 'RandomErasin' .*'RandomErasing'"),
+        ({"name": "RandomErasing", "view": 3}, r"extra\[0\]\.view = 3; use 1, 2 or 'both'"),
+        ({"name": "RandomErasing", "arg": {}}, r"extra\[0\]\.arg is unknown; did you mean 'args'"),
+        ({"name": "RandomErasing", "args": {"q": 1}}, r"extra\[0\]\.args = {'q': 1}"),
+    ],
+)
+def test_a_wrong_extra_is_named(entry: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        FusedViews("simclr", 32, extra=[entry])
+
+
+def test_an_extra_that_changes_the_shape_is_refused() -> None:
+    augment = FusedViews("simclr", 32, extra=[{"name": "CenterCrop", "args": {"size": 16}}])
+    batch = batch_of(SIZES[:1])
+    with pytest.raises(ValueError, match=r"extra\[0\] \(CenterCrop\) turns \(1, 3, 32, 32\)"):
+        augment(batch, drawn_for(batch, augment))
+
+
+@pytest.mark.parametrize("kind", AUGMENTS)
+def test_a_recipes_section_builds_the_views(kind: str) -> None:
+    section = {"kind": kind, "preset": "mocov2", "crop_px": 64, "crop_area": [0.5, 1.0]}
+    component = Component.model_validate(section)
+    augment = build(AUGMENTS, component, section="augment", mean=MEAN, std=STD)
+    assert isinstance(augment, FusedViews | KorniaViews)
+    assert augment.crop_px == augment.specs[1].crop_px == 64
+    assert augment.specs[0].crop_area == (0.5, 1.0)
+    assert augment.mean.tolist() == pytest.approx(MEAN)
+    for key, value, words in (
+        ("crop_aera", [0.5, 1.0], "did you mean 'crop_area'"),
+        ("flip_prob", 2, r"flip_prob = 2 is not a probability"),
+    ):
+        wrong = Component.model_validate({**section, key: value})
+        with pytest.raises(RecipeError, match=words):
+            build(AUGMENTS, wrong, section="augment", mean=MEAN, std=STD)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("crop_px", [32, 96])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_gpu_makes_the_views_of_a_cpu(preset: str, compiled: bool, crop_px: int) -> None:
+    augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(SIZES)
+    drawn = drawn_for(batch, augment)
+    on_cpu = augment(batch, drawn)
+    if compiled:
+        augment.compile_colours()
+    on_gpu = augment.cuda()(batch.to(torch.device("cuda")), drawn)
+    assert on_gpu.is_cuda
+    assert (on_gpu.cpu() - on_cpu).abs().max() <= 4e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_bf16_blur_of_a_gpu_is_off_by_its_stated_error() -> None:
+    exact, fast = (FusedViews("simclr", 96, blur=blur).cuda() for blur in ("exact", "bf16"))
+    batch = batch_of(SIZES).to(torch.device("cuda"))
+    drawn = drawn_for(batch, exact)
+    error = (exact(batch, drawn) - fast(batch, drawn)).abs() * 255
+    assert 0 < error.max() <= 2

@@ -1,0 +1,106 @@
+"""`sslpipe check` of a fine-tuning says what the run then does, and refuses what it refuses."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from sslpipe.check.finetuning import check_finetune, render_finetune
+from sslpipe.data.index import load_index
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.export.load import load_backbone
+from sslpipe.recipe.finetune import load_finetune_recipe
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.finetunes import RECIPE, finetune_over, write_recipe
+from tests.helpers.runs import ROOT, command_line, final_weights
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 60, 72), classes=8)
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    finetune_over(1, write_recipe(folder), data, folder / "run")
+    return folder / "run"
+
+
+def checked(tmp_path, data, *overrides, given=None):
+    recipe = load_finetune_recipe(write_recipe(tmp_path), overrides)
+    return check_finetune(recipe, data and load_index(data), given)
+
+
+def shown(result):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render_finetune(result))
+    return console.file.getvalue()
+
+
+def test_what_is_checked_is_the_run(tmp_path, data, trained):
+    result = checked(tmp_path, data)
+    lines = read_metrics(trained)
+    assert result.plan.order.steps_per_epoch == round(lines[-1]["step"] / lines[-1]["epoch"])
+    assert len(result.plan.order.classes) == 6
+    assert result.plan.validation_images == 172 - result.plan.order.samples
+    newest = max((trained / "checkpoints").iterdir())
+    identity = json.loads((newest / "state.json").read_text())["identity"]
+    assert result.plan.digest == identity["digest"]
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    weights = final_weights(trained)
+    numbers = sum(t.numel() for name, t in weights.items() if not name.endswith(statistics))
+    assert result.backbone_parameters == numbers
+    assert result.loss_parameters == 6 * 8  # classes x embedding
+    assert result.trained_parameters == result.backbone_parameters + 48
+    assert result.recipe.total_steps == 8
+    text = shown(result)
+    assert "4 classes x 3 = 12 images, 1 view each" in text
+    assert "8 features, length 1" in text
+    assert identity["digest"] in text
+
+
+def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained):
+    given = load_backbone(trained)
+    result = checked(tmp_path, data, "tune.backbone=frozen", "views=2", given=given)
+    assert result.trained_parameters == 16 * 8 + 8 + 48  # embedding layer and class weights
+    assert f"weights {given.config.weights_sha256[:16]}" in shown(result)
+    assert len(result.views) == 2
+    assert any("warmup" in w for w in checked(tmp_path, data, "optim.warmup_steps=8").warnings)
+    small = checked(tmp_path, data, "data.validation_classes=0", "run.monitor_steps=5")
+    assert any("no validation" in warning for warning in small.warnings)
+    few = checked(tmp_path, data, "sampler={classes_per_batch=6, images_per_class=12, buffer=144}")
+    assert few.plan.order.used == 72
+    assert any("an epoch uses 72 of" in warning for warning in few.warnings)
+
+
+def test_what_the_run_would_refuse_is_refused(tmp_path, data):
+    for overrides, text in (
+        (("loss.kind=arcfase",), "did you mean 'arcface'"),
+        (("loss.scal=3",), "did you mean 'scale'"),
+        (("sampler.classes_per_batch=7",), "use at most 6"),
+        (("tune.backbone=frozen", "embedding={}", "loss={kind='triplet'}"), "nothing is trained"),
+        (("optim.precision=fp16", "run.device=cpu"), "needs a CUDA device"),
+        (("sampler.neighbours=1", "run.prefetch=99"), "run.prefetch = 99 reads farther"),
+    ):
+        with pytest.raises(UserError, match=text):
+            checked(tmp_path, data, *overrides)
+    with pytest.raises(RecipeError, match="did you mean 'arcface'"):  # also without data
+        checked(tmp_path, None, "loss.kind=arcfase")
+
+
+def test_the_command_line_checks_either_kind_of_recipe(tmp_path, data):
+    recipe = write_recipe(tmp_path, RECIPE)
+    done = command_line("check", str(recipe), "--data", str(data), "steps=9", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "of 6 classes" in done.stdout
+    assert "9" in done.stdout
+    done = command_line("check", str(ROOT / "recipes/metric/face_arcface.toml"), COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "no --data" in done.stdout
+    pretraining = str(ROOT / "recipes" / "demo.toml")
+    done = command_line("check", pretraining, "--backbone", str(tmp_path))
+    assert done.returncode == 2
+    assert "--backbone is for a fine-tuning" in done.stderr

@@ -1,0 +1,358 @@
+import io
+import math
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from rich.console import Console
+from torch import nn
+
+import sslpipe.check.estimate
+from sslpipe.augment.presets import view_specs
+from sslpipe.check.estimate import estimate_memory, noise_batch, step_seconds
+from sslpipe.check.pretraining import check, count_parameters, render
+from sslpipe.data.index import load_index
+from sslpipe.data.mixing import mixing_score
+from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.models.backbones import build_backbone
+from sslpipe.optim import build_optimizer
+from sslpipe.recipe.base import Component, digest
+from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.run.flops import step_flops
+from sslpipe.run.setup import build_model, plan_order
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import command_line, write_recipe
+
+
+@pytest.fixture(autouse=True)
+def _short_timing(monkeypatch):
+    monkeypatch.setattr(sslpipe.check.estimate, "_LONG_ENOUGH_S", 0.0)
+
+
+@pytest.fixture
+def index(tmp_path):
+    return load_index(write_dataset(tmp_path / "data"))
+
+
+@pytest.fixture
+def recipe_of(tmp_path):
+    path = write_recipe(tmp_path)
+    return lambda *overrides: load_recipe(path, overrides)
+
+
+def shown(result):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render(result))
+    return console.file.getvalue()
+
+
+def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
+    recipe = recipe_of("epochs=3")
+    result = check(recipe, index)
+    assert result.data.samples == 128
+    assert result.data.held_out == 16
+    assert result.data.steps_per_epoch == 7  # (128 - 16) / 16
+    assert result.steps == result.recipe.steps == 21
+    assert result.data.epochs == 3
+    assert result.negatives_per_anchor == 30
+    assert result.process_counts == (1, 2, 4)
+    assert result.data.digest == digest(recipe.resolved(7), index.sha256, ORDER_VERSION)
+
+
+def test_the_parameters_are_counted_as_on_paper(recipe_of):
+    result = check(recipe_of("backbone.widths=[8, 16]"), None)
+    stem = 3 * 8 * 16 + 2 * 8
+    first = 2 * (8 * 8 * 9 + 2 * 8)
+    second = (8 * 16 * 9 + 2 * 16) + (16 * 16 * 9 + 2 * 16) + (8 * 16 + 2 * 16)
+    assert result.backbone_parameters == stem + first + second
+    assert result.projector_parameters == 16 * 16 + 2 * 16 + 16 * 8
+    assert result.num_features == 16
+
+
+def test_resnet18_has_torchvisions_parameters_and_flops():
+    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=224)
+    published = torchvision.models.ResNet18_Weights.DEFAULT.meta
+    head = 512 * 1000 + 1000
+    assert count_parameters(backbone) == published["num_params"] - head
+    multiply_adds = published["_ops"] * 1e9
+    assert step_flops(backbone, 1, 224) == pytest.approx(2 * 3 * 2 * multiply_adds, rel=0.01)
+
+
+def test_flops_of_a_small_network_are_those_on_paper():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
+    view = 2 * (8 * 8) * 8 * (3 * 3 * 3) + 2 * 512 * 10
+    assert step_flops(model, 5, 8) == 5 * 2 * 3 * view  # images, views, forward + 2 x backward
+
+
+def test_check_scales_the_flops_to_the_batch(recipe_of):
+    small, large = (check(recipe_of(f"data.batch_size={n}"), None).step_flops for n in (16, 64))
+    assert large == 4 * small
+
+
+def test_activations_are_what_autograd_must_keep(recipe_of):
+    """A ReLU's output is kept once, for itself and the next layer; weights and views are not."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 20), nn.ReLU(), nn.Linear(20, 5))
+    memory = estimate_memory(model, recipe_of("data.batch_size=64"), 4, "fp32")
+    assert memory.activations == 128 * 20 * 4
+    assert memory.views == 128 * 48 * 4
+    assert memory.weights == memory.gradients == 4 * (48 * 20 + 20 + 20 * 5 + 5)
+    canvas_px, prefetch = (recipe_of().data.canvas_px, recipe_of().run.prefetch)
+    assert memory.batches == (prefetch + 2) * 64 * 3 * canvas_px**2
+    assert memory.total == sum(memory)
+    halved = estimate_memory(model, recipe_of("data.batch_size=64"), 4, "fp32", world=2)
+    assert halved.batches == memory.batches // 2
+    assert (halved.activations, halved.views) == (memory.activations // 2, memory.views // 2)
+    micro = recipe_of("data.batch_size=64", "data.micro_batch=8")
+    micro = estimate_memory(model, micro, 4, "fp32")
+    assert (micro.activations, micro.views) == (memory.activations // 8, memory.views // 8)
+    assert (micro.weights, micro.batches) == (memory.weights, memory.batches)
+    assert estimate_memory(model.double(), recipe_of(), 4, "fp64").views == 32 * 48 * 8
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_line_through_two_and_four_images_meets_a_real_batch(recipe_of, precision):
+    """Within 1 % of what a forward of the whole batch keeps."""
+    recipe = recipe_of("data.batch_size=64")
+    model = build_model(recipe, 16)
+    real = sslpipe.check.estimate._saved_bytes(model, 128, 16, precision)
+    assert estimate_memory(model, recipe, 16, precision).activations == pytest.approx(
+        real, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    "override", ["optim.kind=sgd", "optim.momentum=0", "optim.kind=adamw", "optim.kind=lars"]
+)
+def test_the_optimizer_state_is_what_the_optimizer_allocates(recipe_of, override):
+    recipe = recipe_of(override)
+    model = build_model(recipe, 16)
+    optimizer = build_optimizer(model, recipe.optim)
+    model(torch.rand(4, 3, 16, 16)).square().sum().backward()
+    optimizer.step()
+    held = [t for state in optimizer.state.values() for t in state.values() if t is not None]
+    real = sum(t.numel() * t.element_size() for t in held if t.ndim)  # step counters are scalars
+    assert estimate_memory(model, recipe, 16, "fp32").optimizer == real
+
+
+class SlowModel(nn.Module):
+    """Sleeps 1 ms a row, 3 ms without autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, views):
+        each_s = 0.001 if torch.is_autocast_enabled("cpu") else 0.003
+        time.sleep(each_s * len(views))
+        return views.flatten(1) * self.weight
+
+
+def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch):
+    monkeypatch.setattr(sslpipe.check.estimate, "_LONG_ENOUGH_S", 0.1)
+    specs = view_specs("simclr_small", 4)
+
+    class Views(nn.Module):
+        def forward(self, batch, draws):
+            return torch.zeros(len(draws.ids), 3, 4, 4)
+
+    views = Views()
+    views.specs = specs
+    cpu = torch.device("cpu")
+    for named, chosen, each_s in (("fp32", "fp32", 0.003), ("auto", "bf16", 0.001)):
+        recipe = recipe_of("data.batch_size=1024", f"optim.precision={named}")
+        precision, seconds = step_seconds(SlowModel(), views, noise_batch(4), recipe, cpu)
+        assert precision == chosen
+        assert 2048 * each_s <= seconds < 1.5 * 2048 * each_s
+    recipe = recipe_of("data.batch_size=64", "data.micro_batch=16", "optim.precision=fp32")
+    _, seconds = step_seconds(SlowModel(), views, noise_batch(4), recipe, cpu)
+    assert 2 * 128 * 0.003 <= seconds < 1.5 * 2 * 128 * 0.003  # a forward more
+
+
+def test_micro_batches_are_shown_and_take_no_negatives_away(recipe_of):
+    result = check(recipe_of("data.micro_batch=8"), None)
+    assert result.negatives_per_anchor == 2 * 16 - 2
+    assert "2 of 8 images: activations and views of one at a time" in shown(result)
+    assert "micro-batches" not in shown(check(recipe_of(), None))
+
+
+def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(
+    recipe_of, index, monkeypatch
+):
+    result = check(recipe_of(), index)
+    order = plan_order(recipe_of(), index)
+    ids = [order.ids(step, range(4))[1].tolist() for step in range(7)]
+    assert max(n for batch in ids for n in Counter(batch).values()) == 1
+    assert (result.data.duplicates, result.data.batches) == (0, 7)
+
+    original = Order.ids
+
+    def twice(self, step, streams):
+        epoch, found = original(self, step, streams)
+        found[:3] = found[3]
+        return epoch, found
+
+    monkeypatch.setattr(Order, "ids", twice)
+    assert check(recipe_of(), index).data.duplicates == 7 * 3
+
+
+def test_the_mixing_score_is_the_ratio_of_entropies():
+    pool = np.array([0, 0, 1, 1])  # as large as a batch: the uniform shuffle's entropy is ln 2
+    skewed = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(2)
+    assert mixing_score([np.array([1, 0, 1, 0])], pool) == pytest.approx(1, abs=1e-12)
+    assert mixing_score([np.array([0, 0, 0, 1])], pool) == pytest.approx(skewed, abs=1e-12)
+    assert mixing_score([np.array([0] * 4), np.array([1] * 4)], pool) == 0
+    assert mixing_score([np.array([0, 1, 0, -1])], np.array([0, 0, 1, -1])) is None
+    assert mixing_score([np.array([2, 2])], np.array([2, 2, 2])) is None
+
+
+def test_sorted_shards_with_one_stream_mix_badly_and_shuffled_ones_well():
+    starts = np.array([0, 500, 1000])
+    order = Order(starts, seed=0, batch_size=20, num_streams=1, window=20)
+    batches = [order.ids(step, range(1))[1] for step in range(50)]
+    by_class = np.arange(1000) // 100
+    mixed = np.random.default_rng(0).permutation(by_class)
+    assert mixing_score([by_class[ids] for ids in batches], by_class) < 0.3
+    # the mean of 50 entropies of 20 draws: its spread is 0.015 of the mean; 0.06 is four of it
+    assert mixing_score([mixed[ids] for ids in batches], mixed) == pytest.approx(1, abs=0.06)
+
+
+def test_unlabelled_data_say_so(recipe_of, tmp_path):
+    index = load_index(write_dataset(tmp_path / "plain", labelled=False))
+    result = check(recipe_of("run.monitor_steps=5"), index)
+    assert result.data.mixing is None
+    assert result.data.held_out == 0
+    assert "unlabelled" in shown(result)
+    assert any("no kNN" in warning for warning in result.warnings)
+
+
+def test_without_data_only_what_needs_them_is_left_out(recipe_of):
+    result = check(recipe_of("epochs=3"), None)
+    assert result.data is None
+    assert result.steps is None
+    assert result.negatives_per_anchor == 30
+    assert result.step_seconds > 0
+    assert "no --data" in shown(result)
+    assert check(recipe_of(), None).steps == 12
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("batchnorm=local", "results depend on the number of processes"),
+        ("optim.precision=auto", "the faster of fp32 and bf16"),
+        ("optim.warmup_steps=12", "does not end before the run's 12 steps"),
+    ],
+)
+def test_what_a_setting_costs_is_said(recipe_of, override, message):
+    assert check(recipe_of(), None).warnings == ()
+    (warning,) = check(recipe_of(override), None).warnings
+    assert message in warning
+
+
+@pytest.mark.parametrize("override", ["optim.precision=fp16", "data.decoder=nvjpeg"])
+def test_what_needs_a_cuda_device_is_refused_on_a_cpu(recipe_of, override):
+    key, value = override.split("=")
+    with pytest.raises(RecipeError, match=f"{key} = '{value}' needs a CUDA device"):
+        check(recipe_of(override, "run.device=cpu"), None)
+
+
+def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(recipe_of):
+    queue = ("loss.kind=moco", "loss.queue_rows=96")
+    with pytest.raises(RecipeError, match=r"add a section \[momentum\]"):
+        check(recipe_of(*queue), None)
+    result = check(recipe_of(*queue, "momentum.start=0.99"), None)
+    assert result.negatives_per_anchor == 96
+    assert "96 (the full queue)" in shown(result)
+
+
+def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):
+    plain = check(recipe_of(), None)
+    pair = check(recipe_of("momentum.start=0.99", "batchnorm=local"), None)
+    assert pair.backbone_parameters == plain.backbone_parameters
+    assert pair.memory.weights == 2 * plain.memory.weights
+    assert pair.memory.gradients == plain.memory.gradients
+    assert pair.memory.activations < 0.6 * plain.memory.activations  # keys keep none
+    # both views forward, backward (twice a forward) for one of them only
+    assert pair.step_flops == pytest.approx(plain.step_flops * 4 / 6)
+    assert any("which keys belong to its queries" in warning for warning in pair.warnings)
+
+
+def test_a_stem_that_does_not_fit_is_a_warning(recipe_of):
+    settings = ("backbone={kind = 'torchvision/resnet18', stem = 'imagenet'}", "augment.crop_px=32")
+    (warning,) = check(recipe_of(*settings), None).warnings
+    assert "backbone.stem = 'imagenet'" in warning
+
+
+def test_every_promised_number_is_shown(recipe_of, index):
+    text = shown(check(recipe_of("augment.crop_area=[0.2, 0.9]"), index))
+    for expected in (
+        "total steps", "steps per epoch", "negatives per anchor", "parameters", "FLOPs per step",
+        "estimated memory", "estimated time", "duplicates in a global batch", "mixing score",
+        "processes", "1, 2, 4", "optim.peak_lr", "0.05", "[0.2, 0.9]", "data.shuffle_window",
+        "brightness", "no_decay: ", "BatchNorm2d.bias",
+    ):  # fmt: skip
+        assert expected in text
+    narrow = Console(file=io.StringIO(), width=60)
+    result = check(recipe_of(), index)
+    narrow.print(render(result))
+    assert result.data.digest in "".join(narrow.file.getvalue().split())  # folded, never cut
+
+
+def test_views_that_differ_are_shown_side_by_side(recipe_of):
+    rows = shown(check(recipe_of("augment.preset=byol"), None)).splitlines()
+    (row,) = [row for row in rows if row.strip().startswith("blur_prob")]
+    assert "1 | 0.1" in row
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("data.split=valid",), "has no split 'valid'; it has: train"),
+        (("data.batch_size=256",), "data.batch_size = 256 is more than the 112 samples"),
+        (("data.holdout=128",), "data.holdout = 128 leaves nothing to train on"),
+        (("backbone={kind = 'torchvision/resnet19'}",), "did you mean 'resnet1"),
+        (("augment.crop_pixels=3",), "augment.crop_pixels is not a setting of the views"),
+        (("loss.temperature=0",), "temperature = 0"),
+        (("data.holdout=1",), "data.holdout = 1 leaves the kNN monitor no neighbour; use 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_user_error(recipe_of, index, overrides, message):
+    with pytest.raises(UserError) as caught:
+        check(recipe_of(*overrides), index)
+    assert message in str(caught.value)
+
+
+def test_missing_and_truncated_shards_are_one_user_error(recipe_of, tmp_path):
+    path = write_dataset(tmp_path / "broken")
+    path.with_name("train-000003.tar").unlink()
+    with open(path.with_name("train-000005.tar"), "r+b") as file:
+        file.truncate(2048)
+    with pytest.raises(
+        UserError, match=r"train-000003\.tar is missing; train-000005\.tar has 2048"
+    ):
+        check(recipe_of(), load_index(path))
+
+
+def test_the_first_images_may_be_bad_but_not_all_sixteen(recipe_of, tmp_path):
+    some = write_dataset(tmp_path / "some", broken={0: b"", 3: b"no picture"})
+    assert check(recipe_of(), load_index(some)).step_seconds > 0
+    every = write_dataset(tmp_path / "every", broken={k: b"no picture" for k in range(16)})
+    with pytest.raises(UserError, match="none of the first 16 images"):
+        check(recipe_of(), load_index(every))
+
+
+def test_the_command_prints_the_check_or_one_line(tmp_path, index):
+    recipe, data = str(write_recipe(tmp_path)), f"{index.folder}/dataset.json"
+    before = sorted(tmp_path.rglob("*"))
+    good = command_line("check", recipe, "--data", data, "data.num_streams=8")
+    assert good.returncode == 0, good.stderr
+    assert "1, 2, 4, 8" in good.stdout
+    bad = command_line("check", recipe, "--data", data, "data.batch_sise=8")
+    assert bad.returncode == 2
+    assert bad.stderr.count("\n") == 1
+    assert "did you mean 'batch_size'" in bad.stderr
+    assert sorted(tmp_path.rglob("*")) == before  # it writes nothing

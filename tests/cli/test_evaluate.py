@@ -1,0 +1,316 @@
+"""From shards and a run directory to files, a table and eval.json, by the command lines."""
+
+import hashlib
+import json
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.cli import embed as embed_tool
+from sslpipe.cli import evaluate as evaluate_tool
+from sslpipe.cli import whiten as whiten_tool
+from sslpipe.data.index import load_index
+from sslpipe.distributed import Rank
+from sslpipe.errors import UserError
+from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save_embeddings
+from sslpipe.evaluation.knn import knn
+from sslpipe.evaluation.whiten import fit_whitening, whiten
+from sslpipe.export.write import export_backbone, load_backbone
+from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.train import train
+from tests.evaluation.test_knn import random_rows
+from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.runs import final_weights, write_recipe
+from tests.run import test_launch
+
+
+def call(tool, *arguments) -> str:
+    result = CliRunner().invoke(tool.app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(run directory, dataset.json): a training of a few steps on the tiny data set."""
+    folder = tmp_path_factory.mktemp("run")
+    data = write_dataset(folder / "data", (32, 32))
+    write_dataset(folder / "data", (20,), split="test")
+    run_dir = folder / "run"
+    train(load_recipe(write_recipe(folder), ["steps=3"]), load_index(data), run_dir)
+    return run_dir, data
+
+
+def test_embed_writes_every_sample_of_the_split_through_the_runs_view(run, tmp_path):
+    run_dir, data = run
+    out = tmp_path / "test.safetensors"
+    call(embed_tool, run_dir, "--data", data, "--split", "test", "--out", out)
+    rows, facts = load_embeddings(out)
+    backbone = load_backbone(run_dir)
+    expected = embed(backbone.backbone, backbone.view, load_index(data).split("test"))
+    assert all(torch.equal(a, b) for a, b in zip(rows, expected, strict=True))
+    assert facts["split"] == "test"
+    assert facts["data_sha256"] == load_index(data).sha256
+    assert facts["backbone_sha256"] == module_sha256(backbone.backbone)
+    assert facts["view"] == {
+        "crop_px": 16,
+        "resize_px": 16,
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+    }
+
+
+def test_a_run_and_its_export_are_the_same_backbone_with_the_checkpoints_weights(run, tmp_path):
+    run_dir, _ = run
+    (run_dir / "eval.json").unlink(missing_ok=True)
+    export_backbone(run_dir, tmp_path / "out", ["safetensors"])
+    exported, ours = load_backbone(tmp_path / "out"), load_backbone(run_dir)
+    weights = final_weights(run_dir)
+    for key, tensor in exported.backbone.state_dict().items():
+        assert torch.equal(tensor, weights[f"backbone.{key}"])
+    assert exported.config == ours.config
+    facts = exported.config.facts
+    assert (facts["name"], facts["step"], facts["data"]["name"]) == ("tiny", 3, "tiny")
+    assert len(facts["digest"]) == 64
+    assert "| run | 3 steps" in (tmp_path / "out" / "README.md").read_text()
+
+
+def sha256_of(path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, tmp_path):
+    run_dir, data = run
+    export_backbone(run_dir, tmp_path / "out", ["safetensors"])
+    train_file, test_file = tmp_path / "train.safetensors", tmp_path / "test.npz"
+    options = ["--crops", "five", "--reduce", "concat", "--resize-px", "20"]
+    call(
+        embed_tool,
+        tmp_path / "out",
+        "--data",
+        data,
+        "--split",
+        "train",
+        "--out",
+        train_file,
+        *options,
+    )
+    rows, facts = load_embeddings(train_file)
+    assert rows.features.shape == (64, 5 * 16)
+    call(whiten_tool, tmp_path / "out", train_file, "--dims", "8")
+    call(embed_tool, tmp_path / "out", "--data", data, "--out", test_file, "--dtype", "float16")
+
+    sums = (tmp_path / "out" / "SHA256SUMS").read_text()
+    assert sha256_of(tmp_path / "out" / "whitening.safetensors") in sums
+    assert sha256_of(tmp_path / "out" / "config.json") in sums
+
+    found, found_facts = load_embeddings(test_file)
+    exported = load_backbone(tmp_path / "out")
+    view = EvalView(**facts["view"])
+    plain = embed(exported.backbone, view, load_index(data).split("test"))
+    expected = fit_whitening(rows, dims=8)(plain)
+    assert found.features.shape == (20, 8)
+    torch.testing.assert_close(found.features, expected.features, rtol=2e-3, atol=2e-3)
+    assert found_facts["whitening_sha256"] == exported.config.whitening_sha256
+    images = torch.stack([torch.from_numpy(picture(i)) for i in range(20)]).permute(0, 3, 1, 2)
+    torch.testing.assert_close(exported.encode(images), expected.features, rtol=1e-4, atol=1e-4)
+
+    ten = ["--data", str(data), "--out", str(test_file), "--crops", "ten"]
+    with pytest.raises(UserError, match="its own view"):
+        embed_tool.app([str(tmp_path / "out"), *ten], standalone_mode=False)
+    with pytest.raises(UserError, match="is whitened already"):
+        whiten_tool.app([str(tmp_path / "out"), str(test_file)], standalone_mode=False)
+    (tmp_path / "out" / "whitening.safetensors").write_bytes(b"other")
+    with pytest.raises(UserError, match=r"not the file that config\.json names"):
+        load_backbone(tmp_path / "out")
+
+
+def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries_it(run, tmp_path):
+    run_dir, data = run
+    out = run_dir / "eval.json"
+    shown = call(evaluate_tool, "suite", run_dir, "--data", data, "--out", out)
+    report = json.loads(out.read_text())
+    lines = {(row["features"], row["whitened"]) for row in report["rows"]}
+    assert lines == {(n, w) for n in ("ssl", "random", "pixels") for w in (False, True)}
+    assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
+    assert all(row["queries"] == 20 for row in report["rows"])
+    for told in ("ssl, whitened", "pixels", "random", "kNN with 100 labels a class"):
+        assert told in shown
+    model = load_backbone(run_dir)
+    index = load_index(data)
+    train_rows, test_rows = (
+        embed(model.backbone, model.view, index.split(name)) for name in ("train", "test")
+    )
+    by_protocol = {
+        r["protocol"]: r["value"]
+        for r in report["rows"]
+        if r["features"] == "ssl" and not r["whitened"]
+    }
+    for protocol, value in knn(train_rows, test_rows, k=(10, 20)).items():
+        assert by_protocol[protocol] == value
+    carried = model.config.facts["evaluation"]
+    assert len(carried) == sum(row["column"] is not None for row in report["rows"])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    rows = random_rows(300, 6, 4, seed=1), random_rows(80, 6, 4, seed=2, first_id=1000)
+    paths = folder / "train.safetensors", folder / "test.safetensors"
+    for path, part in zip(paths, rows, strict=True):
+        save_embeddings(path, part, {"split": path.stem})
+    return paths, rows
+
+
+@pytest.mark.parametrize("name", EVALS)
+def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp_path, name):
+    paths, rows = files
+    given = {
+        "few-shot": (["--labels-per-class", "5", "--k", "5"], {"labels_per_class": 5, "k": [5]}),
+        "geometry": (["--pairs", "50"], {"pairs": 50}),
+        "knn": (["--k", "1", "--k", "7", "--vote", "majority"], {"k": [1, 7], "vote": "majority"}),
+        "linear": (["--holdout", "0.2"], {"holdout": 0.2}),
+        "retrieval": (
+            ["--denominator", "R", "--lone", "zero"],
+            {"denominator": "R", "lone": "zero"},
+        ),
+        "ridge": (["--seed", "3"], {"seed": 3}),
+        "sgd": (["--epochs", "3"], {"epochs": 3}),
+        "stability": (["--k", "4"], {"k": 4}),
+        "verification": (["--pairs", "200", "--far", "0.1"], {"pairs": 200, "far": [0.1]}),
+    }
+    arguments, options = given[name]
+    if name == "stability":  # of one split
+        paths, rows = (paths[1], paths[1]), (rows[1], rows[1])
+    out = tmp_path / "numbers.json"
+    shown = call(evaluate_tool, name, *paths, *arguments, "--out", out)
+    expected = [result.to_json() for result in EVALS[name](*rows, **options)]
+    found = json.loads(out.read_text())
+    assert [row["protocol"] for row in found] == [row["protocol"] for row in expected]
+    for row, wanted in zip(found, expected, strict=True):
+        assert math.isclose(row["value"], wanted["value"], rel_tol=0, abs_tol=1e-12)
+        number = wanted["value"]
+        text = f"{100 * number:.1f}" if wanted["unit"] == "share" else f"{number:.4g}"
+        assert text in shown
+
+
+@pytest.mark.parametrize("name", ["retrieval", "verification"])
+def test_two_launched_processes_print_and_write_once_what_one_does(files, tmp_path, name):
+    paths, _ = files
+    options = ["--far", "0.1"] if name == "verification" else []
+    call(evaluate_tool, name, *paths, *options, "--out", tmp_path / "one.json")
+    command = ["tools.evaluate", name, *map(str, paths), *options, "--device", "cpu", "--out"]
+    words = [*test_launch.launcher("cpu2", "-m"), *command]
+    done = test_launch.run(*words, str(tmp_path / "two.json"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{name}: train.safetensors -> test.safetensors") == 1
+    assert (tmp_path / "two.json").read_bytes() == (tmp_path / "one.json").read_bytes()
+
+
+def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatch):
+    monkeypatch.setattr(evaluate_tool, "start", lambda device: ("cpu", Rank(0, 2)))
+    with pytest.raises(UserError, match="knn runs in one process, and the launcher started 2"):
+        evaluate_tool.app(["knn", *map(str, files[0])], standalone_mode=False)
+
+
+def test_whiten_is_applied_to_both_files(files, tmp_path):
+    paths, rows = files
+    out = tmp_path / "numbers.json"
+    call(evaluate_tool, "knn", *paths, "--k", "5", "--whiten", "--out", out)
+    (row,) = json.loads(out.read_text())
+    assert row["whitened"]
+    assert [row["value"]] == list(knn(*whiten(*rows), k=(5,)).values())
+
+
+def test_suite_takes_files_alone(files, tmp_path):
+    paths, _ = files
+    out = tmp_path / "eval.json"
+    call(evaluate_tool, "suite", "--features", f"mine={paths[0]},{paths[1]}", "--out", out)
+    assert {row["features"] for row in json.loads(out.read_text())["rows"]} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["suite", "--features", "mine=only"], "NAME=TRAIN.safetensors,TEST.safetensors"),
+        (["suite"], "no set of features"),
+        (["suite", "somewhere"], "needs --data"),
+        (["knn", "none", "none"], "cannot read embeddings from none"),
+        (["suite", "--device", "tpu"], "use auto, cpu or cuda"),
+        (["ridge", "none", "none", "--device", "tpu"], "use auto, cpu or cuda"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(arguments, told, capsys, monkeypatch):
+    with pytest.raises(UserError, match=told):
+        evaluate_tool.app(arguments, standalone_mode=False)
+    monkeypatch.setattr("sys.argv", ["evaluate", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        embed_tool.run(evaluate_tool.app)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+
+
+def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differs(files, tmp_path):
+    _, rows = files
+    same = {"backbone_sha256": "a", "canvas_px": 256, "dtype": "float32", "data_sha256": "d"}
+
+    def written(name, part, **facts):
+        save_embeddings(tmp_path / name, part, same | facts)
+        return str(tmp_path / name)
+
+    train = written("train.npz", rows[0], split="train")
+    for key, other in (("backbone_sha256", "b"), ("canvas_px", 512), ("whitening_sha256", "w")):
+        test = written("test.npz", rows[1], split="test", **{key: other})
+        for arguments in (["knn", train, test], ["suite", "--features", f"mine={train},{test}"]):
+            with pytest.raises(UserError, match=f"differ in {key}"):
+                evaluate_tool.app(arguments, standalone_mode=False)
+    for name in ("knn", "linear", "ridge", "sgd"):
+        with pytest.raises(UserError, match="both files are of split 'train'"):
+            evaluate_tool.app([name, train, train], standalone_mode=False)
+    call(evaluate_tool, "stability", test, test, "--k", "4")
+
+
+def test_the_canvas_is_in_the_facts_and_never_smaller_than_twice_the_view(run, tmp_path):
+    run_dir, data = run
+    out = tmp_path / "test.safetensors"
+    call(embed_tool, run_dir, "--data", data, "--out", out)
+    assert load_embeddings(out)[1]["canvas_px"] == 256
+    call(embed_tool, run_dir, "--data", data, "--out", out, "--resize-px", "200")
+    assert load_embeddings(out)[1]["canvas_px"] == 400
+    call(embed_tool, run_dir, "--data", data, "--out", out, "--canvas-px", "24")
+    assert load_embeddings(out)[1]["canvas_px"] == 24
+    given = [str(run_dir), "--data", str(data), "--test-split"]
+    with pytest.raises(UserError, match="tset"):
+        evaluate_tool.app(["sgd-augmented", *given, "tset"], standalone_mode=False)
+    with pytest.raises(UserError, match="name two splits"):
+        evaluate_tool.app(["suite", *given, "train"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["verification", "--far", "0"], "between 0 and 1"),
+        (["verification", "--pairs", "0"], "at least 1"),
+        (["knn", "--temperature", "nan"], "finite"),
+    ],
+)
+def test_an_option_out_of_range_is_told(files, arguments, told):
+    name, *options = arguments
+    with pytest.raises(UserError, match=told):
+        evaluate_tool.app([name, *map(str, files[0]), *options], standalone_mode=False)
+
+
+def test_help_has_an_example_for_every_command():
+    for tool, commands in (
+        (evaluate_tool, [[], ["suite"], *([n] for n in EVALS)]),
+        (embed_tool, [[]]),
+        (whiten_tool, [[]]),
+    ):
+        for command in commands:
+            assert "Example" in call(tool, *command, "--help")

@@ -1,0 +1,128 @@
+"""The gallery's command line: a folder of images a name is all that it needs."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.cli import gallery as tool
+from sslpipe.cli.embed import run
+from sslpipe.data.decode import decode
+from sslpipe.export.load import freeze, load_backbone
+from sslpipe.metric_learning.gallery import Gallery
+from sslpipe.models.backbones import build_backbone
+from sslpipe.recipe.base import Component
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """An export's two files, of a random network."""
+    return write_model(tmp_path_factory.mktemp("model"), seed=0)
+
+
+def write_model(folder, seed):
+    component = Component(kind="small_resnet", widths=[8, 16], normalize=True)
+    torch.manual_seed(seed)
+    backbone = build_backbone(component, crop_px=16)
+    frozen = freeze(backbone, component, eval_view_for(16, [0.5] * 3, [0.25] * 3), {})
+    save_file(dict(backbone.state_dict()), folder / "model.safetensors")
+    (folder / "config.json").write_text(frozen.config.model_dump_json())
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """NAME/0.png to 2.png: one pattern a name, a little noise each; and strangers."""
+    rng = np.random.default_rng(0)
+    for name in ("ann", "bob", "cy"):
+        pattern = rng.integers(0, 200, (20, 24, 3))
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(3):
+            noisy = (pattern + rng.integers(0, 20, pattern.shape)).astype(np.uint8)
+            Image.fromarray(noisy).save(tmp_path / "photos" / name / f"{number}.png")
+    (tmp_path / "strangers").mkdir()
+    for number in range(10):
+        noise = rng.integers(0, 256, (20, 24, 3)).astype(np.uint8)
+        Image.fromarray(noise).save(tmp_path / "strangers" / f"{number}.png")
+    return tmp_path
+
+
+def call(capsys, *words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["tools.gallery", *map(str, words)])
+        try:
+            run(tool.app)
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+    shown = capsys.readouterr()
+    return status, shown.out.replace(" \n", " "), shown.err
+
+
+def test_enrol_calibrate_identify_remove(photos, model, capsys):
+    book = photos / "book.safetensors"
+    status, said, _ = call(capsys, "enrol", book, photos / "photos", "--model", model)
+    assert (status, "9 images of 3 names; 3 names in all" in said) == (0, True)
+    backbone, loaded = load_backbone(model), Gallery.load(book)
+    pixels = decode((photos / "photos/bob/1.png").read_bytes(), 256)
+    expected = backbone.encode(torch.from_numpy(pixels)[None])
+    torch.testing.assert_close(loaded.embeddings("bob")[1], expected[0], rtol=0, atol=1e-6)
+
+    strangers = photos / "strangers"
+    status, said, warned = call(capsys, "calibrate", book, strangers, "--model", model)
+    assert status == 0
+    assert "from 10 strangers at FAR 0.01" in said.replace("\n", " ")
+    assert "fewer than 100 strangers" in warned.replace("\n", " ")
+    threshold = Gallery.load(book).threshold
+
+    words = ("identify", book, photos / "photos/cy", strangers, "--model", model)
+    answers = {search: call(capsys, *words, "--search", search)[1] for search in ("torch", "faiss")}
+    assert answers["torch"] == answers["faiss"]
+    lines = [line.split("\t") for line in answers["torch"].splitlines()]
+    assert [line[1] for line in lines] == ["cy"] * 3 + ["-"] * 10
+    assert all(float(line[2].split()[0]) < threshold for line in lines[3:])
+
+    call(capsys, "remove", book, "cy")
+    status, said, _ = call(capsys, "identify", book, photos / "photos/cy/0.png", "--model", model)
+    assert "\tcy" not in said
+    one = photos / "photos/cy/0.png"
+    assert call(capsys, "add", book, "cy", one, "--model", model)[0] == 0
+    status, said, _ = call(capsys, "list", book)
+    assert [line.split() for line in said.splitlines()[:3]] == [
+        ["3", "ann"],
+        ["3", "bob"],
+        ["1", "cy"],
+    ]
+
+
+def test_verify_says_same_or_different_and_so_does_its_status(photos, model, capsys):
+    ann, bob = photos / "photos/ann", photos / "photos/bob"
+    options = ("--model", model, "--pairs", photos / "photos", "--far", "0")
+    status, said, _ = call(capsys, "verify", ann / "0.png", ann / "1.png", *options)
+    assert (status, said.split("\t")[0]) == (0, "same")
+    status, said, _ = call(capsys, "verify", ann / "0.png", bob / "1.png", *options)
+    assert (status, said.split("\t")[0]) == (1, "different")
+
+
+def test_mistakes_are_one_line(photos, model, capsys, tmp_path_factory):
+    book = photos / "book.safetensors"
+    call(capsys, "enrol", book, photos / "photos", "--model", model)
+    other = write_model(tmp_path_factory.mktemp("other"), seed=1)
+    (photos / "photos/ann/bad.png").write_bytes(b"junk")
+    for words, text in (
+        (("identify", book, photos / "strangers", "--model", other), "made with another model"),
+        (("enrol", book, photos / "strangers", "--model", model), "has no folders; expected one a"),
+        (("identify", book, photos / "no.png", "--model", model), "No such file"),
+        (("identify", photos / "no", photos, "--model", model), "holds no gallery"),
+        (("verify", photos, photos, "--model", model), "give --threshold, or --pairs"),
+        (("remove", book, "an"), "did you mean 'ann'"),
+    ):
+        status, _, said = call(capsys, *words)
+        assert status == 2
+        assert text in said
+        assert "Traceback" not in said
+    status, said, warned = call(capsys, "enrol", book, photos / "photos", "--model", model)
+    assert "left out" in warned
+    assert "9 images of 3 names" in said

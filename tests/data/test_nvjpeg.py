@@ -1,0 +1,150 @@
+"""data.decoder = "nvjpeg", tried with torchcodec's decoder for the CPU; on a GPU where one is."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sslpipe.data.decode import Buffer, Pixels, decode, is_plain_jpeg
+from sslpipe.data.index import Split, load_index
+from sslpipe.data.loader import Quarantined, batches
+from sslpipe.data.nvjpeg import DeviceDecoder, jpeg_decoder
+from sslpipe.data.order import Order
+from sslpipe.data.pipeline import Batch
+from sslpipe.data.resident import resident_batches
+from sslpipe.distributed import Rank
+from sslpipe.errors import RecipeError
+from sslpipe.recipe.base import Run
+from sslpipe.recipe.pretrain import Data
+from tests.data.test_decode import encoded, photo
+from tests.helpers.dataset import picture, write_dataset
+
+
+def works() -> bool:
+    """Whether torchcodec's libraries fit torch's; where it is not installed, tests fail."""
+    try:
+        DeviceDecoder(torch.device("cpu"))
+    except OSError:
+        return False
+    return True
+
+
+needs_torchcodec = pytest.mark.skipif(not works(), reason="torchcodec was built for another torch")
+LEVELS = 8  # of 255, that decoders may differ by in a pixel where colours are sharp
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+
+
+@needs_torchcodec
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("canvas_px", [64, 40])
+def test_it_gives_what_the_own_decoder_gives(device: str, mode: str, canvas_px: int) -> None:
+    raws: list[Buffer] = [
+        encoded(photo(seed=n).convert(mode), "JPEG", quality=95) for n in range(3)
+    ]
+    assert all(map(is_plain_jpeg, raws))
+    decoded = DeviceDecoder(torch.device(device))(raws)
+    for raw, image in zip(raws, decoded, strict=True):
+        expected, got = decode(raw, canvas_px), decode(raw, canvas_px, image)
+        assert got.shape == expected.shape
+        assert got.transpose(1, 2, 0).flags.c_contiguous
+        difference = np.abs(got.astype(np.int16) - expected)
+        assert difference.max() <= LEVELS
+        assert difference.mean() <= 1
+
+
+def test_only_whole_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere() -> None:
+    whole = encoded(photo(), "JPEG")
+    at = whole.index(b"\xff\xc0")  # the frame header: height and width follow
+    bomb = whole[: at + 5] + b"\xff\xff\xff\xff" + whole[at + 9 :]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = encoded(photo(), "JPEG", exif=exif.tobytes())
+    cmyk = encoded(photo().convert("CMYK"), "JPEG")
+    others = [encoded(photo(), "PNG"), turned, cmyk, whole[:20], whole[:-20], b""]
+    assert is_plain_jpeg(whole)
+    assert not any(map(is_plain_jpeg, [*others, bomb]))
+
+
+@pytest.mark.parametrize("source", [batches, resident_batches])
+def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(
+    tmp_path: Path, source: Callable[..., Iterator[Batch]]
+) -> None:
+    jpegs = {n: encoded(photo(16, 16, seed=n), "JPEG") for n in range(32) if n % 4}
+    split = load_index(write_dataset(tmp_path, (16, 16), broken=jpegs)).split("train")
+    calls: list[int] = []
+
+    def decoder(raws: list[Buffer]) -> list[Pixels]:
+        calls.append(len(raws))
+        return [np.full((16, 16, 3), len(raw) % 256, np.uint8) for raw in raws]
+
+    batch = first_batch(source, split, decoder)
+    for image, sample in zip(batch.images, batch.ids.tolist(), strict=True):
+        expected = torch.from_numpy(picture(sample)).permute(2, 0, 1)
+        if sample % 4:
+            expected = torch.full((3, 16, 16), len(jpegs[sample]) % 256, dtype=torch.uint8)
+        assert torch.equal(image, expected)
+    assert max(calls) > 1
+
+
+@pytest.mark.parametrize("source", [batches, resident_batches])
+def test_what_it_refuses_is_decoded_as_ever_and_one_cut_short_is_never_given_to_it(
+    tmp_path: Path, source: Callable[..., Iterator[Batch]]
+) -> None:
+    jpegs = {number: encoded(photo(16, 16, seed=number), "JPEG") for number in range(32)}
+    jpegs[5] = jpegs[5][:-20]
+    split = load_index(write_dataset(tmp_path, (16, 16), broken=jpegs)).split("train")
+    bad: list[Quarantined] = []
+    asked: set[bytes] = set()
+
+    def decoder(raws: list[Buffer]) -> list[Pixels]:
+        asked.update(map(bytes, raws))
+        raise RuntimeError("nvJPEG: status 5")
+
+    batch = first_batch(source, split, decoder, bad, batch_size=32)
+    assert [record.id for record in bad] == [5]
+    assert asked == set(jpegs.values()) - {jpegs[5]}
+    for image, sample in zip(batch.images, batch.source_ids.tolist(), strict=True):
+        assert torch.equal(image, torch.from_numpy(decode(jpegs[sample], 16)))
+
+
+def first_batch(
+    source: Callable[..., Iterator[Batch]],
+    split: Split,
+    decoder: Callable[[list[Buffer]], list[Pixels]],
+    bad: list[Quarantined] | None = None,
+    batch_size: int = 8,
+) -> Batch:
+    settings = {"batch_size": batch_size, "num_streams": 2}
+    return next(
+        iter(
+            source(
+                split,
+                Order(split.starts, seed=0, window=4, **settings),
+                Data(shuffle_window=4, canvas_px=16, **settings),
+                Run(num_workers=0),
+                Rank(),
+                device=torch.device("cpu"),
+                on_bad=([] if bad is None else bad).append,
+                jpeg=decoder,
+            )
+        )
+    )
+
+
+def test_without_a_cuda_device_the_run_ends_before_it_begins() -> None:
+    assert jpeg_decoder(Data(), torch.device("cpu")) is None
+    with pytest.raises(RecipeError, match=r"data.decoder = 'nvjpeg' needs a CUDA device.*on cpu"):
+        jpeg_decoder(Data(decoder="nvjpeg"), torch.device("cpu"))

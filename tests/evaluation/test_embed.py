@@ -1,0 +1,284 @@
+"""Each sample once, the backbone untouched, files exact, the same rows from several processes."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import load_index
+from sslpipe.distributed import Rank
+from sslpipe.errors import DataError
+from sslpipe.evaluation import embed_file
+from sslpipe.evaluation.baselines import pixel_features, random_backbone
+from sslpipe.evaluation.embed import (
+    Embeddings,
+    embed,
+    evaluating,
+    load_embeddings,
+    module_sha256,
+    save_embeddings,
+)
+from sslpipe.evaluation.embed_file import embed_to_file
+from sslpipe.recipe.base import Component
+from tests.helpers.dataset import picture, png, write_dataset
+from tests.helpers.processes import run_processes
+
+VIEW = {"crop_px": 16, "resize_px": 16, "mean": [0.5] * 3, "std": [0.25] * 3}
+
+
+def make_backbone():
+    backbone = random_backbone(Component(kind="small_resnet", widths=[4, 8]), crop_px=16, seed=1)
+    torch.manual_seed(0)
+    with torch.no_grad():  # running statistics that differ from a batch's own
+        for module in backbone.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 2)
+    return backbone
+
+
+@pytest.fixture
+def split(tmp_path):
+    return load_index(write_dataset(tmp_path / "data", (5, 9, 7))).split("train")
+
+
+def test_each_sample_has_one_row_of_the_backbones_features_in_id_order(split):
+    backbone = make_backbone()
+    rows = embed(backbone, EvalView(**VIEW), split, batch_size=4)
+    assert rows.ids.tolist() == list(range(21))
+    assert rows.labels.tolist() == [i % 4 for i in range(21)]
+    pixels = np.stack([picture(i) for i in range(21)]).transpose(0, 3, 1, 2) / 255
+    images = torch.from_numpy(((pixels - 0.5) / 0.25).astype(np.float32))
+    with torch.no_grad():
+        expected = backbone.eval()(images)
+    torch.testing.assert_close(rows.features, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_features_do_not_depend_on_the_batch_size(split):
+    backbone = make_backbone()
+    by_size = [embed(backbone, EvalView(**VIEW), split, batch_size=n) for n in (1, 4, 100)]
+    for rows in by_size[1:]:
+        torch.testing.assert_close(rows.features, by_size[0].features, rtol=1e-5, atol=1e-6)
+
+
+def test_the_backbone_is_the_same_before_and_after_and_modes_are_put_back(split):
+    backbone = make_backbone().train()
+    frozen_part = backbone.network[1].eval()
+    before = module_sha256(backbone)
+    embed(backbone, EvalView(**VIEW), split)
+    assert module_sha256(backbone) == before
+    assert backbone.training
+    assert backbone.network[0].training
+    assert not frozen_part.training
+    with pytest.raises(RuntimeError, match="stop"), evaluating(backbone):
+        raise RuntimeError("stop")
+    assert backbone.network[0].training
+
+
+def test_a_backbone_that_changes_while_it_embeds_is_noticed(split):
+    class Learning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, images):
+            self.seen += 1
+            return images.flatten(1)
+
+    with pytest.raises(AssertionError, match="changed the backbone"):
+        embed(Learning(), EvalView(**VIEW), split)
+
+
+def test_the_hash_sees_every_bit_of_parameters_and_buffers():
+    backbone = make_backbone()
+    before = module_sha256(backbone)
+    with torch.no_grad():
+        backbone.network[1].running_var[0] += 1e-6
+    assert module_sha256(backbone) != before
+    assert module_sha256(make_backbone()) == before
+
+
+def test_a_bad_sample_is_reported_and_has_no_row_or_is_an_error(tmp_path):
+    data = write_dataset(tmp_path, (6, 6), broken={7: b"no image"})
+    split, bad = load_index(data).split("train"), []
+    rows = embed(make_backbone(), EvalView(**VIEW), split, on_bad=bad.append)
+    assert rows.ids.tolist() == [i for i in range(12) if i != 7]
+    assert [(b.id, b.key) for b in bad] == [(7, "train000007")]
+    with pytest.raises(DataError, match="train000007"):
+        embed(make_backbone(), EvalView(**VIEW), split)
+
+
+def killed_while_embedding(monkeypatch, out, split, batches):
+    """Run embed_to_file with parts of 4 samples until `batches` of them are read, then fail."""
+    real, read = embed_file.embed_here, []
+
+    def fail(*args, **options):
+        read.append(options["ids"])
+        if len(read) > batches:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(embed_file, "embed_here", fail)
+    with contextlib.suppress(KeyboardInterrupt):
+        embed_to_file(out, make_backbone(), EvalView(**VIEW), split, {"run": 1})
+    return read
+
+
+def bar_of(told):
+    """A progress bar that appends how many samples are left, then each batch's."""
+
+    def bar(left):
+        told.append(left)
+        return contextlib.nullcontext(told.append)
+
+    return bar
+
+
+def test_a_pass_that_was_killed_goes_on_and_gives_the_same_bytes(split, tmp_path, monkeypatch):
+    monkeypatch.setattr(embed_file, "PART_SAMPLES", 4)
+    options = (make_backbone(), EvalView(**VIEW), split)
+    embed_to_file(tmp_path / "whole.safetensors", *options, {"run": 1})
+    out, told = tmp_path / "again.safetensors", []
+    with monkeypatch.context() as patch:
+        assert len(killed_while_embedding(patch, out, split, 3)) == 4
+    assert not out.exists()
+    embed_to_file(out, *options, {"run": 1}, bar=bar_of(told))
+    assert (told[0], sum(told[1:])) == (9, 9)  # three parts of four were there
+    assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "again.safetensors",
+        "data",
+        "whole.safetensors",
+    ]
+
+
+def test_parts_of_another_backbone_are_not_gone_on_with(split, tmp_path, monkeypatch):
+    monkeypatch.setattr(embed_file, "PART_SAMPLES", 4)
+    out, told = tmp_path / "rows.safetensors", []
+    with monkeypatch.context() as patch:
+        killed_while_embedding(patch, out, split, 3)
+    options = (make_backbone(), EvalView(**VIEW), split)
+    embed_to_file(out, *options, {"run": 2}, bar=bar_of(told))
+    assert told[0] == 21
+    assert load_embeddings(out)[1]["run"] == 2
+
+
+def test_a_bad_sample_is_named_in_the_file_even_if_its_whole_part_is_bad(tmp_path, monkeypatch):
+    monkeypatch.setattr(embed_file, "PART_SAMPLES", 4)
+    data = write_dataset(tmp_path / "data", (6, 6), broken=dict.fromkeys(range(4, 9), b"none"))
+    out, bad = tmp_path / "rows.npz", []
+    split = load_index(data).split("train")
+    embed_to_file(out, make_backbone(), EvalView(**VIEW), split, {}, on_bad=bad.append)
+    rows, facts = load_embeddings(out)
+    assert rows.ids.tolist() == [0, 1, 2, 3, 9, 10, 11]
+    assert [one["id"] for one in facts["left_out"]] == list(range(4, 9))
+    assert facts["left_out"][0]["key"] == "train000004"
+    assert len(bad) == 5
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_float16_files_hold_half_the_bytes_and_refuse_what_float16_cannot_hold(suffix, tmp_path):
+    rows = Embeddings(torch.randn(300, 64), torch.arange(300), torch.arange(300))
+    path = tmp_path / f"rows.{suffix}"
+    save_embeddings(path, rows, {}, torch.float16)
+    again, _ = load_embeddings(path)
+    assert torch.equal(again.features, rows.features.half().float())
+    assert path.stat().st_size < 300 * 64 * 2 + 300 * 16 + 2000
+    with pytest.raises(DataError, match="float16 ends at 65504: write float32"):
+        save_embeddings(path, rows._replace(features=rows.features * 1e6), {}, torch.float16)
+
+
+PARTS = (None, [2, 3, 17])  # all 21 rows; three, so that one process of four has none
+
+
+def embed_in_rank(process: Rank, data: str, out: str):
+    backbone, split = make_backbone(), load_index(data).split("train")
+    view = EvalView(**VIEW)
+    embed_file.PART_SAMPLES = 4
+    embed_to_file(Path(out), backbone, view, split, {"run": 1}, process=process)
+    return [
+        tuple(embed(backbone, view, split, process=process, ids=ids, batch_size=4)) for ids in PARTS
+    ]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_process_gets_every_row_once_whatever_their_number(split, tmp_path, world):
+    one, many = tmp_path / "one.safetensors", tmp_path / "many.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embed_file, "PART_SAMPLES", 4)
+        expected = [tuple(rows) for rows in embed_in_rank(Rank(), split.folder, str(one))]
+    for found in run_processes(embed_in_rank, world, split.folder, str(many)):
+        for rows, alone in zip(found, expected, strict=True):
+            assert torch.equal(rows[1], alone[1])
+            assert torch.equal(rows[2], alone[2])
+            torch.testing.assert_close(rows[0], alone[0], rtol=1e-5, atol=1e-6)
+    assert expected[1][2].tolist() == PARTS[1]
+    assert many.read_bytes() == one.read_bytes()
+
+
+def test_a_file_keeps_every_bit_and_the_facts(tmp_path):
+    rows = Embeddings(
+        torch.randn(3, 2), torch.tensor([2**62, -1, 0]), torch.tensor([5, 2**53 + 1, 7])
+    )
+    path = tmp_path / "deep" / "rows.safetensors"
+    save_embeddings(path, rows, {"split": "test", "view": VIEW})
+    again, facts = load_embeddings(path)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(rows, again, strict=True))
+    assert facts == {"split": "test", "view": VIEW}
+    assert [p.name for p in path.parent.iterdir()] == ["rows.safetensors"]
+
+
+def test_a_file_that_holds_no_embeddings_is_one_clear_error(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"features": torch.zeros(2, 2)}, tmp_path / "part")
+    (tmp_path / "text").write_text("hello")
+    for name, told in (
+        ("part", "no ids, labels"),
+        ("text", "cannot read"),
+        ("none", "cannot read"),
+    ):
+        with pytest.raises(DataError, match=told):
+            load_embeddings(tmp_path / name)
+
+
+def test_pixel_features_are_the_images_in_zero_to_one(split):
+    (rows,) = pixel_features(split, view=EvalView(**VIEW))
+    expected = np.stack([picture(i) for i in range(21)]).transpose(0, 3, 1, 2).reshape(21, -1) / 255
+    np.testing.assert_allclose(rows.features.numpy(), expected, atol=1e-6)
+
+
+def test_pixel_features_of_gray_images_keep_one_channel_and_all_cosines(tmp_path):
+    def gray(number: int) -> bytes:
+        pixels = picture(number)[:, :, :1].repeat(3, axis=2)
+        return png(np.asarray(Image.fromarray(pixels)))
+
+    broken = {i: gray(i) for i in range(6)}
+    split = load_index(write_dataset(tmp_path, (6,), broken=broken)).split("train")
+    one, two = pixel_features(split, split, view=EvalView(**VIEW))
+    assert one.features.shape == two.features.shape == (6, 256)
+    np.testing.assert_allclose(
+        one.features[3].numpy().reshape(16, 16), picture(3)[:, :, 0] / 255, atol=1e-6
+    )
+
+
+def test_pixel_features_of_large_views_are_reduced(tmp_path):
+    path: Path = write_dataset(tmp_path, (2,), px=80)
+    view = EvalView(crop_px=64, resize_px=80)
+    (rows,) = pixel_features(load_index(path).split("train"), view=view)
+    assert rows.features.shape == (2, 3 * 32 * 32)
+
+
+def test_a_random_backbone_is_named_by_its_seed_and_leaves_torchs_generator_alone():
+    component = Component(kind="small_resnet")
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first = module_sha256(random_backbone(component, 28, seed=1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert module_sha256(random_backbone(component, 28, seed=1)) == first
+    assert module_sha256(random_backbone(component, 28, seed=2)) != first

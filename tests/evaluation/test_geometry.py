@@ -1,0 +1,110 @@
+"""Alignment, uniformity, rank, spread and stability against loops and closed forms."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation.geometry import geometry, stability
+from sslpipe.random import permutation
+from tests.evaluation.test_knn import brute_similarities, random_rows, rows
+
+
+def by_metric(*arguments, **options):
+    return {result.metric: result for result in geometry(*arguments, **options)}
+
+
+def test_every_number_equals_its_definition_by_loops():
+    data = random_rows(60, 6, 4, seed=1)
+    found = by_metric(data, data, pairs=10_000)  # all pairs
+    unit = torch.nn.functional.normalize(data.features.double()).numpy()
+    labels = data.labels.tolist()
+    squared = {(i, j): ((unit[i] - unit[j]) ** 2).sum() for i, j in combinations(range(60), 2)}
+    same = [d for (i, j), d in squared.items() if labels[i] == labels[j]]
+    assert found["alignment"].value == pytest.approx(np.mean(same), rel=1e-6)
+    expected = np.log(np.mean([np.exp(-2 * d) for d in squared.values()]))
+    assert found["uniformity"].value == pytest.approx(expected, rel=1e-6)
+    values = np.linalg.svd(data.features.double().numpy(), compute_uv=False)
+    share = values / values.sum()
+    assert found["effective_rank"].value == pytest.approx(np.exp(-(share * np.log(share)).sum()))
+    assert found["effective_rank"].details["singular_values"] == pytest.approx(values, rel=1e-6)
+    spreads = sorted(unit.std(axis=0), reverse=True)
+    assert found["std"].details["std_spectrum"] == pytest.approx(spreads, rel=1e-6)
+    assert found["std"].value == pytest.approx(np.mean(spreads) * 6**0.5, rel=1e-6)
+    for result in found.values():
+        assert result.interval95[0] < result.value < result.interval95[1]
+        assert result.unit == "number"
+
+
+def test_collapsed_and_uniform_features_have_the_values_of_theory():
+    rng = np.random.default_rng(0)
+    labels = np.arange(1500) % 10
+    sphere = by_metric(*[rows(rng.normal(size=(1500, 128)), labels)] * 2)
+    # on a sphere of many dimensions distances are near sqrt(2), uniformity near -4
+    assert sphere["alignment"].value == pytest.approx(2, abs=0.02)
+    assert sphere["uniformity"].value == pytest.approx(-4, abs=0.1)
+    assert sphere["effective_rank"].value > 120
+    assert sphere["std"].value == pytest.approx(1, abs=0.01)
+    point = by_metric(*[rows(1 + 1e-6 * rng.normal(size=(300, 8)), labels[:300])] * 2)
+    assert point["alignment"].value < 1e-9
+    assert abs(point["uniformity"].value) < 1e-9
+    assert point["effective_rank"].value < 1.01
+    assert point["std"].value < 1e-4
+
+
+def test_an_intervals_width_is_that_of_independent_samples():
+    # 40 samples of 500 rows: the spread of uniformity over them against the mean half width
+    values, widths = [], []
+    for seed in range(40):
+        result = by_metric(*[random_rows(500, 6, 4, seed)] * 2, pairs=10)["uniformity"]
+        values.append(result.value)
+        widths.append((result.interval95[1] - result.interval95[0]) / 2)
+    # 40 values know a spread to 11 %, ten groups to 24 % each: 0.5 to 2 is beyond 4 of both
+    assert 0.5 < np.mean(widths) / (1.96 * np.std(values, ddof=1)) < 2
+
+
+def rank_by_svd(x):
+    share = np.linalg.svd(x, compute_uv=False)
+    share = share / share.sum()
+    return np.exp(-(share * np.log(share)).sum())
+
+
+def uniformity_by_loops(x):
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    return np.log(np.mean([np.exp(-2 * ((u - v) ** 2).sum()) for u, v in combinations(unit, 2)]))
+
+
+@pytest.mark.parametrize("width", [6, 40])  # fewer columns than rows, and more
+def test_intervals_are_those_of_leaving_out_each_tenth_of_the_rows(width):
+    data = random_rows(35, width, 4, seed=1)
+    data = data._replace(features=data.features * torch.logspace(0, -5, width))  # as spectra fall
+    found = by_metric(data, data)
+    x = data.features.double().numpy()[permutation(35, 0)]
+    for metric, value in (("effective_rank", rank_by_svd), ("uniformity", uniformity_by_loops)):
+        without = [value(x[np.arange(35) % 10 != group]) for group in range(10)]
+        half = 1.96 * np.sqrt(9 * np.var(without))  # 9 / 10 times the sum of 10 squares
+        low, high = found[metric].interval95
+        assert found[metric].value == pytest.approx(value(x), rel=1e-8)
+        assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
+        assert (high + low) / 2 == pytest.approx(value(x), rel=1e-8)
+
+
+def test_stability_is_the_share_of_neighbours_in_common_by_loops():
+    before = random_rows(50, 6, 4, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(50, 6, generator=generator)
+    after = before._replace(features=before.features + 0.5 * noise)
+    shuffled = after.rows(torch.randperm(50, generator=generator))
+    (result,) = stability(before, shuffled, k=7)
+
+    def near(data):
+        table = brute_similarities(data, data, exclude_same_id=True)
+        return [set(sorted(range(50), key=lambda j, row=row: (-row[j], j))[:7]) for row in table]
+
+    shared = [len(a & b) / 7 for a, b in zip(near(before), near(after), strict=True)]
+    assert result.value == pytest.approx(np.mean(shared))
+    assert stability(before, before._replace(features=before.features * 3), k=7)[0].value == 1
+    with pytest.raises(DataError, match="not of the same samples"):
+        stability(before, after._replace(ids=after.ids + 1))

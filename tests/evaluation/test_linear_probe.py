@@ -1,0 +1,238 @@
+"""Logistic regression against scikit-learn; C is chosen on train alone; test is read once."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation import logistic
+from sslpipe.evaluation.linear_probe import (
+    choose_c,
+    fit_ridge,
+    holdout_rows,
+    linear_probe,
+    ridge_probe,
+    standardisation,
+)
+from sslpipe.evaluation.logistic import fit_logistic, predict
+from sslpipe.evaluation.result import caveats
+from sslpipe.evaluation.sgd_probe import fit_sgd, sgd_probe
+from sslpipe.random import permutation
+from tests.evaluation.test_knn import random_rows, rows
+
+
+@pytest.mark.parametrize("c", [1e-3, 1.0, 30.0])
+def test_the_solution_equals_scikit_learns(c):
+    data = random_rows(400, 12, 5, seed=1)
+    mean, scale = standardisation(data.features)
+    x = (data.features - mean) / scale
+    (ours,) = fit_logistic(x, data.labels, [c], 5, tolerance=1e-9)
+    theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10000)
+    theirs.fit(x.double().numpy(), data.labels.numpy())  # in float32 it stops at 1e-4
+    # both tend to the one minimiser (the penalty is strictly convex in the weight)
+    np.testing.assert_allclose(ours.weight.numpy().T, theirs.coef_, atol=2e-5)
+    bias = ours.bias.numpy() - ours.bias.numpy().mean()  # adding a number to all changes nothing
+    np.testing.assert_allclose(bias, theirs.intercept_ - theirs.intercept_.mean(), atol=2e-5)
+    np.testing.assert_array_equal(predict(ours, x).numpy(), theirs.predict(x.numpy()))
+
+
+def test_a_grid_solved_together_gives_what_each_c_alone_does():
+    data = random_rows(300, 8, 4, seed=2)
+    x, grid = data.features.double(), [1e-3, 0.1, 10.0]
+    together = fit_logistic(x, data.labels, grid, 4, tolerance=1e-7)
+    for c, found in zip(grid, together, strict=True):
+        (alone,) = fit_logistic(x, data.labels, [c], 4, tolerance=1e-7)
+        torch.testing.assert_close(found.weight, alone.weight, rtol=0, atol=1e-5)
+
+
+def test_a_search_in_float32_finds_the_solution_of_float64():
+    data = random_rows(2000, 12, 5, seed=3)
+    grid = [1e-5, 1e-2, 1.0, 1e3]
+    options = {"tolerance": 1e-3, "dtype": torch.float32}
+    rough = fit_logistic(data.features, data.labels, grid, 5, **options)
+    exact = fit_logistic(data.features, data.labels, grid, 5, tolerance=1e-8)
+    for a, b in zip(rough, exact, strict=True):  # what is left to gain is half of 1e-6
+        torch.testing.assert_close(a.weight, b.weight, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("penalty", [1e-4, 0.3, 10.0])
+def test_the_ridge_solution_equals_scikit_learns(penalty):
+    data = random_rows(200, 12, 5, seed=1)
+    x = data.features.double()
+    solutions = fit_ridge(x, data.labels, [7.0, penalty], 5)
+    theirs = Ridge(alpha=penalty * 200).fit(x.numpy(), np.eye(5)[data.labels.numpy()])
+    np.testing.assert_allclose(solutions[1].weight.numpy().T, theirs.coef_, atol=1e-10)
+    np.testing.assert_allclose(solutions[1].bias.numpy(), theirs.intercept_, atol=1e-10)
+
+
+def test_the_ridge_probe_equals_scikit_learn_at_the_penalty_that_scikit_learn_would_choose():
+    train, test = random_rows(300, 40, 5, seed=3), random_rows(200, 40, 5, seed=4)
+    (result,) = ridge_probe(train, test, grid=(1e-3, 0.1, 1.0, 10.0))
+
+    def score(fit, check, penalty):
+        mean, scale = standardisation(fit.features)
+        model = Ridge(alpha=penalty * len(fit.ids))
+        model.fit(((fit.features - mean) / scale).double().numpy(), np.eye(5)[fit.labels.numpy()])
+        predicted = model.predict(((check.features - mean) / scale).double().numpy()).argmax(1)
+        return (predicted == check.labels.numpy()).mean()
+
+    held = holdout_rows(train, 0.15, 0)
+    scores = {p: score(train.rows(~held), train.rows(held), p) for p in (1e-3, 0.1, 1.0, 10.0)}
+    assert list(result.details["holdout_top1"].values()) == pytest.approx(list(scores.values()))
+    best = max(p for p in scores if scores[p] == max(scores.values()))
+    assert result.details["penalty"] == best
+    assert result.value == pytest.approx(score(train, test, best))
+
+
+def test_many_classes_have_no_confusion_matrix_and_too_many_are_refused():
+    train = random_rows(440, 3, 220, seed=3)
+    train = train._replace(labels=torch.arange(440) % 220)
+    (result,) = ridge_probe(train, train, grid=(1.0,))
+    assert result.details["confusion"] is None
+    assert len(result.details["per_class"]) == 220
+    wide = rows(torch.zeros(2, 2000), [0, 60_000])
+    with pytest.raises(DataError, match="parameters"):
+        linear_probe(wide, wide)
+
+
+def test_the_probe_equals_scikit_learn_at_the_chosen_c():
+    train, test = random_rows(600, 10, 5, seed=3), random_rows(200, 10, 5, seed=4)
+    (result,) = linear_probe(train, test)
+    mean, scale = standardisation(train.features)
+    model = LogisticRegression(C=result.details["C"], tol=1e-8, max_iter=5000)
+    model.fit(((train.features - mean) / scale).numpy(), train.labels.numpy())
+    predicted = model.predict(((test.features - mean) / scale).numpy())
+    assert result.value == pytest.approx((predicted == test.labels.numpy()).mean())
+    confusion = np.zeros((5, 5), int)
+    np.add.at(confusion, (test.labels.numpy(), predicted), 1)
+    assert result.details["confusion"] == confusion.tolist()
+    assert result.details["per_class"] == pytest.approx(
+        (confusion.diagonal() / confusion.sum(1)).tolist()
+    )
+    assert (result.queries, result.bank) == (200, 600)
+    low, high = result.details["bootstrap95"]
+    assert (low, high) == pytest.approx(result.interval95, abs=0.02)
+
+
+def test_c_is_the_best_on_the_held_out_part_and_test_is_never_seen():
+    assert "test" not in inspect.signature(choose_c).parameters
+    train = random_rows(200, 60, 3, seed=5)  # few rows, many features: C matters
+    chosen, scores = choose_c(train, grid=(1e-4, 1e-2, 1.0), holdout=0.2, seed=0, num_classes=3)
+    held = holdout_rows(train, 0.2, 0)
+    fit, check = train.rows(~held), train.rows(held)
+    mean, scale = standardisation(fit.features)
+    for c, score in scores.items():
+        model = LogisticRegression(C=c, tol=1e-8, max_iter=5000)
+        model.fit(((fit.features - mean) / scale).numpy(), fit.labels.numpy())
+        theirs = model.score(((check.features - mean) / scale).numpy(), check.labels.numpy())
+        assert score == pytest.approx(theirs, abs=1 / len(check.ids) + 1e-9)  # one borderline row
+    assert chosen == min(c for c in scores if scores[c] == max(scores.values()))
+
+
+def test_test_labels_change_the_score_and_nothing_else():
+    train, test = random_rows(300, 6, 3, seed=6), random_rows(100, 6, 3, seed=7)
+    wrong = test._replace(labels=(test.labels + 1) % 3)
+    (a,), (b,) = linear_probe(train, test), linear_probe(train, wrong)
+    assert a.details["C"] == b.details["C"]
+    assert a.details["holdout_top1"] == b.details["holdout_top1"]
+    columns = [np.array(r.details["confusion"]).sum(0).tolist() for r in (a, b)]
+    assert columns[0] == columns[1]  # the same predictions
+    assert a.value > b.value
+
+
+def test_the_held_out_part_is_stratified_and_the_same_for_every_order_of_rows():
+    train = rows(np.zeros((103, 1)), [0] * 50 + [1] * 50 + [2] * 3)
+    held = holdout_rows(train, 0.2, seed=1)
+    assert torch.bincount(train.labels[held]).tolist() == [10, 10, 1]
+    shuffled = train.rows(torch.randperm(103, generator=torch.Generator().manual_seed(0)))
+    again = shuffled.ids[holdout_rows(shuffled, 0.2, seed=1)]
+    assert sorted(again.tolist()) == train.ids[held].tolist()
+    assert not torch.equal(held, holdout_rows(train, 0.2, seed=2))
+
+
+def test_constant_features_and_their_scale_do_no_harm():
+    train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
+
+    def widened(data):
+        constant = torch.full((len(data.ids), 1), 1e4)
+        return data._replace(features=torch.cat([data.features * 1e3, constant], 1))
+
+    (plain,), (wide,) = linear_probe(train, test), linear_probe(widened(train), widened(test))
+    assert plain.value == wide.value
+
+
+def test_a_c_at_the_edge_of_the_grid_is_said():
+    train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
+    assert linear_probe(train, test, grid=(1e-7, 1e-1))[0].details["C_at_edge"]
+    assert not linear_probe(train, test, grid=(1e-9, 1e-1, 1e-8, 1e9))[0].details["C_at_edge"]
+
+
+def test_a_fit_that_was_cut_short_is_said(monkeypatch):
+    train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
+    (result,) = linear_probe(train, test)
+    assert result.details["converged"]
+    assert caveats(result.details) == []
+    monkeypatch.setattr(logistic, "MAX_ITERATIONS", 2)
+    (result,) = linear_probe(train, test, grid=(1.0, 10.0, 1e3))
+    assert not result.details["converged"]
+    assert "the fit did not converge" in caveats(result.details)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"holdout": 1.0}, "between 0 and 1"), ({"grid": ()}, "C > 0"), ({"grid": (0,)}, "C > 0")],
+)
+def test_wrong_options_are_one_clear_error(options, told):
+    data = random_rows(30, 4, 3, seed=1)
+    with pytest.raises(DataError, match=told):
+        linear_probe(data, data, **options)
+
+
+def test_labels_that_are_no_class_numbers_are_one_clear_error():
+    data = rows(np.eye(3), [0, 2**60, 1])
+    with pytest.raises(DataError, match="number the classes"):
+        linear_probe(data, data)
+
+
+def test_a_class_with_a_single_row_cannot_be_held_out():
+    data = rows(np.eye(3), [0, 0, 1])
+    with pytest.raises(DataError, match="class 1 has one train row"):
+        linear_probe(data, data)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.4])
+def test_sgd_on_frozen_features_takes_the_steps_of_torchs_sgd(rate):
+    data = random_rows(70, 5, 3, seed=1)
+    options = {"epochs": 4, "batch_size": 32, "classes": 3, "seed": 7}
+    together = fit_sgd(lambda epoch: data, torch.arange(70), [0.2, rate], **options)
+    layer = torch.nn.Linear(5, 3)
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, momentum=0.9, nesterov=True)
+    for step in range(12):  # three batches an epoch: 32, 32 and 6 rows
+        order = torch.from_numpy(permutation(70, 7, step // 3))
+        part = order[step % 3 * 32 : (step % 3 + 1) * 32]
+        optimizer.param_groups[0]["lr"] = rate * 32 / 256 * (1 + np.cos(np.pi * step / 12)) / 2
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(layer(data.features[part]), data.labels[part])
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(together[1].weight.T, layer.weight.detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(together[1].bias, layer.bias.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_is_chosen_on_the_held_out_part_and_test_labels_do_not_matter():
+    train, test = random_rows(300, 6, 3, seed=6), random_rows(100, 6, 3, seed=7)
+    wrong = test._replace(labels=(test.labels + 1) % 3)
+    options = {"rates": (1e-4, 0.1), "epochs": 5, "batch_size": 64}
+    (a,), (b,) = sgd_probe(train, test, **options), sgd_probe(train, wrong, **options)
+    assert (
+        a.details["rate"]
+        == b.details["rate"]
+        == max((score, -float(rate)) for rate, score in a.details["holdout_top1"].items())[1] * -1
+    )
+    assert a.details["holdout_top1"] == b.details["holdout_top1"]
+    assert a.value > 0.5 > b.value

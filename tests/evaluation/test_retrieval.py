@@ -1,0 +1,260 @@
+"""Retrieval against loops in integers: ties, singletons, duplicates, lone queries, large labels."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.metrics import average_precision_score
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation import ranking
+from sslpipe.evaluation.retrieval import (
+    metric_names,
+    read_pairs,
+    retrieval,
+    retrieval_per_query,
+    summary,
+)
+from tests.evaluation.test_knn import brute_similarities, random_rows, rows, tied_rows
+
+
+def ranked(gallery, queries, removed=()):
+    """For each query, nearest first: is the row it may see one of its own label?"""
+    table, removed, found = brute_similarities(gallery, queries), set(removed), []
+    for q, similarities in enumerate(table):
+        seen = [
+            j
+            for j in range(len(similarities))
+            if (int(queries.ids[q]), int(gallery.ids[j])) not in removed
+        ]
+        seen.sort(key=lambda j: (-similarities[j], j))
+        found.append([int(gallery.labels[j]) == int(queries.labels[q]) for j in seen])
+    return found
+
+
+def brute(gallery, queries, ks, denominator, removed=()):
+    """{query id: (matches, {metric: value})} by the definitions, one rank at a time."""
+    found = {}
+    for q, relevant in enumerate(ranked(gallery, queries, removed)):
+        total = sum(relevant)
+        values = dict.fromkeys(metric_names(ks, denominator), 0.0)
+        if total:
+            sums = hits = first = 0
+            for rank, good in enumerate(relevant, 1):
+                if good:
+                    hits += 1
+                    sums += hits / rank
+                    first = first or rank
+                if rank in ks:
+                    below = {"min(k,R)": min(rank, total), "R": total, "hits": max(hits, 1)}
+                    values[f"hit_rate@{rank}"] = float(hits > 0)
+                    values[f"recall@{rank}"] = hits / total
+                    values[f"precision@{rank}"] = hits / rank
+                    values[f"map@{rank} /{denominator}"] = sums / below[denominator]
+                if rank == total:
+                    values["r_precision"], values["map_at_r"] = hits / total, sums / total
+            values["map"], values["mrr"] = sums / total, 1 / first
+        found[int(queries.ids[q])] = total, values
+    return found
+
+
+def mixed(make):
+    """A gallery with duplicates, ties and singletons; queries of which some are lone."""
+    gallery, queries = make(90, 4, 9, seed=1), make(40, 4, 12, seed=2, first_id=1000)
+    twice = gallery.rows(torch.arange(30, 50))
+    gallery = type(gallery)(*(torch.cat(p) for p in zip(gallery, twice, strict=True)))
+    gallery = gallery._replace(ids=torch.arange(len(gallery.ids)) + 7)
+    gallery.labels[5] = 10  # a singleton
+    queries.labels[3] = 10
+    queries.labels[4] = 77  # lone
+    return gallery, queries
+
+
+PAIRS = np.array([[1000, 7], [1000, 8], [1003, 12], [1005, 99], [1005, 54321], [1, 9]])
+
+
+@pytest.mark.parametrize("counted", [0, 10**9], ids=["sorted", "counted"])
+@pytest.mark.parametrize("denominator", ["min(k,R)", "R", "hits"])
+@pytest.mark.parametrize("make", [random_rows, tied_rows])
+def test_every_metric_of_every_query_equals_the_loops(make, denominator, counted, monkeypatch):
+    monkeypatch.setattr(ranking, "COUNTED", counted)
+    monkeypatch.setattr(ranking, "TILE_NUMBERS", 110 * 7)  # several tiles, the last one smaller
+    gallery, queries = mixed(make)
+    ks = (1, 3, 50)
+    for removed in (None, PAIRS):
+        found = retrieval_per_query(gallery, queries, k=ks, denominator=denominator, ignore=removed)
+        pairs = [] if removed is None else [tuple(pair) for pair in removed.tolist()]
+        expected = brute(gallery, queries, ks, denominator, pairs)
+        assert found.ids.tolist() == list(expected)
+        assert found.matches.tolist() == [total for total, _ in expected.values()]
+        table = [[values[name] for name in found.names] for _, values in expected.values()]
+        np.testing.assert_allclose(found.values, table, rtol=0, atol=1e-12)
+    assert 1 <= (found.matches == 0).sum() < 40
+
+
+def test_row_63_a_split_searched_in_itself_leaves_out_the_query_by_its_global_id():
+    data = mixed(random_rows)[0]
+    shuffled = data.rows(torch.randperm(len(data.ids), generator=torch.Generator().manual_seed(0)))
+    found = retrieval_per_query(data, shuffled, k=(1, 5), exclude_same_id=True)
+    pairs = [(i, i) for i in data.ids.tolist()]
+    expected = brute(data, shuffled, (1, 5), "min(k,R)", pairs)
+    table = [[values[name] for name in found.names] for _, values in expected.values()]
+    np.testing.assert_allclose(found.values, table, rtol=0, atol=1e-12)
+    with pytest.raises(DataError, match="each would find itself"):
+        retrieval_per_query(data, data)
+
+
+def beside(metric, **options):
+    """A metric of each query, and what `ranked` says of it; lone queries left out."""
+    gallery, queries = mixed(random_rows)
+    found = retrieval_per_query(gallery, queries, k=(1, 3, 50), **options)
+    values = found.values[:, found.names.index(metric)]
+    pairs = zip(values.tolist(), ranked(gallery, queries), strict=True)
+    return [(value, relevant) for value, relevant in pairs if any(relevant)]
+
+
+def average_precision(relevant, k):
+    """The sum over hits i <= k of precision@i."""
+    return sum(sum(relevant[: i + 1]) / (i + 1) for i in range(k) if relevant[i])
+
+
+@pytest.mark.parametrize("k", [1, 3, 50])
+def test_row_64_recall_divides_by_the_relevant_rows_not_by_the_gallery(k):
+    for value, relevant in beside(f"recall@{k}"):
+        assert value == pytest.approx(sum(relevant[:k]) / sum(relevant))
+        assert value != sum(relevant[:k]) / len(relevant) or value == 0
+
+
+@pytest.mark.parametrize("k", [1, 3, 50])
+def test_row_65_the_hit_rate_is_one_match_among_k_and_another_number_than_recall(k):
+    pairs = beside(f"hit_rate@{k}")
+    assert all(value == float(any(relevant[:k])) for value, relevant in pairs)
+    recall = [sum(relevant[:k]) / sum(relevant) for _, relevant in pairs]
+    assert np.mean([value for value, _ in pairs]) > np.mean(recall) + 0.01
+
+
+def test_row_66_precision_divides_by_k_even_where_fewer_rows_are_relevant():
+    pairs = beside("precision@50")
+    assert any(sum(relevant) < 50 for _, relevant in pairs)
+    for value, relevant in pairs:
+        assert value == pytest.approx(sum(relevant[:50]) / 50)
+        assert value < sum(relevant[:50]) / min(50, sum(relevant)) or value == 0
+
+
+@pytest.mark.parametrize("denominator", ["min(k,R)", "R", "hits"])
+def test_row_67_average_precision_has_a_named_denominator(denominator):
+    differ = 0
+    for value, relevant in beside(f"map@3 /{denominator}", denominator=denominator):
+        total, hits = sum(relevant), sum(relevant[:3])
+        below = {"min(k,R)": min(3, total), "R": total, "hits": max(hits, 1)}
+        expected = average_precision(relevant, 3) / below[denominator]
+        assert value == pytest.approx(expected)
+        differ += len({value * below[denominator] / other for other in below.values()}) > 1
+    assert differ > 5
+
+
+@pytest.mark.parametrize("denominator", ["min(k,R)", "R", "hits"])
+def test_row_67_the_tutorials_example_is_1_and_a_half_and_not_a_quarter_and_an_eighth(denominator):
+    gallery = rows([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], [0, 1, 2, 3])
+    queries = rows([[1, 0.1], [1, 0.1]], [0, 1], first_id=10)  # hits at rank 1 and rank 2 of 4
+    found = retrieval_per_query(gallery, queries, k=(4,), denominator=denominator)
+    for metric in ("map", f"map@4 /{denominator}"):
+        values = found.values[:, found.names.index(metric)]
+        assert values.tolist() == [1, 1 / 2]
+        assert values.mean() == 3 / 4
+
+
+def test_row_68_cmc_is_the_share_of_queries_not_of_gallery_rows_and_rises_with_k():
+    gallery, queries = mixed(random_rows)
+    seen = [relevant for relevant in ranked(gallery, queries) if any(relevant)]
+    ours = retrieval(gallery, queries, k=range(1, 20))
+    curve = [r.value for r in ours if r.metric.startswith("hit_rate@")]
+    first = [relevant.index(True) for relevant in seen]
+    assert curve == pytest.approx([sum(f < k for f in first) / len(seen) for k in range(1, 20)])
+    assert curve == sorted(curve)
+    assert abs(curve[0] - sum(f < 1 for f in first) / len(gallery.ids)) > 0.01
+
+
+def test_row_69_r_precision_and_map_at_r_look_at_as_many_as_there_are_and_p_at_1_at_one():
+    for value, relevant in beside("r_precision"):
+        assert value == pytest.approx(sum(relevant[: sum(relevant)]) / sum(relevant))
+    for value, relevant in beside("map_at_r"):
+        assert value == pytest.approx(average_precision(relevant, sum(relevant)) / sum(relevant))
+    for value, relevant in beside("precision@1"):
+        assert value == float(relevant[0])
+
+
+def test_the_full_map_equals_scikit_learns_average_precision():
+    gallery, queries = random_rows(200, 8, 5, seed=1), random_rows(20, 8, 5, seed=2, first_id=1000)
+    found = retrieval_per_query(gallery, queries, k=(1,))
+    similarities = brute_similarities(gallery, queries)
+    same = queries.labels.numpy()[:, None] == gallery.labels.numpy()
+    theirs = [average_precision_score(a, b) for a, b in zip(same, similarities, strict=True)]
+    np.testing.assert_allclose(found.values[:, found.names.index("map")], theirs, atol=1e-9)
+
+
+def test_labels_above_2_to_the_53_stay_apart():
+    features = [[1, 0.0], [0.9, 0.1], [0, 1]]
+    gallery = rows(features, [2**53 + 1, 2**53, 2**53 + 1])
+    queries = rows([[1, 0.05]], [2**53], first_id=9)
+    assert dict(zip(*_of(gallery, queries), strict=True))["mrr"] == 0.5
+
+
+def _of(gallery, queries):
+    found = retrieval_per_query(gallery, queries, k=(1,))
+    return found.names, found.values[0]
+
+
+@pytest.mark.parametrize(("lone", "share"), [("skip", 4 / 5), ("zero", 4 / 6), ("one", 5 / 6)])
+def test_row_69_lone_queries_are_counted_and_handled_by_the_named_rule(lone, share, tmp_path):
+    gallery = rows(np.eye(3), [0, 1, 2])
+    queries = rows([*np.eye(3), [1, 0.1, 0], [0.1, 1, 0], [0, 1, 0]], [0, 1, 2, 0, 2, 9], 10)
+    results = retrieval(gallery, queries, k=(1,), lone=lone, per_query=tmp_path / "q.safetensors")
+    assert {r.details["lone"] for r in results} == {1}
+    assert results[0].metric == "hit_rate@1"
+    assert results[0].value == pytest.approx(share)
+    assert results[0].queries == (5 if lone == "skip" else 6)
+    assert f"lone={lone}" in results[0].protocol
+    kept = load_file(tmp_path / "q.safetensors")
+    assert kept["ids"].tolist() == list(range(10, 16))
+    assert kept["matches"].tolist() == [1, 1, 1, 1, 1, 0]
+    assert kept["hit_rate@1"].tolist() == [1, 1, 1, 1, 0, 0]
+
+
+def test_the_interval_of_a_mean_holds_it_and_narrows_with_more_queries():
+    gallery = random_rows(100, 4, 4, seed=1)
+    few, many = random_rows(50, 4, 4, 2, 1000), random_rows(1250, 4, 4, 3, 1000)
+    widths = []
+    for queries in (few, many):
+        result = retrieval(gallery, queries, k=(1,))[0]
+        low, high = result.interval95
+        assert low < result.value < high
+        widths.append(high - low)
+    assert 3 < widths[0] / widths[1] < 8  # 5, as 25 times the queries
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"k": (0, 1)}, "must lie in 1..100"),
+        ({"k": (101,)}, "must lie in 1..100"),
+        ({"denominator": "k"}, "known: min(k,R), R, hits"),
+        ({"lone": "drop"}, "known: skip, zero, one"),
+    ],
+)
+def test_wrong_options_are_one_clear_error(options, told):
+    gallery, queries = random_rows(100, 4, 4, seed=1), random_rows(5, 4, 4, 2, 1000)
+    with pytest.raises(DataError) as error:
+        retrieval(gallery, queries, **options)
+    assert told in str(error.value)
+    with pytest.raises(DataError, match="none of 5 queries has a match"):
+        summary(retrieval_per_query(gallery, queries._replace(labels=queries.labels + 50)), "p")
+
+
+def test_pairs_to_ignore_are_read_from_csv_and_a_wrong_file_is_named(tmp_path):
+    path = tmp_path / "ignore.csv"
+    path.write_text("1000,7\n1003,9007199254740993\n")
+    assert read_pairs(path).tolist() == [[1000, 7], [1003, 2**53 + 1]]
+    path.write_text("query,gallery\n")
+    with pytest.raises(DataError, match=r"ignore.csv is no CSV file of two ids"):
+        read_pairs(path)

@@ -1,0 +1,181 @@
+"""Verification against loops over pairs and thresholds, and scikit-learn."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from sslpipe.distributed import Rank
+from sslpipe.errors import DataError
+from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query
+from sslpipe.evaluation.verification import (
+    auc,
+    best_threshold,
+    fpr_at_tpr,
+    kfold_accuracy,
+    pairs_of,
+    roc,
+    scores_of,
+    tar_at_far,
+    verification,
+)
+from tests.evaluation.test_knn import brute_similarities, random_rows, rows, tied_rows
+from tests.helpers.processes import run_processes
+
+
+def scored(seed, ties):
+    """(scores, same): overlapping kinds; with ties, few distinct scores."""
+    rng = np.random.default_rng(seed)
+    same = np.arange(300) < 120
+    scores = (rng.normal(size=300) + same).astype(np.float32)
+    return (np.round(scores) if ties else scores), same
+
+
+def accepted(scores, same, threshold):
+    """(share of the different, share of the same) with at least the threshold, by loops."""
+    kinds = [
+        [s >= threshold for s, good in zip(scores, same, strict=True) if good == k] for k in (0, 1)
+    ]
+    return [sum(kind) / len(kind) for kind in kinds]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_70_and_71_fpr_tar_and_auc_equal_loops_over_all_thresholds(seed, ties):
+    scores, same = scored(seed, ties)
+    points = [accepted(scores, same, t) for t in sorted(set(scores.tolist()), reverse=True)]
+    curve = roc(scores, same)
+    np.testing.assert_allclose(np.stack([curve.false, curve.true], 1), points, atol=1e-12)
+    assert fpr_at_tpr(curve, 0.95) == pytest.approx(next(f for f, t in points if t >= 0.95))
+    for far in (0.01, 0.1, 0.5):
+        expected = max((t for f, t in points if f <= far), default=0.0)
+        assert tar_at_far(curve, far) == pytest.approx(expected)
+    assert auc(curve) == pytest.approx(roc_auc_score(same, scores))
+    false, true, _ = roc_curve(same, scores, drop_intermediate=False)
+    np.testing.assert_allclose(curve.false, false[1:], atol=1e-12)
+    np.testing.assert_allclose(curve.true, true[1:], atol=1e-12)
+
+
+def test_row_70_tied_scores_are_accepted_together_in_any_order():
+    scores, same = np.zeros(100, np.float32), np.arange(100) < 50
+    for order in (np.arange(100), np.arange(100)[::-1]):
+        assert fpr_at_tpr(roc(scores[order], same[order]), 0.95) == 1.0
+        assert tar_at_far(roc(scores[order], same[order]), 0.5) == 0.0
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_row_71_each_fold_is_scored_at_the_threshold_that_is_best_on_the_others(ties):
+    scores, same = scored(3, ties)
+    mean, per_fold = kfold_accuracy(scores, same, 4)
+    fold = np.concatenate([np.arange(120) % 4, np.arange(180) % 4])
+    expected = []
+    for number in range(4):
+        others = [(s, g) for s, g, f in zip(scores, same, fold, strict=True) if f != number]
+        right = {t: sum((s >= t) == g for s, g in others) for t, _ in others}
+        threshold = max(t for t in right if right[t] == max(right.values()))
+        held = [
+            (s >= threshold) == g for s, g, f in zip(scores, same, fold, strict=True) if f == number
+        ]
+        expected.append(np.mean(held))
+    assert per_fold == pytest.approx(expected)
+    assert mean == pytest.approx(np.mean(expected))
+    assert best_threshold(np.array([3, 2, 1], np.float32), np.array([True, True, False])) == 2
+
+
+def test_row_61_pairs_are_distinct_of_the_right_kind_and_the_same_for_every_order_of_rows():
+    data = random_rows(200, 4, 5, seed=1)
+    data = data._replace(labels=data.labels + 2**62)
+    pairs = pairs_of(data, 500, seed=3)
+    assert pairs.same.tolist() == [True] * 500 + [False] * 500
+    same = data.labels[pairs.first] == data.labels[pairs.second]
+    assert same.tolist() == pairs.same.tolist()
+    named = {frozenset(p) for p in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)}
+    assert len(named) == 1000
+    assert all(len(pair) == 2 for pair in named)
+    backwards = data.rows(torch.arange(199, -1, -1))
+    again = pairs_of(backwards, 500, seed=3)
+    assert [
+        {int(backwards.ids[a]), int(backwards.ids[b])} for a, b in zip(*again[:2], strict=True)
+    ] == [{int(data.ids[a]), int(data.ids[b])} for a, b in zip(*pairs[:2], strict=True)]
+    assert not np.array_equal(pairs_of(data, 500, seed=4).first, pairs.first)
+
+
+def test_where_there_are_few_pairs_all_are_taken():
+    data = rows(np.eye(5), [0, 0, 1, 1, 1])
+    pairs = pairs_of(data, 1000, seed=0)
+    found = {
+        (min(p), max(p)) for p in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
+    }
+    assert found == set(combinations(range(5), 2))
+    with pytest.raises(DataError, match="no pair of one label among 2 rows"):
+        pairs_of(rows(np.eye(2), [0, 1]), 10, 0)
+
+
+def test_pairs_are_drawn_uniformly():
+    # 40 rows, classes of 4, 12 and 24: 6, 66 and 276 pairs of one label; 40 of 348 in each of 300
+    # draws: the count of pairs in the smallest class is 300 * 40 * 6 / 348 = 207, spread < 15
+    data = rows(np.eye(40), np.repeat([0, 1, 2], [4, 12, 24]))
+    counts = np.zeros(3)
+    for seed in range(300):
+        pairs = pairs_of(data, 20, seed)
+        counts += np.bincount(data.labels[pairs.first[pairs.same]], minlength=3)
+    expected = 300 * 20 * np.array([6, 66, 276]) / 348
+    assert (abs(counts - expected) < 5 * np.sqrt(expected)).all()
+
+
+@pytest.mark.parametrize("make", [random_rows, tied_rows])
+def test_scores_are_the_exact_cosines(make):
+    data = make(60, 5, 4, seed=2)
+    pairs = pairs_of(data, 200, seed=0)
+    table = brute_similarities(data, data)
+    np.testing.assert_array_equal(scores_of(data, pairs), table[pairs.first, pairs.second])
+
+
+def test_every_result_is_that_of_its_own_function_and_its_interval_holds_it():
+    bank, queries = random_rows(10, 6, 4, seed=1), random_rows(200, 6, 4, seed=2)
+    results = {r.metric: r for r in verification(bank, queries, pairs=800, far=(0.1,))}
+    pairs = pairs_of(queries, 800, 0)
+    curve = roc(scores_of(queries, pairs), pairs.same)
+    expected = {"fpr@95tpr": fpr_at_tpr(curve, 0.95), "tar@far=0.1": tar_at_far(curve, 0.1)}
+    for metric, value in {**expected, "auc": auc(curve)}.items():
+        result = results[metric]
+        assert result.value == value
+        assert result.interval95[0] < value < result.interval95[1]
+        assert result.details["different_pairs"] == 800
+        assert result.queries == 200
+    assert len(results["accuracy 10-fold best threshold"].details["folds"]) == 10
+    with pytest.raises(DataError, match="draw at least 1000 pairs"):
+        verification(bank, queries, pairs=800, far=(1e-3,))
+    with pytest.raises(DataError, match="folds = 1 must be at least 2"):
+        verification(bank, queries, pairs=800, far=(0.1,), folds=1)
+
+
+def in_rank(process, per_query):
+    # of 41 queries two have a class that none of the others' parts has: it is the largest
+    gallery, queries = random_rows(900, 4, 9, seed=1), random_rows(41, 4, 12, seed=2, first_id=1000)
+    gallery.labels[300:] = 5
+    queries.labels[queries.labels == 5] = 6
+    queries.labels[:2] = 5
+    part = retrieval_per_query(gallery, queries, process=process)
+    scores = scores_of(gallery, pairs_of(gallery, 101, seed=0), process)
+    options = {"process": process}
+    results = retrieval(gallery, queries, per_query=per_query / f"{process.rank}", **options)
+    results += verification(gallery, gallery, pairs=101, far=(0.1,), **options)
+    return len(part.ids), len(scores), results
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_several_processes_share_queries_and_pairs_and_have_the_results_of_one(world, tmp_path):
+    queries, pairs, results = in_rank(Rank(), tmp_path)
+    alone = (tmp_path / "0").read_bytes()
+    (tmp_path / "0").unlink()
+    found = run_processes(in_rank, world, tmp_path)
+    assert sum(count for count, *_ in found) == queries
+    assert sum(count for _, count, _ in found) == pairs
+    assert max(count for count, *_ in found) <= queries // world + 1
+    for *_, theirs in found:
+        assert theirs == results
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    assert (tmp_path / "0").read_bytes() == alone

@@ -1,0 +1,77 @@
+"""Whitening is learned on train, makes its covariance the identity, and treats both sides alike."""
+
+import torch
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.whiten import fit_whitening, whiten
+from tests.evaluation.test_knn import random_rows
+
+
+def covariance(features):
+    centred = features.double() - features.double().mean(0)
+    return centred.T @ centred / len(features)
+
+
+def test_without_a_floor_the_covariance_of_train_is_the_identity():
+    train = random_rows(500, 8, 3, seed=1)
+    (white,) = whiten(train, floor=0)
+    torch.testing.assert_close(
+        covariance(white.features), torch.eye(8, dtype=torch.float64), rtol=0, atol=1e-5
+    )
+    assert float(white.features.mean(0).abs().max()) < 1e-5
+
+
+def test_distances_are_mahalanobis_distances_with_the_floor_as_ridge():
+    train, test = random_rows(500, 8, 3, seed=1), random_rows(50, 8, 3, seed=2)
+    white_train, white = whiten(train, test, floor=0.3)
+    c = covariance(train.features)
+    inverse = torch.linalg.inv(c + 0.3 * c.diagonal().mean() * torch.eye(8, dtype=torch.float64))
+    difference = (test.features[:, None] - train.features[None, :20]).double()
+    expected = torch.einsum("qnf,fg,qng->qn", difference, inverse, difference).sqrt()
+    found = torch.cdist(white.features.double(), white_train.features[:20].double())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_fitted_on_the_first_argument_alone_and_keeps_labels_and_ids():
+    train, test = random_rows(200, 5, 3, seed=1), random_rows(40, 5, 3, seed=2, first_id=900)
+    together = whiten(train, test)
+    assert torch.equal(together[0].features, whiten(train)[0].features)
+    assert torch.equal(together[1].features, fit_whitening(train)(test).features)
+    assert torch.equal(together[1].labels, test.labels)
+    assert torch.equal(together[1].ids, test.ids)
+
+
+def test_constant_features_stay_finite():
+    train = random_rows(50, 4, 3, seed=1)
+    flat = train._replace(features=torch.cat([train.features, torch.ones(50, 3)], 1))
+    for floor in (0, 0.1):
+        assert torch.isfinite(whiten(flat, floor=floor)[0].features).all()
+
+
+def test_row_76_features_of_several_crops_side_by_side_are_reduced_by_pca():
+    """As DeepID2's patches: 5 crops of 4 features each, then the 7 first principal axes."""
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (60, 3, 12, 12), dtype=torch.uint8)
+    layer = nn.Linear(3 * 8 * 8, 4)
+    view = EvalView(8, 12, crops="five", reduce="concat")
+    with torch.no_grad():
+        features = view.reduced(layer(view(images, torch.full((60, 2), 12)).flatten(1)))
+    weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
+    rows = []
+    for image in images.double() / 255:
+        corners = ((0, 0), (0, 4), (4, 0), (4, 4), (2, 2))
+        crops = [image[:, top : top + 8, left : left + 8].flatten() for top, left in corners]
+        rows.append(torch.cat([weight @ crop + bias for crop in crops]))
+    expected = torch.stack(rows)  # (60, 20)
+    torch.testing.assert_close(features.double(), expected, rtol=0, atol=1e-5)
+
+    numbers = torch.arange(60)
+    reduced = fit_whitening(Embeddings(features, numbers, numbers), floor=0, dims=7)(
+        Embeddings(features, numbers, numbers)
+    ).features.double()
+    axes = torch.linalg.svd(expected - expected.mean(0), full_matrices=False).U[:, :7]
+    # scores on the axes, at variance 1; products of rows do not see the axes' signs
+    torch.testing.assert_close(reduced @ reduced.T, 60 * axes @ axes.T, rtol=0, atol=1e-3)
+    assert reduced.shape == (60, 7)

@@ -1,0 +1,429 @@
+"""Each format by the libraries of those who will load it, beside the model in memory."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import timm
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import sslpipe
+from sslpipe.errors import ExportError
+from sslpipe.export import formats
+from sslpipe.export import write as export
+from sslpipe.export.load import FrozenBackbone, load_run
+from sslpipe.export.verify import READERS, OnnxSession, outputs, read
+from sslpipe.export.write import FORMATS, TOLERANCE, export_model, refusals
+from sslpipe.recipe.pretrain import Projector
+from tests.export.test_write import VIEW, features, read_here, trained, tree
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import RECIPE, train_over, write_recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    monkeypatch.setattr(export, "features_in_clean_process", read_here)
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory):
+    """A ResNet-18 with the ImageNet stem, which every format can hold."""
+    model = trained("torchvision/resnet18", stem="imagenet")
+    out = tmp_path_factory.mktemp("resnet") / "export"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "features_in_clean_process", read_here)
+        written = export_model(model, out, ["all"])
+    assert list(written) == list(FORMATS)
+    return model, out
+
+
+def clean_process(code: str, *arguments: object, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_format_has_a_reader():
+    assert list(FORMATS) == list(READERS)
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's
+@pytest.mark.parametrize(
+    ("kind", "arguments", "refused"),
+    [
+        ("small_resnet", {}, ["torchvision", "timm"]),
+        ("torchvision/resnet18", {"stem": "small"}, ["torchvision", "timm"]),
+        ("timm/resnet10t", {}, ["torchvision"]),
+        ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"]),
+        ("timm/vit_tiny_patch16_224", {"depth": 2}, ["torchvision"]),
+    ],
+)
+def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_features(
+    tmp_path, in_this_process, kind, arguments, refused
+):
+    model = trained(kind, **arguments)
+    assert list(refusals(model)) == refused
+    written = export_model(model, tmp_path / "out", ["all"])
+    assert list(written) == [name for name in FORMATS if name not in refused]
+    torch.manual_seed(2)
+    images = torch.randn(5, 3, 32, 32)  # a batch size that neither tracing nor the proof has seen
+    with torch.no_grad():
+        expected = model(images)
+        for name in written:
+            for network in read(name, tmp_path / "out"):
+                found = network(images)
+                error = float((found - expected).abs().max() / expected.abs().max())
+                assert error <= TOLERANCE, (name, error)
+    for name in {"safetensors", "timm", "hf"} & set(written):
+        folder = tmp_path / "out" / ("" if name == "safetensors" else name)
+        assert torch.equal(features(sslpipe.load_backbone(folder)), features(model))
+
+
+def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(
+    tmp_path, in_this_process
+):
+    for name in ("one", "two"):
+        export_model(trained(), tmp_path / name, ["all"])
+    one, two = (
+        {
+            name: (tmp_path / side / name).read_bytes()
+            for name in tree(tmp_path / side)
+            if "." in name
+        }
+        for side in ("one", "two")
+    )
+    assert set(one) == {
+        "README.md",
+        "config.json",
+        "hf/README.md",
+        "hf/config.json",
+        "hf/model.safetensors",
+        "model.onnx",
+        "model.pt2",
+        "model.safetensors",
+    }
+    assert one == two
+    for name, raw in one.items():
+        for place in (str(ROOT), str(Path(torch.__file__).parent.parent), str(Path.home()), '.py"'):
+            assert place.encode() not in raw, (name, place)
+
+
+def test_the_lines_in_readme_and_model_card_load_each_format(resnet, tmp_path):
+    """All python blocks of an export's card, run as they stand, in one clean process."""
+    model, out = resnet
+    blocks = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.S)
+    assert len(blocks) == len(FORMATS)
+    section = (ROOT / "README.md").read_text().split("\n## Export\n")[1].split("\n## ")[0]
+    for name, block in zip(FORMATS, blocks, strict=True):
+        assert FORMATS[name].usage.replace("ARCHITECTURE", "resnet18") == block
+        assert FORMATS[name].usage.replace("ARCHITECTURE", "resnet18") in section, name
+    hub = hub_cache(out / "hf", tmp_path)
+    code = """
+import sys, torch
+for block in sys.argv[2:]:
+    images = torch.full((2, 3, 32, 32), 0.5)
+    if "session" in block:
+        images = images.numpy()
+    elif "encode" in block:
+        images = torch.randint(0, 256, (2, 3, 40, 40), dtype=torch.uint8)
+    exec(block.replace("FOLDER", sys.argv[1]))
+    if "onnx" in block or "torch.export" in block:
+        print(tuple(features.shape), float(features[0, 0]))
+"""
+    told = clean_process(code, out, *blocks, **hub).splitlines()
+    expected = float(model(torch.full((2, 3, 32, 32), 0.5))[0, 0])
+    assert told[0].startswith("_IncompatibleKeys(missing_keys=['fc.weight', 'fc.bias'], unexp")
+    assert [line.rpartition(" ")[0] for line in told[1:]] == ["(2, 512)"] * 2
+    for line in told[1:]:
+        assert float(line.rpartition(" ")[2]) == pytest.approx(expected, rel=1e-4)
+
+
+def hub_cache(folder: Path, home: Path) -> dict[str, str]:
+    """The environment of a machine that has downloaded USER/NAME and is offline now."""
+    revision = "0" * 40
+    repo = home / "hub" / "models--USER--NAME"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(revision)
+    (repo / "snapshots").mkdir()
+    (repo / "snapshots" / revision).symlink_to(folder)
+    return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+
+
+def test_the_hub_folder_loads_by_timm_and_by_us_and_runs_no_code_of_its_own(resnet, tmp_path):
+    model, out = resnet
+    assert tree(out / "hf") == ["README.md", "config.json", "model.safetensors"]
+    images = torch.randn(3, 3, 32, 32)
+    save_file({"images": images}, tmp_path / "images")
+    code = """
+import sys
+import sslpipe, timm, torch
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file, save_file
+
+folder = sys.argv[1]
+timm.create_model("resnet18"), sslpipe.load_backbone  # what they import, they import now
+def watch(event, arguments):  # nothing is unpickled, nothing compiled from the folder
+    assert event != "pickle.find_class", arguments
+    if event in ("compile", "import", "exec"):
+        assert "USER" not in str(arguments), arguments
+sys.addaudithook(watch)
+theirs = timm.create_model("hf-hub:USER/NAME", pretrained=True).eval()
+headed = timm.create_model("hf-hub:USER/NAME", pretrained=True, num_classes=7).eval()
+ours = sslpipe.load_backbone(snapshot_download("USER/NAME"))
+images = load_file(sys.argv[1])["images"]
+with torch.no_grad():
+    found = {"theirs": theirs(images), "ours": ours(images), "head": headed(images)}
+    found["pooled"] = headed.forward_head(headed.forward_features(images), pre_logits=True)
+save_file({key: value.contiguous() for key, value in found.items()}, sys.argv[2])
+"""
+    hub = hub_cache(out / "hf", tmp_path)
+    clean_process(code, tmp_path / "images", tmp_path / "features", **hub)
+    found = load_file(tmp_path / "features")
+    with torch.no_grad():
+        expected = model(images)
+    for name in ("theirs", "ours", "pooled"):
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+    assert found["head"].shape == (3, 7)
+
+
+def test_timm_makes_the_input_that_the_features_need_from_its_config(resnet):
+    model, out = resnet
+    network = timm.create_model(f"local-dir:{out}/timm", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(network))
+    row = np.linspace(0, 255, 60)
+    pixels = np.stack([row[None] + 0 * row[:45, None], 0 * row[None] + row[:45, None]] * 2)[:3]
+    image = Image.fromarray(pixels.transpose(1, 2, 0).round().astype(np.uint8))  # (45, 60) smooth
+    raw = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None]
+    ours = model.view(raw, torch.tensor([raw.shape[-2:]]))
+    # Pillow rounds to whole levels after each of two passes: at most 1.1 of 255, over std
+    bound = 1.1 / 255 / min(VIEW.config()["std"])
+    assert float((transform(image)[None] - ours).abs().max()) < bound
+
+
+def damaged_onnx(model: FrozenBackbone, folder: Path) -> Path:
+    path = formats._write_onnx(model, folder)
+    proto = onnx.load(path)
+    kernel = next(tensor for tensor in proto.graph.initializer if len(tensor.dims) == 4)
+    kernel.CopyFrom(onnx.numpy_helper.from_array(-onnx.numpy_helper.to_array(kernel), kernel.name))
+    onnx.save(proto, path)
+    return path
+
+
+def damaged_hub(model: FrozenBackbone, folder: Path) -> Path:
+    path = formats._write_hf(model, folder)
+    tensors = load_file(path / "model.safetensors")
+    tensors["bn1.running_var"] *= 4
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def damaged_timm(model: FrozenBackbone, folder: Path) -> Path:
+    """The right tensors for a network with other strides: only features tell."""
+    path = formats._write_timm(model, folder)
+    config = json.loads((path / "config.json").read_text())
+    config["model_args"] = {"output_stride": 8}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "told"),
+    [
+        ("onnx", damaged_onnx, "features in a clean process differ by"),
+        ("hf", damaged_hub, "not those that config.json names"),
+        ("timm", damaged_timm, "features in a clean process differ by"),
+    ],
+)
+def test_a_damaged_format_is_an_error_and_leaves_no_file(
+    tmp_path, monkeypatch, in_this_process, name, write, told
+):
+    monkeypatch.setitem(export.FORMATS, name, dataclasses.replace(FORMATS[name], write=write))
+    with pytest.raises(ExportError, match=told):
+        export_model(trained("torchvision/resnet18", stem="imagenet"), tmp_path / "out", [name])
+    assert tree(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["onnx", "pt2"])
+def test_a_program_with_a_fixed_batch_size_is_an_error_and_leaves_no_file(
+    tmp_path, monkeypatch, in_this_process, name
+):
+    monkeypatch.setattr(formats, "_free_batch", lambda: None)
+    with pytest.raises(Exception, match=r"Expected: 2|shape\[0\] to be equal to 2|equal 2|== 2"):
+        export_model(trained(), tmp_path / "out", [name])
+    assert tree(tmp_path) == []
+
+
+def test_without_its_packages_onnx_is_one_clear_error_and_all_leaves_it_out(
+    tmp_path, monkeypatch, in_this_process
+):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name)
+    )
+    model = trained()
+    with pytest.raises(ExportError, match=r"it needs onnxscript: pip install 'sslpipe\[onnx\]'"):
+        export_model(model, tmp_path / "out", ["onnx"])
+    assert "onnx" in refusals(model)
+    assert "onnx" not in export_model(model, tmp_path / "out", ["all"])
+
+
+def test_an_onnx_file_tells_what_its_input_is(tmp_path):
+    model = trained()
+    formats._write_onnx(model, tmp_path)
+    session = OnnxSession(tmp_path / "model.onnx").session
+    (given,), (found,) = session.get_inputs(), session.get_outputs()
+    assert (given.name, given.shape, given.type) == (
+        "images",
+        ["batch", 3, 32, 32],
+        "tensor(float)",
+    )
+    assert (found.name, found.shape) == ("features", ["batch", 128])
+    told = session.get_modelmeta().custom_metadata_map
+    assert json.loads(told["mean"]) == VIEW.config()["mean"]
+    assert json.loads(told["crop_px"]) == 32
+    assert told["weights_sha256"] == model.config.weights_sha256
+
+
+SETTINGS = Projector(hidden_dim=24, out_dim=6)
+
+
+def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(tmp_path, in_this_process):
+    model = trained(projector=SETTINGS)
+    export_model(model, tmp_path / "out", ["all"])
+    for folder in (tmp_path / "out", tmp_path / "out" / "hf"):
+        again = sslpipe.load_backbone(folder)
+        images = torch.randn(4, 3, 32, 32)
+        assert torch.equal(again.projector(again(images)), model.projector(model(images)))
+    with pytest.raises(ExportError, match="no projector fits into onnx, pt2; add one of hf, "):
+        export_model(model, tmp_path / "other", ["onnx", "pt2"])
+    export_model(trained(), tmp_path / "bare", ["safetensors"])
+    assert not (tmp_path / "bare" / "projector.safetensors").exists()
+    assert sslpipe.load_backbone(tmp_path / "bare").projector is None
+
+
+def test_a_damaged_projector_is_an_error_and_leaves_no_file(tmp_path, monkeypatch, in_this_process):
+    def another(model: FrozenBackbone, folder: Path) -> Path:
+        path = formats._write_safetensors(model, folder)
+        with torch.no_grad():
+            for parameter in model.projector.parameters():
+                parameter.mul_(2)  # the live one is no longer what was written
+        return path
+
+    broken = dataclasses.replace(FORMATS["safetensors"], write=another)
+    monkeypatch.setitem(export.FORMATS, "safetensors", broken)
+    with pytest.raises(ExportError, match="projections in a clean process differ by"):
+        export_model(trained(projector=SETTINGS), tmp_path / "out", ["safetensors"])
+    assert tree(tmp_path) == []
+
+
+def test_outputs_are_of_a_single_image_and_then_of_the_others():
+    sizes = []
+
+    class Spy(nn.Module):
+        def forward(self, images):
+            sizes.append(len(images))
+            return images.flatten(1)
+
+    images = torch.randn(4, 3, 2, 2)
+    assert torch.equal(outputs(Spy(), images)["features"], images.flatten(1))
+    assert sizes == [1, 3]
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A run of eight steps with an eval.json of its weights, under a name that attacks."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    data = write_dataset(folder / "data")
+    train_over(1, write_recipe(folder, RECIPE), data, folder / "run", "steps=2")
+    common = {"interval95": [0.4, 0.6], "queries": 40, "bank": 80}
+    common |= {"metric": "top1", "details": {"confusion": [[1]]}}
+    rows = [
+        {"features": name, "whitened": whitened, "column": column, "protocol": protocol, **common}
+        | {"value": value}
+        for name, whitened, column, protocol, value in (
+            ("ssl", False, "kNN", "knn k=20", 0.5),
+            ("ssl", True, "kNN", "knn k=20", 0.525),
+            ("ssl", False, None, "knn k=200", 0.55),
+            ("pixels", False, "kNN", "knn k=20", 0.25),
+        )
+    ]
+    rows.append({**rows[0], "metric": "effective_rank", "value": 12.5, "interval95": [11, 14]})
+    rows[-1] |= {"unit": "number", "protocol": "geometry"}
+    facts = {"data": "a | <b>b</b>\n# c", "data_sha256": "e" * 64, "split": "test"}
+    facts |= {"train_split": "train"}
+    facts["backbone_sha256"] = load_run(folder / "run").config.weights_sha256
+    suite = {"schema_version": 1, "facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
+    (folder / "run" / "eval.json").write_text(json.dumps(suite))
+    return folder / "run"
+
+
+def test_the_hubs_card_holds_the_measured_numbers_and_their_protocols(
+    evaluated, tmp_path, in_this_process
+):
+    model = load_run(evaluated, with_projector=True)
+    out = tmp_path / "out"
+    export_model(model, out, ["hf"])
+    card = ModelCard.load(out / "hf" / "README.md")  # the Hub's own parser
+    assert card.data.library_name == "sslpipe"
+    found = [
+        (r.metric_type, r.metric_value, r.metric_name, r.dataset_name, r.dataset_split)
+        for r in card.data.eval_results
+    ]
+    name = "a | <b>b</b>\n# c"
+    assert found == [
+        ("accuracy", 0.5, "knn k=20", name, "test"),
+        ("accuracy", 0.525, "knn k=20, whitened", name, "test"),
+        ("effective_rank", 12.5, "geometry", name, "test"),
+    ]
+    for result in card.data.eval_results[:2]:
+        assert result.metric_args == {"interval95": [0.4, 0.6], "queries": 40, "bank": 80}
+        assert re.fullmatch(r"[a-z0-9-]+", result.dataset_type)
+    for text in (
+        "| ssl | no | knn k=20 | top1 | 50.0% | 40.0% to 60.0% | 40 | 80 |",
+        "| pixels | no |",
+        "| 12.5 | 11 to 14 |",
+    ):
+        assert text in card.text
+    assert "<b>" not in card.text
+    assert "\n# c" not in card.text
+    again = sslpipe.load_backbone(out / "hf")
+    assert again.config.facts["step"] == 2
+    assert again.projector is not None
+
+
+def test_numbers_of_other_weights_are_left_out_and_the_card_says_so(
+    evaluated, tmp_path, in_this_process
+):
+    text = (evaluated / "eval.json").read_text()
+    suite = json.loads(text)
+    suite["facts"]["backbone_sha256"] = "0" * 64
+    try:
+        (evaluated / "eval.json").write_text(json.dumps(suite))
+        export_model(load_run(evaluated), tmp_path / "out", ["safetensors", "hf"])
+    finally:
+        (evaluated / "eval.json").write_text(text)
+    for card in ("README.md", "hf/README.md"):
+        text = (tmp_path / "out" / card).read_text()
+        assert "eval.json is not of these weights" in text
+        assert "50.0%" not in text
+    assert ModelCard.load(tmp_path / "out" / "hf" / "README.md").data.eval_results is None

@@ -1,0 +1,104 @@
+"""Whole fine-tunings on the tiny data set, in 1 to 4 real gloo processes."""
+
+from pathlib import Path
+
+import torch
+
+import sslpipe.metric_learning.finetune
+from sslpipe.augment.params import Draws
+from sslpipe.augment.two_views import FusedViews
+from sslpipe.data.index import load_index
+from sslpipe.data.pipeline import Batch
+from sslpipe.distributed import Rank
+from sslpipe.export.load import load_backbone
+from sslpipe.recipe.finetune import load_finetune_recipe
+from tests.helpers.processes import run_processes
+
+RECIPE = """
+name = "tiny-metric"
+steps = 8
+[data]
+canvas_px = 16
+validation_classes = 2
+[sampler]
+classes_per_batch = 4
+images_per_class = 3
+buffer = 48
+num_streams = 2
+shuffle_window = 6
+[augment]
+kind = "fused"
+preset = "simclr_small"
+crop_px = 16
+[backbone]
+kind = "small_resnet"
+widths = [8, 16]
+[embedding]
+dim = 8
+[loss]
+kind = "arcface"
+scale = 8.0
+[optim]
+kind = "adamw"
+peak_lr = 0.01
+[run]
+log_steps = 1
+save_steps = 3
+"""
+
+
+def write_recipe(folder: Path, text: str = RECIPE) -> Path:
+    path = folder / "tiny.toml"
+    path.write_text(text)
+    return path
+
+
+def finetune_in_rank(
+    process: Rank, recipe: str, data: str, run_dir: str, backbone: str | None, *overrides: str
+):
+    """What each process runs; records the ids and the drawn numbers of every step.
+
+    In float64 the views are made image by image: their last float32 bit depends on how many are
+    made at once, and what comes after them is compared to far fewer.
+    """
+    seen = []
+    original, views = sslpipe.metric_learning.finetune.draws, FusedViews.forward
+    if "optim.precision=fp64" in overrides:
+        FusedViews.forward = image_by_image
+
+    def recording(seed, epoch, ids, sizes, specs):
+        drawn = original(seed, epoch, ids, sizes, specs)
+        seen.append((ids.clone(), drawn.boxes.clone()))
+        return drawn
+
+    sslpipe.metric_learning.finetune.draws = recording
+    try:
+        given = None if backbone is None else load_backbone(backbone)
+        loaded = load_finetune_recipe(recipe, overrides)
+        done = sslpipe.metric_learning.finetune.finetune(
+            loaded, load_index(data), Path(run_dir), given
+        )
+    finally:
+        sslpipe.metric_learning.finetune.draws, FusedViews.forward = original, views
+    return done, seen
+
+
+def image_by_image(self: FusedViews, batch: Batch, draws: Draws, forward=FusedViews.forward):
+    images = len(batch.images)
+    alone = []
+    for i in range(images):
+        one = Batch(*(part[i : i + 1] for part in batch[:5]), batch.epoch)
+        alone.append(forward(self, one, draws.rows(torch.arange(i, len(draws.ids), images))))
+    return torch.stack(alone, dim=1).flatten(0, 1)  # all first views, then all second
+
+
+def finetune_over(
+    world: int, recipe: Path, data: Path, run_dir: Path, *overrides: str, backbone=None
+):
+    arguments = (str(recipe), str(data), str(run_dir), backbone and str(backbone), *overrides)
+    return run_processes(finetune_in_rank, world, *arguments)
+
+
+def several_in_rank(process: Rank, jobs):
+    """Several fine-tunings one after another in one process group: fewer processes to start."""
+    return [finetune_in_rank(process, *job) for job in jobs]

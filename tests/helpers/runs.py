@@ -1,0 +1,118 @@
+"""Whole trainings on the tiny data set, in 1 to 4 real gloo processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+import sslpipe.train
+from sslpipe.augment.two_views import FusedViews
+from sslpipe.data.index import load_index
+from sslpipe.distributed import Rank
+from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.run.checkpoint import latest
+from tests.helpers.processes import run_processes
+
+ROOT = Path(__file__).parents[2]
+
+RECIPE = """
+name = "tiny"
+steps = 12
+[data]
+batch_size = 16
+num_streams = 4
+shuffle_window = 6
+holdout = 16
+canvas_px = 16
+[augment]
+kind = "fused"
+preset = "simclr_small"
+crop_px = 16
+[backbone]
+kind = "small_resnet"
+widths = [8, 16, 16]
+[projector]
+hidden_dim = 16
+out_dim = 8
+[loss]
+kind = "nt_xent"
+temperature = 0.2
+[optim]
+kind = "sgd"
+peak_lr = 0.05
+precision = "fp32"
+[run]
+log_steps = 1
+save_steps = 5
+"""
+
+
+def write_recipe(folder: Path, text: str = RECIPE) -> Path:
+    path = folder / "tiny.toml"
+    path.write_text(text)
+    return path
+
+
+def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *overrides: str):
+    """What each process runs; records what every step saw: (ids, source ids, drawn numbers)."""
+    seen = []
+    original = sslpipe.train.draws
+
+    def recording(seed, epoch, ids, sizes, specs):
+        drawn = original(seed, epoch, ids, sizes, specs)
+        seen.append((ids.clone(), [t.clone() for t in drawn if isinstance(t, torch.Tensor)]))
+        return drawn
+
+    sslpipe.train.draws = recording
+    try:
+        done = sslpipe.train.train(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
+    finally:
+        sslpipe.train.draws = original
+    return done, seen
+
+
+def train_over(world: int, recipe: Path, data: Path, run_dir: Path, *overrides: str):
+    """Train in `world` processes; per rank: (last step done, what each step saw)."""
+    arguments = (str(recipe), str(data), str(run_dir), *overrides)
+    return run_processes(train_in_rank, world, *arguments)
+
+
+def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(latest(run_dir) / "model.safetensors")
+
+
+def command_line(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m sslpipe ...` as a user would run it."""
+    return subprocess.run(
+        [sys.executable, "-m", "sslpipe", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def feed_equal_views():
+    """Views are made one image at a time: made together, they are equal to 1e-6 only, and tests of
+    several process counts feed each the same. For the rest of this process."""
+    original = FusedViews.forward
+
+    def alone(self, batch, drawn, *given):
+        images = [torch.tensor([row]) for row in range(len(batch.ids))]
+        pairs = [torch.cat([row, row + len(images)]) for row in images]
+        views = [
+            original(self, batch.rows(row), drawn.rows(both), *given)
+            for row, both in zip(images, pairs, strict=True)
+        ]
+        return torch.cat([torch.stack(views)[:, 0], torch.stack(views)[:, 1]])
+
+    FusedViews.forward = alone
+
+
+def train_on_equal_views(process, *arguments):
+    feed_equal_views()
+    return train_in_rank(process, *arguments)

@@ -1,0 +1,115 @@
+"""What is delegated to pytorch-metric-learning gives what the library gives on unit rows."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sslpipe.distributed import Rank
+from sslpipe.errors import UserError
+from sslpipe.metric_learning import METRIC_LOSSES
+from sslpipe.metric_learning.losses.pairwise import References
+from sslpipe.metric_learning.losses.pml import DELEGATED, TAKE_REFERENCES
+from tests.helpers.processes import run_processes
+
+pytest.importorskip("pytorch_metric_learning")
+# the library's own: how it indexes, and a warning about its own default
+pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence", "ignore:Values of Tp")
+
+ARGUMENTS = {
+    "HistogramLoss": {"n_bins": 10},
+    "RankedListLoss": {"margin": 0.4, "Tn": 10},
+}
+LABELS = torch.arange(12) % 4
+SIZES = {"num_classes": 4, "dim": 8}
+
+
+def rows(size=12):
+    return torch.randn(size, 8, generator=torch.Generator().manual_seed(0)) * 3
+
+
+def built(name):
+    torch.manual_seed(0)
+    return METRIC_LOSSES["pml"](name=name, **SIZES, arguments=ARGUMENTS.get(name))
+
+
+def gradient(loss, x, labels=LABELS):
+    x = x.clone().requires_grad_()
+    value = loss(x, labels, ids=torch.arange(len(labels)))
+    return value.detach(), torch.autograd.grad(value, x)[0]
+
+
+def directly(name, x):
+    """The library's loss itself, with the weights of the adapter's."""
+    loss = built(name).loss
+    if name == "VICRegLoss":  # first and second row of each class
+        return loss(x[:4], ref_emb=x[4:8])
+    if name == "ManifoldLoss":
+        torch.manual_seed(0)
+        return loss(F.normalize(x), indices_tuple=LABELS)
+    return loss(x if name == "InstanceLoss" else F.normalize(x), LABELS)
+
+
+@pytest.mark.parametrize("name", DELEGATED)
+def test_a_delegated_loss_is_the_library_s_on_unit_rows(name):
+    x = rows().requires_grad_()
+    exact = directly(name, x)
+    (exact_grad,) = torch.autograd.grad(exact, x)
+    value, grad = gradient(built(name), rows())
+    torch.testing.assert_close(value.reshape(()), exact.detach().reshape(()), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(grad, exact_grad, rtol=1e-3, atol=1e-5)
+    assert bool(torch.isfinite(grad).all())
+    with torch.autocast("cpu", torch.bfloat16):
+        again = built(name)(rows(), LABELS)
+    torch.testing.assert_close(again.detach(), value, rtol=1e-4, atol=1e-6)
+    unlabelled = torch.cat([rows(), rows(3) * 2]), torch.cat([LABELS, torch.full((3,), -1)])
+    torch.testing.assert_close(gradient(built(name), *unlabelled)[0], value)
+
+
+@pytest.mark.parametrize("name", TAKE_REFERENCES)
+def test_references_of_samples_in_the_batch_are_left_out(name):
+    loss = built(name)
+    ids = torch.arange(12)
+    ref = References(rows(8).flip(0), LABELS[:8], torch.arange(100, 108))
+    old = References(torch.cat([ref.embeddings, rows(2)]), LABELS[:10], torch.arange(100, 110))
+    old = old._replace(ids=torch.cat([ref.ids, ids[:2]]))
+    value = loss(rows(), LABELS, ids=ids, ref=ref)
+    torch.testing.assert_close(loss(rows(), LABELS, ids=ids, ref=old), value)
+    expected = built(name).loss(
+        F.normalize(rows()),
+        LABELS,
+        ref_emb=F.normalize(ref.embeddings),
+        ref_labels=ref.labels.clone(),
+    )
+    torch.testing.assert_close(value, expected)
+
+
+def test_what_is_known_to_be_wrong_is_refused():
+    for key in ("swap", "efficient"):
+        with pytest.raises(UserError, match=key):
+            METRIC_LOSSES["pml"](name="FastAPLoss", arguments={key: True})
+    with pytest.raises(UserError, match="did you mean 'FastAPLoss'"):
+        METRIC_LOSSES["pml"](name="FastAPloss")
+    with pytest.raises(UserError, match="needs num_classes"):
+        METRIC_LOSSES["pml"](name="P2SGradLoss", dim=8)
+    loss = built("SmoothAPLoss")
+    with pytest.raises(UserError, match="no miner"):
+        loss(rows(), LABELS, miner=torch.nn.Identity())
+    with pytest.raises(UserError, match="no references"):
+        loss(rows(), LABELS, ref=References(rows(), LABELS, LABELS))
+
+
+def on_ranks(process):
+    mine = slice(0, 9) if process.rank == 0 else slice(9, 12)
+    if process.world_size == 1:
+        mine = slice(0, 12)
+    names = [name for name in DELEGATED if name not in ("HistogramLoss", "RankedListLoss")]
+    return {name: gradient(built(name), rows()[mine], LABELS[mine]) for name in names}
+
+
+def test_two_processes_with_unequal_rows_give_the_gradient_of_one():
+    one, two = on_ranks(Rank(0, 1)), run_processes(on_ranks, 2)
+    for name, (value, grad) in one.items():
+        for results in two:
+            torch.testing.assert_close(results[name][0], value, rtol=1e-4, atol=1e-6)
+        together = torch.cat([results[name][1] for results in two]) / 2
+        torch.testing.assert_close(together, grad, rtol=1e-3, atol=1e-5)

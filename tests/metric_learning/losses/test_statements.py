@@ -1,0 +1,213 @@
+"""Rows of the list that are a statement rather than a formula."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sslpipe.metric_learning import METRIC_LOSSES
+from sslpipe.metric_learning.losses.pairwise import NEVER, compare, masked_lse, unit
+from tests.helpers import metric_loops as loops
+from tests.helpers.metric_rows import LABELS, rows, sizes_of, value_and_grad
+
+
+def test_row_01_no_loss_falls_without_bound():
+    """The unbounded contrastive loss would be -D2 here."""
+    far = torch.tensor([[1e3, 0, 0, 0, 0, 0], [-1e3, 0, 0, 0, 0, 0]], dtype=torch.float64)
+    x, labels = far.repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
+    for name in METRIC_LOSSES:
+        if name not in ("pml", "n_pair"):  # n_pair: its penalty is above 0 here
+            loss = METRIC_LOSSES[name](**sizes_of(name)).double()
+            assert loss(x, labels).item() >= 0
+
+
+def test_row_06_one_network_for_all_inputs_has_the_sum_of_their_gradients():
+    torch.manual_seed(0)
+    shared = torch.nn.Linear(6, 4).double()
+    branches = [torch.nn.Linear(6, 4).double() for _ in LABELS]
+    for branch in branches:
+        branch.load_state_dict(shared.state_dict())
+    loss = METRIC_LOSSES["triplet"]()
+    loss(shared(rows()), torch.tensor(LABELS)).backward()
+    apart = torch.stack([branch(row) for branch, row in zip(branches, rows(), strict=True)])
+    loss(apart, torch.tensor(LABELS)).backward()
+    total = sum(branch.weight.grad for branch in branches)
+    torch.testing.assert_close(shared.weight.grad, total, rtol=1e-10, atol=1e-12)
+
+
+def test_row_07_a_constant_embedding_satisfies_no_triplet_but_only_the_limit():
+    x, labels = torch.ones(6, 3, dtype=torch.float64), torch.arange(6) // 2
+    loss = METRIC_LOSSES["triplet"](margin=0.0, triplets="hard")
+    assert float(loss(x, labels)) == 0
+    assert loss.last_count == 0  # no negative is nearer; none is farther either:
+    strict = METRIC_LOSSES["triplet"](margin=1e-9)
+    assert float(strict(x, labels)) == pytest.approx(1e-9)
+    assert strict.last_active == strict.last_count == 24
+
+
+def test_row_08_at_collapse_the_loss_is_the_margin_and_its_gradient_is_zero():
+    x = torch.ones(8, 3, dtype=torch.float64)
+    loss = METRIC_LOSSES["triplet"](margin=0.2)
+    value, grad = value_and_grad(lambda x: loss(x, torch.arange(8) // 2), x)
+    assert float(value) == pytest.approx(0.2)
+    assert not grad.any()
+
+
+def test_row_17_a_low_temperature_looks_at_the_hardest_negatives():
+    """The share of the gradient that the hardest negative gets falls as temperature rises."""
+    s = torch.tensor([0.9, 0.5, 0.1, -0.4])
+    shares = [float(F.softmax(s / t, 0)[0]) for t in (0.01, 0.1, 1.0, 100.0)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.999
+    assert shares[-1] == pytest.approx(0.25, abs=0.01)
+    x = unit(torch.tensor([[1.0, 0, 0], [0.8, 0.6, 0], [0.9, 0, 0.436], [0.1, 0, 0.995]]).double())
+    labels = torch.tensor([0, 0, 1, 2])
+    pulls = []
+    for temperature in (0.05, 5.0):
+        loss = METRIC_LOSSES["nt_xent"](temperature=temperature, reduction="none")
+        s = (x @ x.T).requires_grad_()
+        batch, pairs = compare(x, labels, None, None)
+        batch = batch._replace(anchors=s, columns=torch.eye(4, dtype=torch.float64))
+        term = loss.rule(batch, pairs, temperature=temperature)[0]
+        grad = torch.autograd.grad(term.total[0], s)[0][0]
+        pulls.append(float(grad[2] / (grad[2] + grad[3])))
+    assert pulls[0] > 0.99 > 0.6 > pulls[1]
+
+
+def test_row_18_the_mean_inside_the_logarithm_is_never_larger():
+    for seed in range(20):
+        x, labels = rows(seed), torch.tensor(LABELS)
+        inside = METRIC_LOSSES["sup_con"](form="in")(x, labels)
+        assert float(inside) <= float(METRIC_LOSSES["sup_con"]()(x, labels)) + 1e-12
+
+
+def test_row_21_the_weights_of_multi_similarity_are_its_gradient():
+    """w- = 1 / (e^{b (l - S_ij)} + sum_k e^{b (S_ik - S_ij)}), and w+ alike."""
+    x, labels = unit(rows()), torch.tensor(LABELS)
+    batch, pairs = compare(x, labels, None, None)
+    s = (x @ x.T).requires_grad_()
+    batch = batch._replace(anchors=s, columns=torch.eye(len(x), dtype=torch.float64))
+    loss = METRIC_LOSSES["multi_similarity"](alpha=2.0, beta=50.0, base=0.5)
+    (grad,) = torch.autograd.grad(loss.rule(batch, pairs, **loss.conventions)[0].total.sum(), s)
+    for i, j in loops.pairs(LABELS):
+        sign = -1 if LABELS[i] == LABELS[j] else 1
+        steep = -2.0 if sign < 0 else 50.0
+        kind = loops.positives if sign < 0 else loops.negatives
+        below = torch.exp(steep * (0.5 - s[i, j])) + sum(
+            torch.exp(steep * (s[i, k] - s[i, j])) for k in kind(LABELS, i)
+        )
+        torch.testing.assert_close(grad[i, j], (sign / below).detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_row_28_log_sum_exp_bounds_the_maximum_and_mirrored_the_minimum():
+    v, every = rows(3, spread=3.0), torch.ones(10, 6, dtype=torch.bool)
+    top, lse = v.amax(1), masked_lse(v, every)
+    assert bool(((top <= lse) & (lse <= top + math.log(6))).all())
+    for g in (10.0, 1000.0):
+        low = -masked_lse(-g * v, every) / g  # -(1/g) LSE(-g v)
+        assert bool(((low <= v.amin(1)) & (v.amin(1) <= low + math.log(6) / g)).all())
+        wrong = masked_lse(-g * v, every)  # the sign and the 1/g missing
+        assert not bool(((wrong - v.amin(1)).abs() < 0.5).any())
+
+
+def test_row_38_the_gradient_of_circle_has_the_factor_gamma_and_no_slope_of_its_weights():
+    s0 = torch.tensor([[1.0, 0.7, 0.2, -0.1]], dtype=torch.float64)
+    gamma, m = 8.0, 0.25
+    s = s0.clone().requires_grad_()
+    batch, pairs = compare(torch.zeros(1, 4).double(), torch.tensor([0]), None, None)
+    pairs = pairs._replace(
+        positive=torch.tensor([[False, True, False, False]]),
+        negative=torch.tensor([[False, False, True, True]]),
+    )
+    batch = batch._replace(anchors=s, columns=torch.eye(4, dtype=torch.float64))
+    rule = METRIC_LOSSES["circle"](gamma=gamma, margin=m).rule
+    loss = rule(batch, pairs, gamma=gamma, margin=m)[0].total.sum()
+    (grad,) = torch.autograd.grad(loss, s)
+    weight = 1 + m - 0.7
+    z = 1 - torch.exp(-loss.detach())
+    assert float(grad[0, 1]) == pytest.approx(float(-z * gamma * weight), rel=1e-9)
+
+
+def test_row_38_circle_is_the_unified_loss_on_the_circle_of_radius_sqrt_2_m():
+    """Where s_n^2 + (s_p - 1)^2 = 2 m^2 positives and negatives are as far apart as wished."""
+    m, gamma = 0.25, 80.0
+    for turn in (0.1, 0.6, 1.2):
+        s_n = math.sqrt(2) * m * math.cos(turn)
+        s_p = 1 - math.sqrt(2) * m * math.sin(turn)
+        exponent = (s_n + m) * (s_n - m) - (1 + m - s_p) * (s_p - 1 + m)
+        assert gamma * exponent == pytest.approx(0, abs=1e-9)
+
+
+def test_row_78_distances_on_the_sphere_and_the_gradient_of_normalising():
+    x = rows().requires_grad_()
+    batch, _ = compare(unit(x), torch.tensor(LABELS), None, None)
+    torch.testing.assert_close(batch.distances("squared"), 2 - 2 * batch.similarities())
+    (grad,) = torch.autograd.grad(METRIC_LOSSES["sup_con"]()(x, torch.tensor(LABELS)), x)
+    assert float((grad * x.detach()).sum(1).abs().max()) < 1e-12  # across x
+    row = x[0].detach()
+    jacobian = torch.autograd.functional.jacobian(lambda r: unit(r[None])[0], row)
+    length, u = row.norm(), row / row.norm()
+    torch.testing.assert_close(jacobian, (torch.eye(6, dtype=torch.float64) - u.outer(u)) / length)
+
+
+def test_row_79_l2_pooling_is_torch_s_with_no_gradient_at_zero():
+    """FaceNet's pooling needs no code of ours: the root of a window's sum of squares."""
+    x = rows(size=36).reshape(1, 6, 6, 6)
+    pooled = torch.nn.LPPool2d(2, 3, stride=2)(x)
+    for row in range(pooled.shape[2]):
+        for column in range(pooled.shape[3]):
+            window = x[0, :, 2 * row : 2 * row + 3, 2 * column : 2 * column + 3].reshape(6, 9)
+            expected = sum(v**2 for v in window.unbind(1)) ** 0.5
+            torch.testing.assert_close(pooled[0, :, row, column], expected)
+    zero = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    torch.nn.LPPool2d(2, 2)(zero).sum().backward()
+    assert not zero.grad.any()
+
+
+@pytest.mark.parametrize("kind", ["euclidean", "squared", "cosine"])
+def test_row_82_only_the_plain_distance_keeps_the_triangle_inequality(kind):
+    points = unit(rows(size=30, dim=3))
+    batch, _ = compare(points, torch.arange(30), None, None)
+    d = batch.distances(kind)
+    assert float(d.min()) >= -1e-12
+    torch.testing.assert_close(d, d.T)
+    assert float(d.diagonal().abs().max()) < 1e-7
+    assert float((d + torch.eye(30)).min()) > 1e-6  # zero for equal points alone
+    detour = (d[:, :, None] + d[None]).amin(1)
+    assert bool((d <= detour + 1e-9).all()) == (kind == "euclidean")
+
+
+@pytest.mark.parametrize("kind", ["euclidean", "squared"])
+def test_rows_that_are_one_have_distance_0_also_where_rounding_would_leave_some(kind):
+    x = torch.cat([rows(size=40, dim=96), 50 + rows(3, size=40, dim=96)]).float()
+    twice = torch.cat([x, x]).requires_grad_()
+    batch, _ = compare(twice, torch.arange(160), None, None)
+    d = batch.distances(kind)
+    apart = twice.detach().double()[:, None] - twice.detach().double()
+    exact = apart.square().sum(2) if kind == "squared" else apart.norm(dim=2)
+    copies = torch.eye(80, dtype=torch.bool).repeat(2, 2)
+    assert not d.detach()[copies].any()
+    torch.testing.assert_close(d.detach().double(), exact, rtol=5e-3, atol=1e-12)
+    assert bool((d.detach()[~copies] > 0).all())
+    (grad,) = torch.autograd.grad(d[copies].sum(), twice)
+    assert not grad.any()
+
+
+@pytest.mark.parametrize("scale", [1.0, -300.0])
+def test_a_masked_log_sum_exp_is_the_loop_s_and_an_empty_row_has_no_gradient(scale):
+    x, mask = rows(1, size=8, dim=30), rows(2, size=8, dim=30) > 0.3
+    mask[3] = False
+    filled = torch.arange(8) != 3
+
+    def loop(x):
+        kept = [scale * x[i][mask[i]] for i in range(8) if i != 3]
+        return sum(row.logsumexp(0) ** 2 for row in kept)
+
+    expected, expected_grad = value_and_grad(loop, x)
+    value, grad = value_and_grad(lambda x: masked_lse(x, mask, scale)[filled].square().sum(), x)
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-10, atol=1e-12)
+    empty, grad = value_and_grad(lambda x: masked_lse(x, mask, scale)[3], x)
+    assert float(empty) < NEVER / 3
+    assert not grad.any()

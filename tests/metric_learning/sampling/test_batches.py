@@ -1,0 +1,333 @@
+"""PK batches: what a batch holds, that the plan is bounded and counted, and who reads what."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.data.index import load_index
+from sslpipe.data.reader import Reader
+from sslpipe.distributed import Rank
+from sslpipe.errors import DataError
+from sslpipe.metric_learning.sampling import batches
+from sslpipe.metric_learning.sampling.batches import MOST_PASSES, PKOrder, pk_batches
+from sslpipe.metric_learning.sampling.buffer import Waiting
+from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
+from sslpipe.recipe.base import Run
+from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.processes import run_processes
+
+RUN = Run(num_workers=0, window_bytes=6000)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return load_index(write_dataset(folder, (40, 3, 60, 25, 72), classes=8)).split("train")
+
+
+def plan(split, **changes):
+    arguments = {
+        "seed": 3, "classes_per_batch": 4, "images_per_class": 3, "buffer": 60,
+        "num_streams": 2, "window": 8,
+    }  # fmt: skip
+    return PKOrder(split, **{**arguments, **changes})
+
+
+class FakeSplit:
+    """Labels and shard sizes are all that a plan looks at."""
+
+    def __init__(self, labels, process=1000):
+        self.labels = np.asarray(labels, np.int64)
+        self.starts = np.append(np.arange(0, len(self.labels), process), len(self.labels))
+
+
+def test_row_58_pk_a_batch_is_p_classes_with_k_images_each(split):
+    order = plan(split)
+    for step in range(40):
+        ids = order.ids(step)
+        assert len(set(ids.tolist())) == 12
+        labels = split.labels[ids].reshape(4, 3)
+        assert (labels == labels[:, :1]).all()  # class by class
+        assert len(set(labels[:, 0].tolist())) == 4
+    # an anchor's positives and negatives: K - 1 and (P - 1) K
+    same = np.equal.outer(split.labels[ids], split.labels[ids])
+    assert (same.sum(1) - 1 == 2).all()
+    assert ((~same).sum(1) == 9).all()
+
+
+def test_row_59_facenet_batches_hold_random_negatives_of_other_classes_too(split):
+    order = plan(split, random_images=5)
+    for step in range(20):
+        ids = order.ids(step)
+        labels = split.labels[ids]
+        assert len(set(ids.tolist())) == len(ids) == 4 * 3 + 5
+        assert not set(labels[12:].tolist()) & set(labels[:12].tolist())
+    huge = plan(FakeSplit(np.arange(20_000) % 400), classes_per_batch=30, images_per_class=40,
+                random_images=600, buffer=20_000)  # fmt: skip
+    assert huge.batch_size == 1800  # about FaceNet's own
+    assert len(huge.ids(0)) == 1800
+
+
+def test_row_60_a_tuplet_batch_is_k_classes_with_n_images_under_other_names(split):
+    labels = split.labels[plan(split, classes_per_batch=8, images_per_class=2).ids(0)]
+    assert Counter(labels.tolist()) == dict.fromkeys(range(8), 2)
+
+
+def near_by_number(classes, size):
+    """A table in which the nearest classes of one are those of the nearest numbers."""
+    return np.array([sorted(range(classes), key=lambda d: (abs(d - c), d))[:size]
+                     for c in range(classes)])  # fmt: skip
+
+
+def with_neighbours(split, table, **changes):
+    order = plan(split, neighbours=2, **changes)
+    order.nearest = lambda epoch: None if epoch < 2 else table
+    return order
+
+
+def groups_of(order, step):
+    """The classes of a batch, in threes."""
+    labels = order.labels[order.ids(step)].reshape(order.classes_per_batch, -1)
+    assert (labels == labels[:, :1]).all()
+    assert len(set(labels[:, 0].tolist())) == order.classes_per_batch
+    return labels[:, 0].reshape(-1, 3).tolist()
+
+
+def test_row_49_a_batch_holds_classes_with_the_ones_nearest_to_them():
+    split = FakeSplit(np.arange(6000) % 20)
+    table = near_by_number(20, 6)
+    order = with_neighbours(split, table, classes_per_batch=6, images_per_class=4, buffer=2000)
+    plain = plan(split, classes_per_batch=6, images_per_class=4, buffer=2000)
+    steps = order.steps_per_epoch
+    assert steps == plain.steps_per_epoch
+    for step in range(2 * steps):  # nothing is known of the classes yet
+        assert order.ids(step).tolist() == plain.ids(step).tolist()
+    anchors = set()
+    for step in range(2 * steps, 4 * steps):
+        if (
+            step % steps >= 0.9 * steps
+        ):  # from a second pass: what waited for a whole one goes first
+            continue
+        taken = []
+        for group in groups_of(order, step):
+            free = [c for c in table[group[0]].tolist() if c not in taken]
+            assert group == free[:3]
+            taken += group
+            anchors.add(group[0])
+    assert len(anchors) > 15
+    apart = [abs(c - a) for a, *others in groups_of(plain, 2 * steps) for c in others]
+    assert max(apart) > 2  # by chance they lie anywhere
+
+
+def test_row_49_a_full_buffer_does_with_those_of_the_nearest_that_are_ready():
+    labels = np.random.default_rng(0).integers(300, size=20_000)
+    table = near_by_number(300, 6)
+    order = with_neighbours(FakeSplit(labels), table, classes_per_batch=6, images_per_class=3,
+                            buffer=400)  # fmt: skip
+    plain = plan(FakeSplit(labels), classes_per_batch=6, images_per_class=3, buffer=400)
+    assert order.epoch(2).ids.shape == order.epoch(0).ids.shape
+
+    def share_of_nearest(of):
+        steps = range(2 * of.steps_per_epoch, 3 * of.steps_per_epoch)
+        beside = [c in table[a] for s in steps for a, *near in groups_of(of, s) for c in near]
+        return np.mean(beside)
+
+    assert share_of_nearest(plain) < 0.05  # 5 of 299
+    assert share_of_nearest(order) > 0.2
+
+
+def test_row_49_nothing_waits_for_a_small_class_longer_than_a_pass():
+    labels = np.append(np.repeat(np.arange(19), 50), [19] * 4)
+    split = FakeSplit(np.random.default_rng(0).permutation(labels))
+    order = plan(split, classes_per_batch=4, images_per_class=4, buffer=2000, neighbours=1)
+    table = np.array([[c, 19, *(d for d in range(19) if d != c)][:4] for c in range(20)])
+    table[19] = [19, 0, 1, 2]
+    order.nearest = lambda epoch: None if epoch < 2 else table
+    assert order.steps_per_epoch > 50  # of 954 samples in 16s
+    of_epoch = order.epoch(2)
+    assert of_epoch.ids.shape == (order.steps_per_epoch, 16)
+    passes = of_epoch.chunks // order.order.steps_per_epoch - 2 * MOST_PASSES
+    assert passes.max() <= 1  # the second begins with a sample that still waits
+
+
+def test_row_49_the_table_is_that_of_the_running_means_of_unit_rows():
+    generator = torch.Generator().manual_seed(0)
+    neighbours = ClassNeighbours(5, 3, 4, momentum=0.2).double()
+    means = {}
+    for _ in range(6):
+        x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+        labels = torch.randint(4, (12,), generator=generator)  # the fifth class never comes
+        neighbours.follow(x, labels)
+        for c in set(labels.tolist()):
+            own = [row / row.norm() for row, y in zip(x, labels.tolist(), strict=True) if y == c]
+            new = sum(own) / len(own)
+            means[c] = means[c] + 0.2 * (new - means[c]) if c in means else new
+    means[4] = torch.zeros(3, dtype=torch.float64)
+    neighbours.begin(1)
+    assert neighbours.of(1) is None
+    for c, row in enumerate(neighbours.of(2).tolist()):
+        others = [d for d in range(5) if d != c]
+        assert row == [c, *sorted(others, key=lambda d: -float(means[c] @ means[d]))[:3]]
+    before = neighbours.of(2).tolist()
+    neighbours.follow(torch.randn(9, 3).double(), torch.arange(9) % 5)
+    neighbours.begin(2)
+    assert neighbours.of(2).tolist() == before  # what is being read stays
+    assert neighbours.of(3).tolist() != before
+
+
+def planned_in_rank(process):
+    """The means of the last rank are off by more than rounding, its plan still the first one's."""
+    neighbours = ClassNeighbours(20, 3, 6)
+    generator = torch.Generator().manual_seed(0)
+    neighbours.follow(torch.randn(40, 3, generator=generator), torch.arange(40) % 20)
+    if process.rank:
+        neighbours.means += torch.randn(20, 3, generator=generator)
+    neighbours.begin(1)
+    order = plan(FakeSplit(np.arange(2000) % 20), neighbours=2, classes_per_batch=6, buffer=500)
+    order.nearest = neighbours.of
+    return order.epoch(2).ids.tolist(), neighbours.means.tolist()
+
+
+def test_row_49_all_ranks_plan_by_the_first_ones_table():
+    first, second = run_processes(planned_in_rank, 2)
+    assert first == second
+    assert first[0] == planned_in_rank(Rank())[0]
+
+
+def test_an_epoch_serves_a_sample_at_most_once_a_pass_and_counts_what_it_does_not(split):
+    order = plan(split)
+    served = Counter(i for t in range(order.steps_per_epoch) for i in order.ids(t).tolist())
+    assert max(served.values()) == 1  # the first epoch is one pass
+    assert order.used == sum(served.values()) == 12 * order.steps_per_epoch
+    line = order.order.steps_per_epoch * order.order.batch_size
+    assert order.used + order.dropped <= line  # the rest still waited when the pass ended
+    assert line - order.used - order.dropped <= order.buffer
+    assert order.used > 0.7 * len(split)
+
+
+@pytest.mark.parametrize("shares", [[1] * 30, [50, 30, 10, 5, 5], [1] * 4])
+def test_the_buffer_is_bounded_and_every_later_epoch_has_the_same_length(shares):
+    rng = np.random.default_rng(0)
+    labels = rng.choice(len(shares), 4000, p=np.array(shares) / sum(shares))
+    order = plan(FakeSplit(labels), classes_per_batch=4, images_per_class=4, buffer=200)
+    waiting = Waiting(4, 4, 0, 200)
+    most = 0
+    for sample, chunk in order._line(0):
+        waiting.add(sample, int(labels[sample]), chunk)
+        most = max(most, len(waiting._waiting))
+    assert most <= 200
+    assert (order.used, order.dropped) == (
+        order.epoch(0).used,
+        waiting.dropped,
+    )
+    for epoch in (1, 2):
+        assert order.epoch(epoch).ids.shape == (order.steps_per_epoch, 16)
+
+
+def test_epochs_and_seeds_give_other_batches_and_the_same_arguments_the_same(split):
+    def first(order, epoch):
+        return order.epoch(epoch).ids.tolist()
+
+    assert first(plan(split), 0) == first(plan(split), 0)
+    assert first(plan(split), 0) != first(plan(split), 1)
+    assert first(plan(split), 0) != first(plan(split, seed=4), 0)
+
+
+def test_left_out_samples_small_classes_and_unlabelled_ones_are_never_served():
+    labels = np.array([0] * 50 + [1] * 50 + [2] * 2 + [-1] * 30 + [3] * 50)
+    without = np.flatnonzero(labels == 3)[:20]
+    order = plan(FakeSplit(labels, 40), classes_per_batch=3, buffer=60, without=without)
+    assert order.classes.tolist() == [0, 1, 3]
+    assert order.small_classes == 1
+    seen = {i for t in range(5 * order.steps_per_epoch) for i in order.ids(t).tolist()}
+    assert seen <= set(np.flatnonzero(np.isin(labels, [0, 1, 3])).tolist()) - set(without.tolist())
+    assert len(seen) > 100
+
+
+def test_impossible_plans_are_one_error_with_what_to_do():
+    labels = np.arange(400) % 4
+    for changes, text in (
+        ({"classes_per_batch": 5}, "4 classes have 3 images to train on; use at most 4"),
+        ({"buffer": 20}, "less than two batches of 12; use at least 24"),
+        ({"images_per_class": 101, "buffer": 10**4}, "or a smaller sampler.images_per_class"),
+    ):
+        with pytest.raises(DataError, match=text):
+            plan(FakeSplit(labels), **changes)
+    many = FakeSplit(np.arange(4000) % 1000)  # nothing meets within 24 samples
+    with pytest.raises(DataError, match=r"sampler.buffer = 24 samples; use a larger one, up to 4"):
+        plan(many, buffer=24)
+
+
+def test_a_later_epoch_that_finds_too_few_batches_says_what_to_change(monkeypatch):
+    labels = np.random.default_rng(1).integers(8, size=800)
+    order = plan(FakeSplit(labels), buffer=24)
+    monkeypatch.setattr(batches, "MOST_PASSES", 1)
+    text = r"larger sampler.buffer, up to 800, or a smaller sampler.classes_per_batch"
+    with pytest.raises(DataError, match=text):
+        list(map(order.epoch, range(40)))
+
+
+def collected(split, order, process, first_step, steps, **run):
+    stream = pk_batches(
+        split, order, RUN.model_copy(update=run), process,
+        canvas_px=16, first_step=first_step, on_bad=lambda bad: None,
+    )  # fmt: skip
+    batches = [next(stream) for _ in range(steps)]
+    stream.close()
+    return batches
+
+
+def test_processes_workers_caches_and_resumes_see_the_planned_images(split):
+    steps = plan(split).steps_per_epoch + 4  # into the second epoch
+    whole = collected(split, plan(split), Rank(), 0, steps)
+    for step, batch in enumerate(whole):
+        assert batch.ids.tolist() == batch.source_ids.tolist() == plan(split).ids(step).tolist()
+        assert batch.labels.tolist() == split.labels[batch.ids].tolist()
+        expected = np.stack([picture(i).transpose(2, 0, 1) for i in batch.ids.tolist()])
+        assert torch.equal(batch.images, torch.from_numpy(expected))
+    for world in (2, 3, 5):  # 12 rows: 5 processes have 2 or 3
+        ranks = [collected(split, plan(split), Rank(r, world), 0, steps) for r in range(world)]
+        for step, batch in enumerate(whole):
+            parts = [rank[step] for rank in ranks]
+            assert torch.equal(torch.cat([part.images for part in parts]), batch.images)
+            assert torch.equal(torch.cat([part.ids for part in parts]), batch.ids)
+    for first in (1, 7, steps - 2):
+        resumed = collected(split, plan(split), Rank(), first, steps - first)
+        for a, b in zip(resumed, whole[first:], strict=True):
+            assert torch.equal(a.images, b.images)
+            assert a.epoch == b.epoch
+    for run in ({"num_workers": 2}, {"cache": "memory"}, {"window_bytes": 1}):
+        for a, b in zip(collected(split, plan(split), Rank(), 0, steps, **run), whole, strict=True):
+            assert torch.equal(a.images, b.images)
+
+
+def test_a_window_is_read_once_a_pass(split, monkeypatch):
+    read = Counter()
+    original = Reader.rows
+
+    def counting(self, process, rows):
+        read.update((process, row) for row in rows.tolist())
+        return original(self, process, rows)
+
+    monkeypatch.setattr(Reader, "rows", counting)
+    order = plan(split)
+    collected(split, order, Rank(), 0, order.steps_per_epoch)
+    assert max(read.values()) == 1
+
+
+def test_a_bad_image_is_replaced_by_its_own_class_and_reported_once(tmp_path):
+    broken = dict.fromkeys((9, 17, 41), b"junk")
+    split = load_index(write_dataset(tmp_path, (32, 32), classes=8, broken=broken)).split("train")
+    order, bad = plan(split), []
+    stream = pk_batches(split, order, RUN, Rank(), canvas_px=16, on_bad=bad.append)
+    for step in range(12 * order.steps_per_epoch):
+        batch = next(stream)
+        assert batch.ids.tolist() == order.ids(step).tolist()
+        assert split.labels[batch.ids].tolist() == batch.labels.tolist()
+        moved = batch.ids != batch.source_ids
+        assert set(batch.ids[moved].tolist()) <= set(broken)
+        assert not set(batch.source_ids[moved].tolist()) & set(batch.ids.tolist())
+        assert not set(batch.source_ids.tolist()) & set(broken)
+    assert sorted(record.id for record in bad) == [9, 17, 41]

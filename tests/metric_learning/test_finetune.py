@@ -1,0 +1,436 @@
+"""A whole fine-tuning: the same run on any number of processes, resumed exactly, and its result."""
+
+import os
+from itertools import count
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.augment.two_views import FusedViews
+from sslpipe.cli.report import build_page
+from sslpipe.data.index import load_index
+from sslpipe.errors import RecipeError
+from sslpipe.evaluation.embed import embed
+from sslpipe.export.load import load_backbone
+from sslpipe.export.model_card import hub_card, model_card
+from sslpipe.export.write import export_backbone
+from sslpipe.metric_learning.build import build_task, validation_ids, with_backbone
+from sslpipe.metric_learning.model import freeze_layers, learning_rate_scale
+from sslpipe.metric_learning.sampling import neighbours
+from sslpipe.metric_learning.sampling.batches import PKOrder
+from sslpipe.models.backbones import build_backbone
+from sslpipe.models.blocks import block_names
+from sslpipe.optim import build_optimizer, set_lr
+from sslpipe.recipe.base import Component
+from sslpipe.recipe.finetune import load_finetune_recipe
+from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.report.run import read_run
+from sslpipe.run.guard import StepGuard
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.finetunes import (
+    RECIPE,
+    finetune_in_rank,
+    finetune_over,
+    several_in_rank,
+    write_recipe,
+)
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import final_weights
+
+# an epoch has 2 steps: from the fifth on, classes come with those nearest to them
+NEIGHBOURS = (
+    "loss={kind='hierarchical_triplet'}",
+    "sampler={classes_per_batch=4, images_per_class=12, buffer=150, neighbours=1, num_streams=2}",
+    "run.prefetch=2",
+    "steps=9",
+)
+# name -> overrides: a head; pairs over a queue and two views, with an ID loss; a proxy loss that
+# looks at the whole batch, partly frozen; triplets
+KINDS = {
+    "head": ("optim.clip_norm=1.0",),
+    "pairs": (
+        "loss={kind='multi_similarity'}",
+        "also=[{loss={kind='cosface', scale=8.0}, weight=0.5}]",
+        "queue={size=40, start_step=2}",
+        "views=2",
+        "sampler.random_images=1",
+    ),
+    "proxies": ("loss={kind='proxy_anchor'}", "tune={last_blocks=2, layer_decay=0.5, loss_lr=9.0}"),
+    "triplets": ("loss={kind='batch_hard'}", "tune.batchnorm=frozen", "sampler.random_images=1"),
+    "neighbours": (*NEIGHBOURS, "run.monitor_steps=9"),
+}
+WITHOUT_BACKBONE = RECIPE[: RECIPE.index("[backbone]")] + RECIPE[RECIPE.index("[embedding]") :]
+FP64 = ("optim.precision=fp64", "steps=4", "run.monitor_steps=4")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25, 72), classes=8)
+
+
+@pytest.fixture(scope="module")
+def one_process(data, tmp_path_factory):
+    """Kind -> the run directory of one process, and what it saw."""
+    folder = tmp_path_factory.mktemp("one")
+    recipe = write_recipe(folder)
+    jobs = [(str(recipe), str(data), str(folder / k), None, *FP64, *v) for k, v in KINDS.items()]
+    [results] = run_processes(several_in_rank, 1, jobs)
+    return {kind: (folder / kind, seen) for kind, (_, seen) in zip(KINDS, results, strict=True)}
+
+
+def test_two_processes_change_neither_samples_nor_draws_nor_numbers_nor_weights(
+    data, one_process, tmp_path
+):
+    """Of 13 rows, where a random image joins the 12, they have 6 and 7."""
+    recipe = write_recipe(tmp_path)
+    jobs = [(str(recipe), str(data), str(tmp_path / k), None, *FP64, *v) for k, v in KINDS.items()]
+    ranks = run_processes(several_in_rank, 2, jobs)
+    for number, (kind, (run_dir, whole)) in enumerate(one_process.items()):
+        for step, (ids, boxes) in enumerate(whole):
+            parts = [rank[number][1][step] for rank in ranks]
+            assert torch.equal(torch.cat([part[0] for part in parts]), ids)
+            views = len(boxes) // len(ids)
+            drawn = [part[1].chunk(views) for part in parts]
+            together = torch.cat([view[v] for v in range(views) for view in drawn])
+            assert torch.equal(together, boxes)
+        expected, found = read_metrics(run_dir), read_metrics(tmp_path / kind)
+        assert len(found) == len(expected) == len(whole)
+        for a, b in zip(expected, found, strict=True):
+            for key in ("loss", "grad_norm"):
+                assert b[key] == pytest.approx(a[key], rel=1e-9), (kind, key)
+            assert a.get("active") == b.get("active")
+        evals = [read_metrics(folder, "eval")[-1] for folder in (run_dir, tmp_path / kind)]
+        assert evals[0]["validation_recall_at_1"] == evals[1]["validation_recall_at_1"]
+        weights, ours = final_weights(run_dir), final_weights(tmp_path / kind)
+        assert weights.keys() == ours.keys()
+        for key, value in weights.items():
+            # Adam divides by a gradient's size: where that is rounding noise, so is the step
+            torch.testing.assert_close(ours[key], value, rtol=1e-6, atol=1e-9, msg=f"{kind} {key}")
+
+
+def test_row_75_active_pairs_and_triplets_are_logged_and_heads_have_none(one_process):
+    lines = read_metrics(one_process["pairs"][0])
+    assert [line["queue_rows"] for line in lines] == [26, 40, 40, 40]
+    assert all(0 < line["active"] <= line["compared"] for line in lines)
+    triplets = read_metrics(one_process["triplets"][0])
+    assert all(line["compared"] == 12 for line in triplets)  # anchors with a positive: not the 13th
+    assert "active" not in read_metrics(one_process["head"][0])[0]
+
+
+def killed_in_rank(shard, point, *arguments):
+    os.environ["SSLPIPE_FAULT"] = point
+    finetune_in_rank(shard, *arguments)
+
+
+def followed_in_rank(shard, bad_step, *arguments):
+    """Labels and rows of all ranks that each step taken gave to the means; one rank's views of
+    bad_step are NaN. And what the guard keeps a copy of."""
+    seen, kept = [], []
+    original, start, forward = neighbours.follow_means, StepGuard.__init__, FusedViews.forward
+    calls = count()
+
+    def recording(means, known, rows, labels, momentum):
+        seen.append((labels.clone(), rows.clone()))
+        original(means, known, rows, labels, momentum)
+
+    def starting(self, modules, **named):
+        start(self, modules, **named)
+        kept.extend(name for module in modules for name, _ in module.named_buffers())
+
+    def poisoned(self, batch, drawn):
+        return forward(self, batch, drawn) * (float("nan") if next(calls) == bad_step else 1)
+
+    neighbours.follow_means, StepGuard.__init__, FusedViews.forward = recording, starting, poisoned
+    finetune_in_rank(shard, *arguments)  # this process ends with the call
+    return seen, kept
+
+
+def test_row_49_the_means_follow_one_process_rows_of_the_steps_that_were_taken(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    settings = (*NEIGHBOURS, "views=2", "steps=3", "run.monitor_steps=0", "backbone.widths=[8]")
+    runs = [
+        run_processes(followed_in_rank, world, 1, str(recipe), str(data),
+                      str(tmp_path / str(world)), None, *settings)
+        for world in (1, 2)
+    ]  # fmt: skip
+    [(expected, kept)], ranks = runs
+    assert any(name.endswith("running_mean") for name in kept)
+    assert not any(name.endswith(("tables", "seen")) for name in kept if "losses" not in name)
+    for found, _ in ranks:
+        assert len(expected) == len(found) == 2
+        for (labels, rows), (our_labels, our_rows) in zip(expected, found, strict=True):
+            assert torch.equal(our_labels, labels)
+            assert rows.isfinite().all()
+            torch.testing.assert_close(our_rows, rows, rtol=1e-2, atol=1e-2)
+
+
+QUEUE = ("queue={size=40}", "loss={kind='sup_con'}", "views=2", "sampler.num_streams=1")
+
+
+@pytest.mark.parametrize("changes", [QUEUE, (*NEIGHBOURS, "steps=8")], ids=["queue", "row_49"])
+def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_path, changes):
+    recipe = write_recipe(tmp_path)
+    finetune_over(2, recipe, data, tmp_path / "straight", *changes)
+    arguments = (str(recipe), str(data), str(tmp_path / "run"), None, *changes)
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(killed_in_rank, 2, "train.step:5", *arguments)
+    done = [last for last, _ in finetune_over(2, recipe, data, tmp_path / "run", *changes)]
+    assert done == [8, 8]
+    expected, found = final_weights(tmp_path / "straight"), final_weights(tmp_path / "run")
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+    losses = [
+        {m["step"]: m["loss"] for m in read_metrics(tmp_path / name)}
+        for name in ("straight", "run")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
+    data, one_process, tmp_path
+):
+    run_dir, _ = one_process["head"]
+    model = load_backbone(run_dir)
+    assert model.num_features == 8
+    split = load_index(data).split("train")
+    rows = embed(model, model.view, split, canvas_px=16, num_workers=0)
+    torch.testing.assert_close(rows.features.norm(dim=1), torch.ones(200))
+    tensors = final_weights(run_dir)
+    assert not [key for key in tensors if not key.startswith("backbone.")]
+    network = build_backbone(Component(kind="small_resnet", widths=[8, 16]), crop_px=16)
+    prefix = "backbone.network."
+    network.network.load_state_dict(
+        {
+            key.removeprefix(prefix): v.float()
+            for key, v in tensors.items()
+            if key.startswith(prefix)
+        }
+    )
+    view = eval_view_for(16, [0.5] * 3, [0.25] * 3)
+    pooled = embed(network, view, split, canvas_px=16, num_workers=0).features
+    weight = tensors["backbone.embedding.weight"].float()
+    expected = pooled @ weight.T + tensors["backbone.embedding.bias"].float()
+    torch.testing.assert_close(rows.features, F.normalize(expected, dim=1), rtol=1e-4, atol=1e-5)
+
+    page = build_page(read_run(run_dir), None, None, None)
+    assert "12 images" in page  # 4 classes x 3
+    assert "Recall@1, unseen classes" in page
+
+    export_backbone(run_dir, tmp_path / "out", ["safetensors"])
+    again = load_backbone(tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "self-supervised" not in card
+    assert "not normalised" not in card
+    labels = sorted(set(split.labels.tolist()) - set(split.labels[held_out(data)].tolist()))
+    for told in (
+        "fine-tuned with labels by metric learning",
+        "8 features out, of length 1",
+        "| loss | `arcface` (scale = 8.0) |",
+        "| batches | 4 classes x 3 images |",
+        f"| classes seen | 6: {', '.join(f'class {label}' for label in labels)} |",
+        "| started from | random weights |",
+    ):
+        assert told in card, told
+    config = again.config.model_dump(mode="json")
+    hub = hub_card(config, "", library="sslpipe")
+    assert "metric-learning" in hub
+    assert "self-supervised" not in hub
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
+    assert torch.equal(again.encode(images), model.encode(images))
+
+
+def held_out(data):
+    index = load_index(data)
+    return validation_ids(index.split("train"), 2, index.manifest.classes)
+
+
+def test_the_card_of_pairs_names_miner_queue_second_loss_and_lengths(data, one_process, tmp_path):
+    changes = (
+        *KINDS["pairs"],
+        "miner={kind='multi_similarity', epsilon=0.2}",
+        "embedding.normalize=false",
+        "steps=1",
+    )
+    given = one_process["head"][0]
+    recipe = write_recipe(tmp_path)
+    finetune_over(1, recipe, data, tmp_path / "run", *changes, backbone=given)
+    config = load_backbone(tmp_path / "run").config.model_dump(mode="json")
+    card = model_card(config, {"ours": "features  # not normalised"})
+    for told in (
+        "8 features out, not normalised",
+        "features  # not normalised",
+        "| loss | `multi_similarity` + 0.5 x `cosface` (scale = 8.0) |",
+        "| miner | `multi_similarity` (epsilon = 0.2) |",
+        "| queue | 40 embeddings of past batches |",
+        "| batches | 4 classes x 3 images and 1 of other classes, 2 views each |",
+        f"| started from | weights with sha256 `{load_backbone(given).config.weights_sha256[:16]}",
+    ):
+        assert told in card, told
+
+
+def small(**arguments):
+    return Component(kind="small_resnet", widths=[8, 16], **arguments)
+
+
+@pytest.fixture(scope="module")
+def pretrained(one_process):
+    """Any run directory or export does: this one has an embedding layer, too."""
+    return one_process["head"][0]
+
+
+def test_a_pretrained_backbone_is_where_training_starts_and_frozen_layers_stay(
+    data, pretrained, tmp_path
+):
+    recipe = write_recipe(tmp_path, WITHOUT_BACKBONE)
+    changes = ("steps=2", "tune.last_blocks=1", "run.monitor_steps=0")
+    finetune_over(1, recipe, data, tmp_path / "run", *changes, backbone=pretrained)
+    before, after = load_backbone(pretrained).backbone, load_backbone(tmp_path / "run").backbone
+    names, theirs = block_names(before.network), dict(after.state_dict())
+    changed = {k for k, value in before.state_dict().items() if not torch.equal(theirs[k], value)}
+    trained = (f"network.{names[-1]}.", "embedding.")
+    assert {key for key in changed if key.endswith(".weight")}
+    assert all(key.startswith(trained) for key in changed)  # statistics, too
+    for key in trained:  # and the first step, whose rate is the peak's, moved it only so far
+        far = max(float((theirs[k] - v).abs().max()) for k, v in before.state_dict().items()
+                  if k.startswith(key) and k.endswith(("weight", "bias")))  # fmt: skip
+        assert 0 < far <= 2 * 0.0101  # Adam's steps: two, of at most the rate
+    from_scratch = write_recipe(tmp_path)
+    with pytest.raises(AssertionError, match=r"recipe.init: "):
+        finetune_over(1, from_scratch, data, tmp_path / "run", *changes)
+
+
+def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, tmp_path):
+    index, given = load_index(data), load_backbone(pretrained)
+
+    def recipe(*overrides, text=RECIPE):
+        return load_finetune_recipe(write_recipe(tmp_path, text), overrides)
+
+    for attempt, text in (
+        (
+            lambda: with_backbone(recipe(text=WITHOUT_BACKBONE), None),
+            "name a pretrained one with --backbone",
+        ),
+        (lambda: with_backbone(recipe("backbone.widths=[4, 4]"), given), r"\[8, 16\]; leave"),
+        (lambda: with_backbone(recipe("init=abc"), given), "give the one that the recipe was made"),
+        (lambda: recipe("queue.size=5"), "queue.size = 5 holds less than one batch of 12 rows"),
+        (lambda: recipe("sampler.neighbours=2"), "groups of 3, which do not divide .* use 3"),
+        (lambda: recipe("sampler.clases_per_batch=5"), "did you mean 'classes_per_batch'"),
+        (lambda: recipe("tune={backbone='frozen', last_blocks=1}"), "leave one of them out"),
+        (
+            lambda: recipe("epochs=2.0", "steps=3", "optim.precision=auto"),
+            "optim.precision = 'auto'",
+        ),
+        (
+            lambda: build_task(with_backbone(recipe("queue.size=99"), given), 16, given, 6),
+            r"'arcface' compares rows with weights, so \[queue\] has nothing to do",
+        ),
+        (
+            lambda: build_task(with_backbone(recipe("loss.scal=9"), given), 16, given, 6),
+            "loss.scal is not an argument .*did you mean 'scale'",
+        ),
+        (
+            lambda: validation_ids(
+                index.split("train"), ("class 1", "clas 2"), index.manifest.classes
+            ),
+            "did you mean 'class 2'",
+        ),
+        (lambda: validation_ids(index.split("train"), 8, ()), "leaves no class to train on"),
+    ):
+        with pytest.raises(RecipeError, match=text):
+            attempt()
+    with pytest.raises(
+        RecipeError, match=r"has a \[sampler\]: it is a recipe of `python -m tools.fi"
+    ):
+        load_recipe(write_recipe(tmp_path))
+    from tests.helpers.runs import RECIPE as PRETRAINING
+
+    with pytest.raises(RecipeError, match=r"has no \[sampler\]: it is a recipe of `sslpipe train`"):
+        recipe(text=PRETRAINING)
+
+
+def test_row_62_and_74_validation_classes_are_whole_and_never_trained_on(data):
+    split = load_index(data).split("train")
+    names = load_index(data).manifest.classes
+    held = validation_ids(split, 2, names)
+    classes = set(split.labels[held].tolist())
+    assert len(classes) == 2
+    assert set(held.tolist()) == {i for i, y in enumerate(split.labels) if y in classes}
+    assert set(validation_ids(split, 1, names).tolist()) < set(held.tolist())  # a fixed shuffle
+    named = validation_ids(split, ("class 3", "class 5"), names)
+    assert set(split.labels[named].tolist()) == {3, 5}
+    order = PKOrder(split, seed=0, classes_per_batch=3, images_per_class=4, buffer=60, without=held)
+    for step in range(2 * order.steps_per_epoch):
+        assert not classes & set(split.labels[order.ids(step)].tolist())
+
+
+@pytest.mark.parametrize(
+    ("kind", "crop_px", "count", "first", "last"),
+    [
+        ("torchvision/resnet18", 224, 2 + 8, "conv1", "layer4.1"),
+        ("torchvision/vit_b_16", 224, 1 + 12 + 1, "conv_proj", "encoder.ln"),
+        ("torchvision/convnext_tiny", 224, None, "features.0.0", None),
+        ("timm/vit_tiny_patch16_224", 224, 1 + 12 + 1, "patch_embed", "norm"),
+        ("timm/resnet18", 224, 2 + 8, "conv1", "layer4.1"),
+        ("small_resnet", 28, 2 + 3, "0", "5"),
+    ],
+)
+def test_blocks_are_the_architectures_own_in_forward_order(kind, crop_px, count, first, last):
+    with torch.device("meta"):
+        network = build_backbone(Component(kind=kind), crop_px=crop_px).network
+    names = block_names(network)
+    assert names[0] == first
+    assert count is None or len(names) == count
+    assert last is None or names[-1] == last
+    inside = [n for n, _ in network.named_parameters() if any(n.startswith(f"{b}.") for b in names)]
+    outside = {n for n, _ in network.named_parameters()} - set(inside)
+    assert len(inside) == len(set(inside))
+    assert all("token" in n or "pos_embed" in n for n in outside)
+
+
+def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once():
+    backbone = build_backbone(small(embedding_dim=4), crop_px=16)
+    task = nn.ModuleDict({"backbone": backbone, "losses": nn.ModuleList([nn.Linear(4, 3)])})
+    scale = learning_rate_scale(backbone, backbone_lr=0.1, layer_decay=0.5, loss_lr=100.0)
+    blocks = block_names(backbone.network)
+    optim = load_optim()
+    optimizer = build_optimizer(task, optim, scale)
+    set_lr(optimizer, 2.0)
+    rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
+    assert len(rates) == len(list(task.parameters()))
+    for name, p in task.named_parameters():
+        expected = 2.0
+        if name.startswith("losses"):
+            expected = 200.0
+        for number, block in enumerate(blocks):
+            if name.startswith(f"backbone.network.{block}."):
+                expected = 2.0 * 0.1 * 0.5 ** (len(blocks) - 1 - number)
+        assert rates[id(p)] == pytest.approx(expected), name
+
+
+def load_optim():
+    from sslpipe.recipe.finetune import FinetuneOptim
+
+    return FinetuneOptim(peak_lr=1.0, weight_decay=0.1)
+
+
+def test_frozen_layers_have_neither_gradient_nor_moving_statistics():
+    backbone = build_backbone(small(embedding_dim=4), crop_px=16).train()
+    freeze_layers(backbone, frozen=True, last_blocks=None, batchnorm=False)
+    assert [n for n, p in backbone.named_parameters() if p.requires_grad] == [
+        "embedding.weight",
+        "embedding.bias",
+    ]
+    before = {k: v.clone() for k, v in backbone.state_dict().items()}
+    backbone(torch.rand(4, 3, 16, 16))
+    for key, value in backbone.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+    backbone = build_backbone(small(), crop_px=16).train()
+    freeze_layers(backbone, frozen=False, last_blocks=None, batchnorm=True)
+    assert all(p.requires_grad for p in backbone.parameters())
+    backbone(torch.rand(4, 3, 16, 16))
+    assert not any(int(b) for n, b in backbone.named_buffers() if "num_batches" in n)

@@ -1,0 +1,188 @@
+"""The gallery against loops over every enrolled embedding; adding and removing disturbs nobody."""
+
+import math
+
+import pytest
+import torch
+
+from sslpipe.errors import DataError, UserError
+from sslpipe.metric_learning.gallery import (
+    Gallery,
+    different_pairs,
+    similarity,
+    threshold_at,
+    verify,
+)
+
+DIM = 16
+
+
+def some(count, seed=0):
+    return torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed))
+
+
+def filled(search="torch", people=30):
+    """Names with 1 to 4 embeddings each, scattered over the order of enrolment."""
+    gallery = Gallery(DIM, search=search)
+    names = [f"person {n % people}" for n in range(people)]
+    names += [f"person {n}" for n in range(people) for _ in range(n % 4)]
+    gallery.enrol(names, some(len(names)))
+    return gallery
+
+
+def loops(gallery, query):
+    """Name -> the highest cosine of its embeddings, in float64."""
+    best = {}
+    for name in gallery.names:
+        for row in gallery.embeddings(name).double():
+            score = float(row @ query.double() / row.norm() / query.double().norm())
+            best[name] = max(best.get(name, -2.0), score)
+    return best
+
+
+@pytest.mark.parametrize("top", [1, 3, 30])
+def test_row_77_ranks_are_those_of_loops_over_every_embedding(top):
+    gallery = filled()
+    for query, matches in zip(some(20, 1), gallery.rank(some(20, 1), top), strict=True):
+        expected = sorted(loops(gallery, query).items(), key=lambda item: -item[1])[:top]
+        assert [match.name for match in matches] == [name for name, _ in expected]
+        for match, (_, score) in zip(matches, expected, strict=True):
+            assert match.score == pytest.approx(score, abs=1e-6)
+
+
+def test_row_72_a_query_is_whoever_the_nearest_embedding_belongs_to():
+    """By Euclidean distance at length 1: the same order as cosines."""
+    gallery, queries = filled(), some(30, 12)
+    gallery.threshold = -1.0  # nobody is a stranger
+    for query, match in zip(queries.double(), gallery.identify(queries), strict=True):
+        nearest = (math.inf, "")
+        for name in gallery.names:
+            for row in gallery.embeddings(name).double():
+                apart = float((row / row.norm() - query / query.norm()).norm())
+                nearest = min(nearest, (apart, name))
+        assert match.name == nearest[1]
+        assert match.score == pytest.approx(1 - nearest[0] ** 2 / 2, abs=1e-6)
+
+
+def test_faiss_and_torch_give_the_same_matches_to_the_bit():
+    pytest.importorskip("faiss")
+    one, two = filled("torch"), filled("faiss")
+    assert one.rank(some(50, 2), 5) == two.rank(some(50, 2), 5)
+    for gallery in (one, two):
+        gallery.remove("person 3")
+        gallery.add("person 3", some(2, 9))  # ties: two names with one embedding
+        gallery.add("twin", some(2, 9))
+    assert one.rank(some(2, 9), 2) == two.rank(some(2, 9), 2)
+    assert [match.name for match in one.rank(some(2, 9), 2)[0]] == ["person 3", "twin"]
+
+
+def test_row_77_adding_and_removing_a_name_changes_no_bit_of_anothers_score():
+    gallery, queries = filled(), some(40, 3)
+
+    def scores():
+        ranked = gallery.rank(queries, len(gallery))
+        return [{match.name: match.score for match in matches} for matches in ranked]
+
+    before = scores()
+    gallery.add("newcomer", some(5, 4))
+    after = scores()
+    for old, new in zip(before, after, strict=True):
+        assert {**old, "newcomer": new["newcomer"]} == new
+    gallery.remove("newcomer")
+    gallery.remove("person 7")
+    for old, new in zip(before, scores(), strict=True):
+        assert {name: score for name, score in old.items() if name != "person 7"} == new
+    assert "person 7" not in gallery
+    assert len(gallery) == 29
+
+
+def test_a_query_below_the_threshold_is_nobody():
+    gallery = filled()
+    gallery.threshold = 0.9
+    known, stranger = gallery.embeddings("person 5")[0], some(1, 99)[0]
+    found = gallery.identify(torch.stack([10 * known, stranger]))  # length means nothing
+    assert found[0].name == "person 5"
+    assert found[0].score == pytest.approx(1)
+    assert found[1] is None
+    gallery.threshold = -1.0
+    assert gallery.identify(stranger)[0] is not None
+
+
+@pytest.mark.parametrize("far", [0.0, 0.01, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_threshold_is_the_lowest_that_at_most_a_share_far_reaches(far, ties):
+    scores = some(1000, 5)[:, 0]
+    scores = (scores * 4).round() / 4 if ties else scores
+    threshold = threshold_at(scores, far)
+    assert float((scores >= threshold).double().mean()) <= far
+    lower = scores[scores < threshold]
+    if len(lower):  # the next score down would let in too many
+        assert float((scores >= lower.max()).double().mean()) > far
+
+
+def test_calibration_refuses_strangers_at_the_rate_asked_for():
+    gallery, strangers = filled(), some(400, 6)
+    gallery.calibrate(strangers, far=0.02)
+    taken = sum(match is not None for match in gallery.identify(strangers))
+    assert taken == 8  # no ties among random scores
+
+
+def test_verify_scores_as_the_gallery_does():
+    gallery, query = Gallery(DIM), some(1, 7)[0]
+    gallery.add("one", some(1, 8))
+    score = gallery.rank(query)[0][0].score
+    assert similarity(query, some(1, 8)[0]) == score
+    assert verify(query, some(1, 8)[0], threshold=score) == (True, score)
+    higher = math.nextafter(score, 2)
+    assert verify(query, some(1, 8)[0], threshold=higher) == (False, score)
+
+
+def test_different_pairs_are_all_pairs_of_two_labels():
+    rows, labels = some(12, 11), [0, 0, 1, 2, 2, 2, 3, 0, 1, 1, 3, 3]
+    unit = rows.double() / rows.double().norm(dim=1, keepdim=True)
+    expected = [
+        float(unit[i] @ unit[j])
+        for i in range(12)
+        for j in range(i + 1, 12)
+        if labels[i] != labels[j]
+    ]
+    torch.testing.assert_close(
+        different_pairs(rows, labels).double(), torch.tensor(expected).double(), rtol=0, atol=1e-6
+    )
+
+
+def test_a_saved_gallery_is_the_same_after_loading(tmp_path):
+    gallery = filled()
+    gallery.facts["backbone_sha256"] = "abc"
+    gallery.calibrate(some(50, 6), far=0.1)
+    gallery.remove("person 0")
+    gallery.save(tmp_path / "folder" / "people.safetensors")
+    again = Gallery.load(tmp_path / "folder" / "people.safetensors")
+    assert again.names == gallery.names
+    assert (again.threshold, again.facts) == (gallery.threshold, gallery.facts)
+    assert again.rank(some(30, 2), 4) == gallery.rank(some(30, 2), 4)
+    assert again.identify(some(30, 2)) == gallery.identify(some(30, 2))
+
+
+def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):
+    gallery = filled()
+    for attempt, text in (
+        (
+            lambda: gallery.remove("persn 4"),
+            "'persn 4' is not in the gallery; did you mean 'person",
+        ),
+        (lambda: gallery.add("x", torch.zeros(2, 3)), "have 3 features, the gallery 16"),
+        (lambda: gallery.add("x", torch.full((1, DIM), math.nan)), "must be finite"),
+        (lambda: gallery.enrol(["x"], some(2)), "1 names for 2 embeddings"),
+        (lambda: gallery.rank(some(1), 31), "top = 31 does not fit 30 names"),
+        (lambda: Gallery(DIM).rank(some(1)), "the gallery is empty"),
+        (lambda: Gallery(DIM, search="annoy"), "search = 'annoy' is unknown"),
+        (lambda: threshold_at(torch.zeros(0), 0.1), "there must be a score"),
+        (lambda: threshold_at(torch.zeros(3), 1.5), "far = 1.5 must be in"),
+    ):
+        with pytest.raises(UserError, match=text):
+            attempt()
+    (tmp_path / "x").write_bytes(b"junk")
+    for path in (tmp_path / "x", tmp_path / "missing"):
+        with pytest.raises(DataError, match="holds no gallery"):
+            Gallery.load(path)

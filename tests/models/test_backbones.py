@@ -1,0 +1,148 @@
+"""Every backbone gives one row an image; the stem follows the image size; wrong names are told."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from sslpipe.errors import RecipeError
+from sslpipe.models.backbones import BACKBONES, build_backbone, fitting_stem, stem_warning
+from sslpipe.recipe.base import Component
+
+CASES = [
+    ("small_resnet", 28, 128),
+    ("torchvision/resnet18", 32, 512),
+    ("torchvision/mobilenet_v3_small", 64, 576),
+    ("torchvision/shufflenet_v2_x0_5", 64, 1024),
+    ("torchvision/efficientnet_b0", 64, 1280),
+    ("torchvision/regnet_y_400mf", 64, 440),
+    ("torchvision/densenet121", 64, 1024),
+    ("torchvision/convnext_tiny", 64, 768),
+    ("timm/resnet10t", 64, 512),
+    ("timm/vit_tiny_patch16_224", 32, 192),
+    ("timm/mobilenetv3_small_050", 64, 1024),
+]
+
+
+def component(kind: str, **arguments: object) -> Component:
+    return Component.model_validate({"kind": kind, **arguments})
+
+
+@pytest.mark.parametrize(("kind", "crop_px", "width"), CASES)
+def test_a_backbone_gives_num_features_numbers_an_image(kind, crop_px, width):
+    backbone = build_backbone(component(kind), crop_px=crop_px).eval()
+    with torch.no_grad():
+        features = backbone(torch.randn(2, 3, crop_px, crop_px))
+    assert backbone.num_features == width
+    assert features.shape == (2, width)
+    assert not torch.equal(features[0], features[1])
+
+
+@pytest.mark.parametrize(
+    ("crop_px", "stem"),
+    [(28, "small"), (40, "small"), (41, "small_pool"), (64, "small_pool"), (65, "imagenet")],
+)
+def test_the_stem_follows_the_crop_size(crop_px, stem):
+    assert fitting_stem(crop_px) == stem
+    for kind in ("torchvision/resnet18", "timm/resnet18"):
+        backbone = build_backbone(component(kind), crop_px=crop_px)
+        network = backbone.network
+        assert backbone.stem == stem
+        assert network.conv1.kernel_size == ((7, 7) if stem == "imagenet" else (3, 3))
+        assert network.conv1.stride == ((2, 2) if stem == "imagenet" else (1, 1))
+        assert isinstance(network.maxpool, nn.Identity if stem == "small" else nn.MaxPool2d)
+
+
+@pytest.mark.parametrize(("stem", "side"), [("imagenet", 16), ("small_pool", 32), ("small", 64)])
+def test_a_stem_reduces_the_resolution_as_described(stem, side):
+    network = build_backbone(component("torchvision/resnet18", stem=stem), crop_px=64).network
+    x = network.maxpool(network.relu(network.bn1(network.conv1(torch.zeros(1, 3, 64, 64)))))
+    assert x.shape[-2:] == (side, side)
+
+
+def test_a_stem_that_does_not_fit_is_a_warning_and_one_that_fits_is_none():
+    assert stem_warning(component("torchvision/resnet18"), 32) is None
+    assert stem_warning(component("torchvision/resnet18", stem="auto"), 224) is None
+    assert stem_warning(component("torchvision/resnet18", stem="small"), 32) is None
+    told = stem_warning(component("torchvision/resnet18", stem="imagenet"), 32)
+    assert told is not None
+    assert "'imagenet'" in told
+    assert "32 px" in told
+    assert "'small'" in told
+
+
+def test_a_torchvision_backbone_is_torchvisions_network_without_its_head():
+    torch.manual_seed(3)
+    ours = build_backbone(component("torchvision/resnet18"), crop_px=224).eval()
+    torch.manual_seed(3)
+    theirs = torchvision.models.resnet18().eval()
+    theirs.fc = nn.Identity()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(ours(images), theirs(images))
+
+
+def test_a_timm_backbone_is_timms_network_without_its_head():
+    torch.manual_seed(3)
+    ours = build_backbone(component("timm/resnet10t"), crop_px=224).eval()
+    torch.manual_seed(3)
+    theirs = timm.create_model("resnet10t", num_classes=0).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(ours(images), theirs(images))
+
+
+def test_the_small_resnet_halves_at_the_stem_and_between_stages():
+    backbone = build_backbone(component("small_resnet", widths=[8, 16, 24], blocks=2), crop_px=28)
+    x = torch.zeros(1, 3, 28, 28)
+    sides = []
+    for layer in backbone.network[:-2]:
+        x = layer(x)
+        sides.append(tuple(x.shape[1:3]))
+    assert sides[0] == (8, 14)
+    assert sides[-1] == (24, 4)
+    assert sides[3:] == [(8, 14), (8, 14), (16, 7), (16, 7), (24, 4), (24, 4)]
+
+
+def test_weights_depend_on_torchs_seed_alone():
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        backbone = build_backbone(component("small_resnet"), crop_px=28)
+        return torch.cat([p.detach().flatten() for p in backbone.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "told"),
+    [
+        ("small_resnt", {}, "did you mean 'small_resnet'"),
+        ("torchvision", {}, "torchvision/resnet18"),
+        ("small_resnet/x", {}, "write 'small_resnet'"),
+        ("torchvision/resnet19", {}, "did you mean 'resnet1"),
+        ("torchvision/alexnet", {}, "usable: convnext_base"),
+        ("timm/resnet19999", {}, "timm has no 'resnet19999'"),
+        ("timm/resnet18", {"pretrained": True}, "backbone.pretrained cannot be set"),
+        ("torchvision/resnet18", {"stem": "smal"}, "did you mean 'small'"),
+        ("torchvision/resnet18", {"steam": "small"}, "did you mean 'stem'"),
+        ("torchvision/convnext_tiny", {"stem": "small"}, "no ResNet stem"),
+        ("torchvision/convnext_tiny", {"zero_init_residual": True}, "is not a ResNet"),
+        ("timm/vit_tiny_patch16_224", {"crop": 1}, "crop"),
+        ("small_resnet", {"widths": []}, "must be positive"),
+    ],
+)
+def test_a_wrong_backbone_is_one_error_that_names_the_key(kind, arguments, told):
+    with pytest.raises(RecipeError, match="backbone") as error:
+        build_backbone(component(kind, **arguments), crop_px=224)
+    assert told in str(error.value)
+
+
+def test_a_vision_transformer_refuses_a_crop_that_its_patches_do_not_divide():
+    with pytest.raises(RecipeError, match="use a crop of 32 px"):
+        build_backbone(component("timm/vit_tiny_patch16_224"), crop_px=40)
+
+
+def test_every_family_of_the_table_is_tried_here():
+    assert {kind.partition("/")[0] for kind, _, _ in CASES} == set(BACKBONES)

@@ -1,0 +1,188 @@
+import pytest
+from pydantic import ValidationError
+
+from sslpipe.errors import RecipeError
+from sslpipe.recipe.base import differing_keys, digest
+from sslpipe.recipe.pretrain import load_recipe, parse_recipe
+
+TEXT = """
+name = "tiny"
+epochs = 3
+[data]
+batch_size = 64
+num_streams = 8
+[augment]
+kind = "fused"
+crop_px = 32
+[backbone]
+kind = "small_resnet"
+[loss]
+kind = "nt_xent"
+temperature = 0.2
+[optim]
+kind = "sgd"
+peak_lr = 1e-1
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_what_the_file_leaves_out_is_the_default(path):
+    recipe = load_recipe(path)
+    assert (recipe.data.batch_size, recipe.data.shuffle_window) == (64, 256)
+    assert recipe.optim.peak_lr == 0.1
+    assert recipe.loss.arguments == {"temperature": 0.2}
+    assert recipe.projector.out_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.batch_sise=64", r"unknown key data\.batch_sise; did you mean 'batch_size'\?.*split"),
+        ("optin.peak_lr=1", r"unknown key optin; did you mean 'optim'\?"),
+        ("optim.warmup_step=1", r"unknown key optim\.warmup_step; did you mean 'warmup_steps'\?"),
+        ("data.batch_size=-1", r"data\.batch_size = -1: input should be greater than 0"),
+        ("data.batch_size=many", r"data\.batch_size = 'many': .*integer"),
+        ("optim.peak_lr=nan", r"optim\.peak_lr = nan: .*"),
+        ("optim.kind=sdg", r"optim\.kind = 'sdg': .*'sgd', 'adamw' or 'lars'"),
+        ("data.num_streams=7", r"not a multiple of .*num_streams = 7; use num_streams = 8 or 4"),
+        ("data.micro_batch=0", r"data\.micro_batch = 0: input should be greater than 0"),
+        ("data.micro_batch=7", r"micro_batch = 7 .* use micro_batch = .* or 32 or 64$"),
+        ("run.keep_checkpoints=1", r"run\.keep_checkpoints = 1: .*greater than or equal to 2"),
+        ("loss.kind=3", r"loss\.kind = 3: .*string"),
+        ("peak_lr", r"override 'peak_lr' is not section\.key=value"),
+        ("name.first=3", r"override 'name\.first=3': name is a value, not a section"),
+    ],
+)  # fmt: skip
+def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(path, [override])
+
+
+def test_a_micro_batch_takes_an_equal_slice_of_every_stream_or_the_valid_ones_are_named(path):
+    streams = "data.num_streams=16"  # 64 images: 4 from each
+    for micro_batch in (16, 32, 64):
+        recipe = load_recipe(path, [streams, f"data.micro_batch={micro_batch}"])
+        assert recipe.data.micro_batches == 64 // micro_batch
+    for micro_batch in (8, 24, 48, 128):
+        with pytest.raises(RecipeError, match=r"use micro_batch = 16 or 32 or 64$"):
+            load_recipe(path, [streams, f"data.micro_batch={micro_batch}"])
+    assert load_recipe(path).data.micro_batches == 1
+
+
+def test_a_missing_key_is_named(path):
+    path.write_text(TEXT.replace("peak_lr = 1e-1", ""))
+    with pytest.raises(RecipeError, match=r"tiny\.toml: optim\.peak_lr is missing"):
+        load_recipe(path)
+
+
+def test_two_mistakes_are_told_at_once(path):
+    with pytest.raises(RecipeError, match=r"data\.batch_sise.*optim\.momentum = 2"):
+        load_recipe(path, ["data.batch_sise=1", "optim.momentum=2"])
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("optim.peak_lr=1e-3", lambda r: r.optim.peak_lr == 1e-3),
+        ("data.batch_size=128", lambda r: r.data.batch_size == 128),
+        ("optim.nesterov=true", lambda r: r.optim.nesterov is True),
+        ("optim.kind=lars", lambda r: r.optim.kind == "lars"),
+        ('optim.kind="lars"', lambda r: r.optim.kind == "lars"),
+        ("optim.betas=[0.8, 0.9]", lambda r: r.optim.betas == (0.8, 0.9)),
+        ('run.trackers=["wandb"]', lambda r: r.run.trackers == ("wandb",)),
+        ("backbone.kind=torchvision/resnet18", lambda r: r.backbone.kind == "torchvision/resnet18"),
+        ("augment.crop_area=[0.2, 1]", lambda r: r.augment.arguments["crop_area"] == [0.2, 1]),
+        ("name=a=b", lambda r: r.name == "a=b"),
+        ("projector.out_dim=32", lambda r: r.projector.out_dim == 32),
+    ],
+)
+def test_an_override_has_the_type_it_would_have_in_the_file(path, override, read):
+    assert read(load_recipe(path, [override]))
+
+
+def test_the_later_override_wins(path):
+    assert load_recipe(path, ["seed=1", "seed=2"]).seed == 2
+
+
+def test_steps_and_epochs_replace_each_other(path):
+    recipe = load_recipe(path, ["steps=10"])
+    assert (recipe.steps, recipe.epochs) == (10, None)
+    assert load_recipe(path, ["steps=10", "epochs=0.5"]).epochs == 0.5
+    path.write_text("steps = 5\n" + TEXT)
+    with pytest.raises(RecipeError, match="exactly one of steps and epochs"):
+        load_recipe(path)
+    path.write_text(TEXT.replace("epochs = 3", ""))
+    with pytest.raises(RecipeError, match="exactly one of steps and epochs"):
+        load_recipe(path)
+
+
+def test_epochs_become_steps_by_the_steps_of_an_epoch(path):
+    recipe = load_recipe(path)
+    with pytest.raises(RecipeError, match="epochs is given"):
+        _ = recipe.total_steps
+    assert recipe.resolved(97).total_steps == 291
+    assert load_recipe(path, ["epochs=0.001"]).resolved(97).total_steps == 1  # never none
+    assert load_recipe(path, ["steps=10"]).resolved(97).total_steps == 10
+    assert recipe.resolved(97).resolved(50).total_steps == 291
+
+
+def test_a_recipe_cannot_be_edited(path):
+    recipe = load_recipe(path)
+    for section, key in ((recipe, "seed"), (recipe.data, "batch_size"), (recipe.loss, "kind")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(section, key, 1)
+
+
+def test_the_digest_leaves_out_the_name_and_run_and_nothing_else(path):
+    def of(*overrides):
+        return digest(load_recipe(path, overrides), "a" * 64, 1)
+
+    same = {of(), of("name=other"), of("run.log_steps=7"), of("run.device=cpu")}
+    changes = [
+        "steps=9", "seed=1", "batchnorm=local", "data.holdout=4",
+        "data.micro_batch=32", "augment.crop_px=28",
+        "backbone.widths=[8]", "projector.out_dim=8", "loss.temperature=0.1", "optim.peak_lr=0.2",
+        "optim.precision=bf16",
+    ]  # fmt: skip
+    assert len(same) == 1
+    assert len({*same, *(of(change) for change in changes)}) == 1 + len(changes)
+    recipe = load_recipe(path)
+    assert len({of(), digest(recipe, "b" * 64, 1), digest(recipe, "a" * 64, 2)}) == 3
+
+
+def test_the_digest_does_not_depend_on_the_order_in_the_file(path):
+    first = digest(load_recipe(path), "a" * 64, 1)
+    path.write_text(
+        TEXT.replace("batch_size = 64\nnum_streams = 8", "num_streams = 8\nbatch_size = 64")
+    )
+    assert digest(load_recipe(path), "a" * 64, 1) == first
+
+
+def test_the_keys_that_differ_are_listed_with_both_values(path):
+    old, new = load_recipe(path), load_recipe(path, ["optim.peak_lr=0.2", "loss.products=bfloat16"])
+    assert differing_keys(old.model_dump(), new.model_dump()) == [
+        "loss.products: None -> 'bfloat16'",
+        "optim.peak_lr: 0.1 -> 0.2",
+    ]
+
+
+def test_a_recipe_survives_being_stored_and_parsed_again(path):
+    recipe = load_recipe(path).resolved(10)
+    assert parse_recipe(recipe.model_dump(mode="json"), "recipe.json") == recipe
+
+
+def test_a_missing_recipe_names_those_beside_it(path):
+    with pytest.raises(RecipeError, match=r"no recipe at .*other\.toml; recipes in .*: tiny"):
+        load_recipe(path.with_name("other.toml"))
+
+
+def test_what_is_not_toml_is_told_with_its_line(path):
+    path.write_text("name = \n")
+    with pytest.raises(RecipeError, match=r"not valid TOML.*line 1"):
+        load_recipe(path)

@@ -1,0 +1,570 @@
+"""One HTML file: complete, escaped, true to its sources, and nothing asked of the network."""
+
+import base64
+import io
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import sslpipe.cli.embed
+import sslpipe.cli.evaluate
+import sslpipe.cli.report
+from sslpipe.data.index import load_index
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinned
+from sslpipe.report.compare import differences, results
+from sslpipe.report.confusion import confusion
+from sslpipe.report.pictures import DRAWN_QUERIES, NEIGHBOURS, neighbour_rows, thumbnails
+from sslpipe.report.results import Line, accuracy_sentence, clear_best, few_shot_chart, result_table
+from sslpipe.report.run import read_run, without_places
+from sslpipe.report.sections import alarms, standing_alarms
+from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.runs import RECIPE, train_over, write_recipe
+
+EVIL = "<script>alert('1')</script>"
+QUOTES = "' onload='alert(2)' \"><img src=x onerror='alert(3)'>"
+NAME = "<b>second</b> & last"
+VOID = {"meta", "img", "br", "path", "rect", "image"}
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, all text outside <style>, and the cells of table.results."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text, self.style = "", ""
+        self.rows: list[list[dict]] = []
+        self._open: list[str] = []
+        self._in_results = False
+        self.feed(html)
+        self.close()
+        assert not self._open, f"not closed: {self._open}"
+
+    def handle_starttag(self, tag, attrs):
+        attrs = {key: value or "" for key, value in attrs}
+        self.tags.append((tag, attrs))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "table":
+            self._in_results = attrs.get("class") == "results"
+        if self._in_results and tag == "tr":
+            self.rows.append([])
+        if self._in_results and tag in ("td", "th"):
+            self.rows[-1].append({"text": "", "value": None, "best": False})
+        if self._in_results and tag == "data":
+            self.rows[-1][-1]["value"] = attrs["value"]
+        if self._in_results and attrs.get("class") == "best":
+            self.rows[-1][-1]["best"] = True
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, {key: value or "" for key, value in attrs}))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+        if tag == "table":
+            self._in_results = False
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] == "style":
+            self.style += data
+            return
+        self.text += data
+        if self._in_results and self.rows and self.rows[-1]:
+            self.rows[-1][-1]["text"] += data
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def report(*arguments: object) -> None:
+    result = CliRunner().invoke(sslpipe.cli.report.app, [str(a) for a in arguments])
+    if result.exception:
+        raise result.exception
+    assert result.exit_code == 0
+
+
+def error_line(monkeypatch, capsys, *arguments: object) -> str:
+    """What the command line says of a user's mistake: exit status 2 and one line."""
+    monkeypatch.setattr(sys, "argv", ["report", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        sslpipe.cli.embed.run(sslpipe.cli.report.app)
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> SimpleNamespace:
+    """A run that was trained, evaluated and embedded by the real programs, and its page."""
+    folder = tmp_path_factory.mktemp("report")
+    data = write_dataset(folder / "data")
+    write_dataset(folder / "data", (20, 20), split="test")
+    manifest = json.loads(data.read_text())
+    manifest |= {"classes": ["plain", EVIL, QUOTES, "$a_b$ & co"], "license": EVIL}
+    data.write_text(json.dumps(manifest))
+    recipe = write_recipe(folder, RECIPE.replace('name = "tiny"', f'name = "{EVIL}"'))
+    run_dir = folder / "run"
+    train_over(1, recipe, data, run_dir, "steps=8", "run.monitor_steps=4")
+    bad = {"id": 3, "shard": "train-000000.tar", "key": EVIL, "reason": "no image in /home/ann/x"}
+    (run_dir / "quarantine.jsonl").write_text(json.dumps(bad) + "\n" + '{"id": 4, "sha')
+    runner = CliRunner()
+    common = ["--data", str(data), "--num-workers", "0", "--device", "cpu"]
+    arguments = ["suite", str(run_dir), "--out", str(run_dir / "eval.json"), *common]
+    result = runner.invoke(sslpipe.cli.evaluate.app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for split in ("train", "test"):
+        out = run_dir / "features" / f"{split}.safetensors"
+        arguments = [str(run_dir), "--split", split, "--out", str(out), *common]
+        runner.invoke(sslpipe.cli.embed.app, arguments, catch_exceptions=False)
+    report(run_dir, "--data", data)
+    html = (run_dir / "report.html").read_text(encoding="utf-8")
+    return SimpleNamespace(run_dir=run_dir, data=data, html=html, page=Page(html))
+
+
+def test_the_page_asks_nothing_of_the_network_and_runs_nothing(whole):
+    for tag, attrs in whole.page.tags:
+        assert tag not in ("script", "link", "iframe", "object", "embed", "base")
+        for key, value in attrs.items():
+            assert not key.startswith("on")
+            if key in ("src", "href", "xlink:href", "srcset", "action"):
+                assert value.startswith(("data:image/", "#")), (tag, key, value[:60])
+    assert whole.page.style
+    assert not re.search(r"url\(|@import|https?:", whole.page.style)
+    assert len(whole.html) < 5e6
+
+
+def test_alarms_are_told_with_their_step_and_whether_they_stand(whole, tmp_path):
+    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    assert "No alarm" in alarms(read_run(run_dir))
+    lines = [
+        {"step": 30, "raised": ["rank_collapse"], "over": [], "value": {"rank_collapse": 1.2}},
+        {"step": 60, "raised": [EVIL], "over": [], "value": {EVIL: 0.01}},
+        {"step": 90, "raised": [], "over": ["rank_collapse"], "value": {"rank_collapse": 9.5}},
+    ]
+    with open(run_dir / "metrics.jsonl", "w") as file:
+        for line in lines:
+            threshold = dict.fromkeys(line["value"], 2.5)
+            file.write(json.dumps({"kind": "alarm", "threshold": threshold, **line}) + "\n")
+    assert standing_alarms(read_run(run_dir)) == [EVIL]
+    report(run_dir)
+    html = (run_dir / "report.html").read_text()
+    page = Page(html)
+    assert EVIL not in html
+    assert "step 30: rank collapse raised, at 1.2 (threshold 2.5)" in page.text
+    assert "step 90: rank collapse over, at 9.5" in page.text
+    assert page.text.count(f"Standing at the end: {EVIL}.") == 1
+
+
+def test_links_inside_the_page_lead_somewhere(whole):
+    ids = [attrs["id"] for _, attrs in whole.page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {attrs["href"][1:] for attrs in whole.page.all("a")} <= set(ids)
+
+
+def test_texts_from_files_are_shown_as_text(whole):
+    text = whole.page.text
+    assert f"{EVIL}: sslpipe report" in text  # the title
+    assert f"3train-000000.tar{EVIL}no image" in text  # a key in the quarantine
+    assert f"license{EVIL}" in text
+    assert f"plain{EVIL}{QUOTES}" in text  # the legend
+    assert QUOTES in whole.page.text
+    assert "$a_b$ & co" in whole.page.text
+    assert not [a for a in whole.page.all("img") if a.get("src") == "x"]
+
+
+def test_every_picture_has_an_alternative_text(whole):
+    assert all(attrs.get("alt") for attrs in whole.page.all("img"))
+    assert all(attrs.get("aria-label") for attrs in whole.page.all("svg"))
+    assert (
+        len(whole.page.all("svg")) == 1 + 9 + 2 + 2 + 3
+    )  # few labels, training, speed, separation, maps
+
+
+def test_the_table_holds_the_numbers_of_eval_json(whole):
+    evaluation = json.loads((whole.run_dir / "eval.json").read_text())
+    head, *body = whole.page.rows
+    columns = [cell["text"] for cell in head[1:]]
+    assert columns == evaluation["columns"]
+    names = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
+    wanted = {
+        (names[row["features"]] + (", whitened" if row["whitened"] else ""), row["column"]): row
+        for row in evaluation["rows"]
+        if row["column"]
+    }
+    shown = {
+        (line[0]["text"], column): cell
+        for line in body
+        for column, cell in zip(columns, line[1:], strict=True)
+        if cell["value"] is not None
+    }
+    assert shown.keys() == wanted.keys()
+    for key, row in wanted.items():
+        assert float(shown[key]["value"]) == row["value"]
+        low, high = row["interval95"]
+        text = f"{100 * row['value']:.1f} {100 * low:.1f}–{100 * high:.1f}"
+        assert shown[key]["text"] == text
+        assert row["protocol"] in whole.page.text
+    for sentence in evaluation["left_out"]:
+        assert sentence in whole.page.text
+
+
+def test_the_last_numbers_of_training_are_those_of_the_log(whole):
+    log = (whole.run_dir / "metrics.jsonl").read_text()
+    lines = [json.loads(text) for text in log.splitlines()]
+    last = [line for line in lines if line["kind"] == "train"][-1]
+    assert last["step"] == 8
+    for key in ("loss", "effective_rank", "alignment"):
+        assert f"{last[key]:.4g}" in whole.page.text.replace("−", "-")
+    assert "for 8 steps" in whole.page.text
+    assert "on 128 images of tiny, 16 of them held out," in whole.page.text
+
+
+def test_places_and_secrets_are_not_told(whole):
+    assert str(whole.run_dir.parent) not in whole.html
+    assert "/home/ann" not in whole.html
+    assert "no image in …/x" in whole.page.text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cannot read /home/ann/data/a.tar: gone", "cannot read …/a.tar: gone"),
+        ("/scratch/x", "…/x"),
+        ("~/data/set", "…/set"),
+        (r"C:\Users\ann\a.png", "…/a.png"),
+        ("timm/vit_small_patch16_224", "timm/vit_small_patch16_224"),
+        ("images/s at 1/2", "images/s at 1/2"),
+        ("s3://bucket/folder/a.tar", "s3://bucket/folder/a.tar"),
+        ("https://ann:pw@host/a.tar?sig=1#x gone", "https://host/a.tar gone"),
+        ("'/data/my set/a'", "'…/my set/a'"),
+    ],
+)
+def test_texts_lose_absolute_folders_and_credentials_only(text, shown):
+    assert without_places(text) == shown
+
+
+def test_the_recipe_shown_has_no_secret(whole, tmp_path):
+    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    recipe = json.loads((run_dir / "recipe.json").read_text())
+    recipe["run"] |= {"api_key": "hunter2", "cache": "/scratch/ann/cache"}
+    (run_dir / "recipe.json").write_text(json.dumps(recipe))
+    report(run_dir)
+    html = (run_dir / "report.html").read_text()
+    assert "hunter2" not in html
+    assert "/scratch" not in html
+    assert "run.api_key" in html
+
+
+def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
+    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    report(run_dir, "--out", tmp_path / "deep" / "page.html")
+    page = Page((tmp_path / "deep" / "page.html").read_text())
+    for words in (
+        "It has not been evaluated yet",
+        "No eval.json yet",
+        "python -m tools.evaluate suite RUN",
+        "No step of training is logged",
+        "No views.png yet",
+        "sslpipe preview RECIPE",
+        "No embeddings of the test split yet",
+        "python -m tools.embed RUN",
+        "No sample had to be left out",
+    ):
+        assert words in page.text, words
+    assert not page.all("img")
+
+
+def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
+    report(whole.run_dir, "--out", tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text())
+    assert len(page.all("svg")) == 1 + 9 + 2 + 2 + 2  # all but the map with images
+    assert not page.all("image")
+    assert "The images are shown with --data only" in page.text
+    assert page.rows == whole.page.rows
+
+
+def test_a_grid_of_views_in_the_run_is_shown_as_it_is(whole, tmp_path):
+    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    Image.new("RGB", (7, 5), (1, 2, 3)).save(run_dir / "views.png")
+    report(run_dir)
+    (image,) = Page((run_dir / "report.html").read_text()).all("img")
+    raw = base64.b64decode(image["src"].removeprefix("data:image/png;base64,"))
+    assert raw == (run_dir / "views.png").read_bytes()
+
+
+def test_mistakes_are_one_line(whole, tmp_path, monkeypatch, capsys):
+    line = error_line(monkeypatch, capsys, tmp_path)
+    assert "is not a run directory" in line
+    other = write_dataset(tmp_path / "other", (4,), split="test")
+    line = error_line(monkeypatch, capsys, whole.run_dir, "--data", other)
+    assert "not the data set of --features" in line
+    wrong = whole.run_dir / "recipe.json"
+    line = error_line(monkeypatch, capsys, whole.run_dir, "--features", wrong)
+    assert "cannot read embeddings" in line
+    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    (run_dir / "eval.json").write_text('{"schema_version": 99}')
+    assert "schema_version = 99" in error_line(monkeypatch, capsys, run_dir)
+
+
+def _copy(source: Path, folder: Path, *names: str) -> Path:
+    run_dir = folder / "bare"
+    run_dir.mkdir()
+    for name in names:
+        (run_dir / name).write_bytes((source / name).read_bytes())
+    return run_dir
+
+
+def row(features, value, low, high, *, whitened=False, column="kNN", **more) -> dict:
+    return {
+        "features": features,
+        "whitened": whitened,
+        "column": column,
+        "protocol": "p",
+        "metric": "top1",
+        "value": value,
+        "interval95": [low, high],
+        "queries": 1000,
+        "bank": 50,
+        "details": {},
+        **more,
+    }
+
+
+def evaluation_of(*rows) -> dict:
+    return {"schema_version": 1, "facts": {}, "columns": ["kNN"], "rows": rows, "left_out": []}
+
+
+def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
+    generator = np.random.default_rng(0)
+    marked = 0
+    for _ in range(300):
+        lines = []
+        for name in ("ssl", "pixels", "random"):
+            for whitened in (False, True):
+                value = generator.uniform(0, 1) + (name == "ssl") * 0.4
+                cell = row(name, value, value - 0.05, value + 0.05, whitened=whitened)
+                lines.append(Line(name, whitened, {"kNN": cell}))
+        best = clear_best(lines, "kNN")
+        for ours in lines:
+            clear = True
+            for theirs in lines:
+                if theirs.features != ours.features:
+                    high = theirs.cells["kNN"]["interval95"][1]
+                    clear = clear and ours.cells["kNN"]["interval95"][0] > high
+            assert (ours in best) == clear
+        marked += bool(best)
+    assert 30 < marked < 270
+    for line in lines:
+        line.cells["kNN"]["metric"] = "fpr@95tpr"  # of errors the fewest are best
+        line.cells["kNN"]["interval95"] = [
+            1 - high for high in line.cells["kNN"]["interval95"][::-1]
+        ]
+    assert clear_best(lines, "kNN") == best
+    assert clear_best(lines[:2], "kNN") == []  # nothing to compare with
+    assert clear_best(lines, "linear") == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "sentence"),
+    [
+        ((0.8, 0.78, 0.82), "above raw pixels (60.0 %) and random weights, whitened (50.0 %)"),
+        ((0.6, 0.57, 0.63), "above random weights, whitened (50.0 %), not disting"),
+        ((0.2, 0.17, 0.23), "below raw pixels (60.0 %) and random weights, whitened (50.0 %)"),
+    ],
+)
+def test_the_verdict_compares_with_the_stronger_form_of_each_baseline(whole, ours, sentence):
+    evaluation = evaluation_of(
+        row("random", 0.4, 0.38, 0.42),
+        row("random", 0.5, 0.48, 0.52, whitened=True),
+        row("pixels", 0.6, 0.58, 0.62),
+        row("pixels", 0.3, 0.28, 0.32, whitened=True),
+        row("ssl", *ours),
+        row("ssl", 0.99, 0.98, 1.0, whitened=True),
+    )
+    said = accuracy_sentence(read_run(whole.run_dir)._replace(evaluation=evaluation))
+    assert sentence in said
+    assert f"<b>{100 * ours[0]:.1f} %</b> of 1,000 test images" in said
+
+
+def test_the_few_shot_curve_stands_at_the_labels_a_class():
+    cells = {"kNN, 10/class": (0.5, 100), "kNN, 100/class": (0.6, 1000), "kNN": (0.7, 8000)}
+    rows = [
+        row("ssl", v, v - 0.01, v + 0.01, column=column, bank=bank)
+        for column, (v, bank) in cells.items()
+    ]
+    html = few_shot_chart(evaluation_of(*rows))
+    assert [t for t in ("10<", "100<", "all (800)<") if f">{t}" in html] == [
+        "10<",
+        "100<",
+        "all (800)<",
+    ]
+    assert few_shot_chart(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
+
+
+def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table():
+    fine = {"C": 0.125, "C_at_edge": False, "converged": True}
+    for details, told in (
+        (fine, []),
+        ({"C": 0.125, "C_at_edge": False}, []),  # as eval.json was before
+        (fine | {"C_at_edge": True}, ["C = 0.125 is at the edge of its grid"]),
+        (fine | {"converged": False}, ["the fit did not converge"]),
+        ({"penalty": 3.0, "penalty_at_edge": True}, ["penalty = 3 is at the edge"]),
+    ):
+        html = result_table(evaluation_of(row(EVIL, 0.5, 0.4, 0.6, details=details)))
+        assert html.count("at the edge") + html.count("did not converge") == len(told)
+        for sentence in told:
+            assert sentence in html.split("</table>")[1]
+        assert EVIL not in html
+
+
+def test_many_classes_give_lists_instead_of_a_matrix():
+    counts = np.diag(np.full(30, 10))
+    counts[7, 9], counts[7, 7] = 6, 4
+    details = {"confusion": counts.tolist(), "C": 1.0, "C_at_edge": False}
+    html = confusion(
+        evaluation_of(row("ssl", 0.9, 0.8, 1.0, column="linear", details=details)), [EVIL] * 8
+    )
+    assert "<table" not in html
+    assert "class 9: 6" in html
+    assert f"{EVIL}" not in html
+    assert "40 % found" in html
+
+
+def test_thumbnails_are_the_samples(whole):
+    pictures = thumbnails(load_index(whole.data).split("train"), [5, 100, 5])
+    assert sorted(pictures) == [5, 100]
+    for sample, uri in pictures.items():
+        raw = base64.b64decode(uri.removeprefix("data:image/png;base64,"))
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(raw))), picture(sample))
+
+
+@pytest.mark.parametrize("same_split", [False, True])
+def test_neighbours_are_those_of_a_loop_over_all_cosines(same_split):
+    generator = torch.Generator().manual_seed(0)
+    bank = Embeddings(
+        torch.randn(60, 5, generator=generator),
+        torch.randint(0, 3, (60,), generator=generator),
+        torch.arange(60),
+    )
+    queries = bank.rows(torch.arange(30))
+    if not same_split:
+        queries = queries._replace(features=torch.randn(30, 5, generator=generator))
+    rows = neighbour_rows(bank, queries, same_split=same_split)
+    assert len({r.id for r in rows}) == len(rows) > DRAWN_QUERIES
+    for r in rows:
+        query = queries.features[r.id].double()
+        cosines = {
+            i: float(query @ bank.features[i].double())
+            / float(query.norm() * bank.features[i].double().norm())
+            for i in range(60)
+            if not (same_split and i == r.id)
+        }
+        nearest = sorted(cosines, key=lambda i: -cosines[i])[:NEIGHBOURS]
+        assert r.neighbour_ids == nearest
+        assert r.neighbour_labels == bank.labels[nearest].tolist()
+        assert r.similarities == pytest.approx([cosines[i] for i in nearest], abs=1e-6)
+    assert all(r.wrong for r in rows[DRAWN_QUERIES:])
+
+
+def test_a_long_line_keeps_its_ends_and_its_spikes():
+    y = np.sin(np.arange(50_000) / 5000)
+    y[12_345], y[40_001], y[100] = 9.0, -9.0, np.nan
+    short = thinned(Series("s", np.arange(50_000.0), y))
+    assert len(short.x) <= MOST_POINTS + 2
+    assert {0.0, 12_345.0, 40_001.0, 49_999.0} <= set(short.x)
+    assert np.array_equal(short.y, y[short.x.astype(int)], equal_nan=True)
+
+
+def test_a_chart_breaks_its_line_where_there_is_no_number():
+    html = line_chart("loss", [Series("loss", np.arange(5.0), np.array([3, 2, np.nan, 1, 0.5]))])
+    (path,) = re.findall(r"class='line'[^>]* d='([^']*)'", html)
+    assert (path.count("M"), path.count("L")) == (2, 2)
+    assert "no finite value" in line_chart("x", [Series("x", np.zeros(1), np.array([np.inf]))])
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (-3.2, -2.8), (1e-6, 3e-6), (0, 1e6), (9.99, 10)]
+)
+def test_axis_marks_are_round_few_and_inside(low, high):
+    places, texts = marks(low, high, 5)
+    assert 2 <= len(places) <= 7
+    assert len(set(texts)) == len(texts)
+    assert all(low - 1e-9 * abs(low) <= p <= high + 1e-9 * abs(high) for p in places)
+    steps = np.diff(places)
+    assert np.allclose(steps, steps[0])
+    assert min(abs(np.log10(steps[0] / f) % 1 - r) for f in (1, 2, 5) for r in (0, 1)) < 1e-6
+
+
+@pytest.fixture
+def other(whole, tmp_path) -> Path:
+    """The run again, with another name, learning rate and accuracy."""
+    run_dir = tmp_path / "other"
+    shutil.copytree(whole.run_dir, run_dir, ignore=shutil.ignore_patterns("checkpoints", "*.html"))
+    recipe = json.loads((run_dir / "recipe.json").read_text())
+    recipe["name"], recipe["optim"]["peak_lr"] = NAME, 0.125
+    (run_dir / "recipe.json").write_text(json.dumps(recipe))
+    evaluation = json.loads((run_dir / "eval.json").read_text())
+    for line in evaluation["rows"]:
+        if line["features"] == "ssl":
+            line["value"], line["interval95"] = 0.0625, [0.05, 0.08]
+    (run_dir / "eval.json").write_text(json.dumps(evaluation))
+    return run_dir
+
+
+def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, other, tmp_path):
+    report(whole.run_dir, other, "--out", tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text()
+    page = Page(html)
+    assert not {"script", "link", "iframe", "b onload"} & {tag for tag, _ in page.tags}
+    for text in (EVIL, NAME):
+        assert text not in html
+        assert text in page.text
+    by_name = {line[0]["text"]: line for line in page.rows if line[0]["text"]}
+    for name, run_dir in ((EVIL, whole.run_dir), (NAME, other)):
+        rows = json.loads((run_dir / "eval.json").read_text())["rows"]
+        first = next(r for r in rows if r["features"] == "ssl" and r["column"] == "kNN")
+        assert float(by_name[name][1]["value"]) == first["value"]
+        assert f"{name}, whitened" in by_name
+    assert len([name for name in by_name if name.startswith("raw pixels")]) == 2  # once, not twice
+    cells = re.findall(r"<tr><th scope='row'><code>(recipe\.[^<]*)</code></th>(.*?)</tr>", html)
+    assert [key for key, _ in cells] == ["recipe.optim.peak_lr"]
+    assert "<code>0.125</code>" in cells[0][1]
+    charts = [svg["aria-label"] for svg in page.all("svg")]
+    loss = next(label for label in charts if label.startswith("loss:"))
+    assert EVIL in loss
+    assert NAME in loss
+
+
+def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):
+    runs = {"a": read_run(whole.run_dir), "b": read_run(other)}
+    assert "not comparable" not in results(runs)
+    for key in ("data_sha256", "split", "train_split"):
+        facts = {**runs["b"].evaluation["facts"], key: "another"}
+        changed = runs["b"]._replace(evaluation={**runs["b"].evaluation, "facts": facts})
+        html = results({**runs, "b": changed})
+        assert "not comparable" in html
+        assert html.count("<table class='results'>") == 2
+    html = results({**runs, "b": runs["b"]._replace(evaluation=None)})
+    assert "b has not been evaluated" in html
+
+
+def test_a_run_differs_from_itself_in_nothing(whole):
+    run = read_run(whole.run_dir)
+    assert "Nothing" in differences({"a": run, "b": run})
+
+
+def test_options_of_one_run_are_refused_for_several(whole, other, monkeypatch, capsys):
+    line = error_line(monkeypatch, capsys, whole.run_dir, other, "--data", whole.data)
+    assert "--data is for the report of one run" in line

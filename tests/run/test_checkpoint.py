@@ -1,0 +1,173 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sslpipe.distributed import Rank
+from sslpipe.errors import CheckpointError
+from sslpipe.run.checkpoint import Checkpointer, checkpoint_names, damage_of, latest
+
+IDENTITY = {"digest": "a", "recipe": {"loss": {"temperature": 0.1}}, "index_sha256": "x"}
+
+
+def some_parts(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(2, 3, 5, 5)).square().mean().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, "loss": nn.Module()}
+
+
+def a_checkpointer(run_dir, warnings=None, identity=IDENTITY, keep=2):
+    warn = (warnings if warnings is not None else []).append
+    return Checkpointer(run_dir, keep=keep, identity=identity, process=Rank(), warn=warn)
+
+
+def test_everything_comes_back_bit_for_bit(tmp_path):
+    parts, others = some_parts(), some_parts(seed=1)
+    a_checkpointer(tmp_path).save(7, parts, {"world": 1})
+    assert a_checkpointer(tmp_path).restore(others) == 7
+    for key, value in parts["model"].state_dict().items():
+        assert torch.equal(value, others["model"].state_dict()[key])
+    for a, b in zip(
+        parts["optimizer"].state.values(), others["optimizer"].state.values(), strict=True
+    ):
+        assert torch.equal(a["momentum_buffer"], b["momentum_buffer"])
+
+
+def test_a_fresh_directory_starts_at_zero(tmp_path):
+    assert a_checkpointer(tmp_path).restore(some_parts()) == 0
+
+
+def test_the_last_k_are_kept_and_latest_names_the_newest(tmp_path):
+    checkpoints = a_checkpointer(tmp_path, keep=3)
+    for step in (1, 2, 3, 10, 20):
+        checkpoints.save(step, some_parts(), {})
+    assert checkpoint_names(tmp_path / "checkpoints") == [
+        "step-00000003",
+        "step-00000010",
+        "step-00000020",
+    ]
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000020"
+    assert latest(tmp_path).name == "step-00000020"
+
+
+def cut_in_half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_byte(path):
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("damage", [cut_in_half, flip_a_byte, Path.unlink])
+@pytest.mark.parametrize("name", ["model.safetensors", "parts.pt", "MANIFEST.json", "state.json"])
+def test_a_damaged_newest_is_set_aside_and_the_older_one_taken(tmp_path, damage, name):
+    warnings = []
+    checkpoints = a_checkpointer(tmp_path, warnings)
+    checkpoints.save(1, some_parts(), {})
+    checkpoints.save(2, some_parts(), {})
+    newest = tmp_path / "checkpoints" / "step-00000002"
+    if name == "MANIFEST.json" and damage is flip_a_byte:
+        damage = cut_in_half  # a flipped digit is found as another sha256 below, not as JSON
+    damage(newest / name)
+    assert damage_of(newest) is not None
+    assert checkpoints.restore(some_parts()) == 1
+    assert len(list((tmp_path / "checkpoints").glob("bad-step-00000002-*"))) == 1
+    assert "step-00000002 is damaged" in warnings[0]
+
+
+def test_only_damaged_checkpoints_are_an_error_never_a_fresh_start(tmp_path):
+    checkpoints = a_checkpointer(tmp_path)
+    checkpoints.save(1, some_parts(), {})
+    cut_in_half(tmp_path / "checkpoints" / "step-00000001" / "parts.pt")
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
+        checkpoints.restore(some_parts())
+
+
+def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path):
+    a_checkpointer(tmp_path).save(1, some_parts(), {})
+    other = {"digest": "b", "recipe": {"loss": {"temperature": 0.5}}, "index_sha256": "x"}
+    with pytest.raises(CheckpointError, match=r"recipe\.loss\.temperature: 0\.1 -> 0\.5"):
+        a_checkpointer(tmp_path, identity=other).restore(some_parts())
+
+
+def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path):
+    checkpoints = a_checkpointer(tmp_path)
+    checkpoints.save(1, some_parts(), {})
+    folder = tmp_path / "checkpoints" / "step-00000001"
+    canary = tmp_path / "canary"
+
+    class Bomb:
+        def __reduce__(self):
+            return os.system, (f"touch {canary}",)
+
+    torch.save({"optimizer": Bomb(), "loss": {}}, folder / "parts.pt")
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    import hashlib
+
+    raw = (folder / "parts.pt").read_bytes()
+    manifest["parts.pt"] = [len(raw), hashlib.sha256(raw).hexdigest()]
+    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        checkpoints.restore(some_parts())
+    assert not canary.exists()
+
+
+def test_a_full_disk_is_reported_retried_and_ends_the_run_at_the_third_time(tmp_path, monkeypatch):
+    warnings = []
+    checkpoints = a_checkpointer(tmp_path, warnings)
+    checkpoints.save(1, some_parts(), {})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sslpipe.run.checkpoint.torch.save", full)
+        assert not checkpoints.save(2, some_parts(), {})
+        assert not checkpoints.save(3, some_parts(), {})
+        assert "No space left" in warnings[0]
+        assert [p.name for p in (tmp_path / "checkpoints").glob(".tmp-*")] == []
+        with pytest.raises(CheckpointError, match="3 times in a row; free some space"):
+            checkpoints.save(4, some_parts(), {})
+    assert checkpoints.save(5, some_parts(), {})
+    assert checkpoint_names(tmp_path / "checkpoints") == ["step-00000001", "step-00000005"]
+
+
+POINTS = (
+    "checkpoint.model",
+    "checkpoint.before_manifest",
+    "checkpoint.before_rename",
+    "checkpoint.before_prune",
+)
+SAVE_TWICE = """
+import sys, pathlib
+from tests.run.test_checkpoint import (a_checkpointer, some_parts)
+checkpoints = a_checkpointer(pathlib.Path(sys.argv[1]))
+for step in (1, 2, 3):
+    checkpoints.save(step, some_parts(step), {})
+"""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_inside_a_save_leaves_a_whole_checkpoint(tmp_path, point):
+    environment = {**os.environ, "SSLPIPE_FAULT": f"{point}:3", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SAVE_TWICE, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    assert subprocess.run(command, env=environment, cwd=root, timeout=120).returncode == 9
+    parts = some_parts(seed=9)
+    step = a_checkpointer(tmp_path).restore(parts)
+    assert step == (3 if point == "checkpoint.before_prune" else 2)
+    expected = some_parts(step)["model"].state_dict()
+    assert all(torch.equal(v, expected[k]) for k, v in parts["model"].state_dict().items())
+    assert a_checkpointer(tmp_path).save(4, parts, {})
+    assert not list((tmp_path / "checkpoints").glob(".tmp-*"))

@@ -1,0 +1,204 @@
+"""A non-finite step leaves weights and buffers of all ranks as they were, and the run goes on."""
+
+import json
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+
+import sslpipe.run.setup
+from sslpipe.augment.two_views import FusedViews
+from sslpipe.check.pretraining import check
+from sslpipe.errors import RecipeError
+from sslpipe.optim import build_optimizer
+from sslpipe.recipe.base import Optim
+from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.run.guard import StepGuard
+from sslpipe.run.launch import start_accelerator
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import final_weights, train_in_rank, write_recipe
+
+
+def poisoned_in_rank(shard, steps, *arguments):
+    """At the given steps, the views of the last rank alone are NaN."""
+    original, calls = FusedViews.forward, []
+
+    def poisoned(self, batch, drawn):
+        views = original(self, batch, drawn)
+        if len(calls) in steps and shard.rank == shard.world - 1:
+            views = views * float("nan")
+        calls.append(1)
+        return views
+
+    FusedViews.forward = poisoned  # this process ends with the call
+    return train_in_rank(shard, *arguments)
+
+
+def poisoned_gradient_in_rank(shard, steps, *arguments):
+    """At the given steps, one gradient of the last rank alone is NaN; every loss is finite."""
+    original = torch.Tensor.backward
+    calls = []
+
+    def backward(self, *given, **named):
+        original(self, *given, **named)
+        calls.append(1)
+
+    def set_up_then_hook(*given):
+        model = build(*given)
+        weight = next(model.parameters())
+        bad = shard.rank == shard.world - 1
+        weight.register_hook(lambda g: g * float("nan") if bad and len(calls) in steps else g)
+        return model
+
+    build, sslpipe.run.setup.build_model = sslpipe.run.setup.build_model, set_up_then_hook
+    torch.Tensor.backward = backward
+    return train_in_rank(shard, *arguments)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"))
+
+
+PAIR = ("momentum.start=0.5", "loss.kind=moco", "loss.queue_rows=24", "data.micro_batch=8")
+
+
+@pytest.mark.parametrize(
+    ("world", "poison", "steps", "settings"),
+    [
+        (1, poisoned_in_rank, (2,), ()),
+        (2, poisoned_in_rank, (8, 9), PAIR),  # a step makes 2 x 2 views
+        (2, poisoned_gradient_in_rank, (7,), PAIR),  # and 1 + 2 calls of backward
+    ],
+)
+def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
+    data, tmp_path, world, poison, steps, settings
+):
+    """Weights, running statistics, the momentum encoder with its own, the queue."""
+    recipe = write_recipe(tmp_path)
+    settings = ("steps=4", "run.save_steps=1", "run.keep_checkpoints=4", *settings)
+    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
+    ranks = run_processes(poison, world, steps, *arguments)
+    assert [done for done, _ in ranks] == [4] * world
+    folders = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
+    _, before, after, last = (load_file(folder / "model.safetensors") for folder in folders)
+    assert any(key.startswith("momentum.") for key in before) == (PAIR[0] in settings)
+    for key, value in before.items():
+        assert torch.equal(after[key], value), key
+    assert any(not torch.equal(last[key], value) for key, value in before.items())
+    assert all(bool(torch.isfinite(value).all()) for value in last.values())
+    queues = [torch.load(folder / "parts.pt", weights_only=True)["loss"] for folder in folders]
+    for key, value in queues[1].items():
+        assert torch.equal(queues[2][key], value), key
+        assert not torch.equal(queues[3][key], value) or key == "filled_rows"  # it was full
+    lines = read_metrics(tmp_path / "run")
+    assert [line["skipped_steps"] for line in lines] == [0, 0, 1, 1]
+    assert (lines[2]["loss"] is None) == (poison is poisoned_in_rank)
+    assert lines[2]["grad_norm"] is None
+    for rank in range(world):
+        (line,) = (tmp_path / "run" / f"bad_steps.{rank}.jsonl").read_text().splitlines()
+        assert json.loads(line)["step"] == 2
+        assert json.loads(line)["ids"] == ranks[rank][1][2][0].tolist()
+
+
+def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    arguments = (str(recipe), str(data), str(tmp_path / "run"), "run.max_bad_steps=3")
+    with pytest.raises(AssertionError, match=r"3 steps in a row had a non-finite loss"):
+        run_processes(poisoned_in_rank, 1, (6, 7, 8), *arguments)
+    assert "UserError: 3 steps in a row" in (tmp_path / "run" / "FAILED").read_text()
+    assert all(bool(torch.isfinite(v).all()) for v in final_weights(tmp_path / "run").values())
+
+
+@pytest.fixture
+def fresh():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def scaled_step(scale, folder, monkeypatch, gradient=1.0, clip_norm=0.01):
+    """One step as the loop makes it, under an fp16 scaler; (weights moved, guard, model).
+
+    accelerate makes fp32 of fp16 without a GPU, so it is told afterwards.
+    """
+    accelerator = Accelerator(cpu=True)
+    monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
+    monkeypatch.setattr(accelerator, "native_amp", True)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6))
+    settings = Optim(peak_lr=1.0, weight_decay=0.1, trust_coefficient=0.1)
+    optimizer = AcceleratedOptimizer(build_optimizer(model, settings), scaler=accelerator.scaler)
+    accelerator._optimizers.append(optimizer)
+    guard = StepGuard([model], max_bad_steps=2, folder=folder, first_step=0, rank=0)
+    guard.remember()
+    loss = model(torch.arange(20.0).view(5, 4)).square().mean() + model[0].weight.square().sum()
+    accelerator.backward(loss)
+    model[0].weight.grad.mul_(gradient)
+    norm = accelerator.clip_grad_norm_(model.parameters(), clip_norm)
+    ids = torch.arange(5)
+    moved = guard.step_or_undo(accelerator, optimizer, 0, ids, ids + 9, loss, norm)
+    guard.scale = accelerator.scaler.get_scale()
+    return moved, guard, {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, fresh, monkeypatch):
+    """Gradients are unscaled before both; or decay and clipping would weigh in by the scale."""
+    (one, _, expected), (two, _, found) = (
+        scaled_step(scale, tmp_path, monkeypatch) for scale in (1.0, 65536.0)
+    )
+    assert one
+    assert two
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, msg=key)
+
+
+def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(tmp_path, fresh, monkeypatch):
+    moved, guard, found = scaled_step(2.0, tmp_path, monkeypatch, gradient=float("inf"))
+    assert not moved
+    assert (guard.skipped, guard.overflows, guard.scale) == (0, 1, 1.0)
+    assert not found["1.running_mean"].any()  # put back to what it was
+    torch.manual_seed(0)
+    torch.testing.assert_close(found["0.weight"], torch.nn.Linear(4, 6).weight.detach())
+    assert not list(tmp_path.glob("bad_steps*"))
+
+
+def test_an_overflow_at_scale_1_is_a_bad_step(tmp_path, fresh, monkeypatch):
+    """So it is bounded: gradients that are infinite unscaled will be so at any scale."""
+    moved, guard, _ = scaled_step(1.0, tmp_path, monkeypatch, gradient=float("inf"))
+    assert not moved
+    assert (guard.skipped, guard.overflows) == (1, 0)
+    (line,) = (tmp_path / "bad_steps.0.jsonl").read_text().splitlines()
+    assert json.loads(line)["ids"] == [0, 1, 2, 3, 4]
+    assert json.loads(line)["source_ids"] == [9, 10, 11, 12, 13]
+
+
+def test_a_run_that_goes_on_counts_the_steps_that_it_skipped_before(tmp_path):
+    steps = (3, 8, 8, 12)  # it went on from a checkpoint between 3 and 8; the next is at 10
+    lines = [json.dumps({"step": step, "loss": "nan"}) for step in steps]
+    (tmp_path / "bad_steps.1.jsonl").write_text("\n".join([*lines, '{"st']))
+    settings = {"max_bad_steps": 2, "folder": tmp_path, "first_step": 10}
+    assert [StepGuard([], rank=rank, **settings).skipped for rank in (0, 1)] == [0, 2]
+
+
+def test_finite_gradients_of_infinite_norm_never_become_nan_weights(tmp_path, fresh, monkeypatch):
+    """The scaler finds none infinite; clipping at infinity then divides infinity by itself."""
+    moved, guard, found = scaled_step(
+        2.0, tmp_path, monkeypatch, gradient=1e38, clip_norm=float("inf")
+    )
+    assert not moved
+    assert (guard.skipped, guard.overflows, guard.scale) == (1, 0, 2.0)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found["0.weight"], torch.nn.Linear(4, 6).weight.detach())
+
+
+def test_fp16_on_a_cpu_is_refused_not_trained_in_fp32(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), ("optim.precision=fp16", "run.device=cpu"))
+    for refuse in (lambda: start_accelerator(recipe, "fp16"), lambda: check(recipe, None)):
+        with pytest.raises(RecipeError, match=r"optim.precision = 'fp16' needs a CUDA.*'bf16'"):
+            refuse()

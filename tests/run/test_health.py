@@ -1,0 +1,159 @@
+"""Health numbers against loops, closed forms and real processes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sslpipe.distributed import Rank
+from sslpipe.evaluation.geometry import effective_rank
+from sslpipe.run.health import MOST_IMAGES, Alarm, Alarms, health
+from tests.helpers.processes import run_processes
+
+
+def views(images: int, dim: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    z_a = torch.randn(images, dim, generator=generator, dtype=torch.float64)
+    return z_a * 5, z_a + torch.randn(images, dim, generator=generator, dtype=torch.float64)
+
+
+def by_loops(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
+    a, b = ([row / np.linalg.norm(row) for row in z.numpy()] for z in (z_a, z_b))
+    n, dim = len(a), len(a[0])
+    every = np.array(a + b)
+    uniformity = [
+        math.log(
+            np.mean([math.exp(-2 * ((v[i] - v[j]) ** 2).sum()) for i in range(n) for j in range(i)])
+        )
+        for v in (a, b)
+    ]
+    s = np.linalg.svd(every, compute_uv=False)
+    p = s / s.sum()
+    negatives = [every[i] @ every[j] for i in range(2 * n) for j in range(2 * n) if i % n != j % n]
+    return {
+        "alignment": float(np.mean([((x - y) ** 2).sum() for x, y in zip(a, b, strict=True)])),
+        "uniformity": float(np.mean(uniformity)),
+        "embedding_std": float(every.std(0).mean() * math.sqrt(dim)),
+        "effective_rank": float(np.exp(-(p * np.log(p)).sum())),
+        "positive_similarity": float(np.mean([x @ y for x, y in zip(a, b, strict=True)])),
+        "negative_similarity": float(np.mean(negatives)),
+    }
+
+
+@pytest.mark.parametrize(("images", "dim"), [(12, 5), (4, 9)])
+def test_health_equals_loops(images: int, dim: int) -> None:
+    z_a, z_b = views(images, dim)
+    assert health(z_a.requires_grad_(), z_b) == pytest.approx(by_loops(z_a.detach(), z_b), rel=1e-9)
+
+
+def test_a_collapsed_batch_looks_collapsed() -> None:
+    z = torch.tensor([[1.0, -2.0, 3.0]]).expand(20, 3)
+    numbers = health(z, z)
+    assert numbers == pytest.approx(
+        {
+            "alignment": 0.0,
+            "uniformity": 0.0,
+            "embedding_std": 0.0,
+            "effective_rank": 1.0,
+            "positive_similarity": 1.0,
+            "negative_similarity": 1.0,
+        },
+        abs=1e-3,
+    )
+
+
+def test_orthogonal_images_have_full_rank_and_no_negative_similarity() -> None:
+    z = torch.eye(8) * 3
+    numbers = health(z, z)
+    assert numbers["effective_rank"] == pytest.approx(8)
+    assert numbers["negative_similarity"] == pytest.approx(0, abs=1e-7)
+    assert numbers["uniformity"] == pytest.approx(-4)
+    assert numbers["embedding_std"] == pytest.approx(math.sqrt(1 / 8 - 1 / 64) * math.sqrt(8))
+
+
+@pytest.mark.parametrize("rank", [1, 3, 7])
+def test_effective_rank_counts_equal_directions(rank: int) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(40, rank, dtype=torch.float64)
+    basis, _ = torch.linalg.qr(torch.randn(16, rank, dtype=torch.float64))
+    whitened, _ = torch.linalg.qr(rows)
+    assert float(effective_rank(whitened @ basis.T)) == pytest.approx(rank, rel=1e-5)
+
+
+def test_a_large_batch_is_judged_by_rows_at_fixed_places() -> None:
+    z_a, z_b = views(3 * MOST_IMAGES, 6)
+    numbers, subset = health(z_a, z_b), health(z_a[::3], z_b[::3])
+    for key in numbers.keys() - {"effective_rank"}:
+        assert numbers[key] == pytest.approx(subset[key], rel=1e-12)
+    assert numbers["effective_rank"] == pytest.approx(
+        float(effective_rank(torch.cat([torch.nn.functional.normalize(z) for z in (z_a, z_b)])))
+    )
+
+
+def test_one_image_and_half_precision_give_finite_numbers() -> None:
+    for z in (torch.randn(1, 4), torch.randn(6, 4).bfloat16(), torch.zeros(3, 4)):
+        assert all(math.isfinite(value) for value in health(z, z).values())
+
+
+def _on_ranks(process: Rank, split: tuple[int, ...], z_a: Tensor, z_b: Tensor) -> dict[str, float]:
+    return health(z_a.split(split)[process.rank], z_b.split(split)[process.rank])
+
+
+@pytest.mark.parametrize("split", [(6, 6), (2, 10), (3, 4, 5)])
+def test_all_ranks_say_what_one_process_says(split: tuple[int, ...]) -> None:
+    z_a, z_b = views(12, 5)
+    for numbers in run_processes(_on_ranks, len(split), split, z_a, z_b):
+        assert numbers == pytest.approx(health(z_a, z_b), rel=1e-12)
+
+
+def test_a_non_finite_batch_is_reported_as_nan_instead_of_failing() -> None:
+    z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    z[2, 1] = math.nan
+    assert math.isnan(health(z, z)["effective_rank"])
+
+
+def changes_of(readings: list[tuple[float, float]], highest_rank: int = 21) -> list[str]:
+    """(embedding_std, effective_rank) each -> "number of the reading: +name or -name"."""
+    alarms, said = Alarms(highest_rank), []
+    for number, (std, rank) in enumerate(readings, 1):
+        for change in alarms.read({"embedding_std": std, "effective_rank": rank, "loss": 1.0}):
+            said.append(f"{number}: {'+' if change.raised else '-'}{change.name}")
+    return said
+
+
+def test_a_collapse_is_told_once_and_its_end_once() -> None:
+    """Thresholds: rank 1 + 0.05 x 20 = 2, standard deviation 0.1; over at twice that."""
+    good, flat, thin = (0.9, 10.0), (0.05, 1.2), (0.9, 1.5)
+    assert changes_of([good] * 9) == []
+    assert changes_of([flat] * 9) == ["3: +embedding_collapse", "3: +rank_collapse"]
+    assert changes_of([thin] * 9 + [good] * 9) == ["3: +rank_collapse", "12: -rank_collapse"]
+    twice = [thin] * 3 + [good] * 3 + [thin] * 3
+    assert changes_of(twice) == ["3: +rank_collapse", "6: -rank_collapse", "9: +rank_collapse"]
+
+
+def test_a_number_at_the_edge_does_not_make_an_alarm_flicker() -> None:
+    thin, at_edge = (0.9, 1.9), (0.9, 2.1)
+    assert changes_of([thin, at_edge] * 9) == []  # never three in a row
+    assert changes_of([thin] * 3 + [at_edge, thin] * 9) == ["3: +rank_collapse"]
+    assert changes_of([thin] * 3 + [(0.9, 3.9)] * 9) == ["3: +rank_collapse"]  # not above twice
+    nan = (math.nan, math.nan)  # a skipped step says nothing
+    assert changes_of([thin, nan, thin, nan, thin]) == ["5: +rank_collapse"]
+
+
+def test_alarms_say_what_real_embeddings_do() -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randn(64, 16, generator=generator)
+    point = torch.ones(16) + 0.01 * spread
+    line = torch.randn(64, 1, generator=generator) * torch.ones(16) + 1e-4 * spread
+    found = []
+    for rows in (spread, point, line):
+        alarms = Alarms(16)
+        for _ in range(3):
+            changes = alarms.read(health(rows, rows))
+        found.append([change.name for change in changes])
+    assert found == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]
+    assert "all images get nearly the same embedding. Lower optim.peak_lr" in str(
+        Alarm("embedding_collapse", True, 0.02, 0.1)
+    )

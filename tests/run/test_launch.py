@@ -1,0 +1,253 @@
+"""launch/*.yaml start what they say: launched on the CPU, parsed where GPUs are too few."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_multi_gpu_env
+
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.run.launch import check_split, start_processes
+from sslpipe.run.log import read_metrics
+from tests.helpers import finetunes
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import ROOT, final_weights, write_recipe
+
+LAUNCH = ROOT / "launch"
+PROCESSES = {"cpu2": 2, "cpu4": 4, "gpu1": 1, "gpu8": 8, "nodes": 16}
+
+PROBE = """
+import json, sys
+import torch
+import torch.distributed as dist
+from pathlib import Path
+from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.run.launch import start_processes
+
+shard = start_processes(load_recipe(sys.argv[1], sys.argv[3:]))
+ones = torch.ones(())
+if dist.is_initialized():
+    dist.all_reduce(ones)
+said = [shard.rank, shard.world, int(ones)]
+Path(sys.argv[2], f"{shard.rank}-of-{shard.world}.json").write_text(json.dumps(said))
+if dist.is_initialized():
+    dist.barrier()
+    dist.destroy_process_group()  # or gloo may abort the rank whose peer left first
+"""
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "PET_"))}
+    paths = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def probe(tmp_path: Path, *launchers: list[str], **environment: str) -> list[list[int]]:
+    """What each process the launchers started said: rank, world, sum of ones over its group."""
+    script, out = tmp_path / "probe.py", tmp_path / "said"
+    script.write_text(PROBE)
+    out.mkdir()
+    rest = [str(script), str(write_recipe(tmp_path)), str(out), "run.device=cpu"]
+    with ThreadPoolExecutor(len(launchers)) as pool:
+        jobs = [pool.submit(run, *words, *rest, **environment) for words in launchers]
+    for job in jobs:
+        assert job.result().returncode == 0, job.result().stderr
+    return sorted(json.loads(path.read_text()) for path in out.iterdir())
+
+
+def launcher(name: str, *flags: str) -> list[str]:
+    module = ["-m", "accelerate.commands.accelerate_cli", "launch"]
+    return [*module, "--config_file", str(LAUNCH / f"{name}.yaml"), *flags]
+
+
+def test_every_file_is_tested():
+    assert {path.stem for path in LAUNCH.glob("*.yaml")} == set(PROCESSES)
+
+
+@pytest.mark.parametrize("name", ["cpu2", "cpu4", "gpu1"])
+def test_a_launch_is_one_group_of_exactly_its_processes(tmp_path, name):
+    """The user's own accelerate configuration, which asks for another number, is not used."""
+    home = tmp_path / "home" / "accelerate"
+    home.mkdir(parents=True)
+    theirs = {"distributed_type": "MULTI_GPU", "num_processes": 3, "mixed_precision": "fp16"}
+    (home / "default_config.yaml").write_text(yaml.safe_dump(theirs))
+    n = PROCESSES[name]
+    said = probe(tmp_path, launcher(name), HF_HOME=str(tmp_path / "home"))
+    assert said == [[rank, n, n] for rank in range(n)]
+
+
+FAILING = """
+import sys
+import sslpipe.train
+from sslpipe.__main__ import main
+
+original, calls = sslpipe.train.draws, []
+
+def failing(*given):
+    import torch.distributed as dist
+    calls.append(1)
+    if len(calls) == 3 and dist.get_rank() == 1:
+        raise RuntimeError("the cable of rank 1 was pulled")
+    return original(*given)
+
+sslpipe.train.draws = failing
+main()
+"""
+
+
+def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
+    script, run_dir = tmp_path / "failing.py", tmp_path / "run"
+    script.write_text(FAILING)
+    data = write_dataset(tmp_path / "data")
+    train = ["train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir)]
+    done = run(*launcher("cpu2"), str(script), *train)  # or it would be ended after 120 s
+    assert done.returncode == 1
+    assert "RuntimeError: the cable of rank 1 was pulled" in done.stderr
+    said = (run_dir / "FAILED").read_text()
+    assert said == "rank 1: RuntimeError: the cable of rank 1 was pulled\n"
+    assert not (run_dir / "DONE").exists()
+    assert not (run_dir / "lock").exists()
+
+
+def test_a_launched_finetuning_ends_with_the_weights_of_one_process(tmp_path):
+    """In float64, by SGD: views made 6 and 12 at a time differ in their last float32 bit."""
+    data = str(write_dataset(tmp_path / "data", (40, 60, 72), classes=8))
+    recipe = str(finetunes.write_recipe(tmp_path))
+    changes = ("steps=4", "optim.kind=sgd", "optim.precision=fp64", "run.device=cpu")
+    weights, losses = [], []
+    for number, words in enumerate(([], launcher("cpu2"))):
+        run_dir = tmp_path / f"run{number}"
+        where = ["--data", data, "--run-dir", str(run_dir)]
+        done = run(*words, "-m", "sslpipe", "train", recipe, *where, *changes)
+        assert done.returncode == 0, done.stderr
+        [started] = read_metrics(run_dir, "start")
+        assert started["world"] == number + 1
+        weights.append(final_weights(run_dir))
+        losses.append([m["loss"] for m in read_metrics(run_dir)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert losses[0][0] != losses[0][3]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-6, atol=1e-7, msg=key)
+
+
+def test_two_machines_become_one_group(tmp_path):
+    """nodes.yaml with one process a machine, both of them this one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    where = ["--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
+    machines = [launcher("nodes", *where, "--machine_rank", rank) for rank in ("0", "1")]
+    assert probe(tmp_path, *machines) == [[0, 2, 2], [1, 2, 2]]
+
+
+def test_launches_on_one_machine_take_any_free_port():
+    for name in ("cpu2", "cpu4", "gpu8"):
+        assert load_config_from_file(str(LAUNCH / f"{name}.yaml")).main_process_port == 0
+
+
+@pytest.mark.parametrize(("name", "processes"), PROCESSES.items())
+def test_accelerate_reads_the_file_as_meant(name, processes):
+    path = LAUNCH / f"{name}.yaml"
+    config = load_config_from_file(str(path))
+    multi = processes > 1
+    assert config.distributed_type == (DistributedType.MULTI_GPU if multi else DistributedType.NO)
+    assert config.num_processes == processes
+    assert config.num_machines == (2 if name == "nodes" else 1)
+    assert not config.use_cpu  # true starts one process and says nothing
+    assert config.mixed_precision == "no"  # the recipe decides
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        ("gpu8", [], {"nproc_per_node": "8"}),
+        ("gpu8", ["--num_processes", "4"], {"nproc_per_node": "4"}),
+        (
+            "nodes",
+            ["--machine_rank", "1", "--main_process_ip", "10.0.0.1"],
+            {
+                "nproc_per_node": "8",
+                "nnodes": "2",
+                "node_rank": 1,
+                "rdzv_endpoint": "10.0.0.1:29500",
+            },
+        ),
+        (
+            "nodes",
+            ["--num_machines", "4", "--num_processes", "32", "--machine_rank", "3"],
+            {"nproc_per_node": "8", "nnodes": "4", "node_rank": 3},
+        ),
+    ],
+)
+def test_the_launcher_would_start_the_right_processes_on_gpus(name, flags, expected):
+    """Accelerate's own parser and its own step from settings to torchrun's arguments."""
+    parser = launch_command_parser()
+    arguments = parser.parse_args(
+        ["--config_file", str(LAUNCH / f"{name}.yaml"), *flags, "script.py"]
+    )
+    arguments, _, _ = _validate_launch_command(arguments)
+    assert arguments.multi_gpu
+    prepare_multi_gpu_env(arguments)
+    assert {key: getattr(arguments, key) for key in expected} == expected
+
+
+@pytest.mark.gpu
+def test_one_gpu_runs_gpu1(tmp_path):
+    assert torch.cuda.device_count() >= 1
+    assert probe(tmp_path, launcher("gpu1")) == [[0, 1, 1]]
+
+
+def test_a_world_size_that_accelerate_does_not_join_is_one_error_naming_both(tmp_path):
+    script = tmp_path / "stale.py"
+    script.write_text(
+        "import os, sys\n"
+        "from accelerate import PartialState\n"
+        "PartialState(cpu=True)\n"  # whoever made the state before the launcher's variables
+        "os.environ.update(WORLD_SIZE='2', RANK='0', LOCAL_RANK='0')\n"
+        "from sslpipe.__main__ import main\n"
+        "main()\n"
+    )
+    data = str(write_dataset(tmp_path / "data"))
+    recipe = str(write_recipe(tmp_path))
+    done = run(
+        str(script), "train", recipe, "--data", data, "--run-dir", str(tmp_path / "run"),
+        "run.device=cpu",
+    )  # fmt: skip
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert "WORLD_SIZE = 2" in errors[0]
+    assert "accelerate joined 1" in errors[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_world_size_without_a_launcher_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(UserError, match="WORLD_SIZE = 2 is set, but no launcher started this one"):
+        start_processes(load_recipe(write_recipe(tmp_path), ["run.device=cpu"]))
+
+
+def test_processes_that_do_not_divide_the_streams_are_refused_with_the_valid_numbers(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path))  # 4 streams
+    with pytest.raises(RecipeError, match="4 does not divide over 3 processes; start 1, 2, 4 "):
+        check_split(recipe, 3)
+    for world in (1, 2, 4):
+        check_split(recipe, world)

@@ -1,0 +1,121 @@
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from sslpipe.errors import UserError
+from sslpipe.run.lock import STALE_AFTER_S, RunLock
+from sslpipe.run.stop import StopRequest, clear_markers, write_marker
+
+
+def test_a_second_job_is_refused_and_told_who_holds_the_directory(tmp_path):
+    lock = RunLock(tmp_path)
+    with pytest.raises(
+        UserError, match=rf"in use by process {os.getpid()} on {socket.gethostname()}"
+    ):
+        RunLock(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()
+
+
+def test_the_lock_of_a_killed_job_is_taken_over(tmp_path):
+    code = "import sys, os, pathlib; from sslpipe.run.lock import RunLock; "
+    code += "RunLock(pathlib.Path(sys.argv[1])); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60).returncode == 9
+    assert (tmp_path / "lock").exists()
+    RunLock(tmp_path).release()
+
+
+def test_a_process_that_got_the_dead_ones_number_does_not_hold_the_lock(tmp_path):
+    lock = RunLock(tmp_path)
+    holder = json.loads(lock.path.read_text())
+    lock.path.write_text(json.dumps({**holder, "start": "1"}))
+    RunLock(tmp_path).release()
+
+
+def test_another_hosts_lock_counts_until_it_is_stale(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "start": "1", "job": None}))
+    with pytest.raises(UserError, match="in use by process 1 on elsewhere"):
+        RunLock(tmp_path)
+    old_s = path.stat().st_mtime - STALE_AFTER_S - 1
+    os.utime(path, (old_s, old_s))
+    RunLock(tmp_path).release()
+
+
+def test_a_requeued_job_takes_over_the_lock_it_left_on_another_host(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "start": "1", "job": "77"}))
+    monkeypatch.setenv("SSLPIPE_JOB_ID", "78")
+    with pytest.raises(UserError, match="in use by process 1 on elsewhere"):
+        RunLock(tmp_path)
+    monkeypatch.setenv("SSLPIPE_JOB_ID", "77")
+    RunLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_asks_for_a_stop_and_the_second_sigterm_means_no_more(number):
+    before = signal.getsignal(number)
+    stop = StopRequest(None)
+    assert not stop()
+    os.kill(os.getpid(), number)
+    assert stop()
+    if number == signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    else:
+        os.kill(os.getpid(), number)  # Slurm and the launcher both send one
+        assert stop()
+    stop.restore_handlers()
+    assert signal.getsignal(number) is before
+
+
+def test_the_stop_file_is_seen(tmp_path):
+    stop = StopRequest(str(tmp_path / "STOP"))
+    assert not stop()
+    (tmp_path / "STOP").touch()
+    stop._looked_s -= 1.0
+    assert stop()
+    stop.restore_handlers()
+
+
+def faults_of_a_batch(*lines: str, **environment: str) -> int:
+    """Pages that are mapped for 64 MB, made where as much was freed before."""
+    code = [
+        "import resource, numpy as np",
+        "from sslpipe.run.allocator import keep_freed_memory",
+        *lines,
+        "for _ in range(2):",
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt",
+        "    np.ones(2**26, np.uint8)",
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)",
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return int(result.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
+def test_freed_memory_is_used_again_unless_the_user_says_otherwise():
+    assert faults_of_a_batch() > 20  # huge pages: one for 2 MB
+    assert faults_of_a_batch("assert keep_freed_memory()") < 10
+    assert faults_of_a_batch("assert not keep_freed_memory()", MALLOC_ARENA_MAX="2") > 20
+
+
+def test_one_marker_at_a_time(tmp_path):
+    write_marker(tmp_path, "FAILED", "x")
+    write_marker(tmp_path, "DONE", "step 3")
+    assert [p.name for p in tmp_path.iterdir()] == ["DONE"]
+    clear_markers(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,102 @@
+import json
+
+import pytest
+
+from sslpipe.data.loader import Quarantined
+from sslpipe.run.log import RunLog, quarantined_ids, read_metrics
+
+SECRET = "f00d-7391-not-to-be-written"
+VALUES = {"loss": 1.5, "images_per_s": 100.0, "data_wait_percent": 1.0}
+
+
+def a_log(run_dir, **settings):
+    arguments = {"name": "tiny", "config": {"wandb_api_key": SECRET, "a": {"b": 1}}, "steps": 10}
+    return RunLog(run_dir, first_step=0, **{**arguments, **settings})
+
+
+def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
+    for loss in (1.0, 2.0):
+        log = a_log(tmp_path)
+        log.event(0, "start")
+        log.train(5, {**VALUES, "loss": loss})
+        log.close()
+    lines = read_metrics(tmp_path)
+    assert [(line["step"], line["loss"], line["restart"]) for line in lines] == [(5, 2.0, 1)]
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
+    log = a_log(tmp_path)
+    log.train(1, VALUES)
+    log.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "kind": "tr')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+
+
+def test_quarantine_lists_a_sample_once_also_after_a_restart(tmp_path):
+    record = Quarantined(7, "train-000000.tar", "a/b", "truncated")
+    for _ in range(2):
+        log = a_log(tmp_path)
+        log.quarantined([record, record])
+        log.close()
+    lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [record._asdict()]
+    assert quarantined_ids(tmp_path / "quarantine.jsonl") == {7}
+
+
+def test_other_ranks_write_nothing(tmp_path):
+    log = a_log(tmp_path, enabled=False)
+    log.train(1, VALUES)
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_gets_the_numbers(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = a_log(tmp_path, trackers=("tensorboard",))
+    log.train(3, VALUES)
+    log.close()
+    folder = next((tmp_path / "tensorboard").rglob("events*")).parent
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(3, 1.5)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    log = a_log(tmp_path, trackers=("wandb",))
+    assert list(log._trackers) == ["wandb"]
+    log.train(3, VALUES)
+    log.close()
+    run = next((tmp_path / "wandb").glob("offline-run-*"))
+    assert next(run.glob("*.wandb")).stat().st_size > 0
+    config = b"".join(p.read_bytes() for p in run.rglob("*") if p.is_file())
+    assert SECRET.encode() not in config
+
+
+def test_a_tracker_that_cannot_start_is_named_and_left_out(tmp_path, monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    log = a_log(tmp_path, trackers=("wandb", "tensorboard"))
+    log.train(1, VALUES)
+    log.close()
+    assert "'wandb' did not start" in capsys.readouterr().err.replace("\n", " ")
+    assert read_metrics(tmp_path)[0]["loss"] == 1.5
+
+
+def test_a_tracker_that_fails_later_is_dropped_and_the_run_goes_on(tmp_path, capsys):
+    class Broken:
+        def log(self, values, step):
+            raise ConnectionError("server is gone")
+
+    log = a_log(tmp_path)
+    log._trackers["broken"] = Broken()
+    log.train(1, VALUES)
+    log.train(2, VALUES)
+    log.close()
+    assert capsys.readouterr().err.count("broken failed and is left out") == 1
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]

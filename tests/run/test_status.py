@@ -1,0 +1,83 @@
+"""`sslpipe status` reads a run directory, living or dead, and says what it finds there."""
+
+import json
+import os
+import time
+
+import pytest
+
+from sslpipe.errors import UserError
+from sslpipe.run.lock import RunLock
+from sslpipe.run.log import read_metrics
+from sslpipe.run.status import render, status
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import command_line, train_over, write_recipe
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("status")
+    data = write_dataset(folder / "data", broken={5: b"junk"})
+    settings = ("data.holdout=0", "steps=8", "run.monitor_steps=0", "run.save_steps=3")
+    train_over(1, write_recipe(folder), data, folder / "run", *settings)
+    return folder / "run"
+
+
+def test_a_finished_run_is_told_as_its_files_have_it(run_dir):
+    found = status(run_dir)
+    last = read_metrics(run_dir)[-1]
+    assert (found["state"], found["detail"]) == ("done", "step 8")
+    assert (found["step"], found["steps"], found["restarts"]) == (8, 8, 0)
+    assert found["images_per_s"] == last["images_per_s"]
+    assert found["health"]["loss"] == last["loss"]
+    assert found["quarantined"] == 1
+    assert found["checkpoint"]["name"] == "step-00000008"
+    assert found["checkpoint"]["kept"] == 2
+    assert found["eta_s"] is None
+    assert [rank["rank"] for rank in found["ranks"]] == [0]
+
+
+def test_the_time_to_go_is_the_steps_left_at_the_recent_speed(run_dir, tmp_path):
+    for name in ("recipe.json", "heartbeat"):
+        os.symlink(run_dir / name, tmp_path / name)
+    line = {"kind": "train", "restart": 1, "loss": 1.0}
+    lines = [{**line, "step": 2, "wall": 50.0, "restart": 0}]  # of the start before: not counted
+    lines += [{**line, "step": step, "wall": 100.0 + 4 * step} for step in (3, 5, 6)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    lock = RunLock(tmp_path)
+    found = status(tmp_path)
+    assert (found["state"], found["eta_s"], found["restarts"]) == ("running", 8.0, 1)
+    assert f"process {os.getpid()}" in found["detail"]
+    lock.release()
+    assert status(tmp_path)["state"] == "lost"
+    (tmp_path / "FAILED").write_text("rank 0: DataError: x\n")
+    found = status(tmp_path)
+    assert (found["state"], found["detail"]) == ("failed", "rank 0: DataError: x")
+
+
+def test_the_command_prints_it_for_people_and_for_programs(run_dir, tmp_path):
+    found = json.loads(command_line("status", str(run_dir), "--json").stdout)
+    now = status(run_dir)
+    found["checkpoint"]["age_s"] = now["checkpoint"]["age_s"]
+    assert found == now
+    text = command_line("status", str(run_dir)).stdout
+    for words in ("done: step 8", "step 8 of 8 (100.0 %)", "1 quarantined", "step-00000008"):
+        assert words in text
+    nothing = command_line("status", str(tmp_path))
+    assert nothing.returncode == 2
+    assert "holds no run" in nothing.stderr
+
+
+def test_a_silent_rank_of_a_running_run_is_pointed_out(run_dir):
+    beat = {"rank": 1, "host": "h", "step": 3, "phase": "training", "since_s": 1.0}
+    found = {**status(run_dir), "state": "running"}
+    found["ranks"] = [{**beat, "wall": time.time() - 100}, {**beat, "wall": time.time()}]
+    (table,) = render(found).renderables
+    rows = [str(cell) for cell in table.columns[1].cells][-2:]
+    assert "no sign of life for 100 s" in rows[0]
+    assert "no sign" not in rows[1]
+
+
+def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
+    with pytest.raises(UserError, match=r"holds no run: there is no recipe\.json"):
+        status(tmp_path)

@@ -1,0 +1,48 @@
+import itertools
+
+import pytest
+
+import sslpipe.run.throughput
+from sslpipe.run.throughput import Meter
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(sslpipe.run.throughput.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_speed_waiting_and_flop_utilisation_by_hand(clock):
+    meter = Meter(batch_size=10, flops=4.0, peak=2.0, world=2)
+
+    def slow():
+        for item in itertools.count():
+            clock[0] += 1.0  # a second to come
+            yield item
+
+    stream = meter.waiting(slow())
+    for _ in range(3):
+        next(stream)
+        clock[0] += 3.0  # three to be used
+    numbers = meter.read(3)
+    assert numbers["images_per_s"] == pytest.approx(3 * 10 / 12)
+    assert numbers["data_wait_percent"] == pytest.approx(25)
+    assert numbers["mfu_percent"] == pytest.approx(100 * 3 * 4 / 12 / (2 * 2))
+
+
+def test_evaluation_and_saving_do_not_count(clock):
+    meter = Meter(batch_size=10, flops=1.0, peak=None, world=1)
+    clock[0] += 2.0
+    with meter.paused():
+        clock[0] += 100.0
+    numbers = meter.read(4)
+    assert numbers == {"images_per_s": 20.0, "data_wait_percent": 0.0}
+
+
+def test_a_reading_starts_anew(clock):
+    meter = Meter(batch_size=10, flops=1.0, peak=None, world=1)
+    clock[0] += 100.0
+    meter.read(1)
+    clock[0] += 1.0
+    assert meter.read(6)["images_per_s"] == 50.0

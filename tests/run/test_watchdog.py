@@ -1,0 +1,100 @@
+"""A rank that stands still ends its job in the set time, with its stacks, saying where it stood."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sslpipe.distributed import Rank
+from sslpipe.run.watchdog import Watchdog, read_heartbeats
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import ROOT, command_line, train_in_rank, write_recipe
+
+TIMEOUT_S = 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"))
+
+
+def faulty_in_rank(process, fault, *arguments):
+    os.environ["SSLPIPE_FAULT"] = fault
+    train_in_rank(process, *arguments)
+
+
+def test_a_rank_that_hangs_ends_all_in_time_and_every_ranks_place_is_told(data, tmp_path):
+    """Rank 1 never comes to the collective that rank 0 waits in."""
+    run_dir = tmp_path / "run"
+    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), f"run.timeout_s={TIMEOUT_S}")
+    begin_s = time.monotonic()
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(faulty_in_rank, 2, "train.step:3@1=hang", *arguments)
+    assert TIMEOUT_S < time.monotonic() - begin_s < 60  # not the collective's 60 s: set-up is in it
+    text = (run_dir / "FAILED").read_text()
+    assert re.match(r"rank [01]: Hang: no progress for 3 s \(run\.timeout_s = 3\) at step", text)
+    assert re.search(r"at step 2, training; rank [01] at step 2, training; its stacks are in", text)
+    stacks = (run_dir / "heartbeat" / "rank-1.stacks.txt").read_text()
+    assert "in fault" in stacks
+    assert "in run_steps" in stacks
+    assert not (run_dir / "DONE").exists()
+
+
+def test_a_loader_that_hangs_ends_the_job_with_the_stack_of_its_thread(data, tmp_path):
+    run_dir = tmp_path / "run"
+    command = ("train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
+    result = command_line(
+        *command, f"run.timeout_s={TIMEOUT_S}", SSLPIPE_FAULT="storage.read_range:9=hang"
+    )
+    assert result.returncode == 70
+    assert "waiting for data" in (run_dir / "FAILED").read_text()
+    for text in (result.stderr, (run_dir / "heartbeat/rank-0.stacks.txt").read_text()):
+        assert "in read_range" in text  # of the reading thread
+        assert "in run_steps" in text  # of the one that waits for it
+    again = command_line(*command, f"run.timeout_s={TIMEOUT_S}")
+    assert again.returncode == 0, again.stderr
+    assert not (run_dir / "FAILED").exists()
+
+
+LAUNCHER = """
+import os, sys, time
+from pathlib import Path
+from sslpipe.distributed import Rank
+from sslpipe.run.watchdog import Watchdog
+if os.fork() == 0:
+    with Watchdog(Path(sys.argv[1]), Rank(1, 2), 600.0) as beat:
+        beat(5, "training")
+        time.sleep(60)
+time.sleep(1)
+os._exit(9)
+"""
+
+
+def test_a_rank_whose_launcher_was_killed_ends_too(tmp_path):
+    subprocess.run([sys.executable, "-c", LAUNCHER, str(tmp_path)], cwd=ROOT, timeout=60)
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "FAILED").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "FAILED").read_text().startswith("rank 1: LauncherLost: ")
+    pid = read_heartbeats(tmp_path)[1]["pid"]
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_slow_but_steady_progress_is_left_alone_and_seen(tmp_path):
+    with Watchdog(tmp_path, Rank(0, 1), 0.4) as beat:
+        for step in range(8):
+            beat(step, "training")
+            time.sleep(0.1)
+    (beats,) = read_heartbeats(tmp_path).values()
+    assert (beats["rank"], beats["pid"], beats["phase"]) == (0, os.getpid(), "training")
+    assert not (tmp_path / "FAILED").exists()
+    (tmp_path / "heartbeat" / "rank-3.json").write_text('{"rank": 3, "st')
+    assert list(read_heartbeats(tmp_path)) == [0]  # one that was cut off is no sign of life
+    assert json.loads((tmp_path / "heartbeat" / "rank-0.json").read_text()) == beats

@@ -1,0 +1,171 @@
+"""sharding.layouts and sharding.parquet: data sets laid out by hand as their owners unpack them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from sslpipe.cli.shards import SOURCES
+from sslpipe.data.decode import decode
+from sslpipe.errors import DataError
+from sslpipe.sharding.sources import Images, SourceOptions
+
+
+def picture(path: Path, level: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((3, 2), level, np.uint8)).save(path, format="PNG")
+
+
+def seen(images: Images) -> list[tuple[int, str]]:
+    """(gray level, class name) of each image: the level tells which file was read."""
+    levels = [int(decode(images.read(i), 64)[0, 0, 0]) for i in range(len(images))]
+    return sorted(zip(levels, [images.classes[k] for k in images.labels], strict=True))
+
+
+def read(kind: str, root: Path, **options: object) -> dict[str, list[tuple[int, str]]]:
+    splits = SOURCES[kind](SourceOptions(root=root, **options))  # type: ignore[arg-type]
+    assert len({images.classes for images in splits.values()}) == 1  # labels mean the same
+    return {split: seen(images) for split, images in splits.items()}
+
+
+def test_tiny_imagenet_takes_the_labels_of_val_from_its_annotations(tmp_path: Path) -> None:
+    (tmp_path / "wnids.txt").write_text("n2\nn1\n")
+    for level, wnid in ((1, "n1"), (2, "n2")):
+        picture(tmp_path / "train" / wnid / "images" / f"{wnid}_0.JPEG", level)
+        picture(tmp_path / "val" / "images" / f"val_{level}.JPEG", 10 + level)
+    annotations = "val_1.JPEG\tn2\t0\t0\t62\t57\nval_2.JPEG\tn1\t0\t0\t9\t9\n"
+    (tmp_path / "val" / "val_annotations.txt").write_text(annotations)
+    expected = {"train": [(1, "n1"), (2, "n2")], "val": [(11, "n2"), (12, "n1")]}
+    assert read("tiny-imagenet", tmp_path) == expected
+    assert list(read("tiny-imagenet", tmp_path, split="val")) == ["val"]
+
+
+@pytest.mark.parametrize("class_disjoint", [True, False])
+def test_cub_splits_by_class_or_as_published(tmp_path: Path, class_disjoint: bool) -> None:
+    names = ["001.Auk", "002.Jay", "010.Tern", "011.Wren"]  # 10 and 11 sort by number
+    (tmp_path / "classes.txt").write_text("1 001.Auk\n2 002.Jay\n10 010.Tern\n11 011.Wren\n")
+    rows = [(1, 1, 0), (2, 2, 1), (3, 10, 1), (4, 11, 0)]  # image, class, is in train
+    of_class = dict(zip((1, 2, 10, 11), names, strict=True))
+    for image, label, _ in rows:
+        picture(tmp_path / "images" / of_class[label] / f"{image}.jpg", image)
+    paths = "".join(f"{i} {of_class[c]}/{i}.jpg\n" for i, c, _ in rows)
+    (tmp_path / "images.txt").write_text(paths)
+    labels = "".join(f"{i} {c}\n" for i, c, _ in rows)
+    (tmp_path / "image_class_labels.txt").write_text(labels)
+    (tmp_path / "train_test_split.txt").write_text("".join(f"{i} {t}\n" for i, _, t in rows))
+    by_class = {"train": [(1, "001.Auk"), (2, "002.Jay")], "test": [(3, "010.Tern")]}
+    by_class["test"].append((4, "011.Wren"))
+    published = {"train": [(2, "002.Jay"), (3, "010.Tern")], "test": [(1, "001.Auk")]}
+    published["test"].append((4, "011.Wren"))
+    expected = by_class if class_disjoint else published
+    assert read("cub", tmp_path, class_disjoint=class_disjoint) == expected
+
+
+CARS = [("a.jpg", 1, 0), ("b.jpg", 2, 1), ("c.jpg", 3, 0), ("d.jpg", 4, 1)]  # file, class, test
+CAR_NAMES = ["AM General", "Acura", "BMW", "Volvo"]
+
+
+def records(rows: list[tuple[str, int, int]], file: str) -> np.ndarray:
+    kinds = [(file, object), ("class", object), ("test", object)]
+    return np.array([(name, label, test) for name, label, test in rows], dtype=kinds)
+
+
+@pytest.mark.parametrize("class_disjoint", [True, False])
+@pytest.mark.parametrize("layout", ["one folder", "two folders"])
+def test_cars_are_read_in_both_layouts(tmp_path: Path, layout: str, class_disjoint: bool) -> None:
+    names = np.array(CAR_NAMES, dtype=object)
+    for level, (name, _, test) in enumerate(CARS):
+        folder = "car_ims" if layout == "one folder" else f"cars_{('train', 'test')[test]}"
+        picture(tmp_path / folder / name, level)
+    if layout == "one folder":
+        rows = [(f"car_ims/{name}", label, test) for name, label, test in CARS]
+        content = {"annotations": records(rows, "relative_im_path"), "class_names": names}
+        savemat(tmp_path / "cars_annos.mat", content)
+    else:
+        (tmp_path / "devkit").mkdir()
+        savemat(tmp_path / "devkit" / "cars_meta.mat", {"class_names": names})
+        for test, place in ((0, "devkit/cars_train_annos"), (1, "cars_test_annos_withlabels")):
+            rows = [row for row in CARS if row[2] == test]
+            savemat(tmp_path / f"{place}.mat", {"annotations": records(rows, "fname")})
+    found = read("cars", tmp_path, class_disjoint=class_disjoint)
+    train = [k for k, (_, c, t) in enumerate(CARS) if (c <= 2 if class_disjoint else t == 0)]
+    test = [k for k in range(4) if k not in train]
+    expected = [[(k, CAR_NAMES[CARS[k][1] - 1]) for k in part] for part in (train, test)]
+    assert found == {"train": expected[0], "test": expected[1]}
+
+
+def test_products_come_class_disjoint(tmp_path: Path) -> None:
+    for split, level, label in (("train", 1, 7), ("test", 2, 11319)):
+        picture(tmp_path / "bicycle_final" / f"{level}_0.JPG", level)
+        row = f"{level} {label} 1 bicycle_final/{level}_0.JPG\n"
+        text = "image_id class_id super_class_id path\n" + row
+        (tmp_path / f"Ebay_{split}.txt").write_text(text)
+    assert read("products", tmp_path) == {"train": [(1, "7")], "test": [(2, "11319")]}
+
+
+def test_omniglot_characters_are_classes(tmp_path: Path) -> None:
+    picture(tmp_path / "images_background" / "Greek" / "character01" / "1.png", 1)
+    picture(tmp_path / "images_evaluation" / "Tengwar" / "character01" / "2.png", 2)
+    expected = {"train": [(1, "Greek/character01")], "test": [(2, "Tengwar/character01")]}
+    assert read("omniglot", tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("tiny-imagenet", r"cannot read .*wnids\.txt"),
+        ("cub", r"cannot read .*classes\.txt"),
+        ("cars", r"cannot read .*cars_meta\.mat"),
+        ("products", r"cannot read .*Ebay_train\.txt"),
+        ("omniglot", "has no folder images_background"),
+        ("parquet", r"has no \*\.parquet file"),
+    ],
+)
+def test_another_layout_is_one_clear_error(tmp_path: Path, kind: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        SOURCES[kind](SourceOptions(root=tmp_path))
+
+
+# --- parquet
+
+
+def write_parquet(path: Path, levels: list[int], labels: list[int], names: list[str]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    cells = []
+    for level in levels:
+        picture(path.parent / f"{level}.png", level)
+        raw = (path.parent / f"{level}.png").read_bytes()
+        if level % 2:  # `datasets` may keep a path instead of the bytes
+            cells.append({"bytes": None, "path": f"{level}.png"})
+        else:
+            cells.append({"bytes": raw, "path": "x.png"})
+    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    table = pyarrow.table({"image": cells, "label": labels}).replace_schema_metadata(metadata)
+    parquet.write_table(table, path)
+
+
+def test_parquet_files_give_bytes_labels_and_class_names(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train-00000-of-00002-ab.parquet", [0, 1], [1, 0], ["cat", "dog"])
+    write_parquet(tmp_path / "train-00001-of-00002-cd.parquet", [2], [1], ["cat", "dog"])
+    write_parquet(tmp_path / "test.parquet", [3], [0], ["cat", "dog"])
+    expected = {"test": [(3, "cat")], "train": [(0, "dog"), (1, "cat"), (2, "dog")]}
+    assert read("parquet", tmp_path) == expected
+    unlabelled = SOURCES["parquet"](SourceOptions(root=tmp_path, split="test", labels=False))
+    assert unlabelled["test"].labels.tolist() == [-1]
+
+
+def test_a_wrong_column_or_split_names_what_there_is(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", [0], [0], ["cat"])
+    with pytest.raises(DataError, match=r"no column 'lable'.*label"):
+        SOURCES["parquet"](SourceOptions(root=tmp_path, label_column="lable"))
+    with pytest.raises(DataError, match=r"no file trian\*\.parquet.*train"):
+        SOURCES["parquet"](SourceOptions(root=tmp_path, split="trian"))
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(DataError, match=r"cannot read .*train\.parquet"):
+        SOURCES["parquet"](SourceOptions(root=tmp_path))

@@ -1,0 +1,723 @@
+"""sslpipe.cli.shards: what is written, byte for byte; resuming; foreign tars; faults by name."""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset
+from PIL import Image
+
+from sslpipe.cli import shards
+from sslpipe.data.decode import decode
+from sslpipe.data.index import load_index
+from sslpipe.data.reader import Reader
+from sslpipe.data.storage import read_range
+from sslpipe.sharding import show as shard_look
+from sslpipe.sharding import sources
+from sslpipe.sharding.idx import parse_idx, write_idx
+from sslpipe.sharding.scan import scan_tar
+from sslpipe.sharding.scatter import draw_placement, place
+from tests.helpers.dataset import picture, write_dataset
+
+ASSETS = Path(__file__).parents[2] / "assets" / "fashion-mnist-10k"
+PER_CLASS = 12
+
+
+def run(*arguments: str | Path) -> int:
+    """The command line in this process; its exit status."""
+    try:
+        shards.main([str(a) for a in arguments])
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line of a refused command."""
+    capsys.readouterr()
+    assert run(*arguments) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert not any("Traceback" in line for line in lines)
+    return errors[0]
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """sha256 of every visible file."""
+    return {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.iterdir())
+        if p.is_file()
+    }
+
+
+def read_all(folder: Path, split: str) -> list[tuple[str, bytes, int]]:
+    """Key, image bytes, label of every sample with an image, by webdataset's own reader."""
+    found = []
+    for entry in load_index(folder).manifest.splits[split]:
+        with open(folder / entry.file, "rb") as stream:
+            files = webdataset.tariterators.tar_file_expander(
+                [{"url": entry.file, "stream": stream}]
+            )
+            for sample in webdataset.tariterators.group_by_keys(files):
+                for suffix in {"png", "jpg", "webp"} & set(sample):
+                    label = int(sample.get("cls", b"-1"))
+                    found.append((sample["__key__"], sample[suffix], label))
+    return found
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three classes of small JPEGs, PNGs and WebPs, and one BMP; names that need care."""
+    root = tmp_path / "photos"
+    for k, name in enumerate(("ape", "bee", "cat")):
+        (root / name).mkdir(parents=True)
+        for i in range(PER_CLASS):
+            pixels = np.random.default_rng([k, i]).integers(0, 256, (10 + k, 14, 3), dtype=np.uint8)
+            suffix = ("jpg", "png", "webp")[i % 3]
+            Image.fromarray(pixels).save(root / name / f"a b.{i}ü.{suffix}")
+    Image.fromarray(np.full((5, 6, 3), 77, np.uint8)).save(root / "ape" / "old.bmp")
+    (root / "ape" / "Thumbs.db").write_text("no image")
+    (root / "ape" / "._a.jpg").write_text("no image either")
+    return root
+
+
+@pytest.fixture(scope="module")
+def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 of the shipped images a class."""
+    folder = tmp_path_factory.mktemp("fashion")
+    assert run("cut-idx", ASSETS, folder, "--per-class", "200") == 0
+    (folder / "classes.txt").write_bytes((ASSETS / "classes.txt").read_bytes())
+    return folder
+
+
+BUILD = ("--samples-per-shard", "8")
+
+
+def test_a_folder_gives_the_samples_of_torchvisions_image_folder(
+    photos: Path, tmp_path: Path
+) -> None:
+    from torchvision.datasets import ImageFolder
+
+    (photos / "ape" / "._a.jpg").unlink()  # which ImageFolder would try to read
+    out = tmp_path / "out"
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    reference = ImageFolder(str(photos))
+    index = load_index(out)
+    assert list(index.manifest.classes) == reference.classes
+    written = read_all(out, "train")
+    assert len({key for key, _, _ in written}) == len(written) == len(reference) == 37
+    got = Counter((image, label) for _, image, label in written)
+    expected: Counter[tuple[bytes, int]] = Counter()
+    for path, label in reference.samples:
+        if path.endswith(".bmp"):
+            match = [i for _, i, y in written if y == label and decode(i, 64).shape == (3, 5, 6)]
+            assert len(match) == 1
+            assert (decode(match[0], 64) == 77).all()
+            expected[match[0], label] += 1
+        else:
+            expected[Path(path).read_bytes(), label] += 1  # original bytes are kept
+    assert got == expected
+    assert index.split("train").labels.tolist() == [label for _, _, label in written]
+
+
+def test_offsets_sizes_and_hashes_describe_the_tars(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    index = load_index(out)
+    index.check_files("train")
+    split = index.split("train")
+    assert [s.samples for s in split.shards] == [8, 8, 8, 8, 5]
+    assert [s.file for s in split.shards] == [f"train-{k:06d}.tar" for k in range(5)]
+    for k, entry in enumerate(split.shards):
+        raw = (out / entry.file).read_bytes()
+        assert (len(raw), hashlib.sha256(raw).hexdigest()) == (entry.bytes, entry.sha256)
+        with tarfile.open(out / entry.file) as tar:
+            members = tar.getmembers()
+            for (start, end, label), image, text in zip(
+                split.offsets(k).tolist(), members[::2], members[1::2], strict=True
+            ):
+                assert start == image.offset
+                assert end == text.offset_data + 512
+                stream = tar.extractfile(text)
+                assert stream is not None
+                assert int(stream.read()) == label
+            for m in members:
+                assert (m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) == (0, 0, 0, "", "", 0o444)
+                assert m.name.isascii()
+
+
+def test_classes_are_mixed_over_shards(fashion: Path, tmp_path: Path) -> None:
+    options = ("--source", "idx", "--root", fashion, "--samples-per-shard", "500")
+    assert run("build", tmp_path / "d", *options) == 0
+    split = load_index(tmp_path / "d").split("train")
+    assert len(split.shards) == 4
+    for k in range(4):
+        counts = np.bincount(split.offsets(k)[:, 2], minlength=10)
+        # hypergeometric: mean 50, standard deviation 5.8; six of them
+        assert np.abs(counts - 50).max() < 35
+
+
+def test_mean_and_std_are_those_of_all_decoded_pixels(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    pixels = [decode(image, 256).reshape(3, -1) / 255 for _, image, _ in read_all(out, "train")]
+    everything = np.concatenate(pixels, axis=1)
+    manifest = load_index(out).manifest
+    np.testing.assert_allclose(manifest.mean, everything.mean(axis=1), atol=1e-6)
+    np.testing.assert_allclose(manifest.std, everything.std(axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("scatter", [(), ("--scatter",)])
+def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(
+    photos: Path, tmp_path: Path, scatter: tuple[str, ...]
+) -> None:
+    trees = []
+    for k, workers in enumerate(("1", "2", "5")):
+        root = tmp_path / f"elsewhere{k}" / "photos"
+        root.parent.mkdir()
+        photos.rename(root)
+        photos = root
+        out = tmp_path / f"out{k}" / "same"
+        assert run("build", out, "--root", root, "--workers", workers, *scatter, *BUILD) == 0
+        trees.append(tree(out))
+        assert not [p for p in out.rglob("*") if p.name.endswith(".tmp")]
+    assert trees[0] == trees[1] == trees[2]
+
+
+def test_the_seed_and_only_the_seed_changes_the_order(photos: Path, tmp_path: Path) -> None:
+    keys = []
+    for seed in ("0", "1"):
+        assert run("build", tmp_path / seed, "--root", photos, "--seed", seed, *BUILD) == 0
+        keys.append([sample[0] for sample in read_all(tmp_path / seed, "train")])
+    assert sorted(keys[0]) == sorted(keys[1])
+    assert keys[0] != keys[1]
+    assert keys[0] != sorted(keys[0])
+
+
+def test_shards_are_cut_by_bytes_too(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("build", out, "--root", photos, "--max-shard-bytes", "8000") == 0
+    split = load_index(out).split("train")
+    assert len(split) == 37
+    for k in range(len(split.shards)):
+        assert split.offsets(k)[-1, 1] <= 8000
+    assert len(split.shards) < 20
+
+
+class Interrupted(BaseException):
+    """Like a kill, as far as the program can see."""
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, sample: int) -> None:
+    """Let the folder source raise at one sample."""
+    original = shards.SOURCES["folder"]
+
+    def reader(options: sources.SourceOptions) -> dict[str, sources.Images]:
+        result = {}
+        for split, images in original(options).items():
+
+            def read(i: int, images: sources.Images = images) -> bytes:
+                if i == sample:
+                    raise Interrupted
+                return images.read(i)
+
+            fields = images.names, images.labels, images.sizes, images.classes
+            result[split] = sources.Images(*fields, read)
+        return result
+
+    monkeypatch.setitem(shards.SOURCES, "folder", reader)
+
+
+@pytest.mark.parametrize("sample", [0, 17, 36])
+def test_a_build_stopped_at_any_sample_goes_on_to_the_same_bytes(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int
+) -> None:
+    whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
+    assert run("build", whole, "--root", photos, *BUILD) == 0
+    with monkeypatch.context() as patch:
+        fail_at(patch, sample)
+        with pytest.raises(Interrupted):
+            run("build", out, "--root", photos, "--workers", "1", *BUILD)
+    assert not (out / "dataset.json").exists()
+    before = {p.name: p.stat().st_mtime_ns for p in out.glob("[!.]*.tar")}
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    assert tree(out) == tree(whole)
+    after = {p.name: p.stat().st_mtime_ns for p in out.glob("[!.]*.tar")}
+    assert before.items() <= after.items()  # finished shards were not written again
+
+
+def test_a_killed_build_goes_on_to_the_same_bytes(fashion: Path, tmp_path: Path) -> None:
+    whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
+    options = ("--source", "idx", "--root", str(fashion), "--samples-per-shard", "100")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tools.shards", "build", str(out), *options],
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("train-*.tar")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (out / "dataset.json").exists()
+    assert run("build", out, *options) == 0
+    assert run("build", whole, *options) == 0
+    assert tree(out) == tree(whole)
+
+
+def test_a_torn_record_or_a_changed_shard_is_written_again(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    expected = tree(out)
+    record = out / ".build" / "train.jsonl"
+    record.write_bytes(record.read_bytes()[:-40])
+    raw = bytearray((out / "train-000001.tar").read_bytes())
+    raw[600] ^= 1
+    (out / "train-000001.tar").write_bytes(raw)
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    assert tree(out) == expected
+    assert len(record.read_text().splitlines()) >= 6
+
+
+def test_another_build_into_the_same_folder_needs_overwrite(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, fresh = tmp_path / "a" / "set", tmp_path / "b" / "set"
+    assert run("build", out, "--root", photos, "--samples-per-shard", "4") == 0
+    assert "--overwrite" in error_of(capsys, "build", out, "--root", photos, *BUILD)
+    assert run("build", out, "--root", photos, "--overwrite", *BUILD) == 0
+    assert run("build", fresh, "--root", photos, *BUILD) == 0
+    assert tree(out) == tree(fresh)
+
+
+def test_split_folders_are_built_at_once_and_share_their_classes(
+    photos: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "set"
+    for split, names in (("train", ("ape", "cat")), ("test", ("bee", "cat"))):
+        for name in names:
+            (root / split / name).mkdir(parents=True)
+            for path in sorted((photos / name).glob("a*"))[:4]:
+                (root / split / name / path.name).write_bytes(path.read_bytes())
+    assert run("build", tmp_path / "out", "--root", root) == 0
+    index = load_index(tmp_path / "out")
+    assert index.manifest.classes == ("ape", "bee", "cat")
+    assert Counter(index.split("train").labels.tolist()) == {0: 4, 2: 4}
+    assert Counter(index.split("test").labels.tolist()) == {1: 4, 2: 4}
+
+
+def test_a_split_added_later_gets_the_labels_of_the_first(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, later = tmp_path / "out", tmp_path / "later"
+    assert run("build", out, "--root", photos) == 0
+    mean = load_index(out).manifest.mean
+    (later / "cat").mkdir(parents=True)
+    source = next((photos / "cat").glob("*.png"))
+    (later / "cat" / "x.png").write_bytes(source.read_bytes())
+    assert run("build", out, "--root", later, "--split", "test") == 0
+    index = load_index(out)
+    assert index.split("test").labels.tolist() == [2]
+    assert len(index.split("train")) == 37
+    assert index.manifest.mean == mean
+    (later / "cat").rename(later / "dog")
+    assert "dog" in error_of(capsys, "build", out, "--root", later, "--split", "val")
+
+
+def test_a_flat_folder_and_no_labels_give_unlabelled_samples(photos: Path, tmp_path: Path) -> None:
+    for k, arguments in enumerate(((photos / "bee",), (photos, "--no-labels"))):
+        out = tmp_path / str(k)
+        assert run("build", out, "--root", *arguments) == 0
+        index = load_index(out)
+        assert index.manifest.classes == ()
+        assert len(index.split("train")) == (12, 37)[k]
+        assert (index.split("train").labels == -1).all()
+        assert [label for _, _, label in read_all(out, "train")] == [-1] * len(index.split("train"))
+
+
+def test_test_fraction_takes_the_same_share_of_every_class(fashion: Path, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    options = ("--source", "idx", "--root", fashion, "--test-fraction", "0.2", "--scatter")
+    assert run("build", out, *options) == 0
+    index = load_index(out)
+    assert Counter(index.split("train").labels.tolist()) == dict.fromkeys(range(10), 160)
+    assert Counter(index.split("test").labels.tolist()) == dict.fromkeys(range(10), 40)
+    keys = [sample[0] for split in ("train", "test") for sample in read_all(out, split)]
+    assert len(set(keys)) == 2000
+    assert index.manifest.classes[9] == "Ankle boot"
+    # every image is the original at the placement of its own number
+    pixels = parse_idx(fashion / "train-images-idx3-ubyte.gz", 3)
+    labels = parse_idx(fashion / "train-labels-idx1-ubyte.gz", 1)
+    for key, image, label in read_all(out, "test")[:200]:
+        number = int(key[:8])
+        original = pixels[number][:, :, None]
+        expected = place(original, draw_placement(original, 0, "train", number))
+        np.testing.assert_array_equal(decode(image, 28)[0], expected[:, :, 0])
+        assert labels[number] == label
+    assert run("verify", out) == 0
+
+
+def test_unseen_classes_go_to_splits_of_their_own_and_nothing_is_lost(
+    fashion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, names = tmp_path / "unseen", "Shirt,Sneaker, Bag,Ankle boot"
+    options = ("--source", "idx", "--root", fashion, "--test-fraction", "0.2")
+    assert run("build", out, *options, "--unseen-classes", names) == 0
+    index = load_index(out)
+    seen, unseen = dict.fromkeys(range(6), 160), dict.fromkeys(range(6, 10), 160)
+    assert Counter(index.split("train").labels.tolist()) == seen
+    assert Counter(index.split("train_unseen").labels.tolist()) == unseen
+    assert Counter(index.split("test").labels.tolist()) == {k: 40 for k in seen}
+    assert Counter(index.split("test_unseen").labels.tolist()) == {k: 40 for k in unseen}
+    keys = [key for split in index.manifest.splits for key, *_ in read_all(out, split)]
+    assert len(set(keys)) == 2000
+    assert len(index.manifest.classes) == 10
+    pixels = np.concatenate(
+        [decode(image, 28)[0].ravel() for _, image, _ in read_all(out, "train")]
+    )
+    assert index.manifest.mean[0] == pytest.approx(pixels.mean() / 255, abs=1e-6)  # of train
+
+    assert run("build", tmp_path / "x", *options, "--unseen-classes", "Sandals") == 1
+    assert "no class; did you mean 'Sandal'" in capsys.readouterr().err
+    every = ",".join(index.manifest.classes)
+    assert run("build", tmp_path / "x", *options, "--unseen-classes", every) == 1
+    assert "leaves train or train_unseen without an image" in capsys.readouterr().err
+
+
+def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path: Path) -> None:
+    readme = (ASSETS / "README.md").read_text()
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        raw = gzip.decompress((ASSETS / f"{name}.gz").read_bytes())
+        assert f"{hashlib.sha256(raw).hexdigest()}  {name}" in readme
+    labels = parse_idx(ASSETS / "train-labels-idx1-ubyte.gz", 1)
+    assert np.bincount(labels).tolist() == [1000] * 10
+    assert run("cut-idx", ASSETS, tmp_path, "--per-class", "3") == 0
+    small = parse_idx(tmp_path / "train-labels-idx1-ubyte.gz", 1)
+    pixels = parse_idx(ASSETS / "train-images-idx3-ubyte.gz", 3)
+    seen: Counter[int] = Counter()
+    kept = []
+    for i, label in enumerate(labels.tolist()):
+        seen[label] += 1
+        if seen[label] <= 3:
+            kept.append(i)
+    np.testing.assert_array_equal(small, labels[kept])
+    cut = parse_idx(tmp_path / "train-images-idx3-ubyte.gz", 3)
+    np.testing.assert_array_equal(cut, pixels[kept])
+
+
+def test_a_corrupt_image_is_refused_by_name_or_left_out_and_listed(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "bee" / "broken.jpg").write_text("<html>404</html>")
+    (photos / "cat" / "empty.png").write_bytes(b"")
+    out = tmp_path / "out"
+    message = error_of(capsys, "build", out, "--root", photos, *BUILD)
+    assert "bee/broken.jpg" in message or "cat/empty.png" in message
+    assert "--skip-bad" in message
+    assert run("build", out, "--root", photos, "--skip-bad", *BUILD) == 0
+    listed = capsys.readouterr().err
+    assert "left out: bee/broken.jpg" in listed
+    assert "left out: cat/empty.png" in listed
+    assert len(load_index(out).split("train")) == 37
+    assert run("verify", out) == 0
+
+
+def test_an_option_of_another_source_is_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = error_of(capsys, "build", tmp_path / "o", "--csv", "a.csv", "--root", photos)
+    assert "--csv needs --source csv" in message
+    message = error_of(capsys, "build", tmp_path / "o", "--source", "foldr")
+    assert "did you mean 'folder'" in message
+
+
+def test_a_bomb_of_another_format_is_refused_without_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    for name, side in (("a", 8500), ("b", 10000), ("c", 30000)):  # past our limit, and Pillow's two
+        (root / f"{name}.ppm").write_bytes(b"P6 %d %d 255\n" % (side, side))
+    (root / "good.ppm").write_bytes(b"P6 1 1 255\nabc")
+    assert run("build", tmp_path / "out", "--root", root, "--skip-bad") == 0
+    listed = [x for x in capsys.readouterr().err.splitlines() if x.startswith("left out: ")]
+    assert sorted(x[10:15] for x in listed) == ["a.ppm", "b.ppm", "c.ppm"]
+
+
+def test_splits_without_class_names_may_lack_the_last_classes(tmp_path: Path) -> None:
+    pixels = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    for name, labels in (("train", [0, 1, 1]), ("t10k", [2, 0, 1])):
+        write_idx(tmp_path / f"{name}-images-idx3-ubyte.gz", pixels)
+        write_idx(tmp_path / f"{name}-labels-idx1-ubyte.gz", np.array(labels, np.uint8))
+    assert run("build", tmp_path / "out", "--source", "idx", "--root", tmp_path) == 0
+    index = load_index(tmp_path / "out")
+    assert index.manifest.classes == ("0", "1", "2")
+    assert sorted(index.split("test").labels.tolist()) == [0, 1, 2]
+
+
+# --- tars made by others
+
+
+def add(tar: tarfile.TarFile, name: str, raw: bytes, kind: bytes = tarfile.REGTYPE) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.type, member.mtime = len(raw), kind, 12345
+    member.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+    tar.addfile(member, io.BytesIO(raw))
+
+
+def jpeg(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (9, 11, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """Two tars as img2dataset writes them, in pax format, with long and hostile names."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for shard in range(2):
+        with tarfile.open(folder / f"{shard:05d}.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+            add(tar, "some/folder", b"", tarfile.DIRTYPE)
+            for i in range(5):
+                key = f"{shard:05d}{i:04d}" if i else f"../../tmp/{'ü' * 90}"
+                add(tar, f"{key}.cls", b" %d\n" % (i % 3))
+                add(tar, f"{key}.jpg", jpeg(i))
+                add(tar, f"{key}.json", json.dumps({"caption": "x", "pad": "p" * 600 * i}).encode())
+            add(tar, "link.jpg", b"", tarfile.SYMTYPE)
+            add(tar, "alone.txt", b"no image")
+    return folder
+
+
+def test_foreign_tars_are_indexed_without_being_touched(foreign: Path) -> None:
+    before = tree(foreign)
+    assert run("index", foreign) == 0
+    assert before.items() <= tree(foreign).items()
+    index = load_index(foreign)
+    assert list(index.manifest.splits) == ["train"]
+    split = index.split("train")
+    assert split.labels.tolist() == [0, 1, 2, 0, 1] * 2
+    for k in range(2):
+        for i, (start, end, _) in enumerate(split.offsets(k).tolist()):
+            raw = read_range(split.url(k), start, end) + bytes(1024)
+            with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
+                names = tar.getnames()
+                assert [name.rpartition(".")[2] for name in names] == ["cls", "jpg", "json"]
+                stream = tar.extractfile(names[1])
+                assert stream is not None
+                assert stream.read() == jpeg(i)
+    assert [s[0] for s in read_all(foreign, "train")] == [
+        s.key for k in range(2) for s in scan_tar(foreign / f"{k:05d}.tar")
+    ]
+    assert run("verify", foreign) == 0
+
+
+def test_splits_come_from_file_names_or_from_the_option(tmp_path: Path) -> None:
+    for name in ("train-000000", "train-000001", "val_0", "imagenet-test-12"):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            add(tar, "a.png", b"")
+    assert run("index", tmp_path) == 0
+    splits = load_index(tmp_path).manifest.splits
+    assert {k: len(v) for k, v in splits.items()} == {"train": 2, "val": 1, "imagenet-test": 1}
+    (tmp_path / "dataset.json").unlink()
+    assert run("index", tmp_path, "--split", "all") == 0
+    assert {k: len(v) for k, v in load_index(tmp_path).manifest.splits.items()} == {"all": 4}
+
+
+def _cut(at: Callable[[bytes, list[tarfile.TarInfo]], int]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        with tarfile.open(path) as tar:
+            members = tar.getmembers()
+        raw = path.read_bytes()
+        path.write_bytes(raw[: at(raw, members)])
+
+    return damage
+
+
+def _compress(path: Path) -> None:
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def _flip_header(path: Path) -> None:
+    with tarfile.open(path) as tar:
+        at = tar.getmembers()[5].offset
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def _rewritten(*members: tuple[str, bytes]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        with tarfile.open(path, "w") as tar:
+            for name, raw in members:
+                add(tar, name, raw)
+
+    return damage
+
+
+def _twice(path: Path) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut in data": (_cut(lambda raw, m: m[5].offset_data + 3), "truncated"),
+    "cut in the last data": (_cut(lambda raw, m: m[-1].offset_data + 3), "truncated"),
+    "cut in a header": (_cut(lambda raw, m: m[5].offset + 100), "truncated"),
+    "cut between members": (_cut(lambda raw, m: m[6].offset), "truncated"),
+    "cut before the end mark": (_cut(lambda raw, m: m[-1].offset_data + 512), "truncated"),
+    "empty": (_cut(lambda raw, m: 0), "truncated or no tar"),
+    "compressed": (_compress, "compressed"),
+    "flipped header": (_flip_header, "damaged"),
+    "two tars in one": (_twice, "several tars"),
+    "not adjacent": (
+        _rewritten(("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"), ("b.cls", b"1")),
+        "do not lie together",
+    ),
+    "two images": (_rewritten(("a.jpg", b""), ("a.png", b"")), "has 2 images"),
+    "same name twice": (_rewritten(("a.jpg", b""), ("a.JPG", b"")), "same suffix"),
+    "no integer": (_rewritten(("a.jpg", b""), ("a.cls", b"cat")), "not an integer"),
+    "no images": (_rewritten(("a.txt", b"")), "has no member"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_foreign_tar_that_cannot_be_trusted_is_refused_by_name(
+    foreign: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    damage, reason = FAULTS[fault]
+    damage(foreign / "00001.tar")
+    message = error_of(capsys, "index", foreign)
+    assert "00001.tar" in message
+    assert reason in message
+    assert not (foreign / "dataset.json").exists()
+
+
+def test_a_compressed_tar_is_refused_by_its_name(
+    foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (foreign / "00002.tar.gz").write_bytes(b"")
+    assert "00002.tar.gz is compressed" in error_of(capsys, "index", foreign)
+
+
+class Canary:
+    """Touches a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_is_unpickled_or_extracted(tmp_path: Path) -> None:
+    folder, canary = tmp_path / "in", tmp_path / "canary"
+    folder.mkdir()
+    with tarfile.open(folder / "train-0.tar", "w") as tar:
+        add(tar, "../evil.jpg", jpeg(0))
+        for suffix in ("pyd", "pickle", "pth"):
+            add(tar, f"../evil.{suffix}", pickle.dumps(Canary(canary)))
+    assert run("index", folder) == 0
+    assert run("verify", folder) == 0
+    assert not canary.exists()
+    assert not list(tmp_path.glob("evil*"))
+
+
+# --- verify
+
+
+def test_verify_names_shard_and_key_of_every_bad_sample(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    sample = scan_tar(out / "train-000002.tar")[3]
+    raw = bytearray((out / "train-000002.tar").read_bytes())
+    start, size = sample.image
+    raw[start + 4 : start + size] = bytes(size - 4)
+    (out / "train-000002.tar").write_bytes(raw)
+    (out / "train-000000.tar").write_bytes((out / "train-000000.tar").read_bytes()[:3000])
+    (out / "train-000004.tar").unlink()
+    (out / "train-000003.offsets.npy").write_bytes(b"")
+    capsys.readouterr()
+    assert run("verify", out) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"train-000002.tar {sample.key}: ") for line in lines)
+    assert any("train-000002.tar: its sha256" in line for line in lines)
+    assert any("train-000000.tar: has 3000 bytes" in line for line in lines)
+    assert any("train-000004.tar: is missing" in line for line in lines)
+    assert any("train-000003" in line and "sha256" in line for line in lines)
+    assert not any("train-000001" in line for line in lines)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        shards.main(["--help"])
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("build", "index", "verify", "cut-idx"))
+
+
+# --- show, stats, --resize-shorter
+
+
+def test_resized_images_have_the_shorter_side_asked_for_and_small_ones_their_bytes(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    smooth = Image.fromarray(rng.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((90, 60))
+    (tmp_path / "photos").mkdir()
+    smooth.save(tmp_path / "photos" / "big.jpg", quality=95)
+    smooth.save(tmp_path / "photos" / "big.png")
+    smooth.resize((40, 30)).save(tmp_path / "photos" / "small.jpg")
+    run("build", tmp_path / "out", "--root", tmp_path / "photos", "--resize-shorter", 30)
+    split = load_index(tmp_path / "out").split("train")
+    reader = Reader(split, window_bytes=2**20)
+    members = [bytes(raw.image) for raw in reader.rows(0, np.arange(3))]
+    members.sort(key=lambda raw: (decode(raw, 4096).shape, raw[:1] == b"\x89"))
+    assert members[0] == (tmp_path / "photos" / "small.jpg").read_bytes()
+    assert [raw[:2] for raw in members[1:]] == [b"\xff\xd8", b"\x89P"]
+    exact = np.asarray(smooth.resize((45, 30), Image.Resampling.LANCZOS)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(decode(members[2], 4096), exact)
+    assert np.abs(decode(members[1], 4096).astype(int) - exact).mean() < 3  # JPEG, twice
+
+
+def test_stats_counts_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(tmp_path, (10, 3), broken={4: b"junk"})
+    run("stats", tmp_path)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "samples 13 in 2 shards" in text
+    assert "samples a class 3 / 3 / 4" in text
+    assert "width px 16 / 16 / 16" in text
+    assert "headers not read 1 of 13" in text
+
+
+def test_show_draws_the_chosen_samples_enlarged_by_a_whole_factor(tmp_path: Path) -> None:
+    write_dataset(tmp_path, (5,), broken={2: b"junk"})
+    run("show", tmp_path, "--out", tmp_path / "sheet.png", "--count", 5, "--columns", 5)
+    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
+    for number in (0, 1, 3, 4):
+        left = shard_look.MARGIN_PX + number * (shard_look.CELL_PX + shard_look.GAP_PX)
+        cell = sheet[shard_look.MARGIN_PX :, left:][:128, :128]
+        assert np.array_equal(cell[4::8, 4::8], picture(number))
+    left = shard_look.MARGIN_PX + 2 * (shard_look.CELL_PX + shard_look.GAP_PX)
+    assert tuple(sheet[shard_look.MARGIN_PX, left + 5]) == shard_look.BAD  # framed, nothing else
