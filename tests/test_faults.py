@@ -44,9 +44,9 @@ def straight(data, tmp_path_factory):
 WATCHED = ("run.monitor_steps=3",)
 
 
-def faulty_in_rank(shard, fault, *arguments):
+def faulty_in_rank(process, fault, *arguments):
     os.environ["SSLPIPE_FAULT"] = fault
-    return train_in_rank(shard, *arguments)[0]
+    return train_in_rank(process, *arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data,
     assert not (run_dir / "lock").exists()
 
 
-def error_in_rank(shard, *arguments):
+def error_in_rank(process, *arguments):
     try:
-        train_in_rank(shard, *arguments)
+        train_in_rank(process, *arguments)
     except Exception as error:
         return type(error).__name__, str(error)
     return None
@@ -116,7 +116,7 @@ def test_a_run_directory_that_cannot_be_is_one_error_on_all_ranks(data, tmp_path
         assert re.search(r"cannot use the run directory: .*Not a directory", text)
 
 
-def vanishing_in_rank(shard, fault, *arguments):
+def vanishing_in_rank(process, fault, *arguments):
     """Another program moves the run directory away before the second save."""
     import sslpipe.train
 
@@ -124,12 +124,12 @@ def vanishing_in_rank(shard, fault, *arguments):
 
     def draws(*given):
         calls.append(1)
-        if len(calls) == 7 and shard.rank == 0:
+        if len(calls) == 7 and process.rank == 0:
             shutil.move(arguments[2], arguments[2] + ".away")
         return original(*given)
 
     sslpipe.train.draws = draws
-    return error_in_rank(shard, *arguments)
+    return error_in_rank(process, *arguments)
 
 
 def test_a_run_directory_that_vanishes_ends_all_ranks_with_its_name(data, tmp_path):
@@ -142,12 +142,12 @@ def test_a_run_directory_that_vanishes_ends_all_ranks_with_its_name(data, tmp_pa
     assert checkpoint_names(tmp_path / "run.away" / "checkpoints") == ["step-00000005"]
 
 
-def full_in_rank(shard, limit_bytes, *arguments):
+def full_in_rank(process, limit_bytes, *arguments):
     """No file may grow beyond the limit: what a full disk does to a large file."""
     for stream in (1, 2):  # which pytest keeps in files
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
-    return error_in_rank(shard, *arguments)
+    return error_in_rank(process, *arguments)
 
 
 def test_a_full_disk_costs_saves_not_the_run_and_the_same_command_goes_on(data, straight, tmp_path):
@@ -271,7 +271,7 @@ def test_memory_does_not_grow_over_twenty_epochs(data, tmp_path):
     assert late < early + 16 * 2**20, f"{early / 2**20:.0f} MiB, later {late / 2**20:.0f} MiB"
 
 
-def measured_in_rank(shard, recipe, data, folder, *settings):
+def measured_in_rank(process, recipe, data, folder, *settings):
     import sslpipe.train
 
     sizes, original = [], sslpipe.train.draws

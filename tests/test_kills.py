@@ -29,17 +29,17 @@ POINTS = (
 )
 
 
-def killed_in_rank(shard, how, *arguments):
+def killed_in_rank(process, how, *arguments):
     """how: (rank, a fault point, or seconds until SIGKILL)."""
     rank, where = how
-    if shard.rank == rank:
+    if process.rank == rank:
         if isinstance(where, str):
             os.environ["SSLPIPE_FAULT"] = where
         else:
             timer = threading.Timer(where, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
-    return train_in_rank(shard, *arguments)[0]
+    return train_in_rank(process, *arguments)[0]
 
 
 def a_kill(rng: random.Random) -> tuple[int, str | float]:

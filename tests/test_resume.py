@@ -46,9 +46,9 @@ def assert_bitwise(expected, found):
         assert torch.equal(found[key], value), key
 
 
-def killed_in_rank(shard, point, *arguments):
+def killed_in_rank(process, point, *arguments):
     os.environ["SSLPIPE_FAULT"] = point
-    train_in_rank(shard, *arguments)
+    train_in_rank(process, *arguments)
 
 
 POINTS = (
@@ -120,9 +120,9 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
     assert_bitwise(final_weights(straight / "1"), final_weights(run_dir))
 
 
-def killed_on_equal_views(shard, *arguments):
+def killed_on_equal_views(process, *arguments):
     feed_equal_views()
-    return killed_in_rank(shard, *arguments)
+    return killed_in_rank(process, *arguments)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
@@ -143,7 +143,7 @@ def test_resumed_with_another_process_count_it_sees_the_same_samples(data, tmp_p
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-11)
 
 
-def signalled_in_rank(shard, number, *arguments):
+def signalled_in_rank(process, number, *arguments):
     """Rank 1 alone is signalled, at its third step."""
     import sslpipe.train
 
@@ -151,12 +151,12 @@ def signalled_in_rank(shard, number, *arguments):
 
     def signalling(*args):
         steps.append(1)
-        if len(steps) == 3 and shard.rank == shard.world - 1:
+        if len(steps) == 3 and process.rank == process.world_size - 1:
             os.kill(os.getpid(), number)
         return original(*args)
 
     sslpipe.train.draws = signalling
-    return train_in_rank(shard, *arguments)[0]
+    return train_in_rank(process, *arguments)[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -155,19 +155,19 @@ def test_a_collapse_is_an_event_in_the_log_and_a_warning_on_the_console(data, tm
     assert result.stderr.count("embedding_collapse") == 1  # it lasts, and is told once
 
 
-def failing_in_rank(shard, *arguments):
+def failing_in_rank(process, *arguments):
     import sslpipe.train
 
     original, calls = sslpipe.train.draws, []
 
     def failing(*given):
         calls.append(1)
-        if len(calls) == 3 and shard.rank == 1:
+        if len(calls) == 3 and process.rank == 1:
             raise RuntimeError("the cable of rank 1 was pulled")
         return original(*given)
 
     sslpipe.train.draws = failing
-    return train_in_rank(shard, *arguments)
+    return train_in_rank(process, *arguments)
 
 
 def test_one_failing_rank_ends_all_of_them_with_its_message(data, tmp_path):

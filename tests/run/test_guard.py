@@ -24,22 +24,22 @@ from tests.helpers.processes import run_processes
 from tests.helpers.runs import final_weights, train_in_rank, write_recipe
 
 
-def poisoned_in_rank(shard, steps, *arguments):
+def poisoned_in_rank(process, steps, *arguments):
     """At the given steps, the views of the last rank alone are NaN."""
     original, calls = FusedViews.forward, []
 
     def poisoned(self, batch, drawn):
         views = original(self, batch, drawn)
-        if len(calls) in steps and shard.rank == shard.world - 1:
+        if len(calls) in steps and process.rank == process.world_size - 1:
             views = views * float("nan")
         calls.append(1)
         return views
 
     FusedViews.forward = poisoned  # this process ends with the call
-    return train_in_rank(shard, *arguments)
+    return train_in_rank(process, *arguments)
 
 
-def poisoned_gradient_in_rank(shard, steps, *arguments):
+def poisoned_gradient_in_rank(process, steps, *arguments):
     """At the given steps, one gradient of the last rank alone is NaN; every loss is finite."""
     original = torch.Tensor.backward
     calls = []
@@ -51,13 +51,13 @@ def poisoned_gradient_in_rank(shard, steps, *arguments):
     def set_up_then_hook(*given):
         model = build(*given)
         weight = next(model.parameters())
-        bad = shard.rank == shard.world - 1
+        bad = process.rank == process.world_size - 1
         weight.register_hook(lambda g: g * float("nan") if bad and len(calls) in steps else g)
         return model
 
     build, sslpipe.run.setup.build_model = sslpipe.run.setup.build_model, set_up_then_hook
     torch.Tensor.backward = backward
-    return train_in_rank(shard, *arguments)
+    return train_in_rank(process, *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,8 @@ shard = start_processes(load_recipe(sys.argv[1], sys.argv[3:]))
 ones = torch.ones(())
 if dist.is_initialized():
     dist.all_reduce(ones)
-said = [shard.rank, shard.world, int(ones)]
-Path(sys.argv[2], f"{shard.rank}-of-{shard.world}.json").write_text(json.dumps(said))
+said = [process.rank, process.world_size, int(ones)]
+Path(sys.argv[2], f"{process.rank}-of-{process.world_size}.json").write_text(json.dumps(said))
 if dist.is_initialized():
     dist.barrier()
     dist.destroy_process_group()  # or gloo may abort the rank whose peer left first

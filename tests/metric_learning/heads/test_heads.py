@@ -457,11 +457,11 @@ def test_the_rows_lengths_matter_only_where_the_paper_says_so(name):
     assert same == (name not in ("modified_softmax", "sphereface", "l_softmax", "adaface"))
 
 
-def heads_in_rank(shard, counts):
+def heads_in_rank(process, counts):
     """Value, gradients as DDP makes them, and state after two steps, of every head."""
     x, labels = rows(sum(counts)), torch.arange(sum(counts)) % (C - 1)
-    begin = sum(counts[: shard.rank])
-    mine = slice(begin, begin + counts[shard.rank])
+    begin = sum(counts[: process.rank])
+    mine = slice(begin, begin + counts[process.rank])
     results = {}
     for name in HEADS:
         head = head_of(name)
@@ -478,8 +478,8 @@ def heads_in_rank(shard, counts):
         # DDP's mean for what all ranks share; a row's own gradient reaches the backbone as it is,
         # and is averaged there
         results[name] = (
-            [tensor / shard.world for tensor in sums],
-            local.grad / shard.world,
+            [tensor / process.world_size for tensor in sums],
+            local.grad / process.world_size,
             [b.clone() for b in head.buffers()],
             value,
         )
