@@ -121,12 +121,12 @@ def test_row_75_active_pairs_and_triplets_are_logged_and_heads_have_none(one_pro
     assert "active" not in read_metrics(one_process["head"][0])[0]
 
 
-def killed_in_rank(shard, point, *arguments):
+def killed_in_rank(process, point, *arguments):
     os.environ["SSLPIPE_FAULT"] = point
-    finetune_in_rank(shard, *arguments)
+    finetune_in_rank(process, *arguments)
 
 
-def followed_in_rank(shard, bad_step, *arguments):
+def followed_in_rank(process, bad_step, *arguments):
     """Labels and rows of all ranks that each step taken gave to the means; one rank's views of
     bad_step are NaN. And what the guard keeps a copy of."""
     seen, kept = [], []
@@ -145,7 +145,7 @@ def followed_in_rank(shard, bad_step, *arguments):
         return forward(self, batch, drawn) * (float("nan") if next(calls) == bad_step else 1)
 
     neighbours.follow_means, StepGuard.__init__, FusedViews.forward = recording, starting, poisoned
-    finetune_in_rank(shard, *arguments)  # this process ends with the call
+    finetune_in_rank(process, *arguments)  # this process ends with the call
     return seen, kept
 
 

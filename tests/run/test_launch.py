@@ -35,7 +35,7 @@ from pathlib import Path
 from sslpipe.recipe.pretrain import load_recipe
 from sslpipe.run.launch import start_processes
 
-shard = start_processes(load_recipe(sys.argv[1], sys.argv[3:]))
+process = start_processes(load_recipe(sys.argv[1], sys.argv[3:]))
 ones = torch.ones(())
 if dist.is_initialized():
     dist.all_reduce(ones)

@@ -166,7 +166,7 @@ def test_every_loss_has_a_case_with_its_row():
 
 
 def test_every_row_of_the_list_has_a_test_of_its_number():
-    text = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+    text = "\n".join(path.read_text() for path in Path(__file__).parents[2].rglob("test_*.py"))
     named = re.findall(r"^def test_rows?_(\d\d)(?:_and_(\d\d))?_", text, re.MULTILINE)
     rows = {number for pair in named for number in pair if number}
     rows |= {name.removeprefix("row_")[:2] for name, *_ in CASES}
