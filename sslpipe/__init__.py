@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sslpipe.export.write import load_backbone
-    from sslpipe.recipe.pretrain import load_recipe
+    from sslpipe.recipe import load_recipe
     from sslpipe.train import train
 
 __all__ = ["load_backbone", "load_recipe", "train"]

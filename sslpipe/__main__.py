@@ -48,25 +48,14 @@ def check(
 ) -> None:
     """Validate a recipe, of pretraining or fine-tuning, without training; print its settings and
     sizes and, of pretraining, estimates."""
-    from sslpipe.check.finetuning import check_finetune, render_finetune
-    from sslpipe.check.pretraining import check as check_recipe
-    from sslpipe.check.pretraining import render
+    from sslpipe.check import check_recipe
     from sslpipe.data.index import load_index
     from sslpipe.export.load import load_backbone
-    from sslpipe.recipe.base import read_tree
-    from sslpipe.recipe.finetune import is_finetune, load_finetune_recipe
-    from sslpipe.recipe.pretrain import load_recipe
+    from sslpipe.recipe import load_recipe
 
-    if is_finetune(read_tree(recipe, overrides or [])):
-        tuning = load_finetune_recipe(recipe, overrides or [])
-        given = None if backbone is None else load_backbone(backbone)
-        found = check_finetune(tuning, load_index(data) if data else None, given)
-        Console().print(render_finetune(found))
-        return
-    if backbone is not None:
-        raise UserError(f"--backbone is for a fine-tuning, and {recipe} has no [sampler]")
     loaded = load_recipe(recipe, overrides or [])
-    Console().print(render(check_recipe(loaded, load_index(data) if data else None)))
+    init_from = None if backbone is None else load_backbone(backbone)
+    Console().print(check_recipe(loaded, load_index(data) if data else None, init_from))
 
 
 @app.command(
@@ -90,24 +79,10 @@ def train(
     ] = None,
 ) -> None:
     """Pretrain or, with a recipe that has a [sampler], fine-tune; or resume this run directory."""
-    from sslpipe.data.index import load_index
-    from sslpipe.recipe.base import read_tree
-    from sslpipe.recipe.finetune import is_finetune, load_finetune_recipe
-    from sslpipe.recipe.pretrain import load_recipe
+    from sslpipe.api import train as run
     from sslpipe.run.launch import end_processes
 
-    if is_finetune(read_tree(recipe, overrides or [])):
-        from sslpipe.export.load import load_backbone
-        from sslpipe.metric_learning.finetune import finetune
-
-        given = None if backbone is None else load_backbone(backbone)
-        finetune(load_finetune_recipe(recipe, overrides or []), load_index(data), run_dir, given)
-    else:
-        from sslpipe.train import train as run
-
-        if backbone is not None:
-            raise UserError(f"--backbone is for a fine-tuning, and {recipe} has no [sampler]")
-        run(load_recipe(recipe, overrides or []), load_index(data), run_dir)
+    run(recipe, data, run_dir, backbone=backbone, overrides=overrides or [])
     end_processes()
 
 
@@ -127,11 +102,11 @@ def preview(
     """Draw images beside the views that training makes of them, with the parameters drawn."""
     import numpy as np
 
+    from sslpipe.augment.build import build_augment
     from sslpipe.augment.preview import preview_grid
     from sslpipe.data.index import load_index
     from sslpipe.random import permutation
-    from sslpipe.recipe.pretrain import load_recipe
-    from sslpipe.run.setup import build_augment
+    from sslpipe.recipe import load_recipe
 
     loaded, index = load_recipe(recipe, overrides or []), load_index(data)
     split = index.split(loaded.data.split)
@@ -232,12 +207,13 @@ def slurm(
     """Print the finished batch script of a pretraining, or submit it."""
     import subprocess
 
-    from sslpipe.recipe.pretrain import load_recipe
+    from sslpipe.recipe import Recipe, load_recipe
     from sslpipe.run.batch_script import batch_script
-    from sslpipe.run.launch import check_split
+    from sslpipe.run.launch import check_streams
 
     loaded = load_recipe(recipe, overrides or [])
-    check_split(loaded, nodes * (gpus_per_node or cpu_processes))
+    if isinstance(loaded, Recipe):
+        check_streams(loaded.data.num_streams, nodes * (gpus_per_node or cpu_processes))
     options = {
         "job-name": job_name or loaded.name,
         "nodes": str(nodes),

@@ -1,79 +1,250 @@
 """Pretraining: images become views, views become embeddings, embeddings become a loss."""
 
-import math
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from sslpipe.augment.build import build_augment
+from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.params import Draws, draws
-from sslpipe.data.index import DatasetIndex
+from sslpipe.augment.two_views import Views
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.loader import batches, open_reader
+from sslpipe.data.nvjpeg import jpeg_decoder
+from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.data.pipeline import Batch
-from sslpipe.distributed import Rank
+from sslpipe.data.resident import resident_batches
+from sslpipe.errors import RecipeError
+from sslpipe.evaluation.monitor import monitor
+from sslpipe.losses import LOSSES, Objective
+from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.momentum import MomentumPair, momentum_at
-from sslpipe.random import hash_integers
+from sslpipe.models.simclr import SimCLR
+from sslpipe.optim import build_optimizer
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.health import health
-from sslpipe.run.launch import check_split
-from sslpipe.run.session import Stepped, run_steps, watched
-from sslpipe.run.setup import PretrainSession, set_up
-from sslpipe.run.watchdog import Watchdog
+from sslpipe.registry import build
+from sslpipe.run.flops import step_flops
+from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
+from sslpipe.run.health import Alarms, embedding_health
+from sslpipe.run.launch import check_streams, resolve_precision
+from sslpipe.run.session import Run, open_run, seed_torch
+
+Model = SimCLR | MomentumPair
 
 
 def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
-    """Pretrain up to the recipe's steps, going on from run_dir's last checkpoint.
+    """Pretrain up to the recipe's steps, resuming at run_dir's last checkpoint.
 
-    Returns the last step done: fewer than the recipe's where a stop was asked for. Leaves DONE,
-    PREEMPTED or FAILED in run_dir. Collective. Raises: UserError for what the user can mend.
+    Leaves DONE, PREEMPTED or FAILED in run_dir. Collective.
+
+    Args:
+        recipe: What `sslpipe.load_recipe` returns for a recipe without [sampler].
+        index: The data set.
+        run_dir: Where the run lives; the same one resumes.
+
+    Returns:
+        The last step done: fewer than the recipe's where a stop was asked for.
+
+    Raises:
+        UserError: For what the user can mend: recipe, data, launch, a directory in use.
     """
+    with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
+        # data: the order of the whole run is known before anything is read
+        split = index.split(recipe.data.split)
+        index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
+        check_streams(recipe.data.num_streams, run.process.world_size)
+        order = plan_order(recipe, index)
+        recipe = recipe.resolved(order.steps_per_epoch)
 
-    def body(process: Rank, beat: Watchdog) -> int:
-        check_split(recipe, process.world_size)
-        with set_up(recipe, index, run_dir, process) as run:
-            return run_steps(run, process, beat, partial(_train_step, run, process))
+        # views, model, objective: the same numbers on every rank, from recipe.seed
+        augment = build_augment(recipe, index, compiled=recipe.run.compile)
+        model = build_model(recipe, augment.crop_px)
+        run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
+        augment = augment.to(run.device)
+        loss_fn = build_loss(recipe).to(run.device, run.dtype)  # a queue holds what the model gives
+        flops = recipe_flops(recipe, model, augment.crop_px)
+        model = run.place(model)
+        ddp, optimizer = run.prepare(model, build_optimizer(model, recipe.optim))
+        micro_batches = build_micro_batches(recipe, model, ddp, run, augment.crop_px)
 
-    return watched(recipe, run_dir, body)
+        # resume: weights, optimizer and loss buffers; then the data from that step on
+        first_step = run.restore(
+            index,
+            order,
+            {"model": model, "optimizer": optimizer, "loss": loss_fn},
+            order_version=ORDER_VERSION,
+            guarded=[model, loss_fn],
+            alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
+        )
+        run.announce(
+            f"{order.samples} images, {order.steps_per_epoch} steps an epoch",
+            warnings_of(recipe, split, loss_fn, augment.crop_px),
+        )
+        holdout_knn = build_monitor(recipe, split, model, augment, run)
+        stream = open_batches(recipe, split, order, run, first_step)
+
+        for step, batch in run.steps(stream, step_flops=flops):  # all ranks
+            # the views' parameters are a function of (seed, epoch, sample, view)
+            params = draws(recipe.seed, batch.epoch, batch.ids, batch.sizes, augment.specs)
+            batch = batch.to(run.device)
+            seed = partial(seed_torch, recipe.seed, step, run.process.rank)  # dropout and the like
+            compute_loss = partial(loss_fn, ids=batch.source_ids, labels=batch.labels)
+
+            if micro_batches is None:
+                seed(0)
+                views = augment(batch, params).to(run.dtype)  # (2B, 3, S, S), first views first
+                z_a, z_b = ddp(views).chunk(2)  # 2 x (B, D), one forward
+                loss = compute_loss(z_a, z_b)  # (), over all ranks
+                run.backward(loss)
+            else:  # the same negatives and gradient, a slice of every stream at a time
+                make_views = partial(views_of_rows, augment, batch, params, run.dtype)
+                z_a, z_b, loss = micro_batches(views_of=make_views, loss_of=compute_loss, seed=seed)
+
+            moved = run.optimizer_step(step, batch, loss)  # a non-finite step changes nothing
+            if moved and isinstance(model, MomentumPair) and recipe.momentum:
+                model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
+            if run.is_log_step(step):  # all ranks compute, rank 0 writes
+                run.log(step, loss, {**embedding_health(z_a, z_b), **loss_fn.stats()})
+            run.evaluate_if_due(step, holdout_knn)  # all ranks embed, rank 0 scores
+            run.save_if_due(step)  # all ranks agree whether to stop, rank 0 writes
+        return run.finish()
 
 
-def _train_step(run: PretrainSession, process: Rank, step: int, batch: Batch) -> Stepped:
-    recipe, steps = run.recipe, run.recipe.total_steps
-    seed = partial(_seed_forward, recipe.seed, step, process.rank)  # dropout and the like
-
-    drawn = draws(recipe.seed, batch.epoch, batch.ids, batch.sizes, run.augment.specs)
-    batch = batch.to(run.device)
-    loss_of = partial(run.loss_fn, ids=batch.source_ids, labels=batch.labels)
-    if run.cached_backward is None:
-        seed(0)
-        views = run.augment(batch, drawn).to(run.dtype)  # (2B, 3, S, S)
-        z_a, z_b = run.wrapped(views).chunk(2)  # 2 x (B, D), one forward
-        loss = loss_of(z_a, z_b)  # (), of all ranks
-        run.accelerator.backward(loss)
-    else:  # data.micro_batch: the same, a slice of every stream at a time
-        views_of = partial(_views_of_rows, run, batch, drawn)
-        z_a, z_b, loss = run.cached_backward(views_of=views_of, loss_of=loss_of, seed=seed)
-    grad_norm = run.accelerator.clip_grad_norm_(
-        run.model.parameters(), recipe.optim.clip_norm or math.inf
-    )
-    # a non-finite step leaves weights and buffers as they were
-    moved = run.guard.step_or_undo(
-        run.accelerator, run.optimizer, step, batch.ids, batch.source_ids, loss, grad_norm
-    )
-    if moved and recipe.momentum and isinstance(run.model, MomentumPair):
-        run.model.follow(momentum_at(step, recipe.momentum, steps))
-    return Stepped(
-        loss,
-        grad_norm,
-        lambda: {**health(z_a, z_b), "negatives_per_anchor": run.loss_fn.last_negatives},
-    )
-
-
-def _views_of_rows(run: PretrainSession, batch: Batch, drawn: Draws, rows: Tensor) -> Tensor:
-    """Both views of some of the batch's rows, (2b, 3, S, S): the same whenever they are made."""
+def views_of_rows(
+    augment: Views, batch: Batch, params: Draws, dtype: torch.dtype, rows: Tensor
+) -> Tensor:
+    """Make both views of some of the batch's rows, (2b, 3, S, S): the same whenever it is done."""
     both = torch.cat([rows, rows + len(batch.ids)])
-    views: Tensor = run.augment(batch.rows(rows), drawn.rows(both))
-    return views.to(run.dtype)
+    views: Tensor = augment(batch.rows(rows), params.rows(both)).to(dtype)
+    return views
 
 
-def _seed_forward(seed: int, step: int, rank: int, micro_batch: int) -> None:
-    torch.manual_seed(int(hash_integers(seed, step, rank, micro_batch) >> 1))  # a positive int64
+def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
+    """Plan the order of a run: the split without its held-out samples."""
+    split = index.split(recipe.data.split)
+    return Order(
+        split.starts,
+        seed=recipe.seed,
+        batch_size=recipe.data.batch_size,
+        num_streams=recipe.data.num_streams,
+        window=recipe.data.shuffle_window,
+        without=holdout_ids(recipe, split),
+    )
+
+
+def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
+    """Return the ids held out for the kNN monitor; without any, no label is read (24 GB of them
+    for a billion)."""
+    count = recipe.data.holdout
+    return held_out(split.labels, count) if count else np.zeros(0, np.int64)
+
+
+def build_model(recipe: Recipe, crop_px: int) -> Model:
+    """Build encoder and projector, their weights drawn from recipe.seed: the same on every rank."""
+    torch.manual_seed(recipe.seed)
+    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+    return (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+
+
+def build_loss(recipe: Recipe) -> Objective:
+    """Build the recipe's objective; one with a queue learns how long its embeddings are.
+
+    Raises:
+        RecipeError: It needs a momentum encoder, and the recipe has none.
+    """
+    loss_fn = build(LOSSES, recipe.loss, section="loss", dim=recipe.projector.out_dim)
+    if loss_fn.needs_momentum_encoder and recipe.momentum is None:
+        raise RecipeError(
+            f"loss.kind = {recipe.loss.kind!r} compares queries with keys of earlier steps, which "
+            "only a momentum encoder keeps alike; add a section [momentum], or momentum.start=0.999"
+        )
+    return loss_fn
+
+
+def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
+    """FLOPs of a step's forward and backward; what gradient caching repeats is not counted."""
+    trained = nn.Sequential(model.backbone, model.projector)
+    flops = step_flops(trained, recipe.data.batch_size, crop_px)
+    # forward and twice as much backward for either view; the keys of a pair have no backward
+    return flops * (4 / 6 if recipe.momentum else 1)
+
+
+def build_micro_batches(
+    recipe: Recipe, model: Model, ddp: nn.Module, run: Run, crop_px: int
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
+    """Return `cached_backward` over the recipe's micro-batches; None without data.micro_batch."""
+    data, world = recipe.data, run.process.world_size
+    if data.micro_batches == 1:
+        return None
+    view = torch.zeros(2, 3, crop_px, crop_px, dtype=run.dtype, device=run.device)
+    rows = micro_batch_rows(data.batch_size // world, data.num_streams // world, data.micro_batches)
+    return partial(cached_backward, ddp, PooledStatistics(model, view), rows, backward=run.backward)
+
+
+def open_batches(
+    recipe: Recipe, split: Split, order: Order, run: Run, first_step: int
+) -> Generator[Batch]:
+    """Open this rank's part of every global step, from `first_step` on."""
+    on_device = recipe.run.cache == "device"
+    if on_device:
+        run.reporter.say(f"decoding {order.samples} images into the {run.device.type}'s memory")
+    return (resident_batches if on_device else batches)(
+        split,
+        order,
+        recipe.data,
+        recipe.run,
+        run.process,
+        first_step=first_step,
+        device=run.device,
+        on_bad=run.quarantine.add,
+        jpeg=jpeg_decoder(recipe.data, run.device),
+    )
+
+
+def build_monitor(
+    recipe: Recipe, split: Split, model: Model, augment: Views, run: Run
+) -> Callable[[], dict[str, float]] | None:
+    """Return the kNN over the held-out samples; None where there are none."""
+    ids = holdout_ids(recipe, split)
+    if not len(ids):
+        return None
+    return partial(
+        monitor,
+        model.backbone,
+        eval_view_for(augment.crop_px, augment.mean.tolist(), augment.std.tolist()),
+        split,
+        ids,
+        run.process,
+        canvas_px=recipe.data.canvas_px,
+        num_workers=recipe.run.num_workers,
+        device=run.device,
+        reader=open_reader(split, recipe.run),
+    )
+
+
+def warnings_of(recipe: Recipe, split: Split, loss_fn: Objective, crop_px: int) -> list[str | None]:
+    """What a user should know before the first step."""
+    no_monitor = (
+        "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
+        if recipe.run.monitor_steps and not len(holdout_ids(recipe, split))
+        else None
+    )
+    return [
+        stem_warning(recipe.backbone, crop_px),
+        labels_warning(recipe, loss_fn, split),
+        no_monitor,
+    ]
+
+
+def labels_warning(recipe: Recipe, loss_fn: Objective, split: Split) -> str | None:
+    """What to say of an objective that uses labels where the split has none."""
+    if not loss_fn.uses_labels or bool((split.labels >= 0).any()):
+        return None
+    masks = bool(recipe.loss.arguments.get("mask_labels"))
+    setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
+    return f"{setting}, but the split {split.name!r} has no labels: it changes nothing here"

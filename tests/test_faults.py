@@ -288,6 +288,6 @@ def measured_in_rank(process, recipe, data, folder, *settings):
 
 def _loaded(recipe, data, settings):
     from sslpipe.data.index import load_index
-    from sslpipe.recipe.pretrain import load_recipe
+    from sslpipe.recipe import load_recipe
 
     return load_recipe(recipe, settings), load_index(data)

@@ -13,9 +13,9 @@ import typer
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import build_optimizer, lr_at
-from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.recipe import load_recipe
 from sslpipe.registry import build
-from sslpipe.run.setup import build_loss, build_model
+from sslpipe.train import build_loss, build_model
 from tests.helpers.runs import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

@@ -10,8 +10,8 @@ import typer
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.metric_learning.build import build_task, with_backbone
 from sslpipe.metric_learning.heads import HEADS
+from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
-from sslpipe.recipe.finetune import load_finetune_recipe
 from sslpipe.registry import build
 from tests.helpers.runs import ROOT
 from tests.test_recipes import header, options
@@ -34,7 +34,7 @@ every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.st
 
 
 def test_there_is_a_recipe_for_each_style():
-    found = {path.stem: load_finetune_recipe(path).loss.kind for path in RECIPES}
+    found = {path.stem: load_recipe(path).loss.kind for path in RECIPES}
     assert found == STYLES
 
 
@@ -78,7 +78,7 @@ def parsed(app: typer.Typer, words: list[str]) -> dict[str, object]:
 
 @every_recipe
 def test_every_part_builds_and_a_batch_passes_through(path):
-    recipe = with_backbone(load_finetune_recipe(path), None)
+    recipe = with_backbone(load_recipe(path), None)
     augment = build(AUGMENTS, recipe.augment, section="augment", mean=(0.5,) * 3, std=(0.25,) * 3)
     assert recipe.data.canvas_px >= augment.crop_px
     small = Component(kind="small_resnet", widths=[4], embedding_dim=recipe.embedding.dim)

@@ -12,7 +12,7 @@ import pytest
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.recipe import load_recipe
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.runs import RECIPE, ROOT, command_line, write_recipe
 
@@ -87,10 +87,10 @@ def test_a_recipe_names_entries_of_tables_and_nothing_else(override, tmp_path, m
     monkeypatch.chdir(tmp_path)
     data = write_dataset(tmp_path / "data")
     recipe = load_recipe(write_recipe(tmp_path), [override])
-    from sslpipe.check.pretraining import check
+    from sslpipe.check.pretraining import check_pretraining
 
     with pytest.raises(UserError) as raised:
-        check(recipe, load_index(data))
+        check_pretraining(recipe, load_index(data))
     assert "\n" not in str(raised.value).strip()
     assert not (tmp_path / "canary").exists()
 

@@ -1,0 +1,40 @@
+"""What a run will do and cost, worked out before it: nothing is trained, nothing is written.
+
+For people about to start a run, and for scripts that refuse a bad one early. Start reading at
+`check_recipe`; `pretraining` and `finetuning` build and measure each kind, `estimate` knows memory
+and time, `tables` draws.
+"""
+
+from rich.console import RenderableType
+
+from sslpipe.check.finetuning import check_finetuning, render_finetuning
+from sslpipe.check.pretraining import check_pretraining, render_pretraining
+from sslpipe.data.index import DatasetIndex
+from sslpipe.errors import UserError
+from sslpipe.export.load import FrozenBackbone
+from sslpipe.recipe import FinetuneRecipe, Recipe
+
+
+def check_recipe(
+    recipe: Recipe | FinetuneRecipe,
+    index: DatasetIndex | None = None,
+    init_from: FrozenBackbone | None = None,
+) -> RenderableType:
+    """Build every part of the run and plan its batches; train nothing.
+
+    Args:
+        recipe: Of either kind.
+        index: The data set; None leaves out what only the data can tell.
+        init_from: The pretrained backbone of a fine-tuning.
+
+    Returns:
+        Tables for a terminal: settings, views, sizes, estimates, warnings.
+
+    Raises:
+        UserError: The recipe, the data or the backbone cannot be trained on.
+    """
+    if isinstance(recipe, FinetuneRecipe):
+        return render_finetuning(check_finetuning(recipe, index, init_from))
+    if init_from is not None:
+        raise UserError("--backbone is for a fine-tuning, and the recipe has no [sampler]")
+    return render_pretraining(check_pretraining(recipe, index))

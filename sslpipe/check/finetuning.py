@@ -6,25 +6,25 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.check.pretraining import count_parameters, device_of, tables
+from sslpipe.augment.build import build_augment
+from sslpipe.check.tables import Rows, tables
 from sslpipe.data.index import DatasetIndex
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
+    ORDER_AND_PK_VERSION,
     build_task,
     freeze_and_optimize,
     plan_batches,
-    plan_digest,
     plan_warnings,
     validation_ids,
     with_backbone,
 )
 from sslpipe.metric_learning.sampling.batches import PKOrder
+from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups
+from sslpipe.recipe.base import digest
 from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.registry import build
-from sslpipe.run.launch import check_precision
-from sslpipe.run.setup import build_augment
+from sslpipe.run.launch import check_precision, device_of
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,37 @@ class FinetuneCheck:
     plan: PlanCheck | None
 
 
-def check_finetune(
-    recipe: FinetuneRecipe, index: DatasetIndex | None, given: FrozenBackbone | None
+def check_finetuning(
+    recipe: FinetuneRecipe, index: DatasetIndex | None, init_from: FrozenBackbone | None
 ) -> FinetuneCheck:
-    """Build every part of the run and plan its batches; train nothing.
+    """Build every part of a fine-tuning and plan its batches; train nothing.
 
-    index: None leaves out what only the data can tell. given: the pretrained backbone.
-    Raises: UserError for a recipe, data or a backbone that cannot be trained on.
+    Args:
+        recipe: Of a fine-tuning.
+        index: The data set; None leaves out what only the data can tell.
+        init_from: The pretrained backbone.
+
+    Raises:
+        UserError: The recipe, the data or the backbone cannot be trained on.
     """
-    check_precision(recipe.optim.precision, device_of(recipe).type)
-    recipe, plan, warnings = with_backbone(recipe, given), None, []
-    augment: Any = build(AUGMENTS, recipe.augment, section="augment")
-    num_classes = max(2, recipe.sampler.classes_per_batch)
+    # what the machine may refuse
+    check_precision(recipe.optim.precision, device_of(recipe.run.device).type)
+
+    # the batches of the first epoch
+    recipe, augment = with_backbone(recipe, init_from), build_augment(recipe, index)
+    plan, warnings, num_classes = None, [], max(2, recipe.sampler.classes_per_batch)
     if index is not None:
         split = index.split(recipe.data.split)
-        index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
-        augment, order = build_augment(recipe, index), plan_batches(recipe, index)
+        index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
+        order = plan_batches(recipe, index)
         recipe, num_classes = recipe.resolved(order.steps_per_epoch), len(order.classes)
         held = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
-        plan = PlanCheck(index.manifest.name, order, len(held), plan_digest(recipe, index))
-        warnings = plan_warnings(recipe, order, held)
-    task = build_task(recipe, augment.crop_px, given, num_classes)
+        sha256 = digest(recipe, index.sha256, ORDER_AND_PK_VERSION)
+        plan = PlanCheck(index.manifest.name, order, len(held), sha256)
+        warnings = plan_warnings(recipe, index, order, augment.crop_px)
+
+    # sizes
+    task = build_task(recipe, augment.crop_px, init_from, num_classes)
     groups = describe_groups(freeze_and_optimize(task, recipe), task)
     if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
         warnings.append(
@@ -92,13 +102,13 @@ def check_finetune(
     )
 
 
-def render_finetune(result: FinetuneCheck) -> RenderableType:
-    """Tables for a terminal: settings, views, sizes; then the warnings."""
+def render_finetuning(result: FinetuneCheck) -> RenderableType:
+    """Make tables for a terminal: settings, views, sizes; then the warnings."""
     rows = [*_size_rows(result), *_plan_rows(result.plan)]
     return tables(result.recipe, result.views, ("sizes", rows), result.warnings)
 
 
-def _size_rows(result: FinetuneCheck) -> list[tuple[str, str]]:
+def _size_rows(result: FinetuneCheck) -> Rows:
     recipe, sampler = result.recipe, result.recipe.sampler
     images = f"{sampler.classes_per_batch} classes x {sampler.images_per_class}"
     images += f" + {sampler.random_images} of others" if sampler.random_images else ""
@@ -122,13 +132,13 @@ def _size_rows(result: FinetuneCheck) -> list[tuple[str, str]]:
     return rows + [("parameter group", line) for line in result.groups.splitlines()]
 
 
-def _plan_rows(plan: PlanCheck | None) -> list[tuple[str, str]]:
+def _plan_rows(plan: PlanCheck | None) -> Rows:
     if plan is None:
         return [("data", "no --data: classes, steps per epoch and digest are not known")]
     order = plan.order
     return [
         ("data", f"{plan.name}: {order.samples:,} images of {len(order.classes):,} classes"),
-        ("validation", f"{plan.validation_images:,} images of classes kept from training"),
+        ("validation", f"{plan.validation_images:,} images of classes held out from training"),
         ("steps per epoch", f"{order.steps_per_epoch:,}"),
         ("an epoch uses", f"{order.used:,} images; {order.dropped:,} leave the buffer unused"),
         ("digest", plan.digest),

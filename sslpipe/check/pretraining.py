@@ -5,29 +5,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-from torch import nn
+from rich.console import RenderableType
 
-from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.augment.build import build_augment
 from sslpipe.check.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
+from sslpipe.check.tables import Rows, format_bytes, format_duration, tables
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order
-from sslpipe.errors import RecipeError
+from sslpipe.losses import Objective
 from sslpipe.losses.moco import MoCoLoss
 from sslpipe.models.backbones import stem_warning
+from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer, describe_groups
-from sslpipe.recipe.base import Section, digest
-from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.base import digest
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.registry import build
-from sslpipe.run.launch import check_precision
-from sslpipe.run.setup import (
-    build_augment,
+from sslpipe.run.launch import check_precision, device_of
+from sslpipe.train import (
     build_loss,
     build_model,
     labels_warning,
@@ -54,11 +49,11 @@ class DataCheck:
 
 
 @dataclass(frozen=True)
-class Check:
+class PretrainCheck:
     """A valid recipe's sizes and estimates. data: None without an index."""
 
     recipe: Recipe
-    views: tuple[dict[str, Any], ...]  # the law of each view, presets and defaults resolved
+    views: tuple[dict[str, Any], ...]  # each view's distribution, presets and defaults resolved
     stem: str | None
     negatives_per_anchor: int  # with a queue: once it is full
     backbone_parameters: int
@@ -76,27 +71,34 @@ class Check:
     data: DataCheck | None
 
 
-def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
-    """Build every part of the run and look at its order; train nothing.
+def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainCheck:
+    """Build every part of a pretraining and look at its order; train nothing.
 
-    index: None leaves out what only the data can tell.
-    Raises: UserError for a recipe or data that cannot be trained on.
+    Args:
+        recipe: Of a pretraining.
+        index: The data set; None leaves out what only the data can tell.
+
+    Raises:
+        UserError: The recipe or the data cannot be trained on.
     """
-    device = device_of(recipe)
+    # what the machine may refuse
+    device = device_of(recipe.run.device)
     check_precision(recipe.optim.precision, device.type)
     jpeg_decoder(recipe.data, device)  # refuses one that is not there
-    data = None
+
+    # the order of the first epoch
+    data, augment = None, build_augment(recipe, index)
     if index is not None:
         split = index.split(recipe.data.split)
         index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
         order = plan_order(recipe, index)
         recipe = recipe.resolved(order.steps_per_epoch)
         data = _check_data(recipe, index, split, order)
-        augment: Any = build_augment(recipe, index)
         images = first_images(recipe, split)
     else:
-        augment = build(AUGMENTS, recipe.augment, section="augment")
         images = noise_batch(min(recipe.data.canvas_px, augment.crop_px * 8 // 7))
+
+    # sizes, memory, time
     loss_fn = build_loss(recipe)
     crop_px, batch_size = augment.crop_px, recipe.data.batch_size
     model = build_model(recipe, crop_px)
@@ -107,7 +109,7 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     memory = estimate_memory(model, recipe, crop_px, named)
     precision, seconds = step_seconds(model, augment, images, recipe, device)
-    return Check(
+    return PretrainCheck(
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
         stem=model.backbone.stem,
@@ -127,13 +129,9 @@ def check(recipe: Recipe, index: DatasetIndex | None) -> Check:
         process_counts=tuple(
             w for w in range(1, recipe.data.num_streams + 1) if recipe.data.num_streams % w == 0
         ),
-        warnings=_warnings(recipe, crop_px, data, index),
+        warnings=_warnings(recipe, loss_fn, crop_px, data, index),
         data=data,
     )
-
-
-def count_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _check_data(recipe: Recipe, index: DatasetIndex, split: Split, order: Order) -> DataCheck:
@@ -159,15 +157,12 @@ def _check_data(recipe: Recipe, index: DatasetIndex, split: Split, order: Order)
     )
 
 
-def device_of(recipe: Recipe | FinetuneRecipe) -> torch.device:
-    has_cuda = torch.cuda.is_available()
-    if recipe.run.device == "cuda" and not has_cuda:
-        raise RecipeError("run.device = 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'")
-    return torch.device("cuda" if has_cuda and recipe.run.device != "cpu" else "cpu")
-
-
 def _warnings(
-    recipe: Recipe, crop_px: int, data: DataCheck | None, index: DatasetIndex | None
+    recipe: Recipe,
+    loss_fn: Objective,
+    crop_px: int,
+    data: DataCheck | None,
+    index: DatasetIndex | None,
 ) -> tuple[str, ...]:
     warnings = []
     if stem := stem_warning(recipe.backbone, crop_px):
@@ -197,7 +192,9 @@ def _warnings(
             f"mixing score {data.mixing:.3f}: batches hold fewer classes than a uniform shuffle's; "
             "build the shards shuffled, or raise data.num_streams or lower data.shuffle_window"
         )
-    if index is not None and (text := labels_warning(recipe, index.split(recipe.data.split))):
+    if index is not None and (
+        text := labels_warning(recipe, loss_fn, index.split(recipe.data.split))
+    ):
         warnings.append(text)
     if recipe.run.monitor_steps and data and not data.held_out:
         warnings.append(
@@ -206,66 +203,27 @@ def _warnings(
     return tuple(warnings)
 
 
-def render(result: Check) -> RenderableType:
-    """Tables for a terminal: settings, views, sizes; then the warnings."""
+def render_pretraining(result: PretrainCheck) -> RenderableType:
+    """Make tables for a terminal: settings, views, sizes; then the warnings."""
     rows = [*_size_rows(result), *_data_rows(result)]
     return tables(result.recipe, result.views, ("sizes and estimates", rows), result.warnings)
 
 
-def tables(
-    recipe: Section,
-    views: tuple[dict[str, Any], ...],
-    sizes: tuple[str, list[tuple[str, str]]],
-    warnings: tuple[str, ...],
-) -> RenderableType:
-    """What every check shows. sizes: a title and its rows."""
-    parts: list[RenderableType] = [
-        _table("settings", _leaves(recipe.model_dump(exclude_none=True))),
-        _table("views", _view_rows(views)),
-        _table(*sizes),
-    ]
-    parts += [Text(f"warning: {warning}", style="yellow") for warning in warnings]
-    return Group(*parts)
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> Table:
-    table = Table(title=f"\n{title}", title_justify="left", show_header=False, box=None)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # a digest is never cut
-    for name, text in rows:
-        table.add_row(Text(name, style="bold"), Text(text))  # Text: brackets are no markup here
-    return table
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            rows += _leaves(value, f"{prefix}{key}.")
-        else:
-            rows.append((prefix + key, _written(value)))
-    return rows
-
-
-def _written(value: Any) -> str:
-    """As in a recipe."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_written(item) for item in value)}]"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _view_rows(views: tuple[dict[str, Any], ...]) -> list[tuple[str, str]]:
-    first, second = views[0], views[-1]
-    return [
-        (key, _written(value) + (f" | {_written(second[key])}" if second[key] != value else ""))
-        for key, value in first.items()
-    ]
-
-
-def _size_rows(result: Check) -> list[tuple[str, str]]:
+def _size_rows(result: PretrainCheck) -> Rows:
     memory, data = result.memory, result.recipe.data
+    total, activations, views, weights, gradients, optimizer, images = map(
+        format_bytes,
+        (
+            memory.total,
+            memory.activations,
+            memory.views,
+            memory.weights,
+            memory.gradients,
+            memory.optimizer,
+            memory.batches,
+        ),
+    )
+    in_all = format_duration(result.step_seconds * result.steps) if result.steps else ""
     batch = data.batch_size
     rows = [
         (
@@ -283,16 +241,15 @@ def _size_rows(result: Check) -> list[tuple[str, str]]:
         ("FLOPs per step", f"{result.step_flops:.3g}, forward and backward of {2 * batch} views"),
         (
             "estimated memory",
-            f"{_bytes(memory.total)} on one process: activations {_bytes(memory.activations)}, "
-            f"views {_bytes(memory.views)}, weights {_bytes(memory.weights)}, gradients "
-            f"{_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}, images ahead up to "
-            f"{_bytes(memory.batches)}; on W processes activations, views and images are a W-th; "
+            f"{total} on one process: activations {activations}, views {views}, weights {weights}, "
+            f"gradients {gradients}, optimizer {optimizer}, images ahead up to {images}; on W "
+            "processes activations, views and images are a W-th; "
             "workspaces come on top",
         ),
         (
             "estimated time",
             f"{result.step_seconds:.3g} s a step"
-            + (f", {_duration(result.step_seconds * result.steps)} in all" if result.steps else "")
+            + (f", {in_all} in all" if in_all else "")
             + f" on one {result.device} process here in {result.precision}: a few images timed and "
             "scaled, reading and loss not counted",
         ),
@@ -306,7 +263,7 @@ def _size_rows(result: Check) -> list[tuple[str, str]]:
     return rows
 
 
-def _data_rows(result: Check) -> list[tuple[str, str]]:
+def _data_rows(result: PretrainCheck) -> Rows:
     data = result.data
     if data is None:
         return [("data", "no --data: steps per epoch, duplicates, mixing and digest are not known")]
@@ -321,16 +278,3 @@ def _data_rows(result: Check) -> list[tuple[str, str]]:
         ("mixing score", f"{mixing} (1: as a uniform shuffle) {looked}"),
         ("digest", data.digest),
     ]
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 2**10:.0f} KiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

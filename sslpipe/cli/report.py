@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from sslpipe.augment.build import build_augment
 from sslpipe.augment.preview import preview_grid
 from sslpipe.cli.embed import console, run
 from sslpipe.cli.evaluate import print_suite
@@ -17,7 +18,7 @@ from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.random import permutation
-from sslpipe.recipe.finetune import parse_any_recipe
+from sslpipe.recipe import parse_recipe
 from sslpipe.report.compare import build_comparison, names_apart
 from sslpipe.report.confusion import confusion
 from sslpipe.report.embeddings import (
@@ -44,7 +45,6 @@ from sslpipe.report.sections import (
     settings,
     steps_note,
 )
-from sslpipe.run.setup import build_augment
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
@@ -202,7 +202,7 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
 
 def _preview(facts: Run, index: DatasetIndex) -> bytes:
     """The grid of `sslpipe preview`, of the run's own recipe, as PNG."""
-    recipe = parse_any_recipe(facts.given_recipe, "recipe.json")
+    recipe = parse_recipe(facts.given_recipe, "recipe.json")
     split = index.split(recipe.data.split)
     grid = preview_grid(
         index,

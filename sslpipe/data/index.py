@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sslpipe.data.storage import join, read_bytes, size_of
 from sslpipe.errors import DataError
-from sslpipe.recipe.base import explain
+from sslpipe.recipe.base import explain_errors
 
 SCHEMA_VERSION = 1
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
@@ -165,5 +165,5 @@ def load_index(location: str | Path) -> DatasetIndex:
     try:
         manifest = Manifest.model_validate(tree)
     except ValidationError as error:
-        raise DataError(explain(error, Manifest, url)) from None
+        raise DataError(explain_errors(error, Manifest, url)) from None
     return DatasetIndex(url.rpartition("/")[0] or ".", manifest, hashlib.sha256(raw).hexdigest())

@@ -17,8 +17,8 @@ from sslpipe.evaluation.embed import module_sha256
 from sslpipe.evaluation.whiten import Whitening, load_whitening
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.simclr import build_projector
+from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.base import Component, Section
-from sslpipe.recipe.finetune import parse_any_recipe
 from sslpipe.recipe.pretrain import Projector, Recipe
 from sslpipe.registry import build
 from sslpipe.run.checkpoint import latest
@@ -136,7 +136,7 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
 def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
     """The backbone of a run's newest whole checkpoint. The one place that knows a run's files."""
     checkpoint = latest(run_dir)
-    recipe = parse_any_recipe(_read_json(run_dir / "recipe.json"), f"{run_dir}/recipe.json")
+    recipe = parse_recipe(_read_json(run_dir / "recipe.json"), f"{run_dir}/recipe.json")
     assert recipe.backbone is not None  # a run has written down what it built
     data = _read_json(run_dir / "data.json")
     state = _read_json(checkpoint / "state.json")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslpipe.recipe.finetune import is_finetune
+from sslpipe.recipe import is_finetune
 
 TASK = "image-feature-extraction"
 TAGS = ("self-supervised-learning", "contrastive-learning")

@@ -34,3 +34,8 @@ def block_of(parameter: str, blocks: list[str]) -> int:
     """Which of the blocks a parameter's name lies in; 0 where in none."""
     found = [number for number, name in enumerate(blocks) if parameter.startswith(f"{name}.")]
     return found[0] if found else 0
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return how many numbers the module's parameters hold."""
+    return sum(parameter.numel() for parameter in module.parameters())

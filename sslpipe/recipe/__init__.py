@@ -1,0 +1,74 @@
+"""Settings: TOML in, one frozen tree out, for both kinds of run.
+
+`load_recipe` is what everybody calls; a recipe with a `[sampler]` fine-tunes, every other one
+pretrains, and this is the one place that decides it. What the two kinds share stands in `base`,
+what is their own in `pretrain` and `finetune`. Start reading at `base.RunRecipe`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sslpipe.errors import RecipeError
+from sslpipe.recipe.base import RunRecipe, describe_key, explain_errors, read_tree
+from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.pretrain import Recipe
+
+__all__ = ["FinetuneRecipe", "Recipe", "explain_key", "is_finetune", "load_recipe", "parse_recipe"]
+
+KINDS: dict[str, type[RunRecipe]] = {"pretraining": Recipe, "fine-tuning": FinetuneRecipe}
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe | FinetuneRecipe:
+    """Read a TOML recipe, apply `section.key=value` overrides, validate everything.
+
+    Raises:
+        RecipeError: Names the key, its value, the remedy and the nearest valid key.
+    """
+    return parse_recipe(read_tree(path, overrides), str(path))
+
+
+def parse_recipe(tree: dict[str, Any], origin: str) -> Recipe | FinetuneRecipe:
+    """Validate a tree of plain values, of either kind.
+
+    Args:
+        tree: As TOML or JSON gives it; a table `sampler` makes it a fine-tuning.
+        origin: Where it came from, for messages.
+
+    Raises:
+        RecipeError: As `load_recipe`.
+    """
+    kind = FinetuneRecipe if is_finetune(tree) else Recipe
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(explain_errors(error, kind, origin)) from None
+
+
+def is_finetune(tree: Mapping[str, Any]) -> bool:
+    """Whether a recipe's tree is one of fine-tuning: it has a [sampler]."""
+    return "sampler" in tree
+
+
+def explain_key(key: str) -> str:
+    """Say what a setting means, its type and its default, for each kind of run that has it.
+
+    Args:
+        key: As in a recipe or an override: "data.micro_batch", or a section's name.
+
+    Raises:
+        RecipeError: No kind of run has it; names the nearest keys.
+    """
+    texts: dict[str, list[str]] = {}
+    problem: RecipeError | None = None
+    for kind, model in KINDS.items():
+        try:
+            texts.setdefault(describe_key(model, key), []).append(kind)
+        except RecipeError as error:
+            problem = problem or error
+    if not texts:
+        assert problem is not None
+        raise problem
+    return "\n\n".join(f"{key} ({' and '.join(kinds)})\n{text}" for text, kinds in texts.items())

@@ -23,7 +23,7 @@ PATIENCE = 3  # readings in a row that raise or end an alarm
 
 
 @torch.no_grad()
-def health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
+def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
     """Numbers on the directions u of the two views' projections, z_a and z_b (B, D), any scale.
 
     alignment: mean |u_a - u_b|^2 of positive pairs; 0 to 4, small is aligned.

@@ -14,22 +14,36 @@ from torch import nn
 
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.allocator import keep_freed_memory
 
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
-def start_processes(recipe: Recipe | FinetuneRecipe) -> Rank:
+def start_processes(recipe: RunRecipe) -> Rank:
     """Join the process group, if a launcher made one. Called once, before anything else.
 
     Raises: UserError where the launcher's processes are not the ones accelerate sees.
     """
-    wants_cpu = recipe.run.device == "cpu" or not torch.cuda.is_available()
-    if recipe.run.device == "cuda" and wants_cpu:
-        raise RecipeError("run.device = 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'")
-    return join_processes(cpu=wants_cpu, timeout_s=recipe.run.timeout_s)
+    device = device_of(recipe.run.device)
+    return join_processes(cpu=device.type == "cpu", timeout_s=recipe.run.timeout_s)
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device that run.device names; auto: CUDA where torch sees it, else the CPU.
+
+    Raises:
+        RecipeError: torch does not have it here.
+    """
+    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = "cuda" if has["cuda"] else "cpu"
+    if not has[name]:
+        raise RecipeError(
+            f"run.device = {name!r}, but torch sees no {name.upper()} device; use 'auto' or 'cpu'"
+        )
+    return torch.device(name)
 
 
 def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
@@ -55,9 +69,8 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     return Rank(state.process_index, state.num_processes)
 
 
-def check_split(recipe: Recipe, world: int) -> None:
-    """Raise RecipeError where `world` processes cannot share the recipe's streams evenly."""
-    streams = recipe.data.num_streams
+def check_streams(streams: int, world: int) -> None:
+    """Raise RecipeError where `world` processes cannot share data.num_streams evenly."""
     if streams % world:
         valid = [w for w in range(1, streams + 1) if streams % w == 0]
         raise RecipeError(
@@ -73,7 +86,7 @@ def end_processes() -> None:
         torch.distributed.destroy_process_group()
 
 
-def start_accelerator(recipe: Recipe | FinetuneRecipe, precision: str) -> Accelerator:
+def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     """The Accelerator over the group that start_processes joined. Raises: RecipeError."""
     check_precision(precision, PartialState().device.type)
     return Accelerator(
@@ -85,7 +98,12 @@ def start_accelerator(recipe: Recipe | FinetuneRecipe, precision: str) -> Accele
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Raise RecipeError for fp16 off CUDA, where accelerate would train in fp32 and not say so."""
+    """Raise RecipeError for a precision that the device does not have.
+
+    fp16 off CUDA: accelerate would train in fp32 and not say so. fp64 on MPS: torch has none.
+    """
+    if precision == "fp64" and device == "mps":
+        raise RecipeError("optim.precision = 'fp64' does not exist on mps; use run.device = 'cpu'")
     if precision == "fp16" and device != "cuda":
         raise RecipeError(
             f"optim.precision = 'fp16' needs a CUDA device, and this is {device}; "

@@ -1,88 +1,89 @@
-"""What pretraining and fine-tuning share: what a process holds, and the loop around a step."""
+"""One training run, whatever is trained: what surrounds the steps, and what repeats at each.
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+`open_run` joins the processes and takes the run directory; `Run` then carries a training from its
+parts to DONE. `sslpipe.train` and `sslpipe.metric_learning.finetune` show the order of the calls.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from sslpipe.augment.two_views import Views
+from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank, agree
 from sslpipe.errors import UserError
 from sslpipe.faults import fault
-from sslpipe.optim import lr_at, set_lr
-from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.recipe.pretrain import Recipe
+from sslpipe.models.sync_batchnorm import sync_batchnorm
+from sslpipe.optim import describe_groups, lr_at, set_lr
+from sslpipe.random import hash_integers
+from sslpipe.recipe.base import RunRecipe, digest
 from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
-from sslpipe.run.launch import start_processes
+from sslpipe.run.launch import start_accelerator, start_processes
 from sslpipe.run.lock import take_lock
 from sslpipe.run.log import RunLog
+from sslpipe.run.metadata import describe_run
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.stop import StopRequest, write_failure, write_marker
 from sslpipe.run.throughput import Meter
 from sslpipe.run.watchdog import Watchdog
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+Monitor = Callable[[], dict[str, float]]
 
-@dataclass(frozen=True, kw_only=True)
-class Session:
-    """What one process holds while it trains; the only state of a run besides tensors is its step.
+_LESS_MEMORY = (
+    "the last checkpoint stands. Set data.micro_batch to a part of data.batch_size (pretraining: "
+    "the same negatives, less memory), use optim.precision = 'bf16', or start more processes"
+)
 
-    wrapped: the model under DDP and torch.compile; run it, but save and read the model itself.
-    dtype: of the views that go into the model. facts: stored beside each checkpoint.
-    monitor: scores of samples that are not trained on. monitor_steps: how often; 0 without any.
-    alarms: read the numbers of each log line.
+
+class Plan(Protocol):
+    """What a run has to know of its order."""
+
+    @property
+    def samples(self) -> int:
+        """Samples that an epoch draws from."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a global step."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global steps of an epoch."""
+
+
+@contextmanager
+def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
+    """Join the launcher's processes and hold the run directory; on leaving, close what was opened.
+
+    Inside, no other job can use `run_dir`, and a rank that hangs is ended. A failure leaves FAILED
+    there with its text. Collective.
+
+    Raises:
+        UserError: The directory is in use, the launcher's processes are not accelerate's, or the
+            device has no memory left.
     """
-
-    recipe: Recipe | FinetuneRecipe
-
-    run_dir: Path
-    accelerator: Any
-    device: torch.device
-    dtype: torch.dtype
-    augment: Views
-    wrapped: nn.Module
-    optimizer: Any
-    parts: dict[str, Any]
-    facts: dict[str, Any]
-    checkpoints: Checkpointer
-    first_step: int
-    steps_per_epoch: int
-    stream: Iterator[Batch]
-    monitor: Callable[[], dict[str, float]]
-    monitor_steps: int
-    log: RunLog
-    quarantine: Quarantine
-    guard: StepGuard
-    meter: Meter
-    stop_requested: StopRequest
-    alarms: Alarms | None = None
-
-
-class Stepped(NamedTuple):
-    """What a step leaves for the log."""
-
-    loss: Tensor  # (), of all ranks
-    grad_norm: Tensor
-    numbers: Callable[[], dict[str, float]]  # further ones, where they are wanted; collective
-
-
-Step = Callable[[int, Batch], Stepped]
-
-
-def watched(
-    recipe: Recipe | FinetuneRecipe, run_dir: Path, body: Callable[[Rank, Watchdog], int]
-) -> int:
-    """body(process, beat) in started processes, alone in run_dir; a failure leaves FAILED there."""
     process = start_processes(recipe)
     with take_lock(run_dir, process):
         try:
-            with Watchdog(run_dir, process, recipe.run.timeout_s) as beat:
-                return body(process, beat)
+            with Watchdog(run_dir, process, recipe.run.timeout_s) as watchdog:
+                run = Run(recipe, run_dir, process, watchdog)
+                try:
+                    yield run
+                finally:
+                    run.close()
         except torch.OutOfMemoryError as error:
             text = f"{error}; {_LESS_MEMORY}"
             write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
@@ -92,70 +93,324 @@ def watched(
             raise
 
 
-def run_steps(run: Session, process: Rank, beat: Watchdog, train_step: Step) -> int:
-    """train_step(step, batch) up to the recipe's steps or a request to stop, with all around it:
-    log, alarms, monitor, checkpoints, and DONE or PREEMPTED at the end. Returns the last step done.
+class Run:
+    """This process's part of a run; its only state besides tensors is the last step.
+
+    Call in this order: `configure`, `place`, `prepare`, `restore`, then `steps` and, inside the
+    loop, `backward`, `optimizer_step`, `log`, `evaluate_if_due`, `save_if_due`; then `finish`.
+
+    Attributes:
+        process: This process among all.
+        recipe: The recipe, resolved by `configure`.
+        device: Where the model is.
+        dtype: Of the views that go into the model.
+        accelerator: Hugging Face's, over the joined group.
+        reporter: metrics.jsonl, the console and trackers; rank 0 writes.
+        quarantine: Collects bad samples.
+        last_step: Steps done so far, those before a resume included.
     """
-    every, steps, log = run.recipe.run, run.recipe.total_steps, run.log
-    done, stop = run.first_step, False
-    beat(done, "waiting for data")
 
-    for step, batch in zip(range(run.first_step, steps), run.stream, strict=False):
-        beat(step, "training")
-        lr = set_lr(run.optimizer, lr_at(step, run.recipe.optim, steps))
-        run.guard.remember()
-        stepped = train_step(step, batch)
+    accelerator: Accelerator
+    device: torch.device
+    dtype: torch.dtype
+    reporter: RunLog
+    quarantine: Quarantine
 
-        done = step + 1
-        last = done == steps
+    def __init__(self, recipe: RunRecipe, run_dir: Path, process: Rank, watchdog: Watchdog) -> None:
+        self.recipe, self.run_dir, self.process = recipe, run_dir, process
+        self.last_step, self.first_step = 0, 0
+        self._watchdog, self._opened = watchdog, ExitStack()
+        self._stopping, self._lr, self._grad_norm = False, 0.0, torch.zeros(())
+
+    # before the first step
+
+    def configure(self, recipe: RunRecipe, precision: str) -> None:
+        """Start the Accelerator: from here on device and dtype are known.
+
+        Args:
+            recipe: With its number of steps.
+            precision: fp64, fp32, bf16 or fp16.
+
+        Raises:
+            RecipeError: The device cannot compute in this precision.
+        """
+        self.recipe, self.precision = recipe, precision
+        self.accelerator = start_accelerator(recipe, precision)
+        self.device = self.accelerator.device
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+
+    def place(self, module: ModuleT) -> ModuleT:
+        """Return the model on the device, channels_last, its BatchNorms over all processes."""
+        module = module.to(self.device, self.dtype).to(memory_format=torch.channels_last)
+        if self.recipe.batchnorm == "global":
+            return cast(ModuleT, sync_batchnorm(module, self.process.world_size))
+        return module
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
+        """Wrap the model for DDP (and torch.compile), and the optimizer for the scaler.
+
+        Returns:
+            The wrapped model, to run; save and read `model` itself. The optimizer to checkpoint.
+        """
+        self._model = model
+        with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate not yet
+            warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+            # never the data (it is cut by rank already), never the schedule (it would step W times)
+            wrapped, self._optimizer = self.accelerator.prepare(
+                torch.compile(model) if self.recipe.run.compile else model, optimizer
+            )
+        return wrapped, self._optimizer
+
+    def restore(
+        self,
+        index: DatasetIndex,
+        order: Plan,
+        parts: Mapping[str, Any],
+        *,
+        order_version: int,
+        guarded: Sequence[nn.Module],
+        alarms: Alarms | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Load the newest checkpoint into the parts, and open the log at its step.
+
+        Args:
+            index: The data set.
+            order: The plan of the batches.
+            parts: What a checkpoint holds: `model`, a module, and others with a `state_dict`; None
+                is left out.
+            order_version: Of the order's algorithm; part of the digest.
+            guarded: Modules whose buffers a non-finite step must not change.
+            alarms: Read the numbers of each log line.
+            metadata: Plain values stored beside each checkpoint.
+
+        Returns:
+            The step to begin with: 0 where there is no checkpoint.
+
+        Raises:
+            CheckpointError: The run was another one, or all its checkpoints are damaged.
+        """
+        recipe, run_config, world = self.recipe, self.recipe.run, self.process.world_size
+        is_main = self.process.rank == 0
+        self._order, self._alarms = order, alarms
+        self._metadata = {"world": world, "precision": self.precision, **(metadata or {})}
+
+        # weights, optimizer, loss; the gradient scaler where fp16 needs one
+        everything = {**parts, "scaler": self.accelerator.scaler}
+        self._parts = {name: part for name, part in everything.items() if part is not None}
+        identity = {
+            "digest": digest(recipe, index.sha256, order_version),
+            "recipe": recipe.model_dump(mode="json", exclude={"run", "name"}),
+            "index_sha256": index.sha256,
+            "order_version": order_version,
+        }
+        self._checkpoints = Checkpointer(
+            self.run_dir,
+            keep=run_config.keep_checkpoints,
+            identity=identity,
+            process=self.process,
+            warn=lambda text: print(f"warning: {text}", flush=True),
+        )
+        self.first_step = self.last_step = self._checkpoints.restore(self._parts)
+
+        # the log, at that step; rank 0 writes it
+        if is_main:
+            describe_run(self.run_dir, recipe, index, self.precision, world)
+        self.reporter = RunLog(
+            self.run_dir,
+            name=recipe.name,
+            config=recipe.model_dump(mode="json"),
+            steps=recipe.total_steps,
+            first_step=self.first_step,
+            trackers=run_config.trackers,
+            enabled=is_main,
+        )
+        self._opened.callback(self.reporter.close)
+        self.reporter.event(self.first_step, "start", world=world, precision=self.precision)
+
+        # what watches the steps
+        self.quarantine = Quarantine(self.reporter, order.samples, run_config.max_bad_fraction)
+        self._guard = StepGuard(
+            guarded,
+            max_bad_steps=run_config.max_bad_steps,
+            folder=self.run_dir,
+            first_step=self.first_step,
+            rank=self.process.rank,
+        )
+        self._stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if is_main else None)
+        self._opened.callback(self._stop_requested.restore_handlers)
+        return self.first_step
+
+    def announce(self, what: str, remarks: Sequence[str | None] = ()) -> None:
+        """Say on the console what begins: machine, data, parameter groups, then warnings.
+
+        Args:
+            what: Data and start, in a few words.
+            remarks: Warnings; None is left out.
+        """
+        world, total = self.process.world_size, self.recipe.total_steps
+        start = f"resumed at step {self.first_step}" if self.first_step else "from the start"
+        self.reporter.say(
+            f"{self.recipe.name}: {world} process{'es' * (world > 1)} on {self.device.type}, "
+            f"{self.precision}; {what}; {start}, to step {total}"
+        )
+        self.reporter.say(describe_groups(self._optimizer, self._model))
+        for remark in remarks:
+            if remark:
+                self.reporter.warn(remark)
+
+    # each step
+
+    def steps(
+        self, batches: Generator[Batch], *, step_flops: float = 0.0
+    ) -> Iterator[tuple[int, Batch]]:
+        """Yield (step, batch) up to the recipe's steps, or until all ranks agree to stop.
+
+        Before each, the learning rate is set and buffers are remembered.
+
+        Args:
+            batches: Endless, from the restored step on; closed with the run.
+            step_flops: Of a global step, forward and backward; 0: utilisation is not logged.
+        """
+        self._opened.callback(batches.close)
+        self._opened.callback(self.quarantine.write_own)
+        peak = peak_flops(self.device, self.precision) if step_flops else None
+        self._meter = Meter(self._order.batch_size, step_flops, peak, self.process.world_size)
+        total = self.recipe.total_steps
+        self._watchdog(self.first_step, "waiting for data")
+        waiting = self._meter.waiting(batches)
+        for step, batch in zip(range(self.first_step, total), waiting, strict=False):
+            self._watchdog(step, "training")
+            self._lr = set_lr(self._optimizer, lr_at(step, self.recipe.optim, total))
+            self._guard.remember()
+            yield step, batch
+            if self._stopping:
+                break
+            self._watchdog(step + 1, "waiting for data")
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of a loss (), scaled where fp16 needs it."""
+        self.accelerator.backward(loss)
+
+    def optimizer_step(self, step: int, batch: Batch, loss: Tensor) -> bool:
+        """Clip the gradient and step the optimizer; a non-finite step changes nothing.
+
+        Args:
+            step: The step's number.
+            batch: The step's batch: its ids are written where the step is skipped.
+            loss: (), equal on all ranks.
+
+        Returns:
+            Whether the weights moved.
+
+        Raises:
+            UserError: After run.max_bad_steps skipped steps in a row.
+        """
+        self._grad_norm = self.accelerator.clip_grad_norm_(
+            self._model.parameters(), self.recipe.optim.clip_norm or math.inf
+        )
+        moved = self._guard.step_or_undo(
+            self.accelerator,
+            self._optimizer,
+            step,
+            batch.ids,
+            batch.source_ids,
+            loss,
+            self._grad_norm,
+        )
+        self.last_step = step + 1
         fault("train.step")
-        log.step_done(done)
-        if last or _due(done, every.log_steps):  # all ranks; rank 0 writes
-            numbers = {
-                "loss": float(stepped.loss.detach()),
-                "lr": lr,
-                "grad_norm": float(stepped.grad_norm),
-                "epoch": done / run.steps_per_epoch,
-                **run.meter.read(done - run.first_step),
-                **stepped.numbers(),
-                "skipped_steps": run.guard.skipped,
-                "overflows": run.guard.overflows,
-                "quarantined": run.quarantine.collect(),
-            }
-            log.train(done, numbers)
-            if run.alarms is not None:
-                log.alarms(done, run.alarms.read(numbers))
-        if run.monitor_steps and (last or _due(done, run.monitor_steps)):
-            beat(done, "evaluating")
-            fault("train.monitor")
-            with run.meter.paused():  # all ranks embed, rank 0 scores
-                log.evals(done, run.monitor())
-        stop = agree(run.stop_requested())  # one number over all ranks
-        if stop or last or _due(done, every.save_steps):  # all ranks; rank 0 writes
-            beat(done, "saving")
-            with run.meter.paused():
-                run.checkpoints.save(done, run.parts, run.facts, needed=stop or last)
-        if stop:
-            break
-        beat(done, "waiting for data")
+        self.reporter.step_done(self.last_step)
+        return moved
 
-    run.quarantine.collect()
-    log.event(done, "stop" if stop else "end")
-    if process.rank == 0:
-        write_marker(run.run_dir, "PREEMPTED" if done < steps else "DONE", f"step {done}")
-    log.say(
-        f"stopped at step {done} of {steps}; the same command goes on from there"
-        if done < steps
-        else f"done: {steps} steps in {run.run_dir}"
-    )
-    return done
+    def is_log_step(self, step: int) -> bool:
+        """Whether this step's numbers are logged; the same on all ranks."""
+        return self._is_last(step) or _is_due(step, self.recipe.run.log_steps)
+
+    def log(self, step: int, loss: Tensor, numbers: Mapping[str, float]) -> None:
+        """Write a log line and read the alarms. All ranks call it, rank 0 writes.
+
+        Args:
+            step: The step's number.
+            loss: (), equal on all ranks.
+            numbers: Further ones, of the embeddings and the loss.
+        """
+        values = {
+            "loss": float(loss.detach()),
+            "lr": self._lr,
+            "grad_norm": float(self._grad_norm),
+            "epoch": self.last_step / self._order.steps_per_epoch,
+            **self._meter.read(self.last_step - self.first_step),
+            **numbers,
+            "skipped_steps": self._guard.skipped,
+            "overflows": self._guard.overflows,
+            "quarantined": self.quarantine.collect(),
+        }
+        self.reporter.train(self.last_step, values)
+        if self._alarms is not None:
+            self.reporter.alarms(self.last_step, self._alarms.read(values))
+
+    def evaluate_if_due(self, step: int, monitor: Monitor | None) -> None:
+        """Score held-out samples every run.monitor_steps and at the end.
+
+        Args:
+            step: The step's number.
+            monitor: Embeds on all ranks, scores on rank 0. None: there are no such samples.
+        """
+        every = self.recipe.run.monitor_steps
+        if monitor is None or not every or not (self._is_last(step) or _is_due(step, every)):
+            return
+        self._watchdog(self.last_step, "evaluating")
+        fault("train.monitor")
+        with self._meter.paused():
+            self.reporter.evals(self.last_step, monitor())
+
+    def save_if_due(self, step: int) -> None:
+        """Save every run.save_steps, at the end, and where any rank was asked to stop.
+
+        All ranks vote on the stop at every step; rank 0 writes the checkpoint.
+        """
+        self._stopping = agree(self._stop_requested())
+        last = self._is_last(step)
+        if self._stopping or last or _is_due(step, self.recipe.run.save_steps):
+            self._watchdog(self.last_step, "saving")
+            with self._meter.paused():
+                self._checkpoints.save(
+                    self.last_step, self._parts, self._metadata, needed=self._stopping or last
+                )
+
+    # after the last step
+
+    def finish(self) -> int:
+        """Leave DONE, or PREEMPTED where a stop came first. Collective.
+
+        Returns:
+            The last step done.
+        """
+        done, total = self.last_step, self.recipe.total_steps
+        self.quarantine.collect()
+        self.reporter.event(done, "stop" if self._stopping else "end")
+        if self.process.rank == 0:
+            write_marker(self.run_dir, "PREEMPTED" if done < total else "DONE", f"step {done}")
+        self.reporter.say(
+            f"stopped at step {done} of {total}; the same command resumes it"
+            if done < total
+            else f"done: {total} steps in {self.run_dir}"
+        )
+        return done
+
+    def close(self) -> None:
+        """Close what was opened, the last first; what this rank still has to say is written."""
+        self._opened.close()
+
+    def _is_last(self, step: int) -> bool:
+        return step + 1 == self.recipe.total_steps
 
 
-_LESS_MEMORY = (
-    "the last checkpoint stands. Set data.micro_batch to a part of data.batch_size (pretraining: "
-    "the same negatives, less memory), use optim.precision = 'bf16', or start more processes"
-)
+def seed_torch(*words: int) -> None:
+    """Seed torch's generators, for dropout and the like, by a hash of the integers."""
+    torch.manual_seed(int(hash_integers(*words) >> 1))  # a positive int64
 
 
-def _due(done: int, every: int) -> bool:
-    return every > 0 and done % every == 0
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and (step + 1) % every == 0

@@ -6,11 +6,11 @@ import json
 import pytest
 from rich.console import Console
 
-from sslpipe.check.finetuning import check_finetune, render_finetune
+from sslpipe.check.finetuning import check_finetuning, render_finetuning
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
-from sslpipe.recipe.finetune import load_finetune_recipe
+from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import RECIPE, finetune_over, write_recipe
@@ -30,13 +30,13 @@ def trained(data, tmp_path_factory):
 
 
 def checked(tmp_path, data, *overrides, given=None):
-    recipe = load_finetune_recipe(write_recipe(tmp_path), overrides)
-    return check_finetune(recipe, data and load_index(data), given)
+    recipe = load_recipe(write_recipe(tmp_path), overrides)
+    return check_finetuning(recipe, data and load_index(data), given)
 
 
 def shown(result):
     console = Console(file=io.StringIO(), width=200)
-    console.print(render_finetune(result))
+    console.print(render_finetuning(result))
     return console.file.getvalue()
 
 

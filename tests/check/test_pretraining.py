@@ -13,17 +13,18 @@ from torch import nn
 import sslpipe.check.estimate
 from sslpipe.augment.presets import view_specs
 from sslpipe.check.estimate import estimate_memory, noise_batch, step_seconds
-from sslpipe.check.pretraining import check, count_parameters, render
+from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import build_backbone
+from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer
+from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, digest
-from sslpipe.recipe.pretrain import load_recipe
 from sslpipe.run.flops import step_flops
-from sslpipe.run.setup import build_model, plan_order
+from sslpipe.train import build_model, plan_order
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import command_line, write_recipe
 
@@ -46,13 +47,13 @@ def recipe_of(tmp_path):
 
 def shown(result):
     console = Console(file=io.StringIO(), width=200)
-    console.print(render(result))
+    console.print(render_pretraining(result))
     return console.file.getvalue()
 
 
 def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
     recipe = recipe_of("epochs=3")
-    result = check(recipe, index)
+    result = check_pretraining(recipe, index)
     assert result.data.samples == 128
     assert result.data.held_out == 16
     assert result.data.steps_per_epoch == 7  # (128 - 16) / 16
@@ -64,7 +65,7 @@ def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
 
 
 def test_the_parameters_are_counted_as_on_paper(recipe_of):
-    result = check(recipe_of("backbone.widths=[8, 16]"), None)
+    result = check_pretraining(recipe_of("backbone.widths=[8, 16]"), None)
     stem = 3 * 8 * 16 + 2 * 8
     first = 2 * (8 * 8 * 9 + 2 * 8)
     second = (8 * 16 * 9 + 2 * 16) + (16 * 16 * 9 + 2 * 16) + (8 * 16 + 2 * 16)
@@ -89,7 +90,9 @@ def test_flops_of_a_small_network_are_those_on_paper():
 
 
 def test_check_scales_the_flops_to_the_batch(recipe_of):
-    small, large = (check(recipe_of(f"data.batch_size={n}"), None).step_flops for n in (16, 64))
+    small, large = (
+        check_pretraining(recipe_of(f"data.batch_size={n}"), None).step_flops for n in (16, 64)
+    )
     assert large == 4 * small
 
 
@@ -173,16 +176,16 @@ def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch
 
 
 def test_micro_batches_are_shown_and_take_no_negatives_away(recipe_of):
-    result = check(recipe_of("data.micro_batch=8"), None)
+    result = check_pretraining(recipe_of("data.micro_batch=8"), None)
     assert result.negatives_per_anchor == 2 * 16 - 2
     assert "2 of 8 images: activations and views of one at a time" in shown(result)
-    assert "micro-batches" not in shown(check(recipe_of(), None))
+    assert "micro-batches" not in shown(check_pretraining(recipe_of(), None))
 
 
 def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(
     recipe_of, index, monkeypatch
 ):
-    result = check(recipe_of(), index)
+    result = check_pretraining(recipe_of(), index)
     order = plan_order(recipe_of(), index)
     ids = [order.ids(step, range(4))[1].tolist() for step in range(7)]
     assert max(n for batch in ids for n in Counter(batch).values()) == 1
@@ -196,7 +199,7 @@ def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(
         return epoch, found
 
     monkeypatch.setattr(Order, "ids", twice)
-    assert check(recipe_of(), index).data.duplicates == 7 * 3
+    assert check_pretraining(recipe_of(), index).data.duplicates == 7 * 3
 
 
 def test_the_mixing_score_is_the_ratio_of_entropies():
@@ -222,7 +225,7 @@ def test_sorted_shards_with_one_stream_mix_badly_and_shuffled_ones_well():
 
 def test_unlabelled_data_say_so(recipe_of, tmp_path):
     index = load_index(write_dataset(tmp_path / "plain", labelled=False))
-    result = check(recipe_of("run.monitor_steps=5"), index)
+    result = check_pretraining(recipe_of("run.monitor_steps=5"), index)
     assert result.data.mixing is None
     assert result.data.held_out == 0
     assert "unlabelled" in shown(result)
@@ -230,13 +233,13 @@ def test_unlabelled_data_say_so(recipe_of, tmp_path):
 
 
 def test_without_data_only_what_needs_them_is_left_out(recipe_of):
-    result = check(recipe_of("epochs=3"), None)
+    result = check_pretraining(recipe_of("epochs=3"), None)
     assert result.data is None
     assert result.steps is None
     assert result.negatives_per_anchor == 30
     assert result.step_seconds > 0
     assert "no --data" in shown(result)
-    assert check(recipe_of(), None).steps == 12
+    assert check_pretraining(recipe_of(), None).steps == 12
 
 
 @pytest.mark.parametrize(
@@ -248,8 +251,8 @@ def test_without_data_only_what_needs_them_is_left_out(recipe_of):
     ],
 )
 def test_what_a_setting_costs_is_said(recipe_of, override, message):
-    assert check(recipe_of(), None).warnings == ()
-    (warning,) = check(recipe_of(override), None).warnings
+    assert check_pretraining(recipe_of(), None).warnings == ()
+    (warning,) = check_pretraining(recipe_of(override), None).warnings
     assert message in warning
 
 
@@ -257,21 +260,21 @@ def test_what_a_setting_costs_is_said(recipe_of, override, message):
 def test_what_needs_a_cuda_device_is_refused_on_a_cpu(recipe_of, override):
     key, value = override.split("=")
     with pytest.raises(RecipeError, match=f"{key} = '{value}' needs a CUDA device"):
-        check(recipe_of(override, "run.device=cpu"), None)
+        check_pretraining(recipe_of(override, "run.device=cpu"), None)
 
 
 def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(recipe_of):
     queue = ("loss.kind=moco", "loss.queue_rows=96")
     with pytest.raises(RecipeError, match=r"add a section \[momentum\]"):
-        check(recipe_of(*queue), None)
-    result = check(recipe_of(*queue, "momentum.start=0.99"), None)
+        check_pretraining(recipe_of(*queue), None)
+    result = check_pretraining(recipe_of(*queue, "momentum.start=0.99"), None)
     assert result.negatives_per_anchor == 96
     assert "96 (the full queue)" in shown(result)
 
 
 def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):
-    plain = check(recipe_of(), None)
-    pair = check(recipe_of("momentum.start=0.99", "batchnorm=local"), None)
+    plain = check_pretraining(recipe_of(), None)
+    pair = check_pretraining(recipe_of("momentum.start=0.99", "batchnorm=local"), None)
     assert pair.backbone_parameters == plain.backbone_parameters
     assert pair.memory.weights == 2 * plain.memory.weights
     assert pair.memory.gradients == plain.memory.gradients
@@ -283,12 +286,12 @@ def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):
 
 def test_a_stem_that_does_not_fit_is_a_warning(recipe_of):
     settings = ("backbone={kind = 'torchvision/resnet18', stem = 'imagenet'}", "augment.crop_px=32")
-    (warning,) = check(recipe_of(*settings), None).warnings
+    (warning,) = check_pretraining(recipe_of(*settings), None).warnings
     assert "backbone.stem = 'imagenet'" in warning
 
 
 def test_every_promised_number_is_shown(recipe_of, index):
-    text = shown(check(recipe_of("augment.crop_area=[0.2, 0.9]"), index))
+    text = shown(check_pretraining(recipe_of("augment.crop_area=[0.2, 0.9]"), index))
     for expected in (
         "total steps", "steps per epoch", "negatives per anchor", "parameters", "FLOPs per step",
         "estimated memory", "estimated time", "duplicates in a global batch", "mixing score",
@@ -297,13 +300,13 @@ def test_every_promised_number_is_shown(recipe_of, index):
     ):  # fmt: skip
         assert expected in text
     narrow = Console(file=io.StringIO(), width=60)
-    result = check(recipe_of(), index)
-    narrow.print(render(result))
+    result = check_pretraining(recipe_of(), index)
+    narrow.print(render_pretraining(result))
     assert result.data.digest in "".join(narrow.file.getvalue().split())  # folded, never cut
 
 
 def test_views_that_differ_are_shown_side_by_side(recipe_of):
-    rows = shown(check(recipe_of("augment.preset=byol"), None)).splitlines()
+    rows = shown(check_pretraining(recipe_of("augment.preset=byol"), None)).splitlines()
     (row,) = [row for row in rows if row.strip().startswith("blur_prob")]
     assert "1 | 0.1" in row
 
@@ -322,7 +325,7 @@ def test_views_that_differ_are_shown_side_by_side(recipe_of):
 )
 def test_what_cannot_be_trained_is_one_user_error(recipe_of, index, overrides, message):
     with pytest.raises(UserError) as caught:
-        check(recipe_of(*overrides), index)
+        check_pretraining(recipe_of(*overrides), index)
     assert message in str(caught.value)
 
 
@@ -334,15 +337,15 @@ def test_missing_and_truncated_shards_are_one_user_error(recipe_of, tmp_path):
     with pytest.raises(
         UserError, match=r"train-000003\.tar is missing; train-000005\.tar has 2048"
     ):
-        check(recipe_of(), load_index(path))
+        check_pretraining(recipe_of(), load_index(path))
 
 
 def test_the_first_images_may_be_bad_but_not_all_sixteen(recipe_of, tmp_path):
     some = write_dataset(tmp_path / "some", broken={0: b"", 3: b"no picture"})
-    assert check(recipe_of(), load_index(some)).step_seconds > 0
+    assert check_pretraining(recipe_of(), load_index(some)).step_seconds > 0
     every = write_dataset(tmp_path / "every", broken={k: b"no picture" for k in range(16)})
     with pytest.raises(UserError, match="none of the first 16 images"):
-        check(recipe_of(), load_index(every))
+        check_pretraining(recipe_of(), load_index(every))
 
 
 def test_the_command_prints_the_check_or_one_line(tmp_path, index):

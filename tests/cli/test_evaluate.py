@@ -20,7 +20,7 @@ from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save
 from sslpipe.evaluation.knn import knn
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.write import export_backbone, load_backbone
-from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.recipe import load_recipe
 from sslpipe.train import train
 from tests.evaluation.test_knn import random_rows
 from tests.helpers.dataset import picture, write_dataset

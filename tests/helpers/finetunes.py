@@ -11,7 +11,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
 from sslpipe.export.load import load_backbone
-from sslpipe.recipe.finetune import load_finetune_recipe
+from sslpipe.recipe import load_recipe
 from tests.helpers.processes import run_processes
 
 RECIPE = """
@@ -74,7 +74,7 @@ def finetune_in_rank(
     sslpipe.metric_learning.finetune.draws = recording
     try:
         given = None if backbone is None else load_backbone(backbone)
-        loaded = load_finetune_recipe(recipe, overrides)
+        loaded = load_recipe(recipe, overrides)
         done = sslpipe.metric_learning.finetune.finetune(
             loaded, load_index(data), Path(run_dir), given
         )

@@ -12,7 +12,7 @@ import sslpipe.train
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
-from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint import latest
 from tests.helpers.processes import run_processes
 

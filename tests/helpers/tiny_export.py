@@ -10,7 +10,7 @@ import torch
 from sslpipe.data.index import load_index
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
-from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.recipe import load_recipe
 from sslpipe.train import train
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import write_recipe

@@ -24,9 +24,8 @@ from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import block_names
 from sslpipe.optim import build_optimizer, set_lr
+from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
-from sslpipe.recipe.finetune import load_finetune_recipe
-from sslpipe.recipe.pretrain import load_recipe
 from sslpipe.report.run import read_run
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
@@ -307,7 +306,7 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
     index, given = load_index(data), load_backbone(pretrained)
 
     def recipe(*overrides, text=RECIPE):
-        return load_finetune_recipe(write_recipe(tmp_path, text), overrides)
+        return load_recipe(write_recipe(tmp_path, text), overrides)
 
     for attempt, text in (
         (

@@ -2,8 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from sslpipe.errors import RecipeError
+from sslpipe.recipe import load_recipe, parse_recipe
 from sslpipe.recipe.base import differing_keys, digest
-from sslpipe.recipe.pretrain import load_recipe, parse_recipe
 
 TEXT = """
 name = "tiny"

@@ -9,13 +9,13 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-import sslpipe.run.setup
+import sslpipe.train
 from sslpipe.augment.two_views import FusedViews
-from sslpipe.check.pretraining import check
+from sslpipe.check.pretraining import check_pretraining
 from sslpipe.errors import RecipeError
 from sslpipe.optim import build_optimizer
+from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Optim
-from sslpipe.recipe.pretrain import load_recipe
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.launch import start_accelerator
 from sslpipe.run.log import read_metrics
@@ -55,7 +55,7 @@ def poisoned_gradient_in_rank(process, steps, *arguments):
         weight.register_hook(lambda g: g * float("nan") if bad and len(calls) in steps else g)
         return model
 
-    build, sslpipe.run.setup.build_model = sslpipe.run.setup.build_model, set_up_then_hook
+    build, sslpipe.train.build_model = sslpipe.train.build_model, set_up_then_hook
     torch.Tensor.backward = backward
     return train_in_rank(process, *arguments)
 
@@ -199,6 +199,9 @@ def test_finite_gradients_of_infinite_norm_never_become_nan_weights(tmp_path, fr
 
 def test_fp16_on_a_cpu_is_refused_not_trained_in_fp32(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path), ("optim.precision=fp16", "run.device=cpu"))
-    for refuse in (lambda: start_accelerator(recipe, "fp16"), lambda: check(recipe, None)):
+    for refuse in (
+        lambda: start_accelerator(recipe, "fp16"),
+        lambda: check_pretraining(recipe, None),
+    ):
         with pytest.raises(RecipeError, match=r"optim.precision = 'fp16' needs a CUDA.*'bf16'"):
             refuse()

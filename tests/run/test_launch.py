@@ -17,8 +17,8 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.recipe.pretrain import load_recipe
-from sslpipe.run.launch import check_split, start_processes
+from sslpipe.recipe import load_recipe
+from sslpipe.run.launch import check_streams, start_processes
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
@@ -32,7 +32,7 @@ import json, sys
 import torch
 import torch.distributed as dist
 from pathlib import Path
-from sslpipe.recipe.pretrain import load_recipe
+from sslpipe.recipe import load_recipe
 from sslpipe.run.launch import start_processes
 
 process = start_processes(load_recipe(sys.argv[1], sys.argv[3:]))
@@ -248,6 +248,6 @@ def test_a_world_size_without_a_launcher_is_refused(tmp_path, monkeypatch):
 def test_processes_that_do_not_divide_the_streams_are_refused_with_the_valid_numbers(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))  # 4 streams
     with pytest.raises(RecipeError, match="4 does not divide over 3 processes; start 1, 2, 4 "):
-        check_split(recipe, 3)
+        check_streams(recipe, 3)
     for world in (1, 2, 4):
-        check_split(recipe, world)
+        check_streams(recipe, world)

@@ -1,0 +1,85 @@
+"""Tables of a check for a terminal, the same for both kinds of run."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sslpipe.recipe.base import Section
+
+Rows = list[tuple[str, str]]
+
+
+def tables(
+    recipe: Section,
+    views: tuple[dict[str, Any], ...],
+    sizes: tuple[str, Rows],
+    warnings: tuple[str, ...],
+) -> RenderableType:
+    """Put together what every check shows.
+
+    Args:
+        recipe: Its settings are the first table.
+        views: The distribution of each view's parameters, presets and defaults resolved.
+        sizes: A title and its rows.
+        warnings: Shown last.
+    """
+    parts: list[RenderableType] = [
+        _table("settings", _leaves(recipe.model_dump(exclude_none=True))),
+        _table("views", _view_rows(views)),
+        _table(*sizes),
+    ]
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in warnings]
+    return Group(*parts)
+
+
+def _table(title: str, rows: Rows) -> Table:
+    table = Table(title=f"\n{title}", title_justify="left", show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a digest is never cut
+    for name, text in rows:
+        table.add_row(Text(name, style="bold"), Text(text))  # Text: brackets are no markup here
+    return table
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Rows:
+    rows = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            rows += _leaves(value, f"{prefix}{key}.")
+        else:
+            rows.append((prefix + key, _written(value)))
+    return rows
+
+
+def _written(value: Any) -> str:
+    """As in a recipe."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_written(item) for item in value)}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
+    first, second = views[0], views[-1]
+    return [
+        (key, _written(value) + (f" | {_written(second[key])}" if second[key] != value else ""))
+        for key, value in first.items()
+    ]
+
+
+def format_bytes(count: int) -> str:
+    """As "1.5 GiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 2**10:.0f} KiB"
+
+
+def format_duration(seconds: float) -> str:
+    """As "12 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

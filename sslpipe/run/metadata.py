@@ -1,0 +1,37 @@
+"""What a run directory says of the run, for those who come without recipe and shards."""
+
+import json
+from pathlib import Path
+
+from sslpipe.data.index import DatasetIndex
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.run.launch import environment
+
+
+def describe_run(
+    run_dir: Path, recipe: RunRecipe, index: DatasetIndex, precision: str, world: int
+) -> None:
+    """Write recipe.json, data.json and run.json: what export and report need, without the shards.
+
+    Args:
+        run_dir: The run directory.
+        recipe: Resolved.
+        index: The data set; its splits are written as sample counts.
+        precision: fp64, fp32, bf16 or fp16.
+        world: Processes.
+    """
+    manifest = index.manifest.model_dump(mode="json", exclude={"splits"})
+    manifest["samples"] = {
+        name: sum(shard.samples for shard in shards)
+        for name, shards in index.manifest.splits.items()
+    }
+    manifest["index_sha256"] = index.sha256
+    files = {
+        "recipe.json": recipe.model_dump(mode="json"),
+        "data.json": manifest,
+        "run.json": {"precision": precision, "world": world, "environment": environment()},
+    }
+    for name, tree in files.items():
+        partial_file = run_dir / f".{name}.partial"  # whole or not there
+        partial_file.write_text(json.dumps(tree, indent=1) + "\n")
+        partial_file.replace(run_dir / name)
