@@ -1,15 +1,33 @@
-"""Objectives `forward(z_a, z_b, *, ids, labels) -> ()`; LOSSES names them for recipes."""
+"""Objectives of contrastive pretraining: `forward(z_a, z_b, *, ids, labels) -> ()` and `stats()`.
+
+For training (`LOSSES` names them for recipes) and for notebooks: `NTXentLoss(0.1)(z_a, z_b)`. Start
+with `nt_xent.py`; `base.py` holds what an objective is, `engine/` how sums over all pairs are made
+without the matrix of pairs. To add one: a class on `base.InBatchLoss` with its `row_loss` (any
+other two-view objective: on `base.Objective`), and a line in LOSSES.
+"""
 
 from collections.abc import Callable
 from functools import partial
 
+from sslpipe.losses.base import ContrastiveLoss, InBatchLoss, Objective
 from sslpipe.losses.dcl import DCLLoss
 from sslpipe.losses.hard_negatives import HardNegativeLoss
 from sslpipe.losses.moco import MoCoLoss
 from sslpipe.losses.nt_xent import NTXentLoss
 from sslpipe.losses.sup_con import SupConLoss
 
-Objective = NTXentLoss | DCLLoss | SupConLoss | HardNegativeLoss | MoCoLoss
+__all__ = [
+    "LOSSES",
+    "ContrastiveLoss",
+    "DCLLoss",
+    "HardNegativeLoss",
+    "InBatchLoss",
+    "MoCoLoss",
+    "NTXentLoss",
+    "Objective",
+    "SupConLoss",
+]
+
 LOSSES: dict[str, Callable[..., Objective]] = {
     "nt_xent": NTXentLoss,
     "dcl": DCLLoss,

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sslpipe.distributed import Rank
 from sslpipe.losses import LOSSES, NTXentLoss
 from sslpipe.losses.engine import tiles
-from sslpipe.losses.engine.contrast import anchors_of, normalised
+from sslpipe.losses.engine.contrast import gather_anchors, normalised
 from tests.helpers.processes import run_processes
 
 TILES = (1, 5, 7, 512)
@@ -94,8 +94,8 @@ def test_equal_ids_are_no_negatives_of_each_other(
 
 def test_all_ids_different_means_no_masking_work() -> None:
     z = torch.zeros(3, 2)
-    assert anchors_of(z, torch.tensor([5, 3, 9])).groups is None
-    twins = anchors_of(z, torch.tensor([5, 3, 5]))
+    assert gather_anchors(z, torch.tensor([5, 3, 9])).groups is None
+    twins = gather_anchors(z, torch.tensor([5, 3, 5]))
     assert twins.groups is not None
     assert twins.groups.tolist() == [1, 0, 1]
     assert twins.masked_pairs == 8

@@ -1,21 +1,31 @@
-"""What the NT-Xent family shares: gather, sum over negatives in tiles, gradient in closed form.
+"""What losses over in-batch negatives share: gather, sums over negatives in tiles, exact gradient.
 
-An objective of the family is a function of the directions and of each anchor's log-sum-exps over
-its negatives. It is written as plain torch over O(N D) numbers and differentiated by autograd; what
-needs all pairs, the log-sum-exps and their gradient, is made here in tiles.
+The textbook, on one process, with the matrix of all pairs:
+
+    v = F.normalize(z, dim=1) / sqrt(temperature)             # (2N, D), both views of N images
+    s = (v @ v.T).masked_fill(same_group, -inf)               # (2N, 2N), nats; own image is masked
+    sums = torch.logsumexp(s, dim=1)                          # (2N,), over an anchor's negatives
+    loss = row_loss(v, sums)                                  # NT-Xent: softplus(sums - positive)
+    loss.backward()
+
+`contrast` does the same over all ranks in memory O(N D + one tile). An objective writes its
+`row_loss` in plain torch over O(N D) numbers; what needs all pairs, the sums and their gradient, is
+made here in tiles:
+
+    dL/dv_i = d(row_loss)/dv_i + sum_j (g_i p_ij + g_j p_ji) v_j
+    p_ij = exp(s_ij - sums_i),  g_i = d(row_loss)/d(sums_i)
 """
 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sslpipe.distributed import all_gather_rows, current_rank, row_counts
+from sslpipe.distributed import Rank, all_gather_rows, current_rank, row_counts
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import Term, Tiles
 
@@ -24,67 +34,85 @@ RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]
 Derivatives = Callable[[Tensor, Sums, "Anchors"], tuple[Tensor, Tensor, Tensor]]
 
 
+class Classes(NamedTuple):
+    """Images that are positives of each other.
+
+    Args:
+        index: (N,) int64, the class of each image.
+        sizes: (classes,) int64, images of each class.
+    """
+
+    index: Tensor
+    sizes: Tensor
+
+
 class Anchors(NamedTuple):
     """Who is whose negative in the global batch of N images.
 
-    counts: images of each rank. groups: (N,) int64, images of one group are no negatives of each
-    other; None: each is its own group. negatives: (N,) how many an anchor of each image has,
-    counting both views, and None for 2N - 2.
+    Args:
+        counts: images of each rank.
+        groups: (N,) int64, images of one group are no negatives of each other; None: each is its
+            own group.
+        negatives: (N,) float64, how many views in other groups an anchor of each image has; None:
+            2N - 2.
+        classes: further positives; they stand among the negatives in `negatives` and in the sums.
     """
 
     counts: tuple[int, ...]
     groups: Tensor | None = None
     negatives: Tensor | None = None
+    classes: Classes | None = None
 
     @property
     def images(self) -> int:
+        """N, on all ranks."""
         return sum(self.counts)
 
     @property
-    def mean_negatives(self) -> float:
+    def mean_unmasked(self) -> float:
+        """Mean number of views in other groups."""
         return 2 * self.images - 2 if self.negatives is None else float(self.negatives.mean())
 
     @property
+    def mean_negatives(self) -> float:
+        """Mean number of negatives of an anchor: views of other groups and classes."""
+        if self.classes is None:
+            return self.mean_unmasked
+        positives = 2 * (self.classes.sizes[self.classes.index] - 1).double().mean()
+        return self.mean_unmasked - float(positives)
+
+    @property
     def masked_pairs(self) -> int:
-        """Ordered (anchor, view of another image) pairs that are not anchor and negative."""
-        return round(2 * self.images * (2 * self.images - 2 - self.mean_negatives))
+        """Ordered (anchor, view of another image) pairs that are masked."""
+        return round(2 * self.images * (2 * self.images - 2 - self.mean_unmasked))
 
 
-def check_views(z_a: Tensor, z_b: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
-    """ValueError unless z_a and z_b are (B, D) and ids and labels (B,) or None."""
-    if z_a.dim() != 2 or z_a.shape != z_b.shape:
-        raise ValueError(
-            f"z_a and z_b must be (B, D) both; got {tuple(z_a.shape)} and {tuple(z_b.shape)}"
-        )
-    for name, numbers in (("ids", ids), ("labels", labels)):
-        if numbers is not None and numbers.shape != z_a.shape[:1]:
-            raise ValueError(f"{name} must be ({z_a.shape[0]},), got {tuple(numbers.shape)}")
-
-
-def check_settings(temperature: float, products: str, tile_rows: int | None) -> None:
-    """ValueError naming the setting that is out of its range."""
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise ValueError(f"temperature = {temperature} must be a finite number above 0")
-    if products not in ("float32", "bfloat16"):
-        raise ValueError(f"products = {products!r} must be 'float32' or 'bfloat16'")
-    if tile_rows is not None and tile_rows < 1:
-        raise ValueError(f"tile_rows = {tile_rows} must be at least 1")
-
-
-def anchors_of(
-    z: Tensor, ids: Tensor | None, labels: Tensor | None = None, own: Tensor | None = None
+def gather_anchors(
+    z: Tensor,
+    ids: Tensor | None,
+    labels: Tensor | None = None,
+    without_id: Tensor | None = None,
 ) -> Anchors:
-    """Gather who must not be whose negative: equal ids, and equal labels >= 0 if labels are given.
+    """Find who must not be whose negative: equal ids, and equal labels >= 0 if labels are passed.
 
-    z (B, D), for row count and device. own: (B,) bool, rows whose id counts for nothing.
-    Collective. Raises: ValueError if no rank has a row.
+    Collective.
+
+    Args:
+        z: (B, D), for row count and device.
+        ids: (B,) int64, or None: all different.
+        labels: (B,) int64, or None.
+        without_id: (B,) bool, rows whose id counts for nothing.
+
+    Raises:
+        ValueError: no rank has a row.
     """
     counts = row_counts(z.shape[0], z.device)
     images = sum(counts)
     if images == 0:
         raise ValueError("a contrastive loss of an empty batch is not defined")
+    # (N,) a number for each image, equal within a group; labels, which come last, join ids' groups
     group = None
-    for numbers, is_alone in ((ids, own), (labels, None if labels is None else labels < 0)):
+    for numbers, is_alone in ((ids, without_id), (labels, None if labels is None else labels < 0)):
         if numbers is None:
             continue
         numbers = all_gather_rows(numbers, counts)
@@ -94,6 +122,7 @@ def anchors_of(
             group = dense
         else:
             group = torch.where(all_gather_rows(is_alone, counts), images + fallback, dense)
+    # groups of one image each need no mask but that of the image's own views
     if group is None:
         return Anchors(counts)
     _, group, sizes = torch.unique(group, return_inverse=True, return_counts=True)
@@ -103,12 +132,21 @@ def anchors_of(
 
 
 class Engine(NamedTuple):
-    """How the sums are made. largest: no |similarity| is above this, nats."""
+    """How the sums over negatives are made: a loss's settings (`ContrastiveLoss`) and its terms."""
 
     temperature: float
     products: Products = "float32"
     tile_rows: int | None = None
     terms: tuple[Term, ...] = (Term(),)
+
+    @property
+    def largest(self) -> float:
+        """No |similarity| is above this, nats."""
+        return 1 / self.temperature
+
+    def tile_rows_on(self, device: torch.device) -> int:
+        """Rows and columns of a tile."""
+        return self.tile_rows or (512 if device.type == "cpu" else 4096)
 
 
 def contrast(
@@ -117,34 +155,200 @@ def contrast(
     anchors: Anchors,
     row_loss: RowLoss,
     engine: Engine,
-    derivatives: Derivatives | None = None,
+    derivatives: Derivatives,
 ) -> Tensor:
-    """row_loss of the global batch (), equal on all ranks, with W times its complete gradient.
+    """Compute row_loss over the global batch, with W times its complete gradient.
 
-    row_loss(v, sums, anchors) gets v (N, 2, D), directions over sqrt(temperature), so that v . v
-    is a similarity in nats, and, for each of engine.terms, log sum_j exp(power * s_ij) (N, 2) over
-    the negatives j of each anchor, -inf where it has none. z_a, z_b (B, D) of this rank, any scale.
-    derivatives: (row_loss, its gradient in v, in sums (terms, N, 2)); None: autograd finds them.
+    Args:
+        z_a: (B, D) of this rank, any scale.
+        z_b: the same.
+        anchors: who is whose negative.
+        row_loss: (v, sums, anchors) -> (); see `InBatchLoss.row_loss`.
+        engine: how the sums are made.
+        derivatives: row_loss with its gradient; see `InBatchLoss.derivatives`.
+
+    Returns:
+        (), equal on all ranks. The gradient is made here, so backward communicates nothing.
     """
     needs_grad = torch.is_grad_enabled() and (z_a.requires_grad or z_b.requires_grad)
     with torch.no_grad(), without_autocast(z_a.device.type):
-        derivatives = derivatives or partial(_differentiate, row_loss)
-        wanted = derivatives if needs_grad else None
-        loss, grad = _loss_and_grad(z_a, z_b, anchors, row_loss, engine, wanted)
+        loss, grad = _loss_and_grad(
+            z_a, z_b, anchors, row_loss, engine, derivatives if needs_grad else None
+        )
     return loss if grad is None else with_gradient(loss, grad, z_a, z_b)
 
 
+def differentiate(
+    row_loss: RowLoss, v: Tensor, sums: Sums, anchors: Anchors
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return row_loss (), and by autograd its gradient in v (N, 2, D) and in sums (terms, N, 2)."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (v, *sums)]
+        loss = row_loss(leaves[0], tuple(leaves[1:]), anchors)
+        grad_v, *grad_sums = torch.autograd.grad(loss, leaves)
+    return loss.detach(), grad_v, torch.stack(grad_sums)
+
+
+class _Layout(NamedTuple):
+    """Which images stand in the tiles' rows (this rank's) and columns (everyone's); None: all.
+
+    mine: this rank's images in rank order. Where groups are masked, rows and columns are sorted by
+    group, so that few tiles hold masked pairs.
+    """
+
+    alone: bool
+    mine: slice
+    rows: Tensor | slice | None
+    columns: Tensor | None
+
+    @classmethod
+    def plan(cls, anchors: Anchors, process: Rank) -> "_Layout":
+        alone = process.world_size == 1
+        first = sum(anchors.counts[: process.rank])
+        mine = slice(first, first + anchors.counts[process.rank])
+        if anchors.groups is None:
+            return cls(alone, mine, None if alone else mine, None)
+        columns = anchors.groups.argsort(stable=True)
+        return cls(alone, mine, columns[(columns >= mine.start) & (columns < mine.stop)], columns)
+
+    def make_tiles(self, v: Tensor, groups: Tensor | None, engine: Engine) -> Tiles:
+        columns = _select(v, self.columns).flatten(0, 1)  # (2N, D)
+        rows = columns if self.alone else _select(v, self.rows).flatten(0, 1)  # (2B, D)
+        row_and_column_groups = None
+        if groups is not None:
+            row_and_column_groups = (
+                _select(groups, self.rows).repeat_interleave(2),
+                _select(groups, self.columns).repeat_interleave(2),
+            )
+        return Tiles(
+            rows,
+            columns,
+            largest=engine.largest,
+            multiply=Multiply(engine.products, v, engine.largest, len(columns) ** 2),
+            tile_rows=engine.tile_rows_on(v.device),
+            terms=engine.terms,
+            symmetric=self.alone,
+            pairs_at=2 * self.mine.start if groups is None else None,
+            groups=row_and_column_groups,
+        )
+
+
+def _loss_and_grad(
+    z_a: Tensor,
+    z_b: Tensor,
+    anchors: Anchors,
+    row_loss: RowLoss,
+    engine: Engine,
+    derivatives: Derivatives | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the global loss () and, with `derivatives`, W times this rank's gradient (B, 2, D)."""
+    process, counts = current_rank(), anchors.counts
+
+    # gather: every rank gets all views and computes their directions, v . v a similarity in nats
+    wide = torch.float64 if z_a.dtype == torch.float64 else torch.float32
+    v, scales = normalised(
+        all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide), engine.temperature**-0.5
+    )  # (N, 2, D), (N, 2, 1)
+    layout = _Layout.plan(anchors, process)
+    tiles = layout.make_tiles(v, anchors.groups, engine)
+
+    with tiles.multiply.kernels():
+        # forward: each rank sums over its own anchors' negatives, then all know all sums
+        sums = tiles.log_sums().view(len(engine.terms), -1, 2)  # (terms, B, 2)
+        sums = _gather_sums(sums, layout, counts, v)  # (terms, N, 2)
+        if derivatives is None:
+            return row_loss(v, sums.unbind(), anchors), None
+
+        # gradient: through row_loss as written, then through the sums, of this rank's rows
+        loss, grad, grad_sums = derivatives(v, sums.unbind(), anchors)  # grad: (N, 2, D)
+        _add_gradient_through_sums(grad, tiles, layout, grad_sums, sums)
+
+    # from directions to this rank's z; times W, as DDP takes the mean over the ranks
+    if not layout.alone:
+        v, scales = v[layout.mine], scales[layout.mine] * process.world_size
+        grad = grad[layout.mine].clone()  # what waits for backward is not everyone's
+    return loss, project_out(grad, v, engine.temperature).mul_(scales)
+
+
+def _gather_sums(sums: Tensor, layout: _Layout, counts: tuple[int, ...], v: Tensor) -> Tensor:
+    """Bring this rank's (terms, B, 2), in the order of its tiles, to all images' (terms, N, 2)."""
+    if layout.rows is not None:
+        placed = v.new_empty(len(sums), *v.shape[:2])  # (terms, N, 2)
+        placed[:, layout.rows] = sums
+        sums = placed
+    if layout.alone:
+        return sums
+    return all_gather_rows(sums[:, layout.mine].transpose(0, 1), counts).transpose(0, 1)
+
+
+def _add_gradient_through_sums(
+    grad: Tensor, tiles: Tiles, layout: _Layout, grad_sums: Tensor, sums: Tensor
+) -> None:
+    """Add it to this rank's rows of grad (N, 2, D), in place."""
+    of_rows = _of_anchors(grad_sums, layout.rows), _of_anchors(sums, layout.rows)
+    of_columns = None
+    if not layout.alone:
+        of_columns = _of_anchors(grad_sums, layout.columns), _of_anchors(sums, layout.columns)
+    if isinstance(layout.rows, Tensor):  # sorted by group: not a view of grad
+        part = torch.zeros_like(tiles.rows)
+        tiles.add_gradient(part, *of_rows, of_columns)
+        grad[layout.rows] += part.view(-1, *grad.shape[1:])
+    else:
+        tiles.add_gradient(_select(grad, layout.rows).view_as(tiles.rows), *of_rows, of_columns)
+
+
+def _select(x: Tensor, images: Tensor | slice | None) -> Tensor:
+    return x if images is None else x[images]
+
+
+def _of_anchors(numbers: Tensor, images: Tensor | slice | None) -> Tensor:
+    """(terms, N, 2) -> (terms, 2n): those of these images, None: of all."""
+    return (numbers if images is None else numbers[:, images]).flatten(1)
+
+
+def normalised(z: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Scale the rows of z (..., D) to that length, outside of autograd.
+
+    Not `metric_learning.losses.pairwise.unit`, which autograd follows: here the gradient is made by
+    hand and needs the factors, and squares of float32 are summed in float64, whose range they
+    cannot leave.
+
+    Returns:
+        The rows, and what each was multiplied by (..., 1). A zero row stays zero, with 0, and so
+        does a float32 row shorter than length / 3e38.
+    """
+    largest = None
+    if z.dtype == torch.float64:
+        largest = z.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
+        z = z / largest
+    norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64)
+    factors = norms.reciprocal_().mul_(length).to(z.dtype)
+    factors = factors.nan_to_num_(nan=math.nan, posinf=0)  # 1 / 0 is 0, and NaN is to be seen
+    return z * factors, factors if largest is None else factors / largest
+
+
+def project_out(grad: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Take the part of grad along v away, in place: cosines know no length. scale: 1 / |v|^2."""
+    along = (v * grad).sum(-1, keepdim=True)
+    return grad.addcmul_(v, along, value=-scale)
+
+
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Entered only where it is on: with 128 rows that saves a twentieth of the loss's time."""
+    """Turn autocast off inside, if it is on: to ask first saves a twentieth of 128 rows' time."""
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
 
 
 def with_gradient(loss: Tensor, grad: Tensor, *inputs: Tensor) -> Tensor:
-    """loss, a number whose gradient is known: grad (B, inputs, D), made in forward.
+    """Attach a gradient that is known already to a loss.
 
     So nothing but this rank's gradient waits for backward.
+
+    Args:
+        loss: ().
+        grad: (B, inputs, D).
+        inputs: (B, D) each, what the loss was made from.
     """
     return cast(Tensor, _WithGradient.apply((loss, grad), *inputs))
 
@@ -164,114 +368,3 @@ class _WithGradient(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
         return None, *(grad * upstream).to(ctx.dtype).unbind(1)
-
-
-def _loss_and_grad(
-    z_a: Tensor,
-    z_b: Tensor,
-    anchors: Anchors,
-    row_loss: RowLoss,
-    engine: Engine,
-    derivatives: Derivatives | None,
-) -> tuple[Tensor, Tensor | None]:
-    """The global loss () and, if wanted, W times the gradient of this rank's rows (B, 2, D)."""
-    process, counts, groups = current_rank(), anchors.counts, anchors.groups
-    alone = process.world_size == 1
-    first = sum(counts[: process.rank])
-    mine = slice(first, first + counts[process.rank])
-    wide = torch.float64 if z_a.dtype == torch.float64 else torch.float32
-    v, inverse_norms = normalised(
-        all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide), engine.temperature**-0.5
-    )  # (N, 2, D), (N, 2, 1)
-
-    # the images of the tiles' rows and columns, None: all in their order. By group, where groups
-    # are, so that few tiles hold pairs that must be left out
-    own: Tensor | slice | None = None if alone else mine
-    everyone: Tensor | None = None
-    if groups is not None:
-        everyone = groups.argsort(stable=True)
-        own = everyone[(everyone >= mine.start) & (everyone < mine.stop)]
-    columns = (v if everyone is None else v[everyone]).flatten(0, 1)  # (2N, D)
-    rows = columns if alone else v[own].flatten(0, 1)
-    largest = 1 / engine.temperature
-    multiply = Multiply(engine.products, v, largest, len(columns) ** 2)
-    tiles = Tiles(
-        rows,
-        columns,
-        largest=largest,
-        multiply=multiply,
-        tile_rows=engine.tile_rows or (512 if v.device.type == "cpu" else 4096),
-        terms=engine.terms,
-        symmetric=alone,
-        pairs_at=2 * first if groups is None else None,
-        groups=None if groups is None else (_per_view(groups[own]), _per_view(groups[everyone])),
-    )
-    with multiply.kernels():
-        sums = tiles.log_sums().view(len(engine.terms), -1, 2)  # (terms, B, 2)
-        if own is not None:
-            placed = v.new_empty(len(engine.terms), *v.shape[:2])  # (terms, N, 2)
-            placed[:, own] = sums
-            sums = placed
-        if not alone:
-            sums = all_gather_rows(sums[:, mine].transpose(0, 1), counts).transpose(0, 1)
-        if derivatives is None:
-            return row_loss(v, sums.unbind(), anchors), None
-
-        loss, grad, pull = derivatives(v, sums.unbind(), anchors)  # grad: (N, 2, D)
-        of_rows = _of_anchors(pull, own), _of_anchors(sums, own)
-        of_columns = None
-        if not alone:
-            of_columns = _of_anchors(pull, everyone), _of_anchors(sums, everyone)
-        if groups is None:
-            into = grad if own is None else grad[own]
-            tiles.add_gradient(into.view(rows.shape), *of_rows, of_columns)
-        else:
-            part = torch.zeros_like(rows)
-            tiles.add_gradient(part, *of_rows, of_columns)
-            grad[own] += part.view(-1, *v.shape[1:])
-    if not alone:
-        v, inverse_norms = v[mine], inverse_norms[mine] * process.world_size
-        grad = grad[mine].clone()  # what waits for backward is not everyone's
-    return loss, across(grad, v, engine.temperature).mul_(inverse_norms)
-
-
-def _differentiate(
-    row_loss: RowLoss, v: Tensor, sums: Sums, anchors: Anchors
-) -> tuple[Tensor, Tensor, Tensor]:
-    """row_loss (), and its gradient in v (N, 2, D) and in sums (terms, N, 2)."""
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in (v, *sums)]
-        loss = row_loss(leaves[0], tuple(leaves[1:]), anchors)
-        of_v, *of_sums = torch.autograd.grad(loss, leaves)
-    return loss.detach(), of_v, torch.stack(of_sums)
-
-
-def _of_anchors(numbers: Tensor, images: Tensor | slice | None) -> Tensor:
-    """(terms, N, 2) -> (terms, 2n): those of these images, None: of all."""
-    return (numbers if images is None else numbers[:, images]).flatten(1)
-
-
-def _per_view(of_images: Tensor) -> Tensor:
-    return of_images.repeat_interleave(2)
-
-
-def normalised(z: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Rows of z (..., D) at that length, and what each was multiplied by (..., 1).
-
-    A zero row stays zero, with 0, and so does a float32 row shorter than length / 3e38. Squares of
-    float32 are summed in float64, whose range they cannot leave.
-    """
-    largest = None
-    if z.dtype == torch.float64:
-        largest = z.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
-        z = z / largest
-    norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64)
-    factors = norms.reciprocal_().mul_(length).to(z.dtype)
-    factors = factors.nan_to_num_(nan=math.nan, posinf=0)  # 1 / 0 is 0, and NaN is to be seen
-    return z * factors, factors if largest is None else factors / largest
-
-
-def across(grad: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The part of grad across v, in place: cosines know no length. scale: 1 / |v|^2."""
-    along = (v * grad).sum(-1, keepdim=True)
-    return grad.addcmul_(v, along, value=-scale)

@@ -1,7 +1,19 @@
 """Tiles of a similarity matrix: log-sum-exps and their closed-form gradient without the matrix.
 
-A similarity is the dot product of a row and a column, in nats; the tiles work in bits, since exp2
-is several times quicker than exp.
+The textbook, with the whole matrix, for one term of power 1 (rows (R, D), columns (C, D)):
+
+    s = (rows @ columns.T).masked_fill(masked, -inf)                  # (R, C), nats
+    log_sums = torch.logsumexp(s, dim=1)                              # (R,)
+    p = (s - log_sums[:, None]).exp()                                 # softmax over each row
+    grad_rows = (grad_sums[:, None] * p) @ columns                    # grad_sums = dL/d(log_sums)
+    # where columns are rows too: + the same with the softmax over each column
+
+Four tricks make that fast; each is explained where it is done:
+
+- bits: similarities are scaled by log2(e), since exp2 is several times faster than exp.
+- plain: where |s| is small, sums are taken without subtracting a row's maximum first.
+- symmetric: where rows are the columns, a tile above the diagonal serves its mirror image as well.
+- kept: a small matrix's tiles are not computed a second time for the gradient.
 """
 
 import math
@@ -22,7 +34,12 @@ BITS = math.log2(math.e)  # of a nat
 
 
 class Term(NamedTuple):
-    """One of an objective's sums: log sum_j exp(power * s_ij). sign: of dL/d(that sum)."""
+    """One of an objective's sums over an anchor's negatives: log sum_j exp(power * s_ij).
+
+    Args:
+        power: > 0.
+        sign: of dL/d(that sum), +1 or -1, the same for every row and input.
+    """
 
     power: float = 1.0
     sign: int = 1
@@ -37,13 +54,21 @@ class BlockGroups(NamedTuple):
 
 
 class Tiles:
-    """Similarities of rows (R, D) with columns (C, D), one tile at a time.
+    """Similarities of rows with columns, one tile at a time.
 
-    largest: no |similarity| is above this, nats. tile_rows: rounded up to even. symmetric: rows and
-    columns are the same, so only tiles on and above the diagonal are made, and each serves both.
-    What is left out, as no pair at all: with `pairs_at`, rows are rows pairs_at, pairs_at + 1, ...
-    of the columns, where 2i and 2i + 1 are the views of image i, and pairs of one image are left
-    out; with `groups`, the group of each row and column, both ascending, pairs of one group are.
+    A masked pair counts as no pair at all. `pairs_at` masks the pairs of one image, `groups` those
+    of one group; with neither, nothing is masked.
+
+    Args:
+        rows: (R, D), and columns: (C, D), scaled so that their dot products are nats.
+        largest: no |similarity| is above this, nats.
+        multiply: how matrices are multiplied.
+        tile_rows: rows and columns of a tile; rounded up to even.
+        terms: the sums that are wanted.
+        symmetric: rows and columns are the same.
+        pairs_at: rows are rows pairs_at, pairs_at + 1, ... of the columns, where 2i and 2i + 1 are
+            the views of image i.
+        groups: the group of each row (R,) and of each column (C,), both ascending.
     """
 
     def __init__(
@@ -66,22 +91,24 @@ class Tiles:
         tile_rows += tile_rows % 2  # a tile never cuts an image's two views apart
         self.tile_rows = tile_rows
         self.buffers: dict[int, Tensor] = {}
+        # columns as both products take them; where similarities are rounded, the operands are too
         self.operands = self._blocks(multiply.operand(columns))
-        # where similarities are rounded, the operands are too
         self.factors = self.operands if multiply.native_similarities else self._blocks(columns)
         numbers = rows.shape[0] * columns.shape[0] // (2 if symmetric else 1)
         self.keep = self.plain and numbers * rows.element_size() <= KEPT_TILES_BYTES
         self.kept: dict[tuple[int, int], Tensor] = {}
-        self.groups = None if groups is None else [self._of_blocks(part) for part in groups]
+        self.groups = None if groups is None else [self._block_groups(part) for part in groups]
 
     def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Numbers of row and column block, similarities in bits (-inf: left out), overwritten by
-        those of the next tile."""
+        """Yield numbers of row and column block, and their similarities s, overwritten by the next.
+
+        A tile holds s in bits, -inf where masked; if plain, exp(s) already.
+        """
         for i, rows in enumerate(self._blocks(self.rows)):
             left: Tensor | None = None
             for j, right in enumerate(self.factors):
                 if self.symmetric and j < i:
-                    continue
+                    continue  # tile (j, i) has served it
                 tile = self.kept.get((i, j))
                 if tile is None:
                     if left is None:
@@ -92,13 +119,13 @@ class Tiles:
                     else:
                         tile = self._buffer(0, shape)
                     self.multiply.similarities(left, right, out=tile)
-                    self._leave_out(tile, i, j)
+                    self._mask(tile, i, j)
                     if self.plain:
-                        tile.exp2_()  # from here on 2^x
+                        tile.exp2_()
                 yield i, j, tile
 
     def log_sums(self) -> Tensor:
-        """(terms, R): for each term and row the log of its sum, in nats; -inf where it is empty."""
+        """Return (terms, R): log sum_j exp(power * s_ij), in nats; -inf where the sum is empty."""
         shape = len(self.terms), self.rows.shape[0]
         total = self.rows.new_full(shape, 0.0 if self.plain else -math.inf)
         parts = self._blocks(total, dim=1)
@@ -118,19 +145,28 @@ class Tiles:
         return total.log_() if self.plain else total.div_(BITS)
 
     def add_gradient(
-        self, into: Tensor, pull: Tensor, log_sums: Tensor, columns: tuple[Tensor, Tensor] | None
+        self,
+        into: Tensor,
+        grad_sums: Tensor,
+        log_sums: Tensor,
+        columns: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """into (R, D) += dL/d(rows), from pull = dL/d(log_sums), both (terms, R).
+        """Add dL/d(rows) to `into`.
 
-        columns: the same two for the columns, (terms, C), where these are rows of a sum as well;
-        None where the columns take no gradient. Symmetric tiles need none: it is that of the rows.
+        Args:
+            into: (R, D).
+            grad_sums: dL/d(log_sums), (terms, R).
+            log_sums: what `log_sums` returned, (terms, R).
+            columns: the same two for the columns, (terms, C), where these are rows of a sum as
+                well; None where the columns take no gradient. Symmetric tiles need none: it is that
+                of the rows.
         """
-        of_rows = self._factors(pull, log_sums)
-        at_rows = self._blocks(of_rows.unsqueeze(-1), dim=-2)
+        row_scales = self._softmax_scales(grad_sums, log_sums)
+        at_rows = self._blocks(row_scales.unsqueeze(-1), dim=-2)
         at_columns: Sequence[Tensor | None] = [None] * len(self.operands)
         if self.symmetric or columns is not None:
-            of_columns = of_rows if columns is None else self._factors(*columns)
-            at_columns = self._blocks(of_columns.unsqueeze(-2), dim=-1)
+            column_scales = row_scales if columns is None else self._softmax_scales(*columns)
+            at_columns = self._blocks(column_scales.unsqueeze(-2), dim=-1)
         parts = self._blocks(into)
         for i, j, tile in self.tiles():
             weights = self.multiply.operand(self._weights(tile, at_rows[i], at_columns[j]))
@@ -138,20 +174,21 @@ class Tiles:
             if self.symmetric and i != j:
                 self.multiply.add(parts[j], weights.T, self.operands[i])
 
-    def _factors(self, pull: Tensor, log_sums: Tensor) -> Tensor:
-        """dL/d(sum) (R,), what a power of 2 is multiplied with; not plain: its |log2| (terms, R).
+    def _softmax_scales(self, grad_sums: Tensor, log_sums: Tensor) -> Tensor:
+        """Return grad_sums * power / exp(log_sums), which times exp(power * s_ij) is dL/ds_ij.
 
-        An empty sum, of log -inf, has no pull, and its factor is 0.
+        Plain: (R,). Otherwise its |log2|, (terms, R), which is added to an exponent. The scale of
+        an empty sum, whose log is -inf and whose gradient is 0, is 0.
         """
         if self.plain:
             # the least sum is above exp(-60); an empty one's infinity times 0 would be NaN
-            return (-log_sums[0]).clamp_max_(60).exp_().mul_(pull[0])
-        powers = pull.new_tensor([term.power for term in self.terms])[:, None]
-        lowest = torch.finfo(pull.dtype).min
-        return (pull.abs() * powers).log2_() - (log_sums * BITS).clamp_min(lowest)
+            return (-log_sums[0]).clamp_max_(60).exp_().mul_(grad_sums[0])
+        powers = grad_sums.new_tensor([term.power for term in self.terms])[:, None]
+        lowest = torch.finfo(grad_sums.dtype).min
+        return (grad_sums.abs() * powers).log2_() - (log_sums * BITS).clamp_min(lowest)
 
     def _weights(self, tile: Tensor, at_rows: Tensor, at_columns: Tensor | None) -> Tensor:
-        """dL/ds_ij + dL/ds_ji of one tile: what column j pulls on row i."""
+        """Return dL/ds_ij + dL/ds_ji of one tile: what column j weighs in the gradient of row i."""
         other = self._buffer(1, tile.shape)
         if self.plain:
             if at_columns is None:
@@ -159,23 +196,27 @@ class Tiles:
             return torch.add(at_rows, at_columns, out=other).mul_(tile)
         weights, powered = other.zero_(), self._buffer(2, tile.shape)
         for k, term in enumerate(self.terms):
-            for offsets in (at_rows, at_columns):
-                if offsets is not None:
+            for scales in (at_rows, at_columns):
+                if scales is not None:
                     torch.mul(tile, term.power, out=powered)
-                    weights.add_(powered.add_(offsets[k]).exp2_(), alpha=term.sign)
+                    weights.add_(powered.add_(scales[k]).exp2_(), alpha=term.sign)
         return weights
 
-    def _leave_out(self, tile: Tensor, i: int, j: int) -> None:
+    def _mask(self, tile: Tensor, i: int, j: int) -> None:
         if self.groups is not None:
-            of_rows, of_columns = self.groups[0][i], self.groups[1][j]
-            if of_rows.lowest <= of_columns.highest and of_columns.lowest <= of_rows.highest:
-                same = of_rows.of_each[:, None] == of_columns.of_each
+            row_groups, column_groups = self.groups[0][i], self.groups[1][j]
+            # both ascend, so the ends of most tiles' groups show that they share none
+            if (
+                row_groups.lowest <= column_groups.highest
+                and column_groups.lowest <= row_groups.highest
+            ):
+                same = row_groups.of_each[:, None] == column_groups.of_each
                 tile.masked_fill_(same, -math.inf)
         elif self.pairs_at is not None:
-            _fill_pairs(tile, self.pairs_at + i * self.tile_rows, j * self.tile_rows)
+            _mask_pairs(tile, self.pairs_at + i * self.tile_rows, j * self.tile_rows)
 
     def _buffer(self, n: int, shape: torch.Size | tuple[int, int]) -> Tensor:
-        """Scratch memory n in this shape; what it held is overwritten."""
+        """Return scratch memory n in this shape; what it held is overwritten."""
         if n not in self.buffers:  # the first tile is the largest
             self.buffers[n] = self.rows.new_empty(shape)
         buffer = self.buffers[n]
@@ -184,20 +225,21 @@ class Tiles:
         return buffer.flatten()[: shape[0] * shape[1]].view(shape)
 
     def _blocks(self, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-        """x cut where the tiles are; no block where it is empty."""
+        """Cut x where the tiles are; no block where it is empty."""
         if 0 < x.shape[dim] <= self.tile_rows:
             return (x,)
         return torch.split(x, self.tile_rows, dim) if x.shape[dim] else ()
 
-    def _of_blocks(self, groups: Tensor) -> list[BlockGroups]:
+    def _block_groups(self, groups: Tensor) -> list[BlockGroups]:
+        blocks, copies = self._blocks(groups), self._blocks(groups.cpu())
         return [
             BlockGroups(block, int(copy[0]), int(copy[-1]))
-            for block, copy in zip(self._blocks(groups), self._blocks(groups.cpu()), strict=True)
+            for block, copy in zip(blocks, copies, strict=True)
         ]
 
 
-def _fill_pairs(tile: Tensor, row: int, column: int) -> None:
-    """-inf where views of one image meet; the tile begins at (row, column), all sizes are even."""
+def _mask_pairs(tile: Tensor, row: int, column: int) -> None:
+    """Set -inf where views of one image meet; the tile begins at (row, column), sizes are even."""
     images, others = tile.shape[0] // 2, tile.shape[1] // 2
     offset = (row - column) // 2
     if -images < offset < others:
@@ -206,7 +248,7 @@ def _fill_pairs(tile: Tensor, row: int, column: int) -> None:
 
 
 def _log_add(total: Tensor, tile: Tensor, dim: int, spare: Tensor) -> None:
-    """total = log2(2^total + sum over dim of 2^tile), in place, safe at any exponent."""
+    """Set total = log2(2^total + sum over dim of 2^tile), in place, safe at any exponent."""
     top = torch.maximum(total, tile.amax(dim)).clamp_min_(torch.finfo(tile.dtype).min)
     sums = torch.sub(tile, top.unsqueeze(dim), out=spare).exp2_().sum(dim)
     total.copy_((total - top).exp2_().add_(sums).log2_().add_(top))

@@ -1,0 +1,199 @@
+"""What an objective is, and what contrastive ones share: settings, checks, counts, `stats`, repr.
+
+Objective: any loss over two views. ContrastiveLoss: one with negatives. InBatchLoss: one whose
+negatives are the other views of the global batch; it needs nothing but a `row_loss`.
+"""
+
+import inspect
+import math
+
+from torch import Tensor, nn
+
+from sslpipe.losses.engine.contrast import (
+    Anchors,
+    Engine,
+    Sums,
+    contrast,
+    differentiate,
+    gather_anchors,
+)
+from sslpipe.losses.engine.products import Products
+from sslpipe.losses.engine.tiles import Term
+
+
+class Objective(nn.Module):
+    """All that the training loop knows of a loss over two views; a subclass writes `forward`.
+
+    State (a queue) lives in buffers: it moves to the device, is saved, and is restored after a
+    skipped step.
+
+    Attributes:
+        needs_momentum_encoder: z_b must be keys of a momentum encoder (section [momentum]).
+        uses_labels: labels change the value.
+    """
+
+    needs_momentum_encoder: bool = False
+    uses_labels: bool = False
+
+    def forward(
+        self, z_a: Tensor, z_b: Tensor, *, ids: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
+        """Compute the loss of two views. Collective.
+
+        Args:
+            z_a: (B, D), embeddings of the first views of this rank's images.
+            z_b: (B, D), of the second views.
+            ids: (B,) int64, the sample really read; None: all different.
+            labels: (B,) int64, -1 where unknown; None: all unknown.
+
+        Returns:
+            (), the global mean, equal on all ranks. Its gradient is W times that of this rank's
+            rows, so that DDP's mean completes it.
+        """
+        raise NotImplementedError
+
+    def stats(self) -> dict[str, float]:
+        """Return what the log shows of the last call, beside the loss."""
+        return {}
+
+    def negatives_per_anchor(self, batch_size: int) -> int:
+        """Return how many negatives an anchor has at most; 0 for an objective without."""
+        del batch_size
+        return 0
+
+    def extra_repr(self) -> str:
+        """Name the constructor's arguments, those that are attributes of the same name."""
+        names = inspect.signature(type(self)).parameters
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+
+
+class ContrastiveLoss(Objective):
+    """An objective that tells positives from negatives by cosines over a temperature.
+
+    Args:
+        temperature: divides cosine similarities; > 0, no unit.
+        products: "float32", or "bfloat16", which lets float32 tiles multiply in bfloat16 on CPUs
+            that can, in TF32 on CUDA (loss within 1e-3, gradient within 2e-2); sums stay float32.
+            float64 inputs stay float64.
+        tile_rows: rows and columns of a tile of similarities; None: chosen for the device.
+
+    Attributes:
+        masked_pairs: pairs of the last call that were masked, over all ranks.
+        last_negatives: mean number of negatives of an anchor in the last call.
+
+    Raises:
+        ValueError: a setting is out of its range.
+    """
+
+    def __init__(self, temperature: float, products: Products, tile_rows: int | None) -> None:
+        super().__init__()
+        if not (temperature > 0 and math.isfinite(temperature)):
+            raise ValueError(f"temperature = {temperature} must be a finite number above 0")
+        if products not in ("float32", "bfloat16"):
+            raise ValueError(f"products = {products!r} must be 'float32' or 'bfloat16'")
+        if tile_rows is not None and tile_rows < 1:
+            raise ValueError(f"tile_rows = {tile_rows} must be at least 1")
+        self.temperature = temperature
+        self.products: Products = products
+        self.tile_rows = tile_rows
+        self.masked_pairs = 0
+        self.last_negatives = 0.0
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The sums over an anchor's negatives that the loss needs."""
+        return (Term(),)
+
+    @property
+    def engine(self) -> Engine:
+        """How the sums are made."""
+        return Engine(self.temperature, self.products, self.tile_rows, self.terms)
+
+    def stats(self) -> dict[str, float]:
+        """Return the mean number of negatives of an anchor in the last call."""
+        return {"negatives_per_anchor": self.last_negatives}
+
+
+class InBatchLoss(ContrastiveLoss):
+    """A contrastive loss whose negatives are the views of other images in the global batch.
+
+    A subclass writes `row_loss`, the formula of its paper. Shapes, gradient, distribution and
+    errors are those of NTXentLoss.
+
+    Args:
+        temperature: as in NTXentLoss.
+        mask_labels: images of one label >= 0 are no negatives of each other either.
+        products: as in NTXentLoss.
+        tile_rows: as in NTXentLoss.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.1,
+        mask_labels: bool = False,
+        products: Products = "float32",
+        tile_rows: int | None = None,
+    ) -> None:
+        super().__init__(temperature, products, tile_rows)
+        self.mask_labels = mask_labels
+        self.uses_labels = self.uses_labels or mask_labels
+
+    def forward(
+        self, z_a: Tensor, z_b: Tensor, *, ids: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
+        """Compute the global mean over all 2N anchors; see `Objective.forward`."""
+        check_views(z_a, z_b, ids, labels)
+        anchors = self.find_anchors(z_a, ids, labels)
+        self.masked_pairs, self.last_negatives = anchors.masked_pairs, anchors.mean_negatives
+        return contrast(z_a, z_b, anchors, self.row_loss, self.engine, self.derivatives)
+
+    def negatives_per_anchor(self, batch_size: int) -> int:
+        """Return 2N - 2, which holds where nothing is masked."""
+        return 2 * batch_size - 2
+
+    def find_anchors(self, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> Anchors:
+        """Decide who is whose negative. Collective. Shapes: z (B, D), ids and labels (B,)."""
+        return gather_anchors(z, ids, labels if self.mask_labels else None)
+
+    def row_loss(self, v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:
+        """Compute the loss from each anchor's positive and sums: the paper's formula.
+
+        Args:
+            v: (N, 2, D), directions of both views of all images, over sqrt(temperature), so that
+                v . v is a similarity s in nats.
+            sums: for each of `terms`, log sum_j exp(power * s_ij), (N, 2), over the negatives j of
+                each anchor i; -inf where it has none.
+            anchors: who is whose negative.
+
+        Returns:
+            (), plain torch that autograd can follow.
+        """
+        raise NotImplementedError
+
+    def derivatives(self, v: Tensor, sums: Sums, anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute `row_loss` and its gradient in v (N, 2, D) and in sums (terms, N, 2).
+
+        By autograd; a subclass may write them by hand.
+        """
+        return differentiate(self.row_loss, v, sums, anchors)
+
+
+def positive_similarities(v: Tensor) -> Tensor:
+    """Return (N, 1): the similarity of each image's two views, from v (N, 2, D)."""
+    v_a, v_b = v.unbind(1)
+    return (v_a * v_b).sum(1, keepdim=True)
+
+
+def check_views(z_a: Tensor, z_b: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
+    """Refuse views that are not both (B, D), ids and labels that are not (B,).
+
+    Raises:
+        ValueError: naming the shapes.
+    """
+    if z_a.dim() != 2 or z_a.shape != z_b.shape:
+        raise ValueError(
+            f"z_a and z_b must be (B, D) both; got {tuple(z_a.shape)} and {tuple(z_b.shape)}"
+        )
+    for name, numbers in (("ids", ids), ("labels", labels)):
+        if numbers is not None and numbers.shape != z_a.shape[:1]:
+            raise ValueError(f"{name} must be ({z_a.shape[0]},), got {tuple(numbers.shape)}")
