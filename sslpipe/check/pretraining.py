@@ -15,7 +15,6 @@ from sslpipe.data.mixing import mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.losses import Objective
-from sslpipe.losses.moco import MoCoLoss
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer, describe_groups
@@ -113,9 +112,7 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
         stem=model.backbone.stem,
-        negatives_per_anchor=(
-            len(loss_fn.keys) if isinstance(loss_fn, MoCoLoss) else 2 * batch_size - 2
-        ),
+        negatives_per_anchor=loss_fn.negatives_per_anchor(batch_size),
         backbone_parameters=count_parameters(model.backbone),
         projector_parameters=count_parameters(model.projector),
         num_features=model.backbone.num_features,
@@ -229,7 +226,11 @@ def _size_rows(result: PretrainCheck) -> Rows:
         (
             "negatives per anchor",
             f"{result.negatives_per_anchor} "
-            + ("(the full queue)" if result.recipe.loss.kind == "moco" else f"(2 x {batch} - 2)"),
+            + (
+                f"(2 x {batch} - 2)"
+                if result.negatives_per_anchor == 2 * batch - 2
+                else "(full queue)"
+            ),
         ),
         (
             "parameters",

@@ -219,7 +219,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) -> str:
     """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key."""
     lines = []
-    for item in error.errors():
+    for item in sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]]):
         key = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
             known = _fields_at(model, item["loc"][:-1])
