@@ -24,7 +24,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from sslpipe.augment import ops
+from sslpipe.augment import pixels
 from sslpipe.augment.params import HUE, Draws, ViewSpec, draws
 from sslpipe.augment.resample import (
     TOGETHER_PX,
@@ -89,10 +89,10 @@ def jitter(images: Tensor, drawn: Draws, order: Tensor) -> Tensor:
 
 def _jittered(images: Tensor, factors: Tensor, order: Tensor, hue_step: int | None) -> Tensor:
     jittered = torch.ones(len(images), dtype=torch.bool)
-    blends = ops.blends_of(order, factors, jittered)
+    blends = pixels.make_blends(order, factors, jittered)
     needs = [(True, True, True)] * blends.factor.shape[1]
     turns = factors[:, HUE]
-    return ops.change_colours(images.clone(), blends, turns, hue_step, needs, ops.EAGER)
+    return pixels.change_colours(images.clone(), blends, turns, hue_step, needs, pixels.EAGER)
 
 
 def jitter_reference(image: Tensor, draw: Draws, order: list[int]) -> Tensor:
@@ -123,7 +123,7 @@ OPS = [
     Op("crop + flip", crop, crop_reference, lambda side: "2e-6" if side <= 96 else "2e-5"),
     Op(
         "rotation",
-        lambda x, d: ops.rotate(x, d.angle_deg),
+        lambda x, d: pixels.rotate(x, d.angle_deg),
         lambda x, d: reference.rotate(
             x, float(d.angle_deg), interpolation=InterpolationMode.BILINEAR
         ),
@@ -141,7 +141,7 @@ OPS = [
     ),
     Op(
         "grayscale",
-        lambda x, d: ops.gray_of(x).expand(-1, 3, -1, -1),
+        lambda x, d: pixels.to_gray(x).expand(-1, 3, -1, -1),
         lambda x, d: reference.rgb_to_grayscale(x, 3),
         lambda side: "2e-6",
     ),
@@ -159,7 +159,7 @@ OPS = [
     ),
     Op(
         "solarize",
-        lambda x, d: ops.solarize(x, torch.full((len(x),), 0.5)),
+        lambda x, d: pixels.solarize(x, torch.full((len(x),), 0.5)),
         lambda x, d: reference.solarize(x, 0.5),
         lambda side: "0",
     ),

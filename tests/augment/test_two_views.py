@@ -101,7 +101,7 @@ def test_a_huge_sigma_does_not_mix_up_the_rows() -> None:
     """Rows are sorted by it, among other things."""
     augment, batch = FusedViews("simclr", 32), batch_of(SIZES)
     drawn = drawn_for(batch, augment)
-    drawn = drawn._replace(sigma=torch.where(torch.arange(48) % 3 == 0, 1e7, drawn.sigma))
+    drawn = drawn.replace(sigma=torch.where(torch.arange(48) % 3 == 0, 1e7, drawn.sigma))
     views = augment(batch, drawn)
     expected = torch.stack([torchvision_view(batch, drawn, row, augment) for row in range(48)])
     assert (views - expected).abs().max() <= 1e-5
@@ -171,8 +171,8 @@ MIXED = [*SIZES[:6], (80, 80), (81, 40), (120, 90), (7, 100)]  # both ways to cr
 def test_a_row_depends_neither_on_its_batch_nor_on_the_order(kind: str) -> None:
     augment, batch = AUGMENTS[kind]("byol", 32, rotation_deg=15), batch_of(MIXED)
     whole = augment(batch, drawn_for(batch, augment))
-    turned = rows_of(batch, list(range(9, -1, -1)))
-    backwards = augment(turned, drawn_for(turned, augment))
+    reversed_rows = rows_of(batch, list(range(9, -1, -1)))
+    backwards = augment(reversed_rows, drawn_for(reversed_rows, augment))
     assert (
         backwards.unflatten(0, (2, 10)).flip(1) - whole.unflatten(0, (2, 10))
     ).abs().max() <= 1e-6
@@ -198,7 +198,7 @@ def test_chunks_do_not_change_the_views(monkeypatch: pytest.MonkeyPatch) -> None
     augment, batch = FusedViews("byol", 32, rotation_deg=10), batch_of(SIZES)
     drawn = drawn_for(batch, augment)
     whole = augment(batch, drawn)
-    monkeypatch.setattr("sslpipe.augment.two_views._CPU_CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
+    monkeypatch.setattr("sslpipe.augment.chunks._CPU_CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
     assert (augment(batch, drawn) - whole).abs().max() <= 1e-6
 
 
@@ -243,7 +243,7 @@ def test_views_are_float32_or_bfloat16_channels_last_from_either_layout() -> Non
 
 
 @pytest.mark.parametrize("crop_px", [64, 96])
-def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_quicker(crop_px: int) -> None:
+def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_faster(crop_px: int) -> None:
     exact, fast = (FusedViews("simclr", crop_px, blur=blur) for blur in ("exact", "bf16"))
     batch = batch_of(SIZES)
     drawn = drawn_for(batch, exact)
