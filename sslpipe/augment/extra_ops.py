@@ -73,7 +73,7 @@ class ExtraOps(nn.Module):
 
 
 def _augmentations() -> dict[str, type[nn.Module]]:
-    """kornia's augmentations of single images by name."""
+    """Return kornia's augmentations of single images by name."""
     base: type[nn.Module] = kornia.augmentation.AugmentationBase2D
     members = vars(kornia.augmentation).items()
     return {name: cls for name, cls in members if inspect.isclass(cls) and issubclass(cls, base)}

@@ -1,7 +1,7 @@
 """A batch of uint8 images becomes two float views of each image, all rows of a chunk at once.
 
-The order: the ops of OPS (crop + flip, rotation, colour jitter, grayscale, blur, solarize), `extra`,
-normalise. Rows: all first views, then all second.
+The order: the ops of OPS (crop + flip, rotation, colour jitter, grayscale, blur, solarize), then
+`extra`, then normalisation. Rows: all first views, then all second.
 """
 
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ class FusedViews(BaseViews):
         return views
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
-        """chunk (n, 3, S, S) becomes these rows (n,) of the views, pixel by pixel."""
+        """Write a chunk (n, 3, S, S) to these rows (n,) of the views, pixel by pixel."""
         planes = chunk.flatten(2)  # (n, 3, S S)
         flat = planes.mT if planes.is_cuda else transposed(planes)
         flat = flat.to(views.dtype).reshape(len(rows), -1)  # (n, 3 S S)

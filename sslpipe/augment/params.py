@@ -20,7 +20,8 @@ def draws(
     A row depends on (seed, epoch, its id, its view, its size) and the view's spec only.
 
     Args:
-        seed, epoch: integers.
+        seed: the run's.
+        epoch: of all samples.
         ids: (B,) integers.
         sizes: (B, 2) valid height and width in pixels; both on the CPU.
         specs: the settings of each view.

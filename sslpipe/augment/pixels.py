@@ -20,6 +20,7 @@ def rotate(images: Tensor, angle_deg: Tensor) -> Tensor:
     """Rotate each image counter-clockwise about its centre; bilinear, black outside.
 
     Args:
+        images: (n, 3, S, S).
         angle_deg: (n,) float32.
     """
     n, _, side, _ = images.shape
@@ -137,8 +138,12 @@ def blend_(
     """Do one step of Blends.
 
     Args:
-        factor, gray, mean: (n,) float32.
-        needs_gray, needs_mean: whether some image's is not 0.
+        images: (n, 3, S, S).
+        factor: (n,) float32, of the images.
+        gray: (n,) float32, of their gray.
+        mean: (n,) float32, of their mean gray.
+        needs_gray: whether some image's `gray` is not 0.
+        needs_mean: whether some image's `mean` is not 0.
     """
     factor, gray, mean = (field[:, None, None, None] for field in (factor, gray, mean))
     if needs_gray:
@@ -167,6 +172,7 @@ def shift_hue_(images: Tensor, hue_shift: Tensor) -> Tensor:
     Choices are float masks and lerp: torch.where is 20 times slower than either on a CPU.
 
     Args:
+        images: (n, 3, S, S).
         hue_shift: (n,) float32 in [-0.5, 0.5], in cycles.
     """
     red, green, blue = images.unbind(1)  # (n, S, S) each

@@ -9,8 +9,8 @@ from sslpipe.augment.spec import ViewSpec, is_interval
 from sslpipe.errors import RecipeError, did_you_mean
 
 _JITTER_STRENGTH = (
-    "SimCLR's s: brightness, contrast and saturation become 0.8 s, hue 0.2 s; what the preset leaves "
-    "out stays out, and a field given by its own name wins"
+    "SimCLR's s: brightness, contrast and saturation become 0.8 s, hue 0.2 s; what the preset "
+    "leaves out stays out, and a field given by its own name wins"
 )
 _MOCO_JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
 _BYOL = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}

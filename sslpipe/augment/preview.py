@@ -45,7 +45,8 @@ def preview_grid(
     The views are those of training, normalisation undone.
 
     Args:
-        index, split: the data.
+        index: the data, for the names of its classes.
+        split: where the samples are.
         augment: the views.
         seed: the run's.
         epoch: the first that is shown.

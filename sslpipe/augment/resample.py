@@ -67,7 +67,8 @@ def plan_crops(
     """Compute the taps of n crops.
 
     Args:
-        source, boxes: as in Crops; all tensors on the CPU.
+        source: as in Crops; all tensors on the CPU.
+        boxes: as in Crops.
         flip: (n,) bool, which are mirrored.
         apart: (n,) bool, which are for crop_apart, whose taps count from the box; the others'
             count from the image.
@@ -92,6 +93,7 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
 
     Args:
         images: (B, 3, H, W) in 0..255, uint8 or float32; on a CPU fastest float32 channels_last.
+        crops: n crops, planned without `apart`.
 
     Returns:
         (n, 3, crop_px, crop_px) float32 in [0, 1].
@@ -129,8 +131,11 @@ def crop_apart(images: Tensor, crops: Crops) -> Tensor:
 
 
 def _crop(lines: Tensor, first: Tensor | None, crops: Crops) -> Tensor:
-    """Resample down, then across. lines: (m, 3 W) of images, pixel by pixel; first: the line where
-    each crop's image begins, as in _sum_lines."""
+    """Resample down, then across.
+
+    lines: (m, 3 W) of images, pixel by pixel; first: the line where each crop's image begins, as in
+    _sum_lines.
+    """
     n, side, _ = crops.down.places.shape
     down = _sum_lines(lines, crops.down, first)  # (n, S, 3 W)
     columns = transposed(down).view(-1, 3 * side)  # (n W, 3 S)
@@ -222,7 +227,8 @@ def crop_taps(start: Tensor, length: Tensor, backwards: Tensor, out_px: int, num
     pixels where the line is shrunk (antialiasing). Rounded in float32 as torch's own kernel does.
 
     Args:
-        start, length: (n,) int64.
+        start: (n,) int64.
+        length: (n,) int64.
         backwards: (n,) bool, which are mirrored.
         out_px: length of the result.
         num_taps: num_crop_taps of the longest.

@@ -51,8 +51,9 @@ class TwoViews(nn.Module):
 
         Args:
             images: (B, 3, H, W) uint8 RGB, or a list of (3, H, W) of different sizes.
-            seed, epoch, ids: they name the random numbers; ids: (B,) integers. None: consecutive
-                ones, going on from call to call, so that two calls differ.
+            seed: names the random numbers, with epoch and ids.
+            epoch: the same.
+            ids: (B,) integers. None: consecutive ones over all calls, so that two calls differ.
 
         Returns:
             Two tensors (B, 3, crop_px, crop_px) float32, on the device of the images.
