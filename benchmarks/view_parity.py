@@ -4,7 +4,7 @@
 
 Each op at the same parameters, ours in a batch, torchvision.transforms.v2 on float tensors one
 image at a time: the largest and the mean difference, in units of [0, 1], over 12 images of white
-noise (the worst case) of 32, 96 and 224 px. Each drawn parameter, 20,000 draws of ours against
+noise (the worst case) of 32, 96 and 224 px. Each parameter, 20,000 draws of ours against
 20,000 of torchvision's: the p-value of a Kolmogorov-Smirnov test (chi-squared for the order).
 The picture does the same ops to a photograph. Writes view_parity.md and view_parity.png.
 """
@@ -24,8 +24,9 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from sslpipe.augment import ops
-from sslpipe.augment.params import HUE, Draws, ViewSpec, draws
+from sslpipe.augment import pixels
+from sslpipe.augment.params import Draws, ViewSpec, draws
+from sslpipe.augment.pixels import HUE
 from sslpipe.augment.resample import (
     TOGETHER_PX,
     crop_apart,
@@ -47,7 +48,7 @@ ADJUST = (
 )
 
 
-class Op:
+class Comparison:
     """ours: images, draws -> images; theirs: the same for one image and its row of draws."""
 
     def __init__(
@@ -60,10 +61,10 @@ class Op:
         self.name, self.ours, self.theirs, self.tolerance = name, ours, theirs, tolerance
 
 
-def crop(images: Tensor, drawn: Draws) -> Tensor:
+def crop(images: Tensor, params: Draws) -> Tensor:
     side, source = images.shape[-1], torch.arange(len(images))
-    apart = torch.full_like(drawn.flip, side > TOGETHER_PX)
-    crops = plan_crops(source, drawn.boxes, drawn.flip, apart, side, images.device)
+    apart = torch.full_like(params.flip, side > TOGETHER_PX)
+    crops = plan_crops(source, params.boxes, params.flip, apart, side, images.device)
     return (crop_apart if apart[0] else crop_together)(images * 255, crops)
 
 
@@ -73,26 +74,26 @@ def crop_reference(image: Tensor, draw: Draws) -> Tensor:
     return reference.horizontal_flip(view) if draw.flip else view
 
 
-def jitter(images: Tensor, drawn: Draws, order: Tensor) -> Tensor:
+def jitter(images: Tensor, params: Draws, order: Tensor) -> Tensor:
     """Rows of one call share the step of hue, as in FusedViews."""
     done = images.clone()
     for step in range(order.shape[1]):
         rows = (order[:, step] == HUE).nonzero()[:, 0]
         if len(rows):
-            done[rows] = _jittered(images[rows], drawn.factors[rows], order[rows], step)
+            done[rows] = _jitter_rows(images[rows], params.factors[rows], order[rows], step)
     without = (order != HUE).all(1).nonzero()[:, 0]
     if len(without):
-        factors = drawn.factors[without]
-        done[without] = _jittered(images[without], factors, order[without], None)
+        factors = params.factors[without]
+        done[without] = _jitter_rows(images[without], factors, order[without], None)
     return done
 
 
-def _jittered(images: Tensor, factors: Tensor, order: Tensor, hue_step: int | None) -> Tensor:
-    jittered = torch.ones(len(images), dtype=torch.bool)
-    blends = ops.blends_of(order, factors, jittered)
+def _jitter_rows(images: Tensor, factors: Tensor, order: Tensor, hue_step: int | None) -> Tensor:
+    all_rows = torch.ones(len(images), dtype=torch.bool)
+    blends = pixels.make_blends(order, factors, all_rows)
     needs = [(True, True, True)] * blends.factor.shape[1]
-    turns = factors[:, HUE]
-    return ops.change_colours(images.clone(), blends, turns, hue_step, needs, ops.EAGER)
+    hue_shift = factors[:, HUE]
+    return pixels.change_colours(images.clone(), blends, hue_shift, hue_step, needs, pixels.EAGER)
 
 
 def jitter_reference(image: Tensor, draw: Draws, order: list[int]) -> Tensor:
@@ -101,8 +102,8 @@ def jitter_reference(image: Tensor, draw: Draws, order: list[int]) -> Tensor:
     return image
 
 
-def single(name: str, column: int) -> Op:
-    return Op(
+def single(name: str, column: int) -> Comparison:
+    return Comparison(
         name,
         lambda x, d: jitter(x, d, torch.full((len(x), 1), column)),
         lambda x, d: jitter_reference(x, d, [column]),
@@ -119,11 +120,11 @@ def blur_reference(image: Tensor, draw: Draws) -> Tensor:
     return reference.gaussian_blur(image, [kernel] * 2, [float(draw.sigma)] * 2)
 
 
-OPS = [
-    Op("crop + flip", crop, crop_reference, lambda side: "2e-6" if side <= 96 else "2e-5"),
-    Op(
+COMPARISONS = [
+    Comparison("crop + flip", crop, crop_reference, lambda side: "2e-6" if side <= 96 else "2e-5"),
+    Comparison(
         "rotation",
-        lambda x, d: ops.rotate(x, d.angle_deg),
+        lambda x, d: pixels.rotate(x, d.angle_deg),
         lambda x, d: reference.rotate(
             x, float(d.angle_deg), interpolation=InterpolationMode.BILINEAR
         ),
@@ -133,58 +134,58 @@ OPS = [
     single("contrast", 1),
     single("saturation", 2),
     single("hue", 3),
-    Op(
+    Comparison(
         "jitter in its own order",
         lambda x, d: jitter(x, d, d.order),
         lambda x, d: jitter_reference(x, d, d.order[0].tolist()),
         lambda side: "1e-5",
     ),
-    Op(
+    Comparison(
         "grayscale",
-        lambda x, d: ops.gray_of(x).expand(-1, 3, -1, -1),
+        lambda x, d: pixels.to_gray(x).expand(-1, 3, -1, -1),
         lambda x, d: reference.rgb_to_grayscale(x, 3),
         lambda side: "2e-6",
     ),
-    Op(
+    Comparison(
         "blur, exact",
         lambda x, d: gaussian_blur(x, d.sigma, blur_px(x.shape[-1]), LARGEST_SIGMA),
         blur_reference,
         lambda side: "2e-6",
     ),
-    Op(
+    Comparison(
         "blur, bf16",
         lambda x, d: gaussian_blur(x, d.sigma, blur_px(x.shape[-1]), LARGEST_SIGMA, bfloat16=True),
         blur_reference,
         lambda side: "7.8e-3 (2/255)",
     ),
-    Op(
+    Comparison(
         "solarize",
-        lambda x, d: ops.solarize(x, torch.full((len(x),), 0.5)),
+        lambda x, d: pixels.solarize(x, torch.full((len(x),), 0.5)),
         lambda x, d: reference.solarize(x, 0.5),
         lambda side: "0",
     ),
 ]
 
 
-def drawn_for(images: Tensor) -> Draws:
+def params_for(images: Tensor) -> Draws:
     count, side = len(images), images.shape[-1]
     spec = ViewSpec(crop_px=side, rotation_deg=20)
     return draws(0, 0, np.arange(count), np.full((count, 2), side), (spec,))
 
 
-def one_by_one(op: Op, images: Tensor, drawn: Draws) -> Tensor:
+def one_by_one(op: Comparison, images: Tensor, params: Draws) -> Tensor:
     rows = range(len(images))
-    return torch.stack([op.theirs(images[r], drawn.rows(slice(r, r + 1))) for r in rows])
+    return torch.stack([op.theirs(images[r], params.rows(slice(r, r + 1))) for r in rows])
 
 
 def op_table() -> list[str]:
     lines = ["| op | px | largest | mean | allowed |", "|---|---|---|---|---|"]
-    for op in OPS:
+    for op in COMPARISONS:
         for side in SIDES:
             generator = torch.Generator().manual_seed(side)
             images = torch.randint(0, 256, (COUNT, 3, side, side), generator=generator) / 255
-            drawn = drawn_for(images)
-            error = (op.ours(images, drawn) - one_by_one(op, images, drawn)).abs()
+            params = params_for(images)
+            error = (op.ours(images, params) - one_by_one(op, images, params)).abs()
             if not float(error.max()) <= float(op.tolerance(side).split()[0]):
                 raise SystemExit(f"{op.name} at {side} px is off by {error.max():.1e}")
             lines.append(
@@ -194,7 +195,7 @@ def op_table() -> list[str]:
     return lines
 
 
-def law_table() -> list[str]:
+def distribution_table() -> list[str]:
     torch.manual_seed(0)
     spec = ViewSpec(rotation_deg=20)
     size = (375, 500)
@@ -215,12 +216,12 @@ def law_table() -> list[str]:
     for column, name in enumerate(("brightness", "contrast", "saturation", "hue")):
         values = np.array([p[f"{name}_factor"] for p in params])
         pairs[name] = (ours.factors[:, column].numpy(), values)
-    blur, turn = transforms.GaussianBlur(23, spec.blur_sigma), transforms.RandomRotation(20)
+    blur, rotation = transforms.GaussianBlur(23, spec.blur_sigma), transforms.RandomRotation(20)
     sigma = np.array([blur.make_params([])["sigma"][0] for _ in range(NUM_DRAWS)])
-    angle = np.array([turn.make_params([])["angle"] for _ in range(NUM_DRAWS)])
+    angle = np.array([rotation.make_params([])["angle"] for _ in range(NUM_DRAWS)])
     pairs |= {"blur sigma": (ours.sigma.numpy(), sigma)}
     pairs |= {"rotation": (ours.angle_deg.numpy(), angle)}
-    lines = ["| drawn | p |", "|---|---|"]
+    lines = ["| parameter | p |", "|---|---|"]
     lines += [f"| {name} | {stats.ks_2samp(*pair).pvalue:.2f} |" for name, pair in pairs.items()]
     places = 24 ** torch.arange(4)
     codes = [(ours.order * places).sum(1)]
@@ -238,12 +239,12 @@ def picture() -> Image.Image:
     side, gap, margin = 128, 6, 96
     photo = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
     small = reference.resize(photo, [side, side], antialias=True)[None].float() / 255
-    drawn = drawn_for(small.expand(COUNT, -1, -1, -1)).rows(slice(8, 9))
-    drawn.sigma[:], drawn.flip[:] = 1.8, True
+    params = params_for(small.expand(COUNT, -1, -1, -1)).rows(slice(8, 9))
+    params.sigma[:], params.flip[:] = 1.8, True
     columns = [("image", small[0], None)]
     columns += [
-        (op.name.split(" in ")[0], op.ours(small, drawn)[0], op.theirs(small[0], drawn))
-        for op in OPS
+        (op.name.split(" in ")[0], op.ours(small, params)[0], op.theirs(small[0], params))
+        for op in COMPARISONS
     ]
     columns += whole_pipeline(photo, side)
     font = ImageFont.load_default(size=13)
@@ -268,10 +269,10 @@ def whole_pipeline(photo: Tensor, side: int) -> list[tuple[str, Tensor, Tensor]]
     augment = FusedViews("byol", side, normalize=False)
     ids = torch.arange(1)
     batch = Batch(photo[None], torch.tensor([list(photo.shape[1:])]), ids, ids, ids, 1)
-    drawn = draws(0, 1, ids, batch.sizes, augment.specs)
+    params = draws(0, 1, ids, batch.sizes, augment.specs)
     both = []
-    for number, view in enumerate(augment(batch, drawn)):
-        row, spec = drawn.rows(slice(number, number + 1)), augment.specs[number]
+    for number, view in enumerate(augment(batch, params)):
+        row, spec = params.rows(slice(number, number + 1)), augment.specs[number]
         box = row.boxes[0].tolist()
         theirs = photo.float() / 255
         theirs = reference.resized_crop(theirs, *box, size=[side, side], antialias=True)
@@ -305,14 +306,14 @@ def main() -> None:
         "![Ours, torchvision's, and the difference](view_parity.png)",
         "",
         "Largest and mean difference at the same parameters, pixels in [0, 1], 12 images of white",
-        "noise. `allowed` is what `tests/test_augment_*.py` allow.",
+        "noise. `allowed` is what `tests/augment` allow.",
         "",
         *op_table(),
         "",
-        f"Are the parameters drawn from torchvision's laws? {NUM_DRAWS:,} draws of each,",
+        f"Are the parameters distributed as torchvision's? {NUM_DRAWS:,} draws of each,",
         "Kolmogorov-Smirnov (order, flip: chi-squared). A p under 1e-4 fails the tests.",
         "",
-        *law_table(),
+        *distribution_table(),
     ]
     out.mkdir(parents=True, exist_ok=True)
     (out / "view_parity.md").write_text("\n".join(text) + "\n")

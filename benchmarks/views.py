@@ -176,7 +176,7 @@ NEEDS = {"lightly": "lightly"}
 
 
 class Contender:
-    """A fresh process that measures when it is asked to, and otherwise waits."""
+    """A fresh process that measures when asked to, and otherwise waits."""
 
     def __init__(self, module: str, name: str, arguments: list[str], threads: int) -> None:
         self.name = name
@@ -240,20 +240,20 @@ def chosen(name: str, only: list[str] | None) -> bool:
 
 
 def hardware() -> dict[str, str]:
-    """Commit, processor, versions: the facts a number is worth nothing without."""
+    """Commit, processor, versions: a number is worth nothing without them."""
     cpu = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             cpu = line.split(":")[1].strip()
             break
     names = ("torch", "torchvision", "kornia", "lightly", "pillow")
-    found = {name: version(name) for name in names if importlib.util.find_spec(_module(name))}
+    versions = {name: version(name) for name in names if importlib.util.find_spec(_module(name))}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "commit": commit.stdout.strip(),
         "cpu": cpu,
         "vectors": torch.backends.cpu.get_cpu_capability(),
-        **found,
+        **versions,
     }
 
 
@@ -302,16 +302,16 @@ def main() -> None:
         records += rows
         print(table(rows), flush=True)
     if absent:
-        print(f"left out, not installed (extra `bench`) or no use here: {', '.join(absent)}")
+        print(f"skipped, not installed (extra `bench`) or no use here: {', '.join(absent)}")
     machine = hardware() | {"device": arguments.device, "threads": str(arguments.threads)}
-    told = {"machine": machine, "results": records}
+    report = {"machine": machine, "results": records}
     if not cases:
-        told = json.loads(arguments.json.read_text())
+        report = json.loads(arguments.json.read_text())
     elif arguments.json:
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
-    print(facts(told["machine"]))
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(machine_line(report["machine"]))
     if arguments.markdown:
-        arguments.markdown.write_text(markdown(told))
+        arguments.markdown.write_text(markdown(report))
 
 
 def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
@@ -325,20 +325,20 @@ def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
     }
 
 
-def facts(machine: dict[str, str]) -> str:
+def machine_line(machine: dict[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in machine.items())
 
 
-def markdown(told: dict[str, Any]) -> str:
+def markdown(report: dict[str, Any]) -> str:
     """docs/views_speed.md."""
-    tables = [table(list(rows)) for _, rows in groupby(told["results"], lambda row: row["case"])]
+    tables = [table(list(rows)) for _, rows in groupby(report["results"], lambda row: row["case"])]
     head = """# How fast the views are
 
 Two SimCLR views of every image (strength 1.0, blur and all), by `python -m benchmarks.views`: one
 process a contender, one core, in turns; CPU time of the median call in the quietest round. Ours and
 the limit keep freed memory, as every run does.
 """
-    return f"{head}{facts(told['machine'])}.\n" + "\n".join(tables) + "\n"
+    return f"{head}{machine_line(report['machine'])}.\n" + "\n".join(tables) + "\n"
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -32,13 +32,17 @@ def hash_integers(*words: ArrayLike) -> NDArray[np.uint64]:
     return np.asarray(state)
 
 
-def uniform(seed: int, epoch: int, ids: ArrayLike, view: int, lanes: int) -> NDArray[np.float64]:
+def uniform(
+    seed: int, epoch: int, ids: ArrayLike, view: int, lanes: int | NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Independent numbers in [0, 1) for one view of each sample.
 
-    ids: (n,) integers. Returns (n, lanes) float64; row i depends on seed, epoch, ids[i] and view.
+    ids: (n,) integers; lanes: their numbers, or how many from 0 on. Returns (n, lanes) float64; row
+    i depends on seed, epoch, ids[i] and view, a column on its lane's number too.
     """
     rows = np.asarray(ids, dtype=np.int64)[:, None]
-    words = hash_integers(seed, epoch, rows, view, np.arange(lanes)[None, :])  # (n, lanes)
+    numbers = np.arange(lanes) if isinstance(lanes, int) else lanes
+    words = hash_integers(seed, epoch, rows, view, numbers[None, :])  # (n, lanes)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -1,1 +1,8 @@
-"""uint8 images in, two views out; all randomness a function of (seed, epoch, id, view)."""
+"""Augmentation: a batch of uint8 images becomes two float views of each image.
+
+For training (FusedViews), for checking it (KorniaViews, the same by kornia) and for notebooks
+(TwoViews). All randomness is a function of (seed, epoch, sample id, view); no generator is touched.
+Start with ops.py: the list OPS says what is done, in which order; to add an augmentation, write one
+more Op. presets.py has the published settings, params.py draws the numbers, fused_views.py is the
+fast path and chunks.py its plan.
+"""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sslpipe.augment.ops import normalize_
+from sslpipe.augment.pixels import normalize_
 from sslpipe.data.pipeline import Batch
 
 Crops = Literal["center", "flip", "five", "ten"]
@@ -16,24 +16,31 @@ CROPS: dict[Crops, int] = {"center": 1, "flip": 2, "five": 5, "ten": 10}
 
 
 def eval_resize_px(crop_px: int) -> int:
-    """The shorter side before the central crop: the crop itself up to 96 px, else 8/7 of it.
+    """Return the shorter side before the central crop: the crop up to 96 px, else 8/7 of it.
 
-    256 for 224, as torchvision's and SimCLR's ImageNet evaluation.
+    Source:
+        256 for 224, as torchvision's and SimCLR's ImageNet evaluation.
     """
     return crop_px if crop_px <= 96 else round(crop_px * 8 / 7)
 
 
 class EvalView(nn.Module):
-    """Shorter side to resize_px (bilinear, antialiased), central crop, normalise.
+    """Resize the shorter side (bilinear, antialiased), crop the centre, normalise.
 
-    crop_px <= resize_px; mean, std: RGB in [0, 1].
-    crops: n views of an image instead of one: the central crop and its mirror image; the four
-    corners and the centre; or those five and their mirror images. reduce: what `reduced` makes of
-    the n features of an image: their mean, or all of them one after the other.
-    forward: (B, 3, H, W) uint8, each image in the top-left corner, and (B, 2) its height and width
-    -> (n B, 3, crop_px, crop_px) float32, channels_last; all first crops, then all second.
     Equals torchvision.transforms.v2 resize + center_crop (five_crop, ten_crop) + normalize on a
     float image.
+
+    Args:
+        crop_px: side of the square view.
+        resize_px: the shorter side before the crop, at least crop_px.
+        mean, std: RGB in [0, 1].
+        crops: how many views of an image: "center", one; "flip", the central crop and its mirror
+            image; "five", the four corners and the centre; "ten", those and their mirror images.
+        reduce: what `reduced` makes of the n features of an image: "mean", or "concat", all of them
+            one after the other.
+
+    Raises:
+        ValueError: naming argument and value.
     """
 
     mean: Tensor
@@ -69,11 +76,20 @@ class EvalView(nn.Module):
         self.register_buffer("std", torch.tensor(self._config["std"]), persistent=False)
 
     def config(self) -> dict[str, Any]:
-        """Plain values; EvalView(**view.config()) is the same view."""
+        """Return plain values; EvalView(**view.config()) is the same view."""
         return dict(self._config)
 
     @torch.no_grad()
     def forward(self, images: Tensor, sizes: Tensor) -> Tensor:
+        """Return the views of a batch: all first crops, then all second.
+
+        Args:
+            images: (B, 3, H, W) uint8, each image in the top-left corner.
+            sizes: (B, 2) their heights and widths.
+
+        Returns:
+            (n B, 3, crop_px, crop_px) float32, channels_last, for n crops.
+        """
         count = CROPS[self.crops]
         views = torch.empty(
             (count * len(images), 3, self.crop_px, self.crop_px),
@@ -93,14 +109,15 @@ class EvalView(nn.Module):
         return views
 
     def of(self, batch: Batch) -> Tensor:
+        """Return the views of a loader's batch."""
         return self.forward(batch.images, batch.sizes)
 
     def reduced(self, features: Tensor) -> Tensor:
-        """(n B, F) features of the views -> (B, F), or (B, n F) with reduce = "concat"."""
+        """Reduce features of views, (n B, F), to images': (B, F), or (B, n F) with "concat"."""
         if self.crops == "center":
             return features
-        of_crop = features.view(CROPS[self.crops], -1, features.shape[1])  # (n, B, F)
-        return of_crop.mean(dim=0) if self.reduce == "mean" else torch.cat([*of_crop], dim=1)
+        by_crop = features.view(CROPS[self.crops], -1, features.shape[1])  # (n, B, F)
+        return by_crop.mean(dim=0) if self.reduce == "mean" else torch.cat([*by_crop], dim=1)
 
     def _boxes(self, height: int, width: int) -> list[tuple[int, int, bool]]:
         """Top, left and whether mirrored, of each crop."""
@@ -130,5 +147,5 @@ def eval_view_for(
     mean: Sequence[float] = (0.0, 0.0, 0.0),
     std: Sequence[float] = (1.0, 1.0, 1.0),
 ) -> EvalView:
-    """The evaluation view that belongs to training views of crop_px."""
+    """Return the evaluation view that belongs to training views of crop_px."""
     return EvalView(crop_px, eval_resize_px(crop_px), mean, std)

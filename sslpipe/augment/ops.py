@@ -1,183 +1,333 @@
-"""Batched image operations at given parameters: what torchvision does one image at a time.
+"""The augmentations, in the order in which they are done: the list OPS.
 
-Images are (n, 3, S, S) float32 RGB in [0, 1], planar (not channels_last); parameters have one row
-an image. A name that ends in `_` changes its argument in place. Formulas: torchvision.transforms.v2
-on float tensors; each function is tested against it.
+Everything iterates over it: `draws`, FusedViews, KorniaViews and the preview. To add an op, write a
+subclass of Op (or of MaskedOp, for one that is done with a probability) and give it to
+`register_op`.
+
+The reference of each op is kornia's, with these differences:
+- kornia's ColorJitter draws one order a batch: here each image's adjustments are called in its own;
+- its crops shrink without antialiasing or after a Gaussian of its own: kornia cuts, torch resizes;
+- its gray is 0.299 R + ..., torchvision's 0.2989 R + ...: the one difference that stays, at most
+  1e-3 in a view after the jitter's gains.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
+import kornia
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sslpipe.augment.params import CONTRAST, HUE, SATURATION
+from sslpipe.augment import pixels
+from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op
+from sslpipe.augment.pixels import HUE
+from sslpipe.augment.resample import bfloat16_pays, crop_apart, crop_together, gaussian_blur
+from sslpipe.augment.spec import ViewSpec, extend_spec
 
-GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of R, G, B; torchvision _rgb_to_grayscale_image
-
-
-def rotate(images: Tensor, angle_deg: Tensor) -> Tensor:
-    """Turn each image counter-clockwise about its centre; bilinear, black outside."""
-    n, _, side, _ = images.shape
-    angle = torch.deg2rad(angle_deg)[:, None, None]
-    cos, sin = angle.cos(), angle.sin()
-    line = torch.arange(1 - side, side, 2, device=images.device) / side  # (S,) in (-1, 1)
-    x, y = line, line[:, None]
-    grid = images.new_empty(n, side, side, 2)  # where each pixel comes from
-    torch.sub(cos * x, sin * y, out=grid[..., 0])
-    torch.add(sin * x, cos * y, out=grid[..., 1])
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+CROP_ATTEMPTS = 10  # torchvision RandomResizedCrop, then a central crop
 
 
-def gray_of(images: Tensor) -> Tensor:
-    """(n, 3, S, S) -> (n, 1, S, S)."""
-    red, green, blue = images.unbind(1)
-    weight_r, weight_g, weight_b = GRAY_WEIGHTS
-    gray = red.mul(weight_r).add_(green, alpha=weight_g).add_(blue, alpha=weight_b)
-    return gray[:, None]
+class CropFlip(Op):
+    """Random resized crop and left-right flip, one antialiased resample. Makes views of images."""
+
+    name = "crop"
+    reads = ("crop_px", "crop_area", "crop_ratio", "flip_prob")
+    params = ("boxes", "flip")  # (B, 4) int64: top, left, height, width in the image; (B,) bool
+    lanes = range(0, 23)  # ten areas, ten ratios, top, left, flip
+
+    def draw(
+        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
+    ) -> tuple[NDArray[Any], ...]:
+        """Draw the boxes and which views are flipped."""
+        return self._draw_boxes(u, sizes, spec), u[:, 22] < spec.flip_prob
+
+    @staticmethod
+    def _draw_boxes(
+        u: NDArray[np.float64], sizes: NDArray[np.int64], spec: ViewSpec
+    ) -> NDArray[np.int64]:
+        """Return (B, 4) boxes: the first of ten attempts that fits, else a central crop.
+
+        Source:
+            torchvision.transforms.v2.RandomResizedCrop.make_params.
+        """
+        height, width = sizes[:, 0], sizes[:, 1]
+        area_lanes, ratio_lanes = u[:, :CROP_ATTEMPTS], u[:, CROP_ATTEMPTS : 2 * CROP_ATTEMPTS]
+        area = (height * width)[:, None] * _between(spec.crop_area, area_lanes)  # (B, attempts)
+        low, high = spec.crop_ratio
+        ratio = np.exp(_between((math.log(low), math.log(high)), ratio_lanes))
+        box_w = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+        box_h = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+        fits = (box_w > 0) & (box_w <= width[:, None]) & (box_h > 0) & (box_h <= height[:, None])
+
+        # the first that fits, else the largest central box of an allowed ratio
+        rows, first = np.arange(len(u)), fits.argmax(1)
+        any_fits = fits[rows, first]
+        central_w = np.where(width > height * high, np.rint(height * high).astype(np.int64), width)
+        central_h = np.where(width < height * low, np.rint(width / low).astype(np.int64), height)
+        box_h = np.where(any_fits, box_h[rows, first], central_h)
+        box_w = np.where(any_fits, box_w[rows, first], central_w)
+
+        # its place, uniform in the room that is left
+        room_h, room_w = height - box_h, width - box_w
+        top = np.where(any_fits, (u[:, 20] * (room_h + 1)).astype(np.int64), room_h // 2)
+        left = np.where(any_fits, (u[:, 21] * (room_w + 1)).astype(np.int64), room_w // 2)
+        return np.stack([top, left, box_h, box_w], axis=1)
+
+    def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Cut the chunk's views out of the batch's images."""
+        return (crop_apart if chunk.large else crop_together)(views, chunk.crops)
+
+    def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Cut one view out of its image."""
+        top, left, height, width = draw.boxes[0].tolist()
+        right, bottom = left + width - 1, top + height - 1  # kornia's corners belong to the box
+        corners = torch.tensor([[[left, top], [right, top], [right, bottom], [left, bottom]]])
+        crop = kornia.geometry.transform.crop_by_indices(view, corners)
+        crop = F.interpolate(crop, (int(spec.crop_px),) * 2, mode="bilinear", antialias=True)
+        return kornia.geometry.transform.hflip(crop) if draw.flip else crop
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say the box's part of the area and its aspect, and whether it is mirrored."""
+        _, _, height, width = draw.boxes[0].tolist()
+        words = [f"crop {height * width / math.prod(size):.0%} {width / height:.2f}:1"]
+        return [*words, "mirrored"] if draw.flip else words
 
 
-def grayscale_(images: Tensor) -> None:
+class Rotation(Op):
+    """Rotation about the centre of the view; black outside."""
+
+    name = "rotation"
+    reads = ("rotation_deg",)
+    params = ("angle_deg",)  # (B,) float32, counter-clockwise
+    lanes = range(23, 24)
+
+    def draw(
+        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
+    ) -> tuple[NDArray[Any], ...]:
+        """Draw the angle, uniform in +- rotation_deg."""
+        return ((spec.rotation_deg * (2 * u[:, 0] - 1)).astype(np.float32),)
+
+    def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Rotate all views where one of the specs rotates."""
+        if not any(spec.rotation_deg for spec in chunk.specs):
+            return views
+        return pixels.rotate(views, chunk.draws.angle_deg.to(views.device))
+
+    def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Rotate one view by kornia."""
+        if not spec.rotation_deg:
+            return view
+        return _tensor(kornia.geometry.transform.rotate(view, draw.angle_deg.to(view.device)))
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say the angle."""
+        return [f"rotated {draw.angle_deg.item():+.0f}°"] if spec.rotation_deg else []
+
+
+class ColorJitter(Op):
+    """Brightness, contrast, saturation and hue, in an order of each view's own."""
+
+    name = "jitter"
+    reads = ("jitter_prob", "brightness", "contrast", "saturation", "hue")
+    # (B,) bool; (B, 4) float32: the factors of the first three, hue shift in cycles; (B, 4) int64:
+    # the column of factors that is applied at each step. All drawn for all rows.
+    params = ("jitter", "factors", "order")
+    lanes = range(24, 30)  # jitter, four factors, order
+
+    def draw(
+        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
+    ) -> tuple[NDArray[Any], ...]:
+        """Draw whether it is done, the strengths and the order."""
+        strengths = np.array(spec.jitter_strengths)
+        low, high = np.maximum(0, 1 - strengths), 1 + strengths
+        low[HUE], high[HUE] = -spec.hue, spec.hue
+        return (
+            u[:, 0] < spec.jitter_prob,
+            (low + (high - low) * u[:, 1:5]).astype(np.float32),
+            _PERMUTATIONS[(u[:, 5] * len(_PERMUTATIONS)).astype(np.int64)],
+        )
+
+    def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Change the colours as the chunk's plan says."""
+        if not any(done for done, _, _ in chunk.needs) and chunk.hue_step is None:
+            return views
+        return pixels.change_colours(
+            views,
+            chunk.blends.to(views.device),
+            chunk.draws.factors[:, HUE].to(views.device),
+            chunk.hue_step,
+            chunk.needs,
+            chunk.colours,
+        )
+
+    def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Call kornia's adjustments in the view's order."""
+        if not draw.jitter:
+            return view
+        adjust = (
+            kornia.enhance.adjust_brightness_accumulative,  # multiplies, as torchvision does
+            kornia.enhance.adjust_contrast_with_mean_subtraction,
+            kornia.enhance.adjust_saturation_with_gray_subtraction,
+            kornia.enhance.adjust_hue,
+        )
+        for column in draw.order[0].tolist():
+            if spec.jitter_strengths[column]:
+                unit = 2 * math.pi if column == HUE else 1.0  # cycles -> radians
+                view = adjust[column](view, float(draw.factors[0, column]) * unit)
+        return view
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say the factors in the order in which they were applied."""
+        if not draw.jitter:
+            return []
+        names, factors = ("bright", "contrast", "satur.", "hue"), draw.factors[0].tolist()
+        return [
+            f"{names[column]} {factors[column]:{'+.2f' if column == HUE else '.2f'}}"
+            for column in draw.order[0].tolist()
+            if spec.jitter_strengths[column]
+        ]
+
+
+class Grayscale(MaskedOp):
     """All three channels become the gray."""
-    images.copy_(gray_of(images))
+
+    name = "grayscale"
+    label = "gray"
+    reads = ("grayscale_prob",)
+    params = ("grayscale",)  # (B,) bool
+    lanes = range(30, 31)
+
+    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Make the views gray, in place."""
+        pixels.grayscale_(views)
+        return views
+
+    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Make one view gray by kornia."""
+        return _tensor(kornia.color.rgb_to_grayscale(view).expand(-1, 3, -1, -1))
 
 
-class Blends(NamedTuple):
-    """A step of brightness, contrast or saturation: clamp(f x + g gray + m mean gray).
+class Blur(MaskedOp):
+    """Gaussian blur with SimCLR's kernel, a tenth of the view."""
 
-    Each (n, steps) float32; an image that does nothing at a step has 1, 0, 0.
+    name = "blur"
+    reads = ("blur_prob", "blur_sigma")
+    params = ("blur", "sigma")  # (B,) bool; (B,) float32, pixels of the view
+    lanes = range(31, 33)
+
+    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+        """Draw sigma, uniform in blur_sigma."""
+        return (_between(spec.blur_sigma, u[:, 0]).astype(np.float32),)
+
+    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Blur the views, each with its sigma."""
+        sigma = chunk.draws.sigma
+        return gaussian_blur(
+            views,
+            sigma.to(views.device),
+            chunk.specs[0].blur_kernel_px,
+            max(sigma.tolist()),
+            bfloat16=chunk.bfloat16 and bfloat16_pays(views.device),
+        )
+
+    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Blur one view by kornia."""
+        sigma = draw.sigma[:, None].expand(1, 2).to(view.device)
+        return _tensor(kornia.filters.gaussian_blur2d(view, spec.blur_kernel_px, sigma))
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say sigma."""
+        return [f"blur {draw.sigma.item():.1f} px"] if draw.blur else []
+
+
+class Solarize(MaskedOp):
+    """Pixels at or above solarize_threshold are inverted."""
+
+    name = "solarize"
+    label = "solarized"
+    reads = ("solarize_prob", "solarize_threshold")
+    params = ("solarize",)  # (B,) bool
+    lanes = range(33, 34)
+
+    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Solarize the views, each with its spec's threshold."""
+        threshold = torch.tensor([float(spec.solarize_threshold) for spec in chunk.specs])
+        return pixels.solarize(views, threshold[chunk.draws.views].to(views.device))
+
+    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Solarize one view by kornia."""
+        return _tensor(kornia.enhance.solarize(view, float(spec.solarize_threshold)))
+
+
+OPS: list[Op] = [CropFlip(), Rotation(), ColorJitter(), Grayscale(), Blur(), Solarize()]
+
+
+def register_op(op: Op, *, before: str | None = None) -> None:
+    """Add an op to OPS: views built from now on do it. Call it once, before views are built.
+
+    Args:
+        op: see Op.
+        before: the op before which it is done, not "crop"; None: last. `augment.extra` and
+            normalisation come after all ops.
+
+    Raises:
+        ValueError: where its name, a setting, a parameter or a lane belongs to another op, or
+            there is no op `before`.
     """
+    names = [other.name for other in OPS]
+    if before is not None and before not in names[1:]:
+        raise ValueError(f"there is no op {before!r} to come before; known: {names[1:]}")
+    built_in = {field.name for field in dataclasses.fields(ViewSpec)}
+    if taken := sorted(built_in & set(op.settings)):
+        raise ValueError(f"op {op.name!r}: setting {taken[0]!r} is a field of ViewSpec already")
+    for other in OPS:
+        for kind in ("settings", "params", "lanes"):
+            if shared := sorted(set(getattr(op, kind)) & set(getattr(other, kind))):
+                raise ValueError(
+                    f"op {op.name!r}: {kind} {shared} belong to op {other.name!r}; "
+                    + ("use named_lanes()" if kind == "lanes" else "choose another name")
+                )
+        if op.name == other.name:
+            raise ValueError(f"there is an op {op.name!r} already")
+    OPS.insert(names.index(before) if before else len(OPS), op)
 
-    factor: Tensor
-    gray: Tensor
-    mean: Tensor
 
-    def rows(self, index: Tensor | slice) -> "Blends":
-        return Blends(*(field[index] for field in self))
-
-    def to(self, device: torch.device | str) -> "Blends":
-        return Blends(*(field.to(device, non_blocking=True) for field in self))
+def current_spec() -> type[ViewSpec]:
+    """Return ViewSpec with the settings of all ops in OPS."""
+    return _spec_of(tuple(OPS))
 
 
-# for each step: whether some image does it, uses its gray, and its mean gray
-Needs = Sequence[tuple[bool, bool, bool]]
+@cache
+def _spec_of(ops: tuple[Op, ...]) -> type[ViewSpec]:
+    return extend_spec({name: field for op in ops for name, field in op.settings.items()})
 
 
-def blends_of(order: Tensor, factors: Tensor, jitter: Tensor) -> Blends:
-    """The steps of `order` but hue: columns without hue.
+def ops_for(specs: Sequence[ViewSpec]) -> list[Op]:
+    """Return the ops, in order, whose settings these views have.
 
-    order: (n, k), the op (BRIGHTNESS, ...) of each step, HUE in all rows or in none; factors:
-    (n, 4); jitter: (n,) bool, whether it is done.
+    Views built before an op was registered go on without it.
     """
-    order = order[order != HUE].view(len(order), -1)
-    done = jitter[:, None]
-    factor = factors.gather(1, order)
-    rest = 1.0 - factor
-    return Blends(
-        torch.where(done, factor, 1.0),
-        rest * (done & (order == SATURATION)),
-        rest * (done & (order == CONTRAST)),
-    )
+    return [op for op in OPS if all(hasattr(specs[0], name) for name in op.settings)]
 
 
-class Colours(NamedTuple):
-    """The kernels of change_colours. Each returns the changed images, perhaps its argument.
-
-    blend: as blend_ below; shift_hue: as shift_hue_.
-    """
-
-    blend: Callable[[Tensor, Tensor, Tensor, Tensor, bool, bool], Tensor]
-    shift_hue: Callable[[Tensor, Tensor], Tensor]
+def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:
+    return bounds[0] + (bounds[1] - bounds[0]) * u
 
 
-def change_colours(
-    images: Tensor,
-    blends: Blends,
-    turns: Tensor,
-    hue_step: int | None,
-    needs: Needs,
-    colours: Colours,
-) -> Tensor:
-    """Colour jitter, each image in its own order. The argument may be changed too.
-
-    turns: (n,) hue; it is done before blend `hue_step` of every image (None: of none), so that its
-    price is paid once. What no image needs is not computed.
-    """
-    for step, (done, needs_gray, needs_mean) in enumerate(needs):
-        if step == hue_step:
-            images = colours.shift_hue(images, turns)
-        if done:
-            factor, gray, mean = (field[:, step] for field in blends)
-            images = colours.blend(images, factor, gray, mean, needs_gray, needs_mean)
-    return colours.shift_hue(images, turns) if hue_step == len(needs) else images
+def _tensor(value: Any) -> Tensor:
+    """What kornia, which has no types here, returns."""
+    tensor: Tensor = value
+    return tensor
 
 
-def blend_(
-    images: Tensor, factor: Tensor, gray: Tensor, mean: Tensor, needs_gray: bool, needs_mean: bool
-) -> Tensor:
-    """One step of Blends, (n,) each; needs_...: whether some image's is not 0."""
-    factor, gray, mean = (field[:, None, None, None] for field in (factor, gray, mean))
-    if needs_gray:
-        target = gray_of(images)  # (n, 1, S, S)
-        if needs_mean:
-            mean = target.mean((1, 2, 3), keepdim=True) * mean
-        if images.is_cuda:  # in one pass; a CPU does not vectorise these broadcasts
-            torch.addcmul(mean, target, gray, out=target)
-            torch.addcmul(target, images, factor, out=images)
-        else:
-            target.mul_(gray).add_(mean)
-            images.mul_(factor).add_(target)
-    elif needs_mean:
-        mean = gray_of(images.mean((2, 3), keepdim=True)) * mean  # the mean is linear
-        images.mul_(factor).add_(mean)
-    else:
-        images.mul_(factor)
-    return images.clamp_(0.0, 1.0)
-
-
-def shift_hue_(images: Tensor, turns: Tensor) -> Tensor:
-    """Turn the hue of HSV; value and chroma stay. turns: (n,) in [-0.5, 0.5].
-
-    With v = max, c = max - min, m = min and the hue h in sixths of a turn, the way back is
-    r = m + c clip(|h - 3| - 1), g = v - c clip(|h - 2| - 1), b = v - c clip(|h - 4| - 1).
-    Choices are float masks and lerp: torch.where is 20 times slower than either on a CPU.
-    """
-    red, green, blue = images.unbind(1)  # (n, S, S) each
-    value = torch.maximum(red, green)
-    torch.maximum(value, blue, out=value)
-    least = torch.minimum(red, green)
-    torch.minimum(least, blue, out=least)
-    chroma = value - least
-    red_leads = torch.eq(value, red, out=torch.empty_like(value))  # 1.0 or 0.0; wins a tie
-    green_leads = torch.eq(value, green, out=torch.empty_like(value))
-
-    sixths = (red - green).add_(chroma, alpha=4.0)  # times chroma, up to the division
-    sixths.lerp_((blue - red).add_(chroma, alpha=2.0), green_leads).lerp_(green - blue, red_leads)
-    sixths.div_(chroma.clamp_min(1e-30))  # gray pixels: 0 / 1e-30, and chroma 0 hides the hue
-    sixths.add_(6.0 * turns[:, None, None])
-    ramp = green_leads
-    sixths.sub_(torch.mul(sixths, 1 / 6, out=ramp).floor_(), alpha=6.0)  # into [0, 6]
-
-    torch.addcmul(least, chroma, _ramp(sixths, 3.0, ramp), out=red)
-    torch.addcmul(value, chroma, _ramp(sixths, 2.0, ramp), value=-1, out=green)
-    torch.addcmul(value, chroma, _ramp(sixths, 4.0, ramp), value=-1, out=blue)
-    return images
-
-
-def _ramp(sixths: Tensor, centre: float, out: Tensor) -> Tensor:
-    return torch.sub(sixths, centre, out=out).abs_().sub_(1.0).clamp_(0.0, 1.0)
-
-
-EAGER = Colours(blend_, shift_hue_)
-
-
-def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Invert what is at or above the threshold. threshold: (n,)."""
-    bright = torch.ge(images, threshold[:, None, None, None]).float()
-    return torch.lerp(images, 1.0 - images, bright)  # exact at 0 and 1; where is 20 times slower
-
-
-def normalize_(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(x - mean) / std for each channel. mean, std: (3,)."""
-    return images.sub_(mean[:, None, None]).div_(std[:, None, None])
+_PERMUTATIONS = np.array(
+    [[a, b, c, d] for a in range(4) for b in range(4) for c in range(4) for d in range(4)
+     if {a, b, c, d} == {0, 1, 2, 3}],
+    dtype=np.int64,
+)  # fmt: skip

@@ -4,10 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sslpipe.augment.params import PAIR_FIELDS, ViewSpec
+from sslpipe.augment.ops import current_spec
+from sslpipe.augment.spec import ViewSpec, is_interval
 from sslpipe.errors import RecipeError, did_you_mean
 
-_FIELDS = [field.name for field in dataclasses.fields(ViewSpec) if field.name != "crop_px"]
+_JITTER_STRENGTH = (
+    "SimCLR's s: brightness, contrast and saturation become 0.8 s, hue 0.2 s; what the preset "
+    "leaves out stays out, and a field given by its own name wins"
+)
 _MOCO_JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
 _BYOL = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 # What each preset changes of ViewSpec's defaults, first and second view.
@@ -44,13 +48,20 @@ PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def view_specs(
     preset: str, crop_px: int, overrides: Mapping[str, Any] | None = None
 ) -> tuple[ViewSpec, ViewSpec]:
-    """The two views of a preset, with the recipe's own values put in.
+    """Return the settings of a preset's two views, with the recipe's own values put in.
 
-    overrides: fields of ViewSpec. One value serves both views; a list of two gives each view its
-    own (blur_prob = [1.0, 0.1]; crop_area = [[0.3, 1], [0.1, 0.3]]). `jitter_strength = s` is
-    SimCLR's s: brightness, contrast and saturation become 0.8 s, hue 0.2 s; what the preset leaves
-    out stays out; a field given by its own name wins.
-    Raises: RecipeError on an unknown preset or field; ValueError naming field and value.
+    Args:
+        preset: a name of PRESETS.
+        crop_px: side of the square views.
+        overrides: fields of ViewSpec or settings of registered ops. One value serves both views; a
+            list of two gives each view its own (blur_prob = [1.0, 0.1]; crop_area = [[0.3, 1],
+            [0.1, 0.3]]). `jitter_strength = s` is SimCLR's s: brightness, contrast and saturation
+            become 0.8 s, hue 0.2 s; what the preset leaves out stays out; a field given by its own
+            name wins.
+
+    Raises:
+        RecipeError: an unknown preset or field.
+        ValueError: naming field and value.
     """
     overrides = dict(overrides or {})
     if preset not in PRESETS:
@@ -58,7 +69,9 @@ def view_specs(
             f"augment.preset = {preset!r} is unknown{did_you_mean(str(preset), PRESETS)}; "
             f"known: {', '.join(PRESETS)}"
         )
-    known = [*_FIELDS, "jitter_strength"]
+    spec = current_spec()
+    fields = {field.name: field for field in dataclasses.fields(spec) if field.name != "crop_px"}
+    known = [*fields, "jitter_strength"]
     for key in overrides:
         if key not in known:
             raise RecipeError(
@@ -67,34 +80,46 @@ def view_specs(
             )
     strength = overrides.pop("jitter_strength", None)
     first, second = (
-        ViewSpec(
+        spec(
             **{
                 "crop_px": crop_px,
-                **fields,
-                **_jitter_of(strength, fields),
-                **{key: _of_view(key, value, view) for key, value in overrides.items()},
+                **changed,
+                **_jitter_fields(strength, changed),
+                **{
+                    key: _value_of_view(fields[key], value, view)
+                    for key, value in overrides.items()
+                },
             }
         )
-        for view, fields in enumerate(PRESETS[preset])
+        for view, changed in enumerate(PRESETS[preset])
     )
     return first, second
 
 
-def _jitter_of(strength: object, fields: Mapping[str, Any]) -> dict[str, float]:
+def setting_docs() -> dict[str, str]:
+    """Return what each key of the views' settings means, those of registered ops among them."""
+    docs = {
+        field.name: f"{field.metadata['doc']} (default {field.default})"
+        for field in dataclasses.fields(current_spec())
+    }
+    return {**docs, "jitter_strength": _JITTER_STRENGTH}
+
+
+def _jitter_fields(strength: object, preset: Mapping[str, Any]) -> dict[str, float]:
     if strength is None:
         return {}
     if isinstance(strength, bool) or not isinstance(strength, int | float) or strength < 0:
         raise ValueError(f"jitter_strength = {strength!r} is not a number >= 0")
     simclr = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
-    return {key: base * strength for key, base in simclr.items() if fields.get(key, base) > 0}
+    return {key: base * strength for key, base in simclr.items() if preset.get(key, base) > 0}
 
 
-def _of_view(key: str, value: Any, view: int) -> Any:
+def _value_of_view(field: "dataclasses.Field[Any]", value: Any, view: int) -> Any:
     if not isinstance(value, list | tuple):
         return value
     nested = any(isinstance(item, list | tuple) for item in value)
-    if key in PAIR_FIELDS and not nested:
+    if is_interval(field) and not nested:
         return value
     if len(value) != 2:
-        raise ValueError(f"{key} = {value!r}: give one value, or two, one a view")
+        raise ValueError(f"{field.name} = {value!r}: give one value, or two, one a view")
     return value[view]

@@ -1,4 +1,4 @@
-"""A picture of what training sees: images beside their views, with the numbers that were drawn."""
+"""A picture of what training sees: images beside their views, with their parameters."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from sslpipe.augment.params import Draws, ViewSpec, draws
+from sslpipe.augment.ops import ops_for
+from sslpipe.augment.params import Draws, draws
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import one_pass
@@ -39,10 +40,22 @@ def preview_grid(
     canvas_px: int,
     num_epochs: int = 2,
 ) -> Image.Image:
-    """A row a sample: the image with the first epoch's crops framed, then both views of each epoch.
+    """Draw a row per sample: the image with the first epoch's crops framed, then the views.
 
-    ids: (n,) sorted sample ids; num_epochs: epochs shown, from `epoch` on. The views are those of
-    training, normalisation undone. Raises: DataError where a sample cannot be read.
+    The views are those of training, normalisation undone.
+
+    Args:
+        index: the data, for the names of its classes.
+        split: where the samples are.
+        augment: the views.
+        seed: the run's.
+        epoch: the first that is shown.
+        ids: (n,) sorted sample ids.
+        canvas_px: as in training.
+        num_epochs: how many epochs are shown.
+
+    Raises:
+        DataError: where a sample cannot be read.
     """
     ids = np.asarray(ids, dtype=np.int64)
     rows = []
@@ -57,7 +70,7 @@ def preview_grid(
         for number in range(epoch, epoch + num_epochs)
         for view in (1, 2)
     ]
-    return _drawn(titles, rows)
+    return _draw_page(titles, rows)
 
 
 def _rows(batch: Batch, augment: Views, seed: int, epochs: range) -> list[list[_Cell]]:
@@ -65,20 +78,22 @@ def _rows(batch: Batch, augment: Views, seed: int, epochs: range) -> list[list[_
     rows: list[list[_Cell]] = [[] for _ in range(count)]
     scale, shift = augment.std[:, None, None].cpu(), augment.mean[:, None, None].cpu()
     for epoch in epochs:
-        drawn = draws(seed, epoch, batch.ids, batch.sizes, augment.specs)
-        views = augment(batch, drawn).cpu() * scale + shift  # (2B, 3, S, S) in [0, 1]
+        params = draws(seed, epoch, batch.ids, batch.sizes, augment.specs)
+        views = augment(batch, params).cpu() * scale + shift  # (2B, 3, S, S) in [0, 1]
         for row, cells in enumerate(rows):
             if epoch == epochs[0]:
-                cells.append(_original(batch, row, drawn, augment.crop_px * factor))
+                cells.append(_original(batch, row, params, augment.crop_px * factor))
             for view, spec in enumerate(augment.specs):
                 place = row + view * count
-                height, width = batch.sizes[row].tolist()
-                lines = _described(drawn.rows(slice(place, place + 1)), spec, height * width)
+                draw, size = params.rows(slice(place, place + 1)), batch.sizes[row].tolist()
+                ops = ops_for(augment.specs)
+                words = [word for op in ops for word in op.describe(draw, spec, size)]
+                lines = _wrap(words, _CELL_PX)
                 cells.append(_Cell(_to_image(views[place], factor), lines, _VIEW_COLOURS[view]))
     return rows
 
 
-def _original(batch: Batch, row: int, drawn: Draws, cell_px: int) -> _Cell:
+def _original(batch: Batch, row: int, params: Draws, cell_px: int) -> _Cell:
     """The image, as large as a cell allows, with the box of each view."""
     height, width = batch.sizes[row].tolist()
     image = Image.fromarray(batch.images[row, :, :height, :width].permute(1, 2, 0).cpu().numpy())
@@ -88,7 +103,7 @@ def _original(batch: Batch, row: int, drawn: Draws, cell_px: int) -> _Cell:
     pen = ImageDraw.Draw(image)
     for view, colour in enumerate(_VIEW_COLOURS):
         top, left, box_h, box_w = (
-            factor * side for side in drawn.boxes[row + view * len(batch.ids)].tolist()
+            factor * side for side in params.boxes[row + view * len(batch.ids)].tolist()
         )
         corners = (left, top, left + box_w - 1, top + box_h - 1)
         pen.rectangle(corners, outline=(255, 255, 255), width=4)
@@ -96,27 +111,7 @@ def _original(batch: Batch, row: int, drawn: Draws, cell_px: int) -> _Cell:
     return _Cell(image, [f"{width} x {height} px"], _INK)
 
 
-def _described(draw: Draws, spec: ViewSpec, area_px: int) -> list[str]:
-    """What was done to one view, in the order in which it was done."""
-    _, _, height, width = draw.boxes[0].tolist()
-    words = [f"crop {height * width / area_px:.0%} {width / height:.2f}:1"]
-    words += ["mirrored"] if draw.flip else []
-    words += [f"turned {draw.angle_deg.item():+.0f}°"] if spec.rotation_deg else []
-    if draw.jitter:
-        short = ("bright", "contrast", "satur.", "hue")
-        for op in draw.order[0].tolist():
-            factor = draw.factors[0, op].item()
-            if spec.jitter_strengths[op]:
-                words.append(
-                    f"{short[op]} {factor:+.2f}" if op == 3 else f"{short[op]} {factor:.2f}"
-                )
-    words += ["gray"] if draw.grayscale else []
-    words += [f"blur {draw.sigma.item():.1f} px"] if draw.blur else []
-    words += ["solarized"] if draw.solarize else []
-    return _wrapped(words, _CELL_PX)
-
-
-def _wrapped(words: list[str], width_px: int) -> list[str]:
+def _wrap(words: list[str], width_px: int) -> list[str]:
     lines = [words[0]]
     for word in words[1:]:
         longer = f"{lines[-1]}, {word}"
@@ -132,7 +127,7 @@ def _to_image(view: Tensor, factor: int) -> Image.Image:
     return Image.fromarray(pixels.repeat(factor, axis=0).repeat(factor, axis=1))
 
 
-def _drawn(titles: list[str], rows: list[list[_Cell]]) -> Image.Image:
+def _draw_page(titles: list[str], rows: list[list[_Cell]]) -> Image.Image:
     cell_px = max(_CELL_PX, *(cell.pixels.width for row in rows for cell in row))
     heights = [
         max(cell.pixels.height + len(cell.lines) * _LINE_PX for cell in row) + _ROW_GAP_PX

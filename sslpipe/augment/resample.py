@@ -1,8 +1,8 @@
 """Crops and blurs as what both are: each pixel of a line is a weighted sum of a few of another.
 
 A Taps says which pixels, with what weights. On a CPU, whole lines of an image are summed by
-embedding_bag, then the image is turned on its side and the lines across are summed in the same way:
-1.2 to 2.3 times quicker than products with the nearly empty matrices of the taps, and those than
+embedding_bag, then the image is transposed and the lines across are summed in the same way: 1.2 to
+2.3 times faster than products with the nearly empty matrices of the taps, and those than
 interpolate. A GPU does the products.
 Images are float32 and planar; formulas: torchvision.transforms.v2 on float tensors.
 """
@@ -32,12 +32,13 @@ class Taps(NamedTuple):
     weight: Tensor  # (n, out_px, taps) float32
 
     def rows(self, part: slice) -> "Taps":
+        """Return some of the lines."""
         return Taps(self.places[part], self.weight[part])
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Matrix products in full float32, whatever the training loop has allowed for its own."""
+    """Compute matrix products in full float32, whatever the training loop allows for its own."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -55,6 +56,7 @@ class Crops(NamedTuple):
     across: Taps
 
     def rows(self, part: slice) -> "Crops":
+        """Return some of the crops."""
         down, across = self.down.rows(part), self.across.rows(part)
         return Crops(self.source[part], self.boxes[part], down, across)
 
@@ -62,9 +64,16 @@ class Crops(NamedTuple):
 def plan_crops(
     source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_px: int, device: torch.device
 ) -> Crops:
-    """source, boxes: as in Crops; flip, apart: (n,) bool. All on the CPU.
+    """Compute the taps of n crops.
 
-    apart: for crop_apart, whose taps count from the box; the others' count from the image.
+    Args:
+        source: as in Crops; all tensors on the CPU.
+        boxes: as in Crops.
+        flip: (n,) bool, which are mirrored.
+        apart: (n,) bool, which are for crop_apart, whose taps count from the box; the others'
+            count from the image.
+        crop_px: side of the result.
+        device: of the taps.
     """
     top, left, height, width = boxes.unbind(1)
     starts = torch.where(apart, 0, top), torch.where(apart, left % _CUT_PX, left)
@@ -80,9 +89,14 @@ def plan_crops(
 
 
 def crop_together(images: Tensor, crops: Crops) -> Tensor:
-    """(B, 3, H, W) in 0..255, uint8 or float32 -> (n, 3, crop_px, crop_px) float32 in [0, 1].
+    """Crop images that are read whole: for a GPU, and small images on a CPU.
 
-    For a GPU, and small images on a CPU, there fastest as float32 channels_last.
+    Args:
+        images: (B, 3, H, W) in 0..255, uint8 or float32; on a CPU fastest float32 channels_last.
+        crops: n crops, planned without `apart`.
+
+    Returns:
+        (n, 3, crop_px, crop_px) float32 in [0, 1].
     """
     if images.is_cuda:
         return crop_by_products(images, crops)
@@ -93,7 +107,7 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
 
 
 def crop_by_products(images: Tensor, crops: Crops) -> Tensor:
-    """The same by dense products, as a GPU does it."""
+    """Do what crop_together does by dense products, as a GPU does it."""
     down, across = _matrices(crops.down, images.shape[2]), _matrices(crops.across, images.shape[3])
     with full_float32():
         rows = (down[:, None] @ images[crops.source].float()).flatten(1, 2)  # (n, 3 S, W)
@@ -103,7 +117,7 @@ def crop_by_products(images: Tensor, crops: Crops) -> Tensor:
 
 
 def crop_apart(images: Tensor, crops: Crops) -> Tensor:
-    """The same on a CPU, reading no more of an image than its box; crops planned with `apart`."""
+    """Do the same on a CPU, reading no more of an image than its box; planned with `apart`."""
     side = crops.down.places.shape[1]
     views = torch.empty(len(crops.boxes), 3, side, side)
     plan = zip(crops.source.tolist(), crops.boxes.tolist(), strict=True)
@@ -117,24 +131,35 @@ def crop_apart(images: Tensor, crops: Crops) -> Tensor:
 
 
 def _crop(lines: Tensor, first: Tensor | None, crops: Crops) -> Tensor:
-    """lines (m, 3 W) of images, pixel by pixel; first: the line where each crop's image begins, as
-    in _sums_of_lines."""
+    """Resample down, then across.
+
+    lines: (m, 3 W) of images, pixel by pixel; first: the line where each crop's image begins, as in
+    _sum_lines.
+    """
     n, side, _ = crops.down.places.shape
-    down = _sums_of_lines(lines, crops.down, first)  # (n, S, 3 W)
-    columns = turned(down).view(-1, 3 * side)  # (n W, 3 S)
+    down = _sum_lines(lines, crops.down, first)  # (n, S, 3 W)
+    columns = transposed(down).view(-1, 3 * side)  # (n W, 3 S)
     first = _first_lines(n, lines.shape[1] // 3) if n > 1 else None
-    across = _sums_of_lines(columns, crops.across, first)  # (n, S, 3 S)
-    return turned(across).view(n, 3, side, side)
+    across = _sum_lines(columns, crops.across, first)  # (n, S, 3 S)
+    return transposed(across).view(n, 3, side, side)
 
 
 def gaussian_blur(
     images: Tensor, sigma: Tensor, kernel_px: int, largest_sigma: float, *, bfloat16: bool = False
 ) -> Tensor:
-    """Separable Gaussian of `kernel_px` taps (odd), reflected borders: (n, c, S, S) -> the same.
+    """Blur by a separable Gaussian with reflected borders.
 
-    sigma: (n,) in pixels, none over largest_sigma. bfloat16: across, pixels, weights and sums are
-    rounded to it (each to a relative 2^-9), products are accumulated in float32; not for kernels of
-    _FEW_TAPS, which need no products.
+    Args:
+        images: (n, c, S, S) float32.
+        sigma: (n,) in pixels, none over largest_sigma.
+        kernel_px: its taps, odd, less than 2 S.
+        largest_sigma: taps that float32 cannot see at this sigma are left out.
+        bfloat16: across, pixels, weights and sums are rounded to it (each to a relative 2^-9),
+            products are accumulated in float32; not for kernels of _FEW_TAPS, which need no
+            products.
+
+    Returns:
+        The same shape; its argument is unchanged.
     """
     if kernel_px // 2 >= images.shape[-1]:
         raise ValueError(
@@ -151,14 +176,14 @@ def gaussian_blur(
     weight = taps.weight[:, None].expand(n, channels, *taps.weight.shape[1:])
     taps = Taps(places, weight.reshape(places.shape))
     for _ in range(2):
-        planes = turned(_sums_of_lines(planes.view(-1, side), taps))
+        planes = transposed(_sum_lines(planes.view(-1, side), taps))
     return planes.view(images.shape)
 
 
 def bfloat16_pays(device: torch.device) -> bool:
-    """Whether products in bfloat16 make a blur quicker: on a GPU, and a CPU with AMX.
+    """Whether products in bfloat16 make a blur faster: on a GPU, and a CPU with AMX.
 
-    A CPU with AVX-512 alone multiplies 1.8 times as fast in it; sums of lines are quicker still.
+    A CPU with AVX-512 alone multiplies 1.8 times as fast in it; sums of lines are faster still.
     """
     return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
@@ -176,7 +201,13 @@ def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
 
 
 def blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
-    """The same by dense products, as a GPU does it. dtype: of the second one, across."""
+    """Do what gaussian_blur does by dense products, as a GPU does it.
+
+    Args:
+        images: (n, c, S, S) float32.
+        taps: blur_taps of S pixels.
+        dtype: of the second product, across.
+    """
     n, _, side, _ = images.shape
     matrices = _matrices(taps, side)
     with full_float32():
@@ -185,16 +216,22 @@ def blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
 
 
 def num_crop_taps(longest_px: int, out_px: int) -> int:
-    """The most input pixels that one output pixel touches where `longest_px` become `out_px`."""
+    """Return how many input pixels one output pixel touches where longest_px become out_px."""
     return math.ceil(2 * max(longest_px / out_px, 1.0)) + 1
 
 
 def crop_taps(start: Tensor, length: Tensor, backwards: Tensor, out_px: int, num_taps: int) -> Taps:
-    """Resample [start, start + length) of each line to out_px; backwards: mirrored.
+    """Compute the taps that resample [start, start + length) of each line to out_px.
 
-    start, length: (n,) int64; backwards: (n,) bool; num_taps: num_crop_taps of the longest.
     A triangle around each output pixel's centre, as wide as two input pixels, or two output
     pixels where the line is shrunk (antialiasing). Rounded in float32 as torch's own kernel does.
+
+    Args:
+        start: (n,) int64.
+        length: (n,) int64.
+        backwards: (n,) bool, which are mirrored.
+        out_px: length of the result.
+        num_taps: num_crop_taps of the longest.
     """
     device = start.device
     scale = (length.float() / out_px)[:, None]  # (n, 1), input pixels an output pixel
@@ -214,9 +251,13 @@ def crop_taps(start: Tensor, length: Tensor, backwards: Tensor, out_px: int, num
 
 
 def blur_taps(sigma: Tensor, kernel_px: int, side_px: int, largest_sigma: float) -> Taps:
-    """A Gaussian of `kernel_px` taps (odd) along each line, reflected at its ends.
+    """Compute the taps of a Gaussian along each line, reflected at its ends.
 
-    sigma: (n,) in pixels, none over largest_sigma. Taps that float32 cannot see are left out.
+    Args:
+        sigma: (n,) in pixels, none over largest_sigma.
+        kernel_px: taps of the whole kernel, odd; those that float32 cannot see are left out.
+        side_px: length of a line.
+        largest_sigma: which taps are left out.
     """
     reach = kernel_px // 2
     kept = min(reach, math.ceil(_LAST_SIGMAS * largest_sigma))
@@ -242,7 +283,7 @@ def _gaussian(sigma: Tensor, kernel_px: int) -> Tensor:
     return torch.softmax(-0.5 * (offset / sigma[:, None]).square(), dim=1)
 
 
-def _sums_of_lines(lines: Tensor, taps: Taps, first: Tensor | None = None) -> Tensor:
+def _sum_lines(lines: Tensor, taps: Taps, first: Tensor | None = None) -> Tensor:
     """Weighted sums of lines (m, width) -> (n, out_px, width).
 
     first: (n, 1, 1) int32, the line that is 0 to each; None: the first of all.
@@ -263,10 +304,10 @@ def _first_lines(images: int, height: int) -> Tensor:
     return torch.arange(0, images * height, height, dtype=torch.int32)[:, None, None]
 
 
-def turned(images: Tensor) -> Tensor:
-    """(n, r, c) -> (n, c, r): images.mT.contiguous(), of a contiguous one 3 to 5 times as quick.
+def transposed(images: Tensor) -> Tensor:
+    """Transpose, (n, r, c) -> (n, c, r): images.mT.contiguous(), 3 to 5 times as fast on a CPU.
 
-    For a CPU. A shuffle of channels is the same move, and its kernel does it in blocks of 16 x 16.
+    A shuffle of channels is the same move, and its kernel does it in blocks of 16 x 16.
     """
     n, rows, columns = images.shape
     channels = images.reshape(1, n, 1, rows * columns).permute(0, 3, 1, 2)  # (1, r c, n, 1)

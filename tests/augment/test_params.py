@@ -11,7 +11,8 @@ import torch
 import torchvision.transforms.v2 as transforms
 from scipy import stats
 
-from sslpipe.augment.params import HUE, Draws, ViewSpec, draws
+from sslpipe.augment.params import Draws, ViewSpec, draws
+from sslpipe.augment.pixels import HUE
 from sslpipe.augment.presets import PRESETS, view_specs
 from sslpipe.errors import RecipeError
 
@@ -27,12 +28,12 @@ def drawn(spec: ViewSpec = SIMCLR, size: tuple[int, int] = (375, 500), count: in
     return draws(3, 1, np.arange(count), np.tile(size, (count, 1)), (spec,))
 
 
-def same_law(ours: np.ndarray, theirs: np.ndarray) -> bool:
+def same_distribution(ours: np.ndarray, theirs: np.ndarray) -> bool:
     return bool(stats.ks_2samp(ours, theirs).pvalue > P_VALUE)
 
 
 @pytest.mark.parametrize("size", [(375, 500), (32, 32), (50, 400)])
-def test_crop_boxes_follow_torchvisions_law(size: tuple[int, int]) -> None:
+def test_crop_boxes_follow_torchvisions_distribution(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     crop = transforms.RandomResizedCrop(224)
     image = torch.empty(3, *size, device="meta")
@@ -40,9 +41,9 @@ def test_crop_boxes_follow_torchvisions_law(size: tuple[int, int]) -> None:
     theirs = np.array([[p["top"], p["left"], p["height"], p["width"]] for p in params], float)
     ours = drawn(size=size).boxes.numpy().astype(float)
     for column in range(4):
-        assert same_law(ours[:, column], theirs[:, column])
-    assert same_law(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3])
-    assert same_law(ours[:, 3] / ours[:, 2], theirs[:, 3] / theirs[:, 2])
+        assert same_distribution(ours[:, column], theirs[:, column])
+    assert same_distribution(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3])
+    assert same_distribution(ours[:, 3] / ours[:, 2], theirs[:, 3] / theirs[:, 2])
 
 
 def test_boxes_lie_inside_the_image_and_reach_its_last_pixel() -> None:
@@ -63,15 +64,17 @@ def test_the_central_fallback_is_torchvisions(size: tuple[int, int]) -> None:
     assert ours.tolist() == [[expected[k] for k in ("top", "left", "height", "width")]] * 5
 
 
-def test_jitter_factors_follow_torchvisions_law() -> None:
+def test_jitter_factors_follow_torchvisions_distribution() -> None:
     torch.manual_seed(0)
-    spec = dataclasses.replace(SIMCLR, contrast=1.4, saturation=0.3)  # 1.4: the law is cut at 0
+    spec = dataclasses.replace(
+        SIMCLR, contrast=1.4, saturation=0.3
+    )  # 1.4: the interval is cut at 0
     jitter = transforms.ColorJitter(*spec.jitter_strengths)
     params = [jitter.make_params([]) for _ in range(COUNT)]
     ours = drawn(spec).factors.numpy()
     for column, name in enumerate(("brightness", "contrast", "saturation", "hue")):
         theirs = np.array([p[f"{name}_factor"] for p in params])
-        assert same_law(ours[:, column], theirs), name
+        assert same_distribution(ours[:, column], theirs), name
 
 
 def test_every_op_order_is_equally_frequent() -> None:
@@ -80,14 +83,14 @@ def test_every_op_order_is_equally_frequent() -> None:
     assert stats.chisquare(counts.numpy()).pvalue > P_VALUE
 
 
-def test_blur_sigma_and_rotation_follow_torchvisions_law() -> None:
+def test_blur_sigma_and_rotation_follow_torchvisions_distribution() -> None:
     torch.manual_seed(0)
     blur, rotation = transforms.GaussianBlur(23, (0.1, 2.0)), transforms.RandomRotation(20)
     ours = drawn(dataclasses.replace(SIMCLR, rotation_deg=20))
     sigma = np.array([blur.make_params([])["sigma"][0] for _ in range(COUNT)])
     angle = np.array([rotation.make_params([])["angle"] for _ in range(COUNT)])
-    assert same_law(ours.sigma.numpy(), sigma)
-    assert same_law(ours.angle_deg.numpy(), angle)
+    assert same_distribution(ours.sigma.numpy(), sigma)
+    assert same_distribution(ours.angle_deg.numpy(), angle)
 
 
 def test_ops_are_done_as_often_as_the_spec_says() -> None:
@@ -110,7 +113,7 @@ def test_no_two_parameters_of_a_view_are_correlated() -> None:
     place = ours.boxes[:, :2] / room.clamp_min(1)  # where the box lies in the room it has
     sides = ours.boxes[:, 2:].log()
     shape = torch.stack([sides.sum(1), sides[:, 0] - sides[:, 1]], dim=1)  # area, aspect
-    columns = [place, shape, *(field.reshape(COUNT, -1) for field in ours[5:])]
+    columns = [place, shape, *(field.reshape(COUNT, -1) for field in tuple(ours)[5:])]
     assert torch.equal(columns[6], ours.order)  # its entries are related to each other, no more
     start = sum(column.shape[1] for column in columns[:6])
     order = range(start, start + 4)
@@ -129,10 +132,10 @@ def test_a_row_depends_on_its_own_image_only() -> None:
     whole = draws(5, 2, ids, sizes, specs)
     for row in range(4):
         alone = draws(5, 2, ids[row : row + 1], sizes[row : row + 1], specs)
-        for part, one in zip(whole[2:], alone[2:], strict=True):
+        for part, one in zip(tuple(whole)[2:], tuple(alone)[2:], strict=True):
             assert torch.equal(part[[row, row + 4]], one)
     backwards = draws(5, 2, ids[::-1], sizes[::-1], specs)
-    for part, other in zip(whole[2:], backwards[2:], strict=True):
+    for part, other in zip(tuple(whole)[2:], tuple(backwards)[2:], strict=True):
         assert torch.equal(part.view(2, 4, -1).flip(1), other.view(2, 4, -1))
 
 

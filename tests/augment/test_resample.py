@@ -23,7 +23,7 @@ from sslpipe.augment.resample import (
     gaussian_blur,
     num_crop_taps,
     plan_crops,
-    turned,
+    transposed,
 )
 
 COUNT = 12
@@ -184,13 +184,13 @@ def test_views_stay_exact_where_training_allows_low_precision_products() -> None
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 5, 1), (1, 3, 7), (4, 1, 9), (3, 33, 17)])
-def test_turned_images_are_their_transposes_in_memory_of_their_own(
+def test_transposed_images_are_their_transposes_in_memory_of_their_own(
     shape: tuple[int, int, int],
 ) -> None:
     images = torch.rand(shape)
-    across = turned(images)
+    across = transposed(images)
     assert torch.equal(across, images.mT)
     assert across.is_contiguous()
     across.zero_()
     assert images.min() > 0
-    assert torch.equal(turned(images.mT), images)  # of any strides
+    assert torch.equal(transposed(images.mT), images)  # of any strides

@@ -39,7 +39,7 @@ def batch_of(sizes: list[tuple[int, int]], first_id: int = 0, epoch: int = 0) ->
     return Batch(images, torch.tensor(sizes), torch.full_like(ids, -1), ids, ids, epoch)
 
 
-def drawn_for(batch: Batch, augment: Views, seed: int = 0) -> Draws:
+def params_for(batch: Batch, augment: Views, seed: int = 0) -> Draws:
     return draws(seed, batch.epoch, batch.ids, batch.sizes, augment.specs)
 
 
@@ -47,34 +47,34 @@ def rows_of(batch: Batch, index: list[int]) -> Batch:
     return Batch(*(part[index] for part in batch[:5]), batch.epoch)
 
 
-def torchvision_view(batch: Batch, drawn: Draws, row: int, augment: Views) -> Tensor:
+def torchvision_view(batch: Batch, params: Draws, row: int, augment: Views) -> Tensor:
     """One view by torchvision's functions alone, in the documented order of ops."""
     source = row % len(batch.ids)
     spec = augment.specs[row // len(batch.ids)]
     size = [augment.crop_px] * 2
     pixels = batch.images[source].float() / 255
-    view = reference.resized_crop(pixels, *drawn.boxes[row].tolist(), size=size, antialias=True)
-    if drawn.flip[row]:
+    view = reference.resized_crop(pixels, *params.boxes[row].tolist(), size=size, antialias=True)
+    if params.flip[row]:
         view = reference.horizontal_flip(view)
     if spec.rotation_deg:
-        angle = float(drawn.angle_deg[row])
+        angle = float(params.angle_deg[row])
         view = reference.rotate(view, angle, interpolation=InterpolationMode.BILINEAR)
-    if drawn.jitter[row]:
+    if params.jitter[row]:
         adjust = (
             reference.adjust_brightness,
             reference.adjust_contrast,
             reference.adjust_saturation,
             reference.adjust_hue,
         )
-        for op in drawn.order[row].tolist():
+        for op in params.order[row].tolist():
             if spec.jitter_strengths[op]:
-                view = adjust[op](view, float(drawn.factors[row, op]))
-    if drawn.grayscale[row]:
+                view = adjust[op](view, float(params.factors[row, op]))
+    if params.grayscale[row]:
         view = reference.rgb_to_grayscale(view, 3)
-    if drawn.blur[row]:
+    if params.blur[row]:
         kernel = [spec.blur_kernel_px] * 2
-        view = reference.gaussian_blur(view, kernel, [float(drawn.sigma[row])] * 2)
-    if drawn.solarize[row]:
+        view = reference.gaussian_blur(view, kernel, [float(params.sigma[row])] * 2)
+    if params.solarize[row]:
         view = reference.solarize(view, spec.solarize_threshold)
     return reference.normalize(view, augment.mean.tolist(), augment.std.tolist())
 
@@ -86,12 +86,12 @@ SIZES = [(40, 52), (33, 33), (20, 64), (64, 20), (50, 50), (28, 41), (64, 64), (
 @pytest.mark.parametrize("crop_px", [32, 96])
 def test_the_fused_pipeline_equals_torchvision_image_by_image(preset: str, crop_px: int) -> None:
     augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(SIZES)
-    drawn = drawn_for(batch, augment)
-    views = augment(batch, drawn)
+    params = params_for(batch, augment)
+    views = augment(batch, params)
     assert views.shape == (48, 3, crop_px, crop_px)
     assert views.dtype == torch.float32
     assert views.is_contiguous(memory_format=torch.channels_last)
-    expected = torch.stack([torchvision_view(batch, drawn, row, augment) for row in range(48)])
+    expected = torch.stack([torchvision_view(batch, params, row, augment) for row in range(48)])
     # ops: 1e-5 in [0, 1], rotation 4e-5 at 96 px with gain 2.6; over std 0.22
     tolerance = 4e-4 if preset == "grayscale" else 5e-5
     assert (views - expected).abs().max() <= tolerance
@@ -100,10 +100,10 @@ def test_the_fused_pipeline_equals_torchvision_image_by_image(preset: str, crop_
 def test_a_huge_sigma_does_not_mix_up_the_rows() -> None:
     """Rows are sorted by it, among other things."""
     augment, batch = FusedViews("simclr", 32), batch_of(SIZES)
-    drawn = drawn_for(batch, augment)
-    drawn = drawn._replace(sigma=torch.where(torch.arange(48) % 3 == 0, 1e7, drawn.sigma))
-    views = augment(batch, drawn)
-    expected = torch.stack([torchvision_view(batch, drawn, row, augment) for row in range(48)])
+    params = params_for(batch, augment)
+    params = params.replace(sigma=torch.where(torch.arange(48) % 3 == 0, 1e7, params.sigma))
+    views = augment(batch, params)
+    expected = torch.stack([torchvision_view(batch, params, row, augment) for row in range(48)])
     assert (views - expected).abs().max() <= 1e-5
 
 
@@ -111,8 +111,8 @@ def test_a_huge_sigma_does_not_mix_up_the_rows() -> None:
 def test_the_kornia_pipeline_equals_the_fused_one(preset: str) -> None:
     fused, kornia = (AUGMENTS[kind](preset, 32) for kind in ("fused", "kornia"))
     batch = batch_of(SIZES)
-    drawn = drawn_for(batch, fused)
-    ours, theirs = fused(batch, drawn), kornia(batch, drawn)
+    params = params_for(batch, fused)
+    ours, theirs = fused(batch, params), kornia(batch, params)
     assert ours.stride() == theirs.stride()
     assert (ours - theirs).abs().max() <= 1e-3  # kornia's gray weights sum to 1, not 0.9999
     assert (ours - theirs).abs().mean() <= 5e-5
@@ -120,9 +120,9 @@ def test_the_kornia_pipeline_equals_the_fused_one(preset: str) -> None:
 
 def test_large_images_equal_torchvision_at_224_px() -> None:
     augment, batch = FusedViews("simclr", 224, MEAN, STD), batch_of([(256, 200), (180, 256)])
-    drawn = drawn_for(batch, augment)
-    expected = torch.stack([torchvision_view(batch, drawn, row, augment) for row in range(4)])
-    assert (augment(batch, drawn) - expected).abs().max() <= 2e-4  # 2e-5 gain 1.8, over std 0.22
+    params = params_for(batch, augment)
+    expected = torch.stack([torchvision_view(batch, params, row, augment) for row in range(4)])
+    assert (augment(batch, params) - expected).abs().max() <= 2e-4  # 2e-5 gain 1.8, over std 0.22
 
 
 @pytest.mark.parametrize("kind", AUGMENTS)
@@ -139,17 +139,17 @@ def test_strength_zero_is_a_plain_resize(kind: str) -> None:
         augment = AUGMENTS[kind]("simclr", crop_px, **nothing)
         batch = batch_of([(32, 32)] * 4)
         expected = reference.resize(batch.images.float() / 255, [crop_px] * 2, antialias=True)
-        views = augment(batch, drawn_for(batch, augment))
+        views = augment(batch, params_for(batch, augment))
         assert (views - torch.cat([expected, expected])).abs().max() <= 1e-6
     augment = AUGMENTS[kind]("simclr", 32, **{**nothing, "jitter_prob": 1}, jitter_strength=0)
-    assert (augment(batch, drawn_for(batch, augment))[:4] - batch.images / 255).abs().max() <= 1e-6
+    assert (augment(batch, params_for(batch, augment))[:4] - batch.images / 255).abs().max() <= 1e-6
 
 
 def test_the_two_views_of_an_image_differ_and_so_do_equal_images() -> None:
     augment = FusedViews("simclr", 32)
     batch = batch_of([(40, 40)] * 24)
     batch = batch._replace(images=batch.images[:1].expand(24, -1, -1, -1))
-    views = augment(batch, drawn_for(batch, augment))
+    views = augment(batch, params_for(batch, augment))
     # crop boxes alone repeat with probability < 1e-4 for a pair; 1128 pairs share a seed
     distances = torch.cdist(views.flatten(1), views.flatten(1)).fill_diagonal_(9.0)
     assert distances.min() > 0.1
@@ -157,9 +157,9 @@ def test_the_two_views_of_an_image_differ_and_so_do_equal_images() -> None:
 
 def test_the_next_epoch_has_other_views_and_the_same_one_the_same() -> None:
     augment, batch = FusedViews("simclr", 32), batch_of([(40, 40)] * 8)
-    first, again = (augment(batch, drawn_for(batch, augment)) for _ in range(2))
+    first, again = (augment(batch, params_for(batch, augment)) for _ in range(2))
     later = batch._replace(epoch=1)
-    other = augment(later, drawn_for(later, augment))
+    other = augment(later, params_for(later, augment))
     assert torch.equal(first, again)
     assert ((first - other).abs().amax((1, 2, 3)) > 0.05).all()
 
@@ -170,9 +170,9 @@ MIXED = [*SIZES[:6], (80, 80), (81, 40), (120, 90), (7, 100)]  # both ways to cr
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_a_row_depends_neither_on_its_batch_nor_on_the_order(kind: str) -> None:
     augment, batch = AUGMENTS[kind]("byol", 32, rotation_deg=15), batch_of(MIXED)
-    whole = augment(batch, drawn_for(batch, augment))
-    turned = rows_of(batch, list(range(9, -1, -1)))
-    backwards = augment(turned, drawn_for(turned, augment))
+    whole = augment(batch, params_for(batch, augment))
+    reversed_rows = rows_of(batch, list(range(9, -1, -1)))
+    backwards = augment(reversed_rows, params_for(reversed_rows, augment))
     assert (
         backwards.unflatten(0, (2, 10)).flip(1) - whole.unflatten(0, (2, 10))
     ).abs().max() <= 1e-6
@@ -180,7 +180,7 @@ def test_a_row_depends_neither_on_its_batch_nor_on_the_order(kind: str) -> None:
         height, width = batch.sizes[row].tolist()
         one = rows_of(batch, [row])
         one = one._replace(images=one.images[:, :, :height, :width])
-        alone = augment(one, drawn_for(one, augment))
+        alone = augment(one, params_for(one, augment))
         assert (alone - whole[[row, row + 10]]).abs().max() <= 1e-6
 
 
@@ -190,22 +190,22 @@ def test_images_of_different_sizes_do_not_see_the_padding() -> None:
     for row, (height, width) in enumerate(batch.sizes.tolist()):
         bright[row, :, height:] = 255
         bright[row, :, :, width:] = 255
-    drawn = drawn_for(batch, augment)
-    assert torch.equal(augment(batch, drawn), augment(batch._replace(images=bright), drawn))
+    params = params_for(batch, augment)
+    assert torch.equal(augment(batch, params), augment(batch._replace(images=bright), params))
 
 
 def test_chunks_do_not_change_the_views(monkeypatch: pytest.MonkeyPatch) -> None:
     augment, batch = FusedViews("byol", 32, rotation_deg=10), batch_of(SIZES)
-    drawn = drawn_for(batch, augment)
-    whole = augment(batch, drawn)
-    monkeypatch.setattr("sslpipe.augment.two_views._CPU_CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
-    assert (augment(batch, drawn) - whole).abs().max() <= 1e-6
+    params = params_for(batch, augment)
+    whole = augment(batch, params)
+    monkeypatch.setattr("sslpipe.augment.chunks._CPU_CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
+    assert (augment(batch, params) - whole).abs().max() <= 1e-6
 
 
 def test_on_gray_images_the_grayscale_preset_keeps_the_channels_equal() -> None:
     augment, batch = FusedViews("grayscale", 28), batch_of([(28, 28)] * 16)
     batch = batch._replace(images=batch.images[:, :1].expand(-1, 3, -1, -1))
-    views = augment(batch, drawn_for(batch, augment))
+    views = augment(batch, params_for(batch, augment))
     assert augment.jitter_ops == [0, 1]  # saturation and hue are not computed at all
     assert torch.equal(views[:, 0], views[:, 1])
     assert torch.equal(views[:, 0], views[:, 2])
@@ -213,10 +213,10 @@ def test_on_gray_images_the_grayscale_preset_keeps_the_channels_equal() -> None:
 
 def test_views_carry_no_gradient_and_ignore_autocast() -> None:
     augment, batch = FusedViews("simclr", 32), batch_of(SIZES[:4])
-    drawn = drawn_for(batch, augment)
-    plain = augment(batch, drawn)
+    params = params_for(batch, augment)
+    plain = augment(batch, params)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = augment(batch, drawn)
+        mixed = augment(batch, params)
     assert torch.equal(plain, mixed)
     assert not plain.requires_grad
 
@@ -224,7 +224,7 @@ def test_views_carry_no_gradient_and_ignore_autocast() -> None:
 def test_without_normalize_views_are_in_zero_to_one() -> None:
     augment = FusedViews("byol", 32, MEAN, STD, normalize=False)
     batch = batch_of(SIZES)
-    views = augment(batch, drawn_for(batch, augment))
+    views = augment(batch, params_for(batch, augment))
     assert (augment.mean.tolist(), augment.std.tolist()) == ([0, 0, 0], [1, 1, 1])
     assert views.min() >= -1e-6
     assert views.max() <= 1 + 1e-6
@@ -232,26 +232,26 @@ def test_without_normalize_views_are_in_zero_to_one() -> None:
 
 def test_views_are_float32_or_bfloat16_channels_last_from_either_layout() -> None:
     augment, batch = FusedViews("simclr", 32, MEAN, STD), batch_of(MIXED)
-    drawn = drawn_for(batch, augment)
-    whole = augment(batch, drawn)
-    half = augment(batch, drawn, torch.bfloat16)
+    params = params_for(batch, augment)
+    whole = augment(batch, params)
+    half = augment(batch, params, torch.bfloat16)
     assert half.dtype == torch.bfloat16
     assert half.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(half, whole.bfloat16())
     images = batch.images.contiguous(memory_format=torch.channels_last)
-    assert (augment(batch._replace(images=images), drawn) - whole).abs().max() <= 1e-6
+    assert (augment(batch._replace(images=images), params) - whole).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("crop_px", [64, 96])
-def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_quicker(crop_px: int) -> None:
+def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_faster(crop_px: int) -> None:
     exact, fast = (FusedViews("simclr", crop_px, blur=blur) for blur in ("exact", "bf16"))
     batch = batch_of(SIZES)
-    drawn = drawn_for(batch, exact)
-    error = (exact(batch, drawn) - fast(batch, drawn)).abs() * 255
-    assert (error[~drawn.blur] <= 1e-3).all()
-    assert (error[drawn.blur].max() > 0) == bfloat16_pays(batch.images.device)
-    assert error[drawn.blur].max() <= 2
-    assert error[drawn.blur].mean() <= 0.3
+    params = params_for(batch, exact)
+    error = (exact(batch, params) - fast(batch, params)).abs() * 255
+    assert (error[~params.blur] <= 1e-3).all()
+    assert (error[params.blur].max() > 0) == bfloat16_pays(batch.images.device)
+    assert error[params.blur].max() <= 2
+    assert error[params.blur].mean() <= 0.3
     with pytest.raises(ValueError, match="blur = 'fast' is not 'exact' or 'bf16'"):
         FusedViews("simclr", 32, blur="fast")
 
@@ -265,8 +265,8 @@ def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batche
     augment.compile_colours(backend=graphs)
     for epoch, sizes in enumerate([SIZES * 4, SIZES * 3, SIZES[:7], MIXED, SIZES[3:4]]):
         batch = batch_of(sizes, first_id=epoch, epoch=epoch)
-        drawn = drawn_for(batch, augment)
-        assert (augment(batch, drawn) - plain(batch, drawn)).abs().max() <= 2e-6
+        params = params_for(batch, augment)
+        assert (augment(batch, params) - plain(batch, params)).abs().max() <= 2e-6
         assert 2 <= graphs.frame_count <= 4  # blend and hue, of more rows and of one
 
 
@@ -280,10 +280,10 @@ def test_views_compiled_to_native_code_equal_the_eager_ones() -> None:
     # without precompiled headers: they take 20 s once and save 2
     augment.compile_colours(options={"cpp_cache_precompile_headers": False})
     batch = batch_of(SIZES)
-    drawn = drawn_for(batch, augment)
-    compiled = augment(batch, drawn)
-    assert (compiled - plain(batch, drawn)).abs().max() <= 5e-6
-    assert torch.equal(compiled, augment(batch, drawn))
+    params = params_for(batch, augment)
+    compiled = augment(batch, params)
+    assert (compiled - plain(batch, params)).abs().max() <= 5e-6
+    assert torch.equal(compiled, augment(batch, params))
 
 
 ERASE = {"name": "RandomErasing", "view": 2, "args": {"p": 1.0, "scale": [0.2, 0.3]}}
@@ -293,10 +293,10 @@ ERASE = {"name": "RandomErasing", "view": 2, "args": {"p": 1.0, "scale": [0.2, 0
 def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind: str) -> None:
     batch = batch_of(SIZES[:6])
     plain, extra = AUGMENTS[kind]("simclr", 32), AUGMENTS[kind]("simclr", 32, extra=[ERASE])
-    drawn = drawn_for(batch, plain)
+    params = params_for(batch, plain)
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    before, after = plain(batch, drawn), extra(batch, drawn)
+    before, after = plain(batch, params), extra(batch, params)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(before[:6], after[:6])
     erased = ((after[6:] == 0) & (before[6:] != 0)).all(1).flatten(1)  # (6, S S)
@@ -304,7 +304,7 @@ def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind: str) -> 
     assert len(erased.unique(dim=0)) == 6
     part = rows_of(batch, [4])
     torch.manual_seed(99)  # another state of torch's generator, the same boxes
-    assert (extra(part, drawn_for(part, extra))[1] - after[10]).abs().max() <= 1e-6
+    assert (extra(part, params_for(part, extra))[1] - after[10]).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_an_extra_that_changes_the_shape_is_refused() -> None:
     augment = FusedViews("simclr", 32, extra=[{"name": "CenterCrop", "args": {"size": 16}}])
     batch = batch_of(SIZES[:1])
     with pytest.raises(ValueError, match=r"extra\[0\] \(CenterCrop\) turns \(1, 3, 32, 32\)"):
-        augment(batch, drawn_for(batch, augment))
+        augment(batch, params_for(batch, augment))
 
 
 @pytest.mark.parametrize("kind", AUGMENTS)
@@ -353,11 +353,11 @@ def test_a_recipes_section_builds_the_views(kind: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_gpu_makes_the_views_of_a_cpu(preset: str, compiled: bool, crop_px: int) -> None:
     augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(SIZES)
-    drawn = drawn_for(batch, augment)
-    on_cpu = augment(batch, drawn)
+    params = params_for(batch, augment)
+    on_cpu = augment(batch, params)
     if compiled:
         augment.compile_colours()
-    on_gpu = augment.cuda()(batch.to(torch.device("cuda")), drawn)
+    on_gpu = augment.cuda()(batch.to(torch.device("cuda")), params)
     assert on_gpu.is_cuda
     assert (on_gpu.cpu() - on_cpu).abs().max() <= 4e-4
 
@@ -367,6 +367,6 @@ def test_a_gpu_makes_the_views_of_a_cpu(preset: str, compiled: bool, crop_px: in
 def test_the_bf16_blur_of_a_gpu_is_off_by_its_stated_error() -> None:
     exact, fast = (FusedViews("simclr", 96, blur=blur).cuda() for blur in ("exact", "bf16"))
     batch = batch_of(SIZES).to(torch.device("cuda"))
-    drawn = drawn_for(batch, exact)
-    error = (exact(batch, drawn) - fast(batch, drawn)).abs() * 255
+    params = params_for(batch, exact)
+    error = (exact(batch, params) - fast(batch, params)).abs() * 255
     assert 0 < error.max() <= 2

@@ -1,4 +1,4 @@
-"""sslpipe.augment.ops: each op equals torchvision.transforms.v2 on float images, one at a time.
+"""sslpipe.augment.pixels: each op equals torchvision.transforms.v2 on float images, one at a time.
 
 The images are white noise, the worst case of every tolerance below (in units of [0, 1]).
 """
@@ -14,9 +14,10 @@ import torchvision.transforms.v2.functional as reference
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from sslpipe.augment import ops
+from sslpipe.augment import pixels
 from sslpipe.augment.compiled import compiled_colours
-from sslpipe.augment.params import HUE, Draws, ViewSpec, draws
+from sslpipe.augment.params import Draws, ViewSpec, draws
+from sslpipe.augment.pixels import HUE
 
 COUNT = 12
 SIDES = (32, 96, 224)
@@ -49,20 +50,21 @@ def test_rotation_equals_torchvisions(side: int) -> None:
         for image, angle in zip(images, angles, strict=True)
     ]
     # a coordinate near S carries S times float32's 6e-8, and neighbours differ by up to 1
-    assert gap(ops.rotate(images, angles), expected) <= 4e-7 * side
+    assert gap(pixels.rotate(images, angles), expected) <= 4e-7 * side
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_hue_equals_torchvisions(side: int) -> None:
-    images, turns = noise(side), torch.linspace(-0.5, 0.5, COUNT)
+    images, hue_shift = noise(side), torch.linspace(-0.5, 0.5, COUNT)
     images[0] = images[0, :1]  # gray
     images[1] = 0.0
     images[2] = (images[2] > 0.5).float()  # ties everywhere
     images[3] = images[3] * 1e-3 + 0.5  # almost gray
     expected = [
-        reference.adjust_hue(image, float(turn)) for image, turn in zip(images, turns, strict=True)
+        reference.adjust_hue(image, float(shift))
+        for image, shift in zip(images, hue_shift, strict=True)
     ]
-    ops.shift_hue_(images, turns)
+    pixels.shift_hue_(images, hue_shift)
     assert gap(images, expected) <= 2e-6
 
 
@@ -79,7 +81,7 @@ def torchvision_jitter(image: Tensor, factors: list[float], order: list[int]) ->
 
 
 @cache
-def compiled() -> ops.Colours:
+def compiled() -> pixels.Colours:
     return compiled_colours(backend="eager")
 
 
@@ -89,20 +91,20 @@ def change_colours(
     order: Tensor,
     hue_step: int | None,
     jitter: Tensor | None = None,
-    colours: ops.Colours = ops.EAGER,
+    colours: pixels.Colours = pixels.EAGER,
 ) -> Tensor:
     """The op as FusedViews calls it; jitter: (n,) bool, all by default."""
     jitter = torch.ones(len(images), dtype=torch.bool) if jitter is None else jitter
-    blends = ops.blends_of(order, factors, jitter)
+    blends = pixels.make_blends(order, factors, jitter)
     needs = (torch.stack(tuple(blends), dim=2) != torch.tensor([1, 0, 0])).any(0).tolist()
-    return ops.change_colours(images, blends, factors[:, HUE], hue_step, needs, colours)
+    return pixels.change_colours(images, blends, factors[:, HUE], hue_step, needs, colours)
 
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("hue_step", [0, 1, 2, 3])
-@pytest.mark.parametrize("colours", [lambda: ops.EAGER, compiled])
+@pytest.mark.parametrize("colours", [lambda: pixels.EAGER, compiled])
 def test_colour_jitter_equals_torchvisions_in_every_order(
-    colours: Callable[[], ops.Colours], hue_step: int, side: int
+    colours: Callable[[], pixels.Colours], hue_step: int, side: int
 ) -> None:
     orders = [o for o in itertools.permutations(range(4)) if o[hue_step] == 3]
     images = noise(side, len(orders))
@@ -152,9 +154,9 @@ def test_a_step_that_one_image_does_leaves_the_others_as_they_are(brightness: in
 @pytest.mark.parametrize("side", SIDES)
 def test_gray_equals_torchvisions(side: int) -> None:
     expected = [reference.rgb_to_grayscale(image) for image in noise(side)]
-    assert gap(ops.gray_of(noise(side)), expected) <= 2e-7
+    assert gap(pixels.to_gray(noise(side)), expected) <= 2e-7
     images = noise(side).clone()
-    ops.grayscale_(images)
+    pixels.grayscale_(images)
     assert gap(images, [gray.expand(3, -1, -1) for gray in expected]) <= 2e-7
 
 
@@ -163,7 +165,7 @@ def test_solarize_and_normalize_equal_torchvisions() -> None:
     expected = [
         reference.solarize(image, float(t)) for image, t in zip(images, threshold, strict=True)
     ]
-    assert gap(ops.solarize(images, threshold), expected) == 0
+    assert gap(pixels.solarize(images, threshold), expected) == 0
     mean, std = [0.48, 0.45, 0.4], [0.22, 0.23, 0.25]
     expected = [reference.normalize(image, mean, std) for image in images]
-    assert gap(ops.normalize_(images, torch.tensor(mean), torch.tensor(std)), expected) <= 1e-6
+    assert gap(pixels.normalize_(images, torch.tensor(mean), torch.tensor(std)), expected) <= 1e-6

@@ -1,0 +1,126 @@
+"""A batch of uint8 images becomes two float views of each image, all rows of a chunk at once.
+
+The order: the ops of OPS (crop + flip, rotation, colour jitter, grayscale, blur, solarize), then
+`extra`, then normalisation. Rows: all first views, then all second.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslpipe.augment import pixels
+from sslpipe.augment.base import BaseViews
+from sslpipe.augment.chunks import ChunkPlan
+from sslpipe.augment.compiled import compiled_colours
+from sslpipe.augment.op import Draws
+from sslpipe.augment.ops import ops_for
+from sslpipe.augment.resample import TOGETHER_PX, transposed
+from sslpipe.data.pipeline import Batch
+
+_SMALL_PX = 64  # views up to this long are written together, larger ones faster one by one
+
+
+class FusedViews(BaseViews):
+    """Make two views of each image, batched, equal to torchvision's ops at the same parameters.
+
+    Args:
+        preset: a name of PRESETS.
+        crop_px: side of the square views.
+        mean, std: RGB in [0, 1]; the attributes of that name are 0 and 1 unless `normalize`.
+        normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
+        extra: see ExtraOps.
+        blur: "exact", or "bf16": products in bfloat16 where that is faster (see bfloat16_pays), off
+            by at most 2 levels of 255 and by 0.3 on average (white noise; tested).
+        overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see
+            `view_specs`.
+
+    Raises:
+        RecipeError: an unknown preset or key.
+        ValueError: naming key and value.
+    """
+
+    def __init__(
+        self,
+        preset: str = "simclr",
+        crop_px: int = 224,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        normalize: bool = True,
+        extra: Sequence[dict[str, Any]] = (),
+        blur: str = "exact",
+        **overrides: Any,
+    ) -> None:
+        super().__init__(preset, crop_px, mean, std, normalize, extra, **overrides)
+        if blur not in ("exact", "bf16"):
+            raise ValueError(f"blur = {blur!r} is not 'exact' or 'bf16'")
+        self.blur = blur
+        # the colour ops that some view may do; the others cost nothing
+        strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
+        self.jitter_ops: list[int] = strengths.amax(0).nonzero()[:, 0].tolist()
+        self.colours = pixels.EAGER
+
+    def compile_colours(self, **options: Any) -> None:
+        """Compile the colour ops at their first use: for batches of any size, at most four graphs.
+
+        Crop and blur are native kernels already. Needs a C++ compiler on a CPU.
+
+        Args:
+            options: torch.compile's.
+        """
+        self.colours = compiled_colours(**options)
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, draws: Draws, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the views of a batch: row i and row B + i are those of image i.
+
+        Args:
+            batch: of B images; fastest channels_last, as the loader gives them.
+            draws: of 2B rows, by `draws(seed, epoch, batch.ids, batch.sizes, self.specs)`.
+            dtype: of the result.
+
+        Returns:
+            (2B, 3, S, S) of dtype, channels_last, without gradient, on the batch's device.
+        """
+        images = batch.images
+        shape = (len(draws.ids), 3, self.crop_px, self.crop_px)
+        memory_format = torch.channels_last
+        views = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
+        plan = ChunkPlan(
+            draws.to("cpu"),
+            self.specs,
+            batch.sizes,
+            self.jitter_ops,
+            images.device,
+            self.colours,
+            self.blur == "bf16",
+        )
+        small = images
+        if not images.is_cuda and not plan.all_large:  # converted once for all chunks
+            small = images[:, :, :TOGETHER_PX, :TOGETHER_PX].to(
+                torch.float32, memory_format=memory_format
+            )
+
+        ops = ops_for(self.specs)
+        with torch.autocast(images.device.type, enabled=False):
+            for chunk in plan:
+                changed = images if chunk.large else small
+                for op in ops:  # the first cuts the chunk's views out of the images
+                    changed = op.apply(changed, chunk)  # (n, 3, S, S), planar
+                if self.extra is not None:
+                    changed = self.extra(changed, chunk.draws)
+                self._write(pixels.normalize_(changed, self.mean, self.std), chunk.rows, views)
+        return views
+
+    def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
+        """Write a chunk (n, 3, S, S) to these rows (n,) of the views, pixel by pixel."""
+        planes = chunk.flatten(2)  # (n, 3, S S)
+        flat = planes.mT if planes.is_cuda else transposed(planes)
+        flat = flat.to(views.dtype).reshape(len(rows), -1)  # (n, 3 S S)
+        lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, 3 S S)
+        if views.is_cuda or self.crop_px <= _SMALL_PX:
+            lines.index_copy_(0, rows.to(views.device), flat)
+        else:
+            for row, line in zip(rows.tolist(), flat, strict=True):
+                lines[row].copy_(line)

@@ -1,0 +1,200 @@
+"""What an augmentation is: an Op. Ops themselves, and the list of them, stand in ops.py."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sslpipe.augment.pixels import Blends, Colours, Needs
+from sslpipe.augment.resample import Crops
+from sslpipe.augment.spec import ViewSpec
+from sslpipe.random import hash_integers
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The parameters of 2B views: rows 0..B-1 are the first views, B..2B-1 the second.
+
+    `draws.sigma` is short for `draws.params["sigma"]`. Iterating gives seed, epoch, ids, views and
+    then the parameters, op by op.
+
+    Args:
+        seed, epoch: of all rows.
+        ids: (2B,) int64, the samples.
+        views: (2B,) int64 in {0, 1}. These four name a row's random numbers.
+        params: what each op has drawn: name -> (2B, ...).
+    """
+
+    seed: int
+    epoch: int
+    ids: Tensor
+    views: Tensor
+    params: Mapping[str, Tensor]
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_") or name not in self.params:  # copy and pickle ask for the former
+            raise AttributeError(f"no op has drawn {name!r}")
+        return self.params[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (self.seed, self.epoch, self.ids, self.views)
+        yield from self.params.values()
+
+    def rows(self, index: Tensor | slice) -> "Draws":
+        """Return some of the rows, in the order of `index`."""
+        params = {name: values[index] for name, values in self.params.items()}
+        return Draws(self.seed, self.epoch, self.ids[index], self.views[index], params)
+
+    def to(self, device: torch.device | str) -> "Draws":
+        """Return the same on a device."""
+        ids, views, *values = (
+            part.to(device, non_blocking=True)
+            for part in (self.ids, self.views, *self.params.values())
+        )
+        return Draws(self.seed, self.epoch, ids, views, dict(zip(self.params, values, strict=True)))
+
+    def replace(self, **params: Tensor) -> "Draws":
+        """Return the same with other values of some parameters."""
+        return Draws(self.seed, self.epoch, self.ids, self.views, {**self.params, **params})
+
+
+class Chunk(NamedTuple):
+    """Some of the views, changed together by FusedViews. Most ops read `draws` and `specs` only."""
+
+    draws: Draws  # the n rows of the chunk, on the CPU
+    specs: tuple[ViewSpec, ...]  # of the first views, of the second
+    rows: Tensor  # (n,) int64, CPU: which of the 2B views they are
+    large: bool  # whether each image is read by its box
+    crops: Crops  # the resampling of crop and flip
+    hue_step: int | None  # the step of the jitter before which hue is shifted in every row
+    blends: Blends  # the other steps of the jitter, on the CPU
+    needs: Needs  # what of them some row needs
+    colours: Colours  # the jitter's kernels
+    bfloat16: bool  # whether blurs are rounded to it
+
+
+class Op:
+    """One augmentation: a subclass with the attributes below, an instance in OPS.
+
+    Attributes:
+        name: in messages and `register_op(..., before=name)`.
+        settings: the recipe's keys `augment.<key>` that it brings along, each made by
+            `setting(default, doc)`. Names must be new.
+        reads: the fields of ViewSpec that it reads; of a plugged-in op usually its settings.
+        params: the names of what it draws, as the attributes of Draws.
+        lanes: the numbers of its random numbers; no two ops share one. Lanes 0 to 33 are those of
+            the built-in ops and keep their meaning. An op outside of this package takes
+            `named_lanes(name, count)`.
+    """
+
+    name: ClassVar[str]
+    settings: ClassVar[Mapping[str, Any]] = {}
+    reads: ClassVar[tuple[str, ...]] = ()
+    params: ClassVar[tuple[str, ...]]
+    lanes: ClassVar[Sequence[int]]
+
+    def draw(
+        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
+    ) -> tuple[NDArray[Any], ...]:
+        """Make the parameters of B views from uniform numbers.
+
+        Args:
+            u: (B, lanes) float64 in [0, 1).
+            sizes: (B, 2) int64, height and width of the images in pixels.
+            spec: the view's settings, those of the op among them.
+
+        Returns:
+            An array (B, ...) for each name of `params`, in that order. A row must depend on its own
+            row of `u` and `sizes` only.
+        """
+        raise NotImplementedError
+
+    def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Change a chunk of views by their parameters, `chunk.draws`.
+
+        Shape:
+            views: (n, 3, S, S) float32 in [0, 1], planar; may be changed in place. Same returned.
+        """
+        raise NotImplementedError
+
+    def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Do the same to one view, by kornia where it has it: the reference.
+
+        Args:
+            view: (1, 3, S, S) float32 in [0, 1].
+            draw: its row, on the CPU.
+            spec: its settings.
+        """
+        raise NotImplementedError
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say what was done to one view (draw: its row; size: the image's) in a few words each."""
+        raise NotImplementedError
+
+
+class MaskedOp(Op):
+    """An op that is done to a view with probability `<name>_prob`, independent of the others.
+
+    The first parameter is the bool mask, named as the op; the first lane decides it.
+    """
+
+    label: ClassVar[str]  # in the preview
+
+    def draw(
+        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
+    ) -> tuple[NDArray[Any], ...]:
+        """Draw the mask, and what `draw_params` makes of the other lanes."""
+        done = u[:, 0] < getattr(spec, f"{self.name}_prob")
+        return done, *self.draw_params(u[:, 1:], spec)
+
+    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+        """Make the parameters after the mask; they are drawn for all rows."""
+        return ()
+
+    def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Change the rows of the mask."""
+        rows = masked_rows(chunk.draws.params[self.name])
+        if rows is not None:
+            chosen = rows if isinstance(rows, slice) else rows.to(views.device)
+            part = views[chosen]
+            changed = self.change(part, chunk._replace(draws=chunk.draws.rows(rows)))
+            if changed is not part or not isinstance(rows, slice):  # else it is done, in place
+                views[chosen] = changed
+        return views
+
+    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Change all views given; `chunk.draws` has a row for each, other fields may have more."""
+        raise NotImplementedError
+
+    def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Change the view where its mask is set."""
+        return self.change_one(view, draw, spec) if draw.params[self.name] else view
+
+    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Change one view: the reference for `change`."""
+        raise NotImplementedError
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say the label where the mask is set."""
+        return [self.label] if draw.params[self.name] else []
+
+
+def masked_rows(mask: Tensor) -> slice | Tensor | None:
+    """Return where a (n,) bool mask on the CPU is set: None, a slice where one does, or indices."""
+    flags = mask.tolist()
+    count = sum(flags)
+    if not count:
+        return None
+    first = flags.index(True)
+    if all(flags[first : first + count]):
+        return slice(first, first + count)
+    return mask.nonzero()[:, 0]
+
+
+def named_lanes(name: str, count: int) -> range:
+    """Return lanes that are a function of a name, far from the built-in ops' and other names'."""
+    first = int(hash_integers(*name.encode())) >> 2  # + count stays an int64
+    return range(first, first + count)

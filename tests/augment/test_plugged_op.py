@@ -1,0 +1,196 @@
+"""An augmentation added by one entry: views, reference, preview and recipe keys follow."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op, named_lanes
+from sslpipe.augment.ops import OPS, register_op
+from sslpipe.augment.params import draws
+from sslpipe.augment.presets import PRESETS, setting_docs, view_specs
+from sslpipe.augment.preview import preview_grid
+from sslpipe.augment.spec import ViewSpec, setting
+from sslpipe.augment.two_views import AUGMENTS, FusedViews
+from sslpipe.data.index import load_index
+from sslpipe.errors import RecipeError
+from sslpipe.random import uniform
+from sslpipe.recipe.base import Component
+from sslpipe.registry import build
+from tests.augment.test_two_views import SIZES, batch_of, params_for
+from tests.helpers.dataset import write_dataset
+
+
+class Posterize(MaskedOp):
+    name = "posterize"
+    label = "posterized"
+    settings: ClassVar = {
+        "posterize_prob": setting(0.0, "probability of few levels"),
+        "posterize_levels": setting((2.0, 6.0), "number of levels, uniform", most=256),
+    }
+    reads = ("posterize_prob", "posterize_levels")
+    params = ("posterize", "levels")
+    lanes = named_lanes("posterize", 2)
+
+    def draw_params(self, u: np.ndarray, spec: ViewSpec) -> tuple[np.ndarray, ...]:
+        low, high = spec.posterize_levels
+        return ((low + (high - low) * u[:, 0]).round().astype(np.float32),)
+
+    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+        return (views * chunk.draws.levels[:, None, None, None]).round() / chunk.draws.levels[
+            :, None, None, None
+        ]
+
+    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        return (view * float(draw.levels)).round() / float(draw.levels)
+
+
+@pytest.fixture
+def posterize() -> Iterator[Posterize]:
+    before = list(OPS)
+    op = Posterize()
+    register_op(op)
+    yield op
+    OPS[:] = before
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_new_op_leaves_every_number_of_the_others_as_it_was(
+    preset: str, request: pytest.FixtureRequest
+) -> None:
+    batch = batch_of(SIZES)
+    plain = FusedViews(preset, 32)
+    before = params_for(batch, plain)
+    views = plain(batch, before)
+    request.getfixturevalue("posterize")
+    augment = FusedViews(preset, 32, posterize_prob=0.4)
+    params = params_for(batch, augment)
+    assert list(params.params) == [*before.params, "posterize", "levels"]
+    for name, values in before.params.items():
+        assert torch.equal(values, params.params[name]), name
+    done = params.posterize
+    assert 0 < done.sum() < len(done)
+    changed = augment(batch, params)
+    assert torch.equal(changed[~done], views[~done])
+    levels = params.levels[:, None, None, None]
+    assert torch.equal(changed[done], ((views * levels).round() / levels)[done])
+    # views from before go on without it
+    assert torch.equal(plain(batch, params_for(batch, plain)), views)
+
+
+def test_the_numbers_of_a_new_op_are_those_of_its_lanes(posterize: Posterize) -> None:
+    specs = view_specs("simclr", 32, {"posterize_prob": [0.3, 0.8]})
+    ids = np.arange(500)
+    params = draws(3, 4, ids, np.full((500, 2), 40), specs)
+    for view, prob in enumerate((0.3, 0.8)):
+        u = uniform(3, 4, ids, view, np.asarray(posterize.lanes))
+        rows = slice(500 * view, 500 * (view + 1))
+        assert params.posterize[rows].tolist() == (u[:, 0] < prob).tolist()
+        assert params.levels[rows].tolist() == (2 + 4 * u[:, 1]).round().tolist()
+
+
+@pytest.mark.usefixtures("posterize")
+def test_kornias_reference_does_a_new_op() -> None:
+    fused, kornia = (AUGMENTS[kind]("grayscale", 32, posterize_prob=0.5) for kind in AUGMENTS)
+    batch = batch_of(SIZES)
+    params = params_for(batch, fused)
+    ours, theirs = fused(batch, params), kornia(batch, params)
+    off = (ours - theirs).abs() > 1e-3  # a value between two levels may fall on either side
+    assert off.float().mean() < 2e-3
+    done = params.posterize
+    assert all(len(view.unique()) <= 7 for view in theirs[done])
+    assert all(len(view.unique()) > 7 for view in theirs[~done])
+
+
+@pytest.mark.usefixtures("posterize")
+def test_the_preview_describes_a_new_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = load_index(write_dataset(tmp_path / "data", (4, 4)))
+    lines: list[str] = []
+    monkeypatch.setattr(
+        "sslpipe.augment.preview._wrap", lambda words, width: lines.append(words) or words
+    )
+    for prob in (0, 1):
+        lines.clear()
+        augment = AUGMENTS["fused"]("simclr", 16, posterize_prob=prob)
+        preview_grid(index, index.split("train"), augment, seed=0, epoch=0, ids=[0], canvas_px=64)
+        assert lines
+        assert all(("posterized" in words) == prob for words in lines)
+
+
+@pytest.mark.usefixtures("posterize")
+def test_a_recipe_sets_a_new_op_with_the_checks_of_every_setting() -> None:
+    def views(**settings: object) -> FusedViews:
+        section = Component.model_validate({"kind": "fused", "preset": "byol", **settings})
+        return build(AUGMENTS, section, section="augment")
+
+    first, second = views(posterize_prob=[0.1, 0.2], posterize_levels=[3, 4]).specs
+    assert (first.posterize_prob, second.posterize_prob) == (0.1, 0.2)
+    assert first.posterize_levels == second.posterize_levels == (3.0, 4.0)
+    assert "number of levels" in setting_docs()["posterize_levels"]
+    for settings, words in (
+        ({"posterize_prob": 2}, "posterize_prob = 2 is not a probability"),
+        ({"posterize_prob": "x"}, "posterize_prob = 'x' is not a number"),
+        (
+            {"posterize_levels": [2, 300]},
+            r"posterize_levels = \[2, 300\] is more than 256 \(number",
+        ),
+        ({"posterize_levels": 3}, r"posterize_levels = 3 is not \[low, high\]"),
+        ({"posterise_prob": 0.1}, "did you mean 'posterize_prob'"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            views(**settings)
+
+
+def test_without_the_op_its_setting_is_unknown() -> None:
+    with pytest.raises(RecipeError, match="posterize_prob is not a setting of the views"):
+        view_specs("simclr", 32, {"posterize_prob": 0.1})
+
+
+class _Clash(Op):
+    name = "clash"
+    params = ("clash",)
+    lanes = named_lanes("clash", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "blur"}, "there is an op 'blur' already"),
+        ({"params": ("sigma",)}, r"params \['sigma'\] belong to op 'blur'"),
+        ({"lanes": range(33, 35)}, r"lanes \[33\] belong to op 'solarize'; use named_lanes"),
+        ({"settings": {"hue": setting(1.0, "")}}, "setting 'hue' is a field of ViewSpec already"),
+    ],
+)
+def test_an_op_that_takes_what_belongs_to_another_is_refused(
+    changes: dict[str, object], words: str
+) -> None:
+    before = list(OPS)
+    with pytest.raises(ValueError, match=words):
+        register_op(type("Clash", (_Clash,), changes)())
+    with pytest.raises(ValueError, match="no op 'crop' to come before"):
+        register_op(_Clash(), before="crop")
+    assert before == OPS
+
+
+def test_an_op_may_come_before_another() -> None:
+    before = list(OPS)
+    try:
+        register_op(_Clash(), before="blur")
+        assert [op.name for op in OPS] == [
+            "crop", "rotation", "jitter", "grayscale", "clash", "blur", "solarize"
+        ]  # fmt: skip
+    finally:
+        OPS[:] = before
+
+
+def test_each_setting_is_read_by_one_op_and_lanes_0_to_33_keep_their_meaning() -> None:
+    read = [name for op in OPS for name in op.reads]
+    assert sorted(read) == sorted(vars(ViewSpec()))
+    assert {op.name: (op.lanes[0], op.lanes[-1]) for op in OPS} == {
+        "crop": (0, 22), "rotation": (23, 23), "jitter": (24, 29), "grayscale": (30, 30),
+        "blur": (31, 32), "solarize": (33, 33),
+    }  # fmt: skip
