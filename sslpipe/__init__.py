@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sslpipe.export.write import load_backbone
+    from sslpipe.export import load_backbone
     from sslpipe.recipe import load_recipe
     from sslpipe.train import train
 

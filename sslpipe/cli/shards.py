@@ -5,7 +5,6 @@ python -m tools.shards build out/mydata --source folder --root photos/
 
 import sys
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -21,32 +20,21 @@ from rich.table import Table
 from sslpipe.cli.progress import progress
 from sslpipe.data.index import Manifest, load_index
 from sslpipe.errors import DataError, UserError, did_you_mean
+from sslpipe.sharding import SOURCES
 from sslpipe.sharding.idx import cut_idx
 from sslpipe.sharding.index import find_tars, index_folder, verify_shard
-from sslpipe.sharding.layouts import LAYOUTS
 from sslpipe.sharding.manifest import load_manifest, merge_classes, new_manifest, save_manifest
-from sslpipe.sharding.parquet import read_parquet
 from sslpipe.sharding.show import sample_sheet, save_sheet, split_rows
-from sslpipe.sharding.sources import (
-    Images,
-    SourceOptions,
-    class_names,
-    read_csv,
-    read_folder,
-    read_idx,
-    read_torchvision,
+from sslpipe.sharding.sources import SourceOptions, class_names
+from sslpipe.sharding.splits import cut_classes, cut_test, relabel
+from sslpipe.sharding.writer import (
+    Done,
+    Layout,
+    SplitImages,
+    forget_split,
+    mean_and_std,
+    write_split,
 )
-from sslpipe.sharding.splits import cut_classes, cut_test, relabelled
-from sslpipe.sharding.writer import Done, Layout, Part, forget_split, mean_and_std, write_split
-
-SOURCES: dict[str, Callable[[SourceOptions], dict[str, Images]]] = {
-    "folder": read_folder,
-    "torchvision": read_torchvision,
-    "csv": read_csv,
-    "idx": read_idx,
-    "parquet": read_parquet,
-    **LAYOUTS,
-}
 
 app = typer.Typer(
     help="Images -> webdataset shards with an index (dataset.json and member offsets).",
@@ -210,7 +198,7 @@ def build(
     # idx files without names: one split may lack the last classes
     known = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
     parts = {
-        key: Part(relabelled(value, known), np.arange(len(value)), key)
+        key: SplitImages(relabel(value, known), np.arange(len(value)), key)
         for key, value in images.items()
     }
     if test_fraction:
@@ -315,7 +303,7 @@ def stats(
     data = load_index(folder)
     for name in data.manifest.splits:
         table = Table(title=escape(f"{data.manifest.name}, {name}"), show_header=False, box=None)
-        for row in split_rows(data, name, looked_at=looked_at):
+        for row in split_rows(data, name, sampled=looked_at):
             table.add_row(*map(escape, row))
         Console().print(table)
 

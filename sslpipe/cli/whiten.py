@@ -10,7 +10,7 @@ from sslpipe.cli.embed import console, run
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.whiten import FLOOR, fit_whitening, save_whitening
-from sslpipe.export.load import OURS, load_backbone
+from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -40,7 +40,7 @@ def main(
         raise UserError(f"--dims {dims} is more than the {width} features")
     sha256 = save_whitening(export / "whitening.safetensors", fit_whitening(rows, floor, dims))
     tree = json.loads(config_json.read_text(encoding="utf-8"))
-    ours = tree.get(OURS, tree)  # inside another library's, or alone
+    ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
     ours |= {"whitening_sha256": sha256, "view": facts["view"]}
     partial = config_json.with_name(".config.json.partial")
     partial.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")

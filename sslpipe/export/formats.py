@@ -1,6 +1,6 @@
-"""FORMATS: how each export format is written, and which backbones it cannot hold.
+"""Write each export format, and say which backbones it cannot hold: the table FORMATS.
 
-`proof.READERS` has how each is loaded again.
+`verify.READERS` has how each is loaded again.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ import torchvision
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sslpipe.export.load import OURS, FrozenBackbone
+from sslpipe.export.load import SSLPIPE_KEY, FrozenBackbone
 from sslpipe.export.model_card import HUB_USAGE, TIMM_HUB_USAGE, hub_card, model_card
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
@@ -28,8 +28,13 @@ TRACED_IMAGES = 2  # neither 1 nor the sizes that the proof uses: the batch size
 
 @dataclass(frozen=True)
 class Format:
-    """write: into the folder, returning the main file or folder. usage: Python lines for the model
-    card. refuses: why this backbone, or this machine, cannot have the format; None where it can."""
+    """One export format.
+
+    Args:
+        write: Writes a backbone into a folder and returns the main file or folder.
+        usage: Lines of Python for the model card.
+        refuses: Says why this backbone, or this machine, cannot have the format; None: it can.
+    """
 
     write: Callable[[FrozenBackbone, Path], Path]
     usage: str
@@ -50,8 +55,8 @@ def _write_tensors(module: nn.Module, path: Path) -> None:
     path.write_bytes(save(tensors, metadata={"format": "pt"}))
 
 
-def _added(model: FrozenBackbone) -> str | None:
-    """What a fine-tuned backbone has behind the network that its library knows, if anything."""
+def _extra_layers(model: FrozenBackbone) -> str | None:
+    """Name what a fine-tuned backbone has behind the network that its library knows, if any."""
     if model.backbone.embedding is not None:
         return f"it has an embedding layer of {model.num_features} behind the network's features"
     return "its features are normalised to length 1" if model.backbone.normalize else None
@@ -60,8 +65,8 @@ def _added(model: FrozenBackbone) -> str | None:
 def _refuses_torchvision(model: FrozenBackbone) -> str | None:
     component, stem = model.config.backbone, model.backbone.stem
     family, _, architecture = component.kind.partition("/")
-    if (added := _added(model)) is not None:
-        return added
+    if (extra := _extra_layers(model)) is not None:
+        return extra
     if family != "torchvision":
         return f"a {component.kind!r} backbone is none of torchvision's"
     if stem not in (None, "imagenet"):
@@ -87,8 +92,8 @@ def _write_torchvision(model: FrozenBackbone, folder: Path) -> Path:
 def _refuses_timm(model: FrozenBackbone) -> str | None:
     component, stem = model.config.backbone, model.backbone.stem
     family, _, architecture = component.kind.partition("/")
-    if (added := _added(model)) is not None:
-        return added
+    if (extra := _extra_layers(model)) is not None:
+        return extra
     is_resnet = isinstance(model.backbone.network, torchvision.models.ResNet)
     if family != "timm" and not is_resnet:
         return (
@@ -102,7 +107,7 @@ def _refuses_timm(model: FrozenBackbone) -> str | None:
 
 
 def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
-    """What timm.create_model("local-dir:...") and "hf-hub:..." read from config.json."""
+    """Return what timm.create_model("local-dir:...") and "hf-hub:..." read from config.json."""
     family, _, architecture = model.config.backbone.kind.partition("/")
     view, network = model.view.config(), model.backbone.network
     arguments: dict[str, Any] = {}
@@ -111,11 +116,14 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     if family == "timm":
         import timm
 
-        given = model.config.backbone.arguments
-        ours = ("stem", "embedding_dim", "normalize")
-        arguments = {key: value for key, value in given.items() if key not in ours}
-        theirs: Any = network.pretrained_cfg
-        layers = {key: theirs.get(key) for key in layers}
+        not_timm = ("stem", "embedding_dim", "normalize")
+        arguments = {
+            key: value
+            for key, value in model.config.backbone.arguments.items()
+            if key not in not_timm
+        }
+        timm_config: Any = network.pretrained_cfg
+        layers = {key: timm_config.get(key) for key in layers}
         fixed_size = isinstance(network, timm.models.VisionTransformer)
         if fixed_size:  # its position table is of this size
             arguments.setdefault("img_size", model.config.crop_px)
@@ -140,15 +148,18 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
 
 
 def _write_hub_folder(model: FrozenBackbone, folder: Path) -> Path:
-    """config.json for us and, where it can be, for timm: then with the keys of timm's network."""
+    """Write weights and a config.json for `load_backbone` and, where it can be, for timm.
+
+    Where it can, the weights have the keys of timm's network.
+    """
     folder.mkdir()
     by_timm = _refuses_timm(model) is None
     backbone = model.backbone.network if by_timm else model.backbone
     _write_tensors(backbone, folder / "model.safetensors")
     if model.projector is not None:
         _write_tensors(model.projector, folder / "projector.safetensors")
-    theirs = _timm_config(model) if by_timm else {}
-    tree = {**theirs, OURS: model.config.model_dump(mode="json")}
+    timm_config = _timm_config(model) if by_timm else {}
+    tree = {**timm_config, SSLPIPE_KEY: model.config.model_dump(mode="json")}
     (folder / "config.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
     return folder
 
@@ -161,8 +172,8 @@ def _write_hf(model: FrozenBackbone, folder: Path) -> Path:
     path = _write_hub_folder(model, folder / "hf")
     by_timm = _refuses_timm(model) is None
     config = model.config.model_dump(mode="json")
-    usage = {OURS: HUB_USAGE, **({"timm": TIMM_HUB_USAGE} if by_timm else {})}
-    card = hub_card(config, model_card(config, usage), library="timm" if by_timm else OURS)
+    usage = {SSLPIPE_KEY: HUB_USAGE, **({"timm": TIMM_HUB_USAGE} if by_timm else {})}
+    card = hub_card(config, model_card(config, usage), library="timm" if by_timm else SSLPIPE_KEY)
     (path / "README.md").write_text(card, encoding="utf-8")
     return path
 
@@ -180,6 +191,7 @@ def _refuses_onnx(model: FrozenBackbone) -> str | None:
 def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
     import onnx
 
+    # trace, with a free batch size
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations; the proof is what counts
         program = torch.onnx.export(
@@ -200,15 +212,16 @@ def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
         part.ClearField("metadata_props")
     for tensor in graph.initializer:
         tensor.ClearField("metadata_props")
+    # what a reader must know of the images
     view = model.view.config()
-    told = {
+    metadata = {
         "images": "(batch, 3, crop_px, crop_px) float32 RGB: in [0, 1], less mean, over std",
         "features": f"(batch, {model.num_features}) float32, "
         + ("of length 1" if model.backbone.normalize else "not normalised"),
         **{key: json.dumps(value) for key, value in view.items()},
         "weights_sha256": model.config.weights_sha256,
     }
-    onnx.helper.set_model_props(proto, told)
+    onnx.helper.set_model_props(proto, metadata)
     onnx.checker.check_model(proto)
     path = folder / "model.onnx"
     path.write_bytes(proto.SerializeToString(deterministic=True))

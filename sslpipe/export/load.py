@@ -1,4 +1,4 @@
-"""A trained backbone to use, from an export or a run directory, and all it needs beside it."""
+"""Load a trained backbone from an export or a run directory, with all it needs beside it."""
 
 import json
 from pathlib import Path
@@ -23,18 +23,24 @@ from sslpipe.recipe.pretrain import Projector, Recipe
 from sslpipe.registry import build
 from sslpipe.run.checkpoint import latest
 
-OURS = "sslpipe"  # where our config lies inside the config.json of another library
+SSLPIPE_KEY = "sslpipe"  # where this Config lies inside the config.json of another library
 
 
 class Config(Section):
-    """config.json. Unknown keys are an error: a newer format has a higher version.
+    """The keys of config.json; unknown ones are an error, as a newer format has a higher version.
 
-    backbone: kind and arguments that build the same network, with the stem that training chose.
-    view: arguments of EvalView; features are those of images seen through it.
-    weights_sha256: module_sha256 of the backbone. facts: run name, recipe, digest, steps, data set,
-    labels that a fine-tuning saw, and evaluation numbers, for people. projector,
-    projector_sha256: settings and hash of the projector, where it was asked for.
-    whitening_sha256: of whitening.safetensors, which `sslpipe.cli.whiten` adds.
+    Args:
+        format_version: 1.
+        backbone: Kind and arguments that build the same network, with the stem of the training.
+        crop_px: Side of the images that the network was built for.
+        num_features: Length of a feature vector.
+        view: Arguments of EvalView; features are those of images seen through it.
+        weights_sha256: `module_sha256` of the backbone.
+        facts: Run name, recipe, digest, steps, data set, labels that a fine-tuning saw, and
+            evaluation numbers, for people.
+        projector: Settings of the projector, where it was asked for.
+        projector_sha256: `module_sha256` of the projector.
+        whitening_sha256: Of whitening.safetensors, which `sslpipe whiten` adds.
     """
 
     format_version: Literal[1]
@@ -50,12 +56,14 @@ class Config(Section):
 
 
 class FrozenBackbone(nn.Module):
-    """A backbone to use: eval mode, no gradient asked for, with the view that its features need.
+    """A backbone to use: in eval mode, without gradient, with the view that its features need.
 
-    forward: (B, 3, S, S) normalised floats -> (B, num_features), not normalised.
-    encode: (B, 3, H, W) uint8 RGB, all of one size -> the same, through `view` and its crops,
-    whitened where the export has a whitening.
-    projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not asked for.
+    Args:
+        backbone: Normalised images -> features.
+        view: Images of any size -> normalised images of the size that the network was built for.
+        config: What an export writes beside the weights.
+        projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not asked for.
+        whitening: Applied by `encode`; None: none.
     """
 
     def __init__(
@@ -74,32 +82,49 @@ class FrozenBackbone(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Compute features, neither normalised nor whitened.
+
+        Shape:
+            images: (B, 3, S, S) normalised floats; the result: (B, num_features).
+        """
         features: Tensor = self.backbone(images)  # (B, F)
         return features
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
+        """Compute features of images as they are, through `view` and its crops.
+
+        Whitened where the export has a whitening. Without gradient.
+
+        Shape:
+            images: (B, 3, H, W) uint8 RGB, all of one size; the result: (B, num_features).
+        """
         sizes = torch.tensor(images.shape[-2:]).expand(len(images), 2)
         features = self.view.reduced(self.forward(self.view(images, sizes)))
         return features if self.whitening is None else self.whitening.apply(features)
 
 
 def load_backbone(path: str | Path) -> FrozenBackbone:
-    """The backbone of an export or of a run directory; eval mode, on the CPU.
+    """Load the backbone of an export or of a run directory; in eval mode, on the CPU.
 
-    path: the folder of an export with the safetensors format, its timm or hf folder, or a run
-    directory.
     Safe for files from strangers: safetensors and JSON are read, nothing is unpickled or run.
-    Raises: ExportError where files are missing, damaged, or not what config.json says.
+
+    Args:
+        path: Folder of an export with the safetensors format, its timm or hf folder, or a run
+            directory.
+
+    Raises:
+        ExportError: Files are missing, damaged, or not what config.json says.
     """
     path = Path(path)
     if (path / "recipe.json").is_file():
         return load_run(path)
     try:
         tree = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        nested = isinstance(tree, dict) and OURS in tree  # the timm and hf formats
+        # build the network and what goes with it, then load the weights
+        nested = isinstance(tree, dict) and SSLPIPE_KEY in tree  # the timm and hf formats
         bare = nested and "architecture" in tree  # the keys are those of timm's network
-        config = Config.model_validate(tree[OURS] if nested else tree)
+        config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
         backbone = build_backbone(config.backbone, crop_px=config.crop_px)
         tensors = load_file(path / "model.safetensors")
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
@@ -122,6 +147,7 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
         raise ExportError(f"{path}/config.json: {key}: {first['msg']}") from None
     except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
         raise ExportError(f"{path}: {error}") from error
+    # the weights are those that were proved
     for module, sha256 in (
         (backbone, config.weights_sha256),
         (projector, config.projector_sha256),
@@ -134,29 +160,41 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
 
 
 def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
-    """The backbone of a run's newest whole checkpoint. The one place that knows a run's files."""
+    """Load the backbone of a run's newest whole checkpoint: the one place that knows its files.
+
+    Args:
+        run_dir: The run directory.
+        with_projector: Load the projector, too.
+
+    Raises:
+        UserError: The directory holds no run, or no checkpoint; ExportError where a projector is
+            asked for and there is none.
+    """
+    # what the run wrote down
     checkpoint = latest(run_dir)
     recipe = parse_recipe(_read_json(run_dir / "recipe.json"), f"{run_dir}/recipe.json")
     assert recipe.backbone is not None  # a run has written down what it built
     data = _read_json(run_dir / "data.json")
     state = _read_json(checkpoint / "state.json")
+    # the view of evaluation: the training's crop and normalisation, without its distortions
     views = build(AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"])
     crop_px = int(views.crop_px)
-    given = recipe.augment.arguments
-    numbers = (given.get("mean", data["mean"]), given.get("std", data["std"]))
-    view = eval_view_for(crop_px, *(numbers if given.get("normalize", True) else ()))
-
+    settings = recipe.augment.arguments
+    mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
+    view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
+    # the weights
     backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     tensors = load_file(checkpoint / "model.safetensors")
     backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
     projector = None
-    settings = recipe.projector if isinstance(recipe, Recipe) else None
+    projector_config = recipe.projector if isinstance(recipe, Recipe) else None
     if with_projector:
-        if settings is None:
+        if projector_config is None:
             raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
-        projector = build_projector(backbone.num_features, settings)
+        projector = build_projector(backbone.num_features, projector_config)
         projector.load_state_dict(_part(tensors, "projector."), strict=True)
-    facts = {
+    # what a reader of the export should know
+    metadata = {
         "name": recipe.name,
         "recipe": recipe.model_dump(mode="json"),
         "digest": state["identity"]["digest"],
@@ -164,22 +202,30 @@ def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
         "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
     }
     if "classes" in state:  # of a fine-tuning
-        facts["classes_seen"] = state["classes"]
+        metadata["classes_seen"] = state["classes"]
     if (run_dir / "eval.json").is_file():
-        facts |= _evaluation(_read_json(run_dir / "eval.json"), module_sha256(backbone))
-    return freeze(backbone, recipe.backbone, view, facts, projector, settings)
+        metadata |= _evaluation(_read_json(run_dir / "eval.json"), module_sha256(backbone))
+    return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config)
 
 
 def freeze(
     backbone: Backbone,
     component: Component,
     view: EvalView,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     projector: nn.Sequential | None = None,
-    projector_settings: Projector | None = None,
+    projector_config: Projector | None = None,
 ) -> FrozenBackbone:
-    """The backbone with everything an export writes. component, projector_settings: what backbone
-    and projector were built from."""
+    """Wrap a backbone with everything that an export writes.
+
+    Args:
+        backbone: The network with its weights.
+        component: What it was built from.
+        view: The view that its features need.
+        metadata: `Config.facts`.
+        projector: Exported too, if any.
+        projector_config: What the projector was built from.
+    """
     arguments = component.arguments
     if backbone.stem is not None:  # resolved, so that a later rule for "auto" changes nothing
         arguments["stem"] = backbone.stem
@@ -190,8 +236,8 @@ def freeze(
         num_features=backbone.num_features,
         view=view.config(),
         weights_sha256=module_sha256(backbone),
-        facts=facts,
-        projector=projector_settings if projector is not None else None,
+        facts=metadata,
+        projector=projector_config if projector is not None else None,
         projector_sha256=module_sha256(projector) if projector is not None else None,
     )
     return FrozenBackbone(backbone, view, config, projector)
@@ -210,9 +256,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _evaluation(suite: dict[str, Any], weights_sha256: str) -> dict[str, Any]:
-    """The numbers in the table of RUN/eval.json, without their details, and what they are of.
+    """Read the numbers in the table of RUN/eval.json, without details, and what they are of.
 
-    Numbers of other weights (the run went on after it was evaluated) are left out.
+    Numbers of other weights (the run was resumed after it was evaluated) are not taken.
     """
     if suite["facts"].get("backbone_sha256") != weights_sha256:
         return {"evaluation_left_out": "eval.json is not of these weights; evaluate the run again"}

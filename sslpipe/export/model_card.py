@@ -1,4 +1,4 @@
-"""The two files beside an export that are for people: README.md and SHA256SUMS."""
+"""Write the two files beside an export that are for people: README.md and SHA256SUMS."""
 
 import hashlib
 import re
@@ -26,11 +26,17 @@ model = timm.create_model("hf-hub:USER/NAME", pretrained=True, num_classes=10)  
 
 
 def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
-    """Markdown. config: frozen.Config as plain values. usage: format -> lines of Python."""
-    facts, view = config["facts"], config["view"]
+    """Write the model card in Markdown.
+
+    Args:
+        config: `load.Config` as plain values.
+        usage: Format -> lines of Python that load it.
+    """
+    metadata, view = config["facts"], config["view"]
     kind = config["backbone"]["kind"]
     arguments = {k: v for k, v in config["backbone"].items() if k != "kind"}
-    data, recipe = facts.get("data", {}), facts.get("recipe", {})
+    data, recipe = metadata.get("data", {}), metadata.get("recipe", {})
+    # what it is
     length = "of length 1" if arguments.get("normalize") else "not normalised"
     about = (
         f"A `{kind}` backbone trained by self-supervised contrastive learning with sslpipe: an "
@@ -41,10 +47,11 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
             f"An embedding of images for retrieval, recognition and verification: a `{kind}` "
             "backbone fine-tuned with labels by metric learning with sslpipe. An image in, "
             f"{config['num_features']} features out, {length}; images of one class lie close "
-            "together. The loss's own weights are left out."
+            "together. The loss's own weights are not in the export."
         )
+    # input, data, training and weights as one table
     lines = [
-        f"# {_plain(facts.get('name', kind))}",
+        f"# {_plain(metadata.get('name', kind))}",
         "",
         about,
         "",
@@ -61,22 +68,24 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
             f"| licence of the data | {_plain(data['license'] or 'not stated')} |",
         ]
     if is_finetune(recipe):
-        lines += _training(recipe, facts.get("classes_seen", []), data.get("classes") or [])
+        lines += _training(recipe, metadata.get("classes_seen", []), data.get("classes") or [])
     if config["projector"] is not None:
         lines.append(f"| projector | {_settings(config['projector'])}: `backbone.projector` |")
-    if "digest" in facts:
-        lines.append(f"| run | {facts['step']} steps, recipe digest `{facts['digest'][:16]}` |")
+    if "digest" in metadata:
+        digest = metadata["digest"][:16]
+        lines.append(f"| run | {metadata['step']} steps, recipe digest `{digest}` |")
     lines.append(f"| weights | sha256 of all tensors `{config['weights_sha256'][:16]}` |")
+    # how to load each format, and how good the features are
     lines += ["", "## Loading", ""]
     for name, code in usage.items():
         filled = code.replace("ARCHITECTURE", kind.rpartition("/")[2])
         filled = filled.replace("not normalised", length)
         lines += [f"{name}:", "", "```python", filled.rstrip(), "```", ""]
     lines += ["## Measured", ""]
-    if facts.get("evaluation"):
-        lines += [*_evaluation(facts["evaluation"], facts["evaluation_data"]), ""]
+    if metadata.get("evaluation"):
+        lines += [*_evaluation(metadata["evaluation"], metadata["evaluation_data"]), ""]
     else:
-        lines += [f"Nothing: {facts.get('evaluation_left_out', 'no evaluation was run')}.", ""]
+        lines += [f"Nothing: {metadata.get('evaluation_left_out', 'no evaluation was run')}.", ""]
     lines.append(
         "Before this folder was put in place, each format was loaded in a clean process and its "
         "features compared with the trained network's."
@@ -85,7 +94,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
 
 
 def sha256_sums(folder: Path) -> str:
-    """Lines of `sha256sum`, by name, for every file under the folder."""
+    """Return lines of `sha256sum`, by name, for every file under the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return "".join(
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
@@ -94,15 +103,19 @@ def sha256_sums(folder: Path) -> str:
 
 
 def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
-    """The model card for the Hugging Face Hub: metadata with the numbers of this backbone in
-    front of `text`. library: what loads the repository, "timm" or "sslpipe".
+    """Put the metadata of the Hugging Face Hub, with this backbone's numbers, before a model card.
 
     No licence is stated for the weights: that is for those to say who upload them.
+
+    Args:
+        config: `load.Config` as plain values.
+        text: The model card.
+        library: What loads the repository, "timm" or "sslpipe".
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    facts = config["facts"]
-    data = facts.get("evaluation_data", {})
+    metadata = config["facts"]
+    data = metadata.get("evaluation_data", {})
     results = [
         EvalResult(
             task_type="image-classification" if row["metric"] == "top1" else TASK,
@@ -116,21 +129,27 @@ def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
             metric_value=row["value"],
             metric_args={key: row[key] for key in ("interval95", "queries", "bank")},
         )
-        for row in facts.get("evaluation", [])
+        for row in metadata.get("evaluation", [])
         if row["features"] == "ssl"
     ]
     card = ModelCardData(
         library_name=library,
         pipeline_tag=TASK,
-        tags=[*(TUNED_TAGS if is_finetune(facts.get("recipe", {})) else TAGS), "sslpipe"],
-        model_name=facts.get("name", config["backbone"]["kind"]),
+        tags=[*(TUNED_TAGS if is_finetune(metadata.get("recipe", {})) else TAGS), "sslpipe"],
+        model_name=metadata.get("name", config["backbone"]["kind"]),
         eval_results=results or None,
     )
     return f"---\n{card.to_yaml()}\n---\n\n{text}"
 
 
 def _training(recipe: Mapping[str, Any], seen: Sequence[int], names: Sequence[str]) -> list[str]:
-    """What a fine-tuning did, as rows of the table. seen: labels trained on; names: of all."""
+    """Describe a fine-tuning as rows of the table.
+
+    Args:
+        recipe: Of the fine-tuning.
+        seen: Labels that were trained on.
+        names: Names of all classes.
+    """
     losses = [_component(recipe["loss"])]
     losses += [f"{term['weight']:g} x {_component(term['loss'])}" for term in recipe["also"]]
     lines = [f"| loss | {' + '.join(losses)} |"]
@@ -184,7 +203,7 @@ def _evaluation(rows: list[dict[str, Any]], data: Mapping[str, Any]) -> list[str
 
 
 def _plain(text: str) -> str:
-    """A name from a file as one line of plain text: no table cell, heading, link or tag ends."""
+    """Return a name from a file as plain text: it ends no table cell, heading, link or tag."""
     return re.sub(r"([\\`*_|<>\[\]#&])", r"\\\1", " ".join(text.split()))
 
 

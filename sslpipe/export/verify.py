@@ -1,4 +1,4 @@
-"""READERS: how strangers load each export format. What the clean process of a proof runs.
+"""Load each export format as a stranger would: what the clean process of a proof runs.
 
 python -m sslpipe.export.verify FORMAT FOLDER IMAGES OUT
 
@@ -19,9 +19,16 @@ from sslpipe.errors import ExportError
 
 
 def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """The "features" of the images and, where the model has a projector, their "projections".
+    """Compute what a proof compares.
 
     The first image goes alone, then the others: a batch size that became part of a file shows.
+
+    Args:
+        model: Images -> features; its child `projector`, if any: features -> projections.
+        images: (B, 3, S, S) normalised floats.
+
+    Returns:
+        "features", (B, F), and, where the model has a projector, "projections", (B, D).
     """
     features = torch.cat([model(images[:1]), model(images[1:])])  # (B, F)
     projector = dict(model.named_children()).get("projector")
@@ -31,7 +38,7 @@ def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 def _read_torchvision(folder: Path) -> list[nn.Module]:
-    """torchvision's own model with the file's weights; only its head may be missing from them."""
+    """Load torchvision's own model with the file's weights; only its head may be missing there."""
     import torchvision
 
     from sslpipe.models.backbones import HEADS
@@ -48,24 +55,29 @@ def _read_torchvision(folder: Path) -> list[nn.Module]:
     return [network]
 
 
-def _read_ours(folder: Path) -> list[nn.Module]:
+def _read_sslpipe(folder: Path) -> list[nn.Module]:
+    """Load with `load_backbone`."""
     from sslpipe.export.load import load_backbone
 
     return [load_backbone(folder)]
 
 
 def _read_both(folder: Path) -> list[nn.Module]:
-    """timm's own model, where config.json names one, and `load_backbone`'s."""
-    found = _read_ours(folder)
+    """Load timm's own model, where config.json names one, and `load_backbone`'s."""
+    models = _read_sslpipe(folder)
     if "architecture" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
         import timm
 
-        found.insert(0, timm.create_model(f"local-dir:{folder}", pretrained=True))
-    return found
+        models.insert(0, timm.create_model(f"local-dir:{folder}", pretrained=True))
+    return models
 
 
 class OnnxSession(nn.Module):
-    """onnxruntime's session as a module: (B, 3, S, S) -> (B, F), on the CPU."""
+    """An ONNX file as a module, run by onnxruntime on the CPU.
+
+    Args:
+        path: The .onnx file.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -74,22 +86,24 @@ class OnnxSession(nn.Module):
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:
+        """Compute features: (B, 3, S, S) normalised float32 -> (B, F)."""
         (features,) = self.session.run(["features"], {"images": images.numpy()})
         return torch.from_numpy(features)
 
 
+# format -> modules images -> features, one for each library that reads the files
 READERS: dict[str, Callable[[Path], list[nn.Module]]] = {
-    "safetensors": _read_ours,
+    "safetensors": _read_sslpipe,
     "torchvision": _read_torchvision,
     "timm": lambda folder: _read_both(folder / "timm"),
     "onnx": lambda folder: [OnnxSession(folder / "model.onnx")],
     "pt2": lambda folder: [torch.export.load(folder / "model.pt2").module()],
     "hf": lambda folder: _read_both(folder / "hf"),
-}  # format -> modules images -> features, one for each library that reads the files
+}
 
 
 def read(name: str, folder: Path) -> list[nn.Module]:
-    """The modules of READERS, in eval mode."""
+    """Load a format from the folder with each of its readers, in eval mode."""
     modules = READERS[name](folder)
     # a program of torch.export is in eval mode for good, and refuses to be asked for it
     return modules if name == "pt2" else [module.eval() for module in modules]
@@ -100,8 +114,8 @@ def main(name: str, folder: str, images_file: str, out: str) -> None:
     images = load_file(images_file)["images"]
     for number, model in enumerate(read(name, Path(folder))):
         with torch.no_grad():
-            found = outputs(model, images)
-        save_file({key: value.contiguous() for key, value in found.items()}, f"{out}{number}")
+            result = outputs(model, images)
+        save_file({key: value.contiguous() for key, value in result.items()}, f"{out}{number}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A trained backbone in formats that others load, each proved equal before it is handed over.
+"""Write a trained backbone in formats that others load, each proved equal before it is kept.
 
 Layout of a folder that `export_backbone` writes (a format that was not asked for is not there):
 
@@ -6,7 +6,7 @@ Layout of a folder that `export_backbone` writes (a format that was not asked fo
     SHA256SUMS            of every other file; `sha256sum -c SHA256SUMS`
     model.safetensors     format "safetensors": the weights, keys of `models.backbones.Backbone`
     projector.safetensors     the projector's, where it was asked for
-    config.json           and all that `load_backbone` needs beside them: see `frozen.Config`
+    config.json           and all that `load_backbone` needs beside them: see `load.Config`
     torchvision/NAME.safetensors    format "torchvision": a state dict without the head
     timm/                 format "timm": for timm.create_model("local-dir:...")
     model.onnx            format "onnx": normalised images -> features, any batch size
@@ -56,7 +56,21 @@ def export_backbone(
     with_projector: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Write the backbone of a run's newest checkpoint into the folder `out`; see `export_model`."""
+    """Write the backbone of a run's newest checkpoint into a folder.
+
+    Args:
+        run_dir: The run directory.
+        out: The folder to write.
+        formats: Names of FORMATS, or "all".
+        with_projector: Write the projector, too.
+        overwrite: Replace a folder that is there.
+
+    Returns:
+        Format -> where it lies.
+
+    Raises:
+        ExportError: See `export_model`.
+    """
     model = load_run(Path(run_dir), with_projector=with_projector)
     return export_model(model, out, formats, overwrite=overwrite)
 
@@ -66,14 +80,24 @@ def export_model(
 ) -> dict[str, Path]:
     """Write the formats, prove each, and only then put the folder in its place.
 
-    formats: names of FORMATS, or "all": those that can hold this backbone; see `refusals`.
     Each format is loaded in a clean process, with its own library, and its features of fixed random
-    images are compared with those of `model`. Returns where each format lies.
-    Raises: ExportError for an unknown format, one that cannot hold this backbone, a folder that
-    exists (unless `overwrite`), or features that differ; nothing is left behind then.
+    images are compared with those of `model`.
+
+    Args:
+        model: The backbone; it stays as it is.
+        out: The folder to write.
+        formats: Names of FORMATS, or "all": those that can hold this backbone; see `refusals`.
+        overwrite: Replace a folder that is there.
+
+    Returns:
+        Format -> where it lies.
+
+    Raises:
+        ExportError: A format is unknown or cannot hold this backbone, the folder exists, or
+            features differ; nothing is left behind then.
     """
     out = Path(out)
-    formats = _checked(model, formats)
+    formats = _possible_formats(model, formats)
     if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} exists; remove it, or choose another folder")
     model = copy.deepcopy(model).cpu().float().eval()
@@ -96,13 +120,13 @@ def export_model(
 
 
 def refusals(model: FrozenBackbone) -> dict[str, str]:
-    """format -> why it cannot hold this backbone; formats that can are not in it."""
-    every = {name: each.refuses(model) for name, each in FORMATS.items()}
-    return {name: why for name, why in every.items() if why is not None}
+    """Return format -> why it cannot hold this backbone; formats that can are not in it."""
+    reasons = {name: each.refuses(model) for name, each in FORMATS.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _checked(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
-    """The formats without "all" and repeats. Raises: ExportError where one is not possible."""
+def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
+    """Resolve "all" and repeats. Raises ExportError where a format is not possible."""
     known = f"known: {', '.join(FORMATS)}, all"
     for name in formats:
         if name not in (*FORMATS, "all"):
@@ -136,8 +160,8 @@ def _prove(model: FrozenBackbone, name: str, folder: Path) -> None:
     for key, value in expected.items():
         if not (torch.isfinite(value).all() and value.any()):
             raise ExportError(f"the backbone's {key} are not finite, or all zero")
-    for number, found in enumerate(features_in_clean_process(name, folder, images)):
-        for key, value in found.items():
+    for number, reloaded in enumerate(features_in_clean_process(name, folder, images)):
+        for key, value in reloaded.items():
             if value.shape != expected[key].shape:
                 raise ExportError(
                     f"format {name}: {key} are {tuple(value.shape)}, "
@@ -152,21 +176,22 @@ def _prove(model: FrozenBackbone, name: str, folder: Path) -> None:
 
 
 def features_in_clean_process(name: str, folder: Path, images: Tensor) -> list[dict[str, Tensor]]:
-    """What a new Python process, that knows nothing of this one, gets from the folder: `outputs`
-    by each library that reads the format."""
+    """Compute `verify.outputs` in a new Python process, by each library that reads the format.
+
+    Args:
+        name: The format.
+        folder: The export's.
+        images: (B, 3, S, S) normalised floats.
+
+    Raises:
+        ExportError: The process could not load the format.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         images_file = Path(scratch) / "images"
         save_file({"images": images}, images_file)
+        program = [sys.executable, "-m", "sslpipe.export.verify"]
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "sslpipe.export.verify",
-                name,
-                folder,
-                images_file,
-                f"{scratch}/out",
-            ],
+            [*program, name, folder, images_file, f"{scratch}/out"],
             capture_output=True,
             text=True,
             timeout=PROOF_TIMEOUT_S,

@@ -1,0 +1,37 @@
+"""Make a data set from images: webdataset tars (shards) beside an index, for everyone with images.
+
+A source gives encoded images with names and labels (`sources`, `layouts`, `parquet`, `idx`);
+`splits` cuts them into splits; `writer` plans and writes the shards; `manifest` writes the index,
+dataset.json, which `sslpipe.data` reads. Tars made by others are indexed as they are (`index`,
+`scan`); `show` looks at the result. Start reading at SOURCES below, then at `writer.write_split`.
+"""
+
+from sslpipe.sharding.layouts import (
+    read_cars,
+    read_cub,
+    read_omniglot,
+    read_products,
+    read_tiny_imagenet,
+)
+from sslpipe.sharding.parquet import read_parquet
+from sslpipe.sharding.sources import (
+    SourceReader,
+    read_csv,
+    read_folder,
+    read_idx,
+    read_torchvision,
+)
+
+# `--source NAME`; a source of one's own: a function of SourceOptions, and a line here
+SOURCES: dict[str, SourceReader] = {
+    "folder": read_folder,
+    "torchvision": read_torchvision,
+    "csv": read_csv,
+    "idx": read_idx,
+    "parquet": read_parquet,
+    "tiny-imagenet": read_tiny_imagenet,
+    "cub": read_cub,
+    "cars": read_cars,
+    "products": read_products,
+    "omniglot": read_omniglot,
+}

@@ -1,4 +1,4 @@
-"""MNIST's idx files: strict reading, and the cut of Fashion-MNIST that ships with the project."""
+"""Read and write MNIST's idx files, and cut the Fashion-MNIST that ships with the project."""
 
 import gzip
 import io
@@ -14,10 +14,18 @@ from sslpipe.errors import DataError
 
 
 def parse_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An idx file of uint8 with so many dimensions, plain or gzip; anything else is a DataError.
+    """Read an idx file of uint8, plain or gzip.
 
-    Source: the format's description by LeCun, Cortes and Burges: 00 00 08 (uint8) dimensions,
-    then each size as a big-endian int32, then the data, last index fastest.
+    Args:
+        path: The file.
+        dimensions: How many the array must have.
+
+    Raises:
+        DataError: The file is anything else.
+
+    Source:
+        The format's description by LeCun, Cortes and Burges: 00 00 08 (uint8) dimensions, then
+        each size as a big-endian int32, then the data, last index fastest.
     """
     try:
         raw = path.read_bytes()
@@ -54,8 +62,17 @@ def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
 def cut_idx(root: Path, out: Path, per_class: int) -> list[Path]:
     """Keep the first `per_class` training images of each class, in file order.
 
-    Reads root's train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz, never a test file.
-    Raises: DataError where a class has fewer.
+    Args:
+        root: Folder of train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz; a test file is
+            never read.
+        out: Folder for two files of the same names.
+        per_class: How many images to keep of each class.
+
+    Returns:
+        The files written.
+
+    Raises:
+        DataError: A class has fewer images.
     """
     names = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
     pixels, labels = parse_idx(root / names[0], 3), parse_idx(root / names[1], 1)

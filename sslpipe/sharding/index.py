@@ -18,7 +18,7 @@ from sslpipe.sharding.manifest import (
     save_manifest,
     shard_file,
 )
-from sslpipe.sharding.scan import offsets_of, scan_tar, sha256_of
+from sslpipe.sharding.scan import offset_rows, scan_tar, sha256_of
 from sslpipe.sharding.writer import Advance
 
 _COMPRESSED_NAME = re.compile(r".*\.(tgz|tbz2|txz|tar\.[a-z0-9]+)", re.IGNORECASE)
@@ -27,7 +27,13 @@ DECODE_PX = 256
 
 
 class Fault(NamedTuple):
-    """Something wrong with a shard, or, where key is not empty, with one of its samples."""
+    """Something wrong with a shard or a sample.
+
+    Args:
+        shard: The shard's file.
+        key: The sample's key; empty: the shard itself.
+        reason: What is wrong.
+    """
 
     shard: str
     key: str
@@ -35,7 +41,11 @@ class Fault(NamedTuple):
 
 
 def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
-    """A folder's tars by split: all of them in `split`, else by what their names start with."""
+    """List a folder's tars by split: all of them in `split`, else by how their names begin.
+
+    Raises:
+        DataError: There is none, or one is compressed.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
     packed = [p.name for p in sorted(folder.iterdir()) if _COMPRESSED_NAME.fullmatch(p.name)]
@@ -60,14 +70,25 @@ def index_folder(
 ) -> Manifest:
     """Write sidecars for all tars, then dataset.json; other splits in it stay as they are.
 
-    Raises: DataError naming the tar that is compressed, cut, or not laid out for webdataset.
+    Args:
+        folder: Of the tars and of dataset.json.
+        groups: Tars by split; see `find_tars`.
+        classes: Class names by label; empty: unknown.
+        workers: Threads.
+        advance: Called with 1 for each tar done.
+
+    Returns:
+        The manifest written.
+
+    Raises:
+        DataError: A tar is compressed, cut, or not laid out for webdataset; it is named.
     """
 
     def index(path: Path) -> ShardFile:
         samples = scan_tar(path)
         if not samples:
             raise DataError(f"{path} has no member KEY.jpg, KEY.png or KEY.webp")
-        entry = shard_file(path, offsets_of(samples), sha256_of(path))
+        entry = shard_file(path, offset_rows(samples), sha256_of(path))
         advance(1)
         return entry
 
@@ -85,7 +106,8 @@ def index_folder(
 
 
 def verify_shard(index: DatasetIndex, split: str, shard: int) -> list[Fault]:
-    """Everything wrong with one shard: size, sha256, offsets, labels, and each image decoded."""
+    """List everything wrong with one shard: size, sha256, offsets, labels, images that fail."""
+    # the file
     entry = index.manifest.splits[split][shard]
     path = Path(join(index.folder, entry.file))
     if not path.is_file():
@@ -96,13 +118,15 @@ def verify_shard(index: DatasetIndex, split: str, shard: int) -> list[Fault]:
         faults.append(Fault(entry.file, "", f"has {size} bytes, the index says {entry.bytes}"))
     elif sha256_of(path) != entry.sha256:
         faults.append(Fault(entry.file, "", "its sha256 is not the one in dataset.json"))
+    # the sidecar
     try:
         rows = index.split(split).offsets(shard)
         samples = scan_tar(path)
     except DataError as error:
         return [*faults, Fault(entry.file, "", str(error))]
-    if not np.array_equal(rows, offsets_of(samples)):
+    if not np.array_equal(rows, offset_rows(samples)):
         faults.append(Fault(entry.file, "", f"{entry.offsets} does not describe this tar"))
+    # each sample: its label, and its image decoded
     classes = len(index.manifest.classes)
     for sample in samples:
         if classes and sample.label >= classes:

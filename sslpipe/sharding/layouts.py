@@ -1,11 +1,10 @@
-"""Well-known data sets as their owners unpack them: no download, the folders as they are.
+"""Read well-known data sets as their owners unpack them: no download, the folders as they are.
 
 Where a data set is used for retrieval, its splits share no class, as published: CUB-200 and
 Cars-196 take the first half of the classes for training and the rest for test (Oh Song et al. 2016,
 arXiv:1511.06452), Stanford Online Products and Omniglot come so.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,18 @@ from sslpipe.errors import DataError
 from sslpipe.sharding.sources import (
     Images,
     SourceOptions,
-    folder_of,
     from_files,
     images_under,
     read_file,
+    root_folder,
 )
 
 Rows = list[tuple[Path, str]]  # image, class
 
 
 def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
-    """tiny-imagenet-200: train/WNID/images/*.JPEG, val/images with val_annotations.txt."""
-    root = folder_of(options)
+    """Read tiny-imagenet-200: train/WNID/images/*.JPEG, val/images with val_annotations.txt."""
+    root = root_folder(options)
     wnids = [fields[0] for fields in _table(root / "wnids.txt", 1)]
     train = [(p, wnid) for wnid in wnids for p in images_under(root / "train" / wnid / "images")]
     annotated = _table(root / "val" / "val_annotations.txt", 2)
@@ -33,8 +32,12 @@ def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
 
 
 def read_cub(options: SourceOptions) -> dict[str, Images]:
-    """CUB_200_2011: images.txt, image_class_labels.txt, classes.txt, train_test_split.txt."""
-    root = folder_of(options)
+    """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt, train_test_split.txt.
+
+    With `options.class_disjoint`, train has the first half of the classes, test the others;
+    without, the published split for classification.
+    """
+    root = root_folder(options)
     names = {number: name for number, name in _table(root / "classes.txt", 2)}
     label = {image: number for image, number in _table(root / "image_class_labels.txt", 2)}
     paths = {image: root / "images" / path for image, path in _table(root / "images.txt", 2)}
@@ -51,9 +54,14 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
 
 
 def read_cars(options: SourceOptions) -> dict[str, Images]:
-    """Cars-196: car_ims with cars_annos.mat, or cars_train, cars_test with the devkit's files."""
-    root = folder_of(options)
+    """Read Cars-196: car_ims with cars_annos.mat, or cars_train and cars_test with the devkit.
+
+    With `options.class_disjoint`, train has the first half of the classes, test the others;
+    without, the published split for classification.
+    """
+    root = root_folder(options)
     groups: dict[str, Rows] = {"train": [], "test": []}
+    # (image, label from 1, whether in test), from either of the two ways it is published
     if (root / "cars_annos.mat").is_file():
         annotations = _matlab(root / "cars_annos.mat")
         rows = [
@@ -82,8 +90,8 @@ def read_cars(options: SourceOptions) -> dict[str, Images]:
 
 
 def read_products(options: SourceOptions) -> dict[str, Images]:
-    """Stanford_Online_Products: Ebay_train.txt and Ebay_test.txt (id, class, super class, path)."""
-    root = folder_of(options)
+    """Read Stanford_Online_Products: Ebay_{train,test}.txt (id, class, superclass, path)."""
+    root = root_folder(options)
     groups = {}
     for split in ("train", "test"):
         rows = _table(root / f"Ebay_{split}.txt", 4)[1:]  # the first names the columns
@@ -92,8 +100,11 @@ def read_products(options: SourceOptions) -> dict[str, Images]:
 
 
 def read_omniglot(options: SourceOptions) -> dict[str, Images]:
-    """images_background (train) and images_evaluation (test): ALPHABET/characterNN/*.png."""
-    root = folder_of(options)
+    """Read Omniglot: ALPHABET/characterNN/*.png in images_background and images_evaluation.
+
+    The first is train, the second test; a class is a character of an alphabet.
+    """
+    root = root_folder(options)
     groups = {}
     for split, name in (("train", "images_background"), ("test", "images_evaluation")):
         folder = root / name
@@ -106,7 +117,7 @@ def read_omniglot(options: SourceOptions) -> dict[str, Images]:
 
 
 def _splits(options: SourceOptions, root: Path, groups: dict[str, Rows]) -> dict[str, Images]:
-    every = [label for rows in groups.values() for _, label in rows]
+    all_labels = [label for rows in groups.values() for _, label in rows]
     if options.split is not None:
         if options.split not in groups:
             raise DataError(f"--split {options.split!r}: {root} has {', '.join(groups)}")
@@ -115,13 +126,15 @@ def _splits(options: SourceOptions, root: Path, groups: dict[str, Rows]) -> dict
         if not rows:
             raise DataError(f"{root} has no image of split {split!r}")
     return {
-        split: from_files(root, [path for path, _ in rows], [label for _, label in rows], every)
+        split: from_files(
+            root, [path for path, _ in rows], [label for _, label in rows], all_labels
+        )
         for split, rows in groups.items()
     }
 
 
 def _table(path: Path, columns: int) -> list[list[str]]:
-    """Lines of a text file, the first `columns` words of each."""
+    """Read the lines of a text file, the first `columns` words of each."""
     lines = read_file(path).decode().splitlines()
     rows = [line.split()[:columns] for line in lines if line.strip()]
     for number, row in enumerate(rows):
@@ -138,12 +151,3 @@ def _matlab(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     return content
-
-
-LAYOUTS: dict[str, Callable[[SourceOptions], dict[str, Images]]] = {
-    "tiny-imagenet": read_tiny_imagenet,
-    "cub": read_cub,
-    "cars": read_cars,
-    "products": read_products,
-    "omniglot": read_omniglot,
-}

@@ -1,4 +1,4 @@
-"""dataset.json and sidecars: written last, and all at once or not at all."""
+"""Read and write dataset.json and sidecars: written last, and all at once or not at all."""
 
 import hashlib
 import io
@@ -14,23 +14,31 @@ from sslpipe.errors import DataError
 
 
 def load_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder, None where it has none yet."""
+    """Read the manifest of a folder; None where it has none yet."""
     if not (folder / "dataset.json").exists():
         return None
     return load_index(folder).manifest
 
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write dataset.json into the folder, atomically."""
     text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False)
     write_atomically(folder / "dataset.json", text.encode() + b"\n")
 
 
 def new_manifest(name: str) -> Manifest:
+    """Return a manifest without splits."""
     return Manifest(schema_version=SCHEMA_VERSION, name=name, splits={})
 
 
 def shard_file(tar: Path, rows: NDArray[np.int64], sha256: str) -> ShardFile:
-    """Write the sidecar of a finished tar and describe both. rows: (samples, 3) int64."""
+    """Write the sidecar of a finished tar and describe both.
+
+    Args:
+        tar: The shard.
+        rows: (samples, 3) int64 of `scan.offset_rows`.
+        sha256: Of the tar, hexadecimal.
+    """
     buffer = io.BytesIO()
     np.save(buffer, rows, allow_pickle=False)
     raw = buffer.getvalue()
@@ -47,9 +55,10 @@ def shard_file(tar: Path, rows: NDArray[np.int64], sha256: str) -> ShardFile:
 
 
 def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
-    """The data set's class names when a split is added; labels are places in this list.
+    """Return the data set's class names when a split is added; a label is an index into them.
 
-    Raises: DataError where the new split has classes that the data set does not.
+    Raises:
+        DataError: The new split has classes that the data set does not.
     """
     if not known or not new:
         return known or new

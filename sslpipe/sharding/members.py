@@ -1,4 +1,4 @@
-"""An image as its source has it -> what the shard holds, with its pixels."""
+"""Turn an image as its source has it into what the shard holds."""
 
 import io
 from collections.abc import Callable
@@ -17,10 +17,14 @@ Change = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
 
 
 def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
-    """The suffix and bytes to store: JPEG, PNG and WebP as they are, other formats as PNG.
+    """Return suffix and bytes to store: JPEG, PNG and WebP as they are, other formats as PNG.
 
-    change: (h, w, C) uint8 -> the same shape, C = 1 for grey; its result is stored as PNG.
-    Raises: BadSample where the image cannot be decoded.
+    Args:
+        raw: The encoded image.
+        change: (h, w, C) uint8 -> the same shape, C = 1 for grey; its result is stored as PNG.
+
+    Raises:
+        BadSample: The image cannot be decoded.
     """
     kind = image_kind(raw)
     if kind is None:
@@ -33,11 +37,14 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
     return "png", encode_png(change(np.ascontiguousarray(pixels)))
 
 
-def reduced(raw: bytes, shorter_px: int) -> bytes:
-    """The image with a shorter side of `shorter_px`; one that is not longer stays as it is.
+def downscale(raw: bytes, shorter_px: int) -> bytes:
+    """Downscale an image to a shorter side of `shorter_px`; a smaller one stays as it is.
 
-    Antialiased (Lanczos), aspect kept, upright. A JPEG stays one (quality 95, full chroma), any
-    other becomes a PNG. Raises: BadSample where the image cannot be decoded.
+    Antialiased (Lanczos), aspect kept, EXIF-oriented. A JPEG stays one (quality 95, full chroma),
+    any other becomes a PNG.
+
+    Raises:
+        BadSample: The image cannot be decoded.
     """
     kind = image_kind(raw)
     pixels = _open_other(raw) if kind is None else decode(raw, _FULL_SIZE_PX).transpose(1, 2, 0)
@@ -55,7 +62,7 @@ def reduced(raw: bytes, shorter_px: int) -> bytes:
 
 
 def _open_other(raw: bytes) -> NDArray[np.uint8]:
-    """(h, w) grey or (h, w, 3) RGB of a BMP, GIF, PPM or TIFF."""
+    """Decode a BMP, GIF, PPM or TIFF to (h, w) grey or (h, w, 3) RGB."""
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
     try:

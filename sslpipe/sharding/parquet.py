@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.sharding.sources import Images, SourceOptions, folder_of, read_file
+from sslpipe.sharding.sources import Images, SourceOptions, read_file, root_folder
 
 
 def read_parquet(options: SourceOptions) -> dict[str, Images]:
-    """SPLIT*.parquet anywhere under root; the image and label columns by name.
+    """Read SPLIT*.parquet anywhere under --root; the image and label columns by name.
 
-    The encoded images of a split are held in memory while its shards are written.
-    Class names come from the ClassLabel feature in the files' metadata, else they are the numbers.
+    The encoded images of a split are held in memory while its shards are written. Class names come
+    from the ClassLabel feature in the files' metadata, else they are the numbers.
     """
     try:
         from pyarrow import ArrowException, concat_tables, parquet
     except ImportError as error:
         raise DataError("--source parquet needs pyarrow: pip install 'sslpipe[parquet]'") from error
-    root = folder_of(options)
+    # files by split
+    root = root_folder(options)
     groups: dict[str, list[Path]] = {}
     for path in sorted(root.rglob("*.parquet")):
         split = path.name.removesuffix(".parquet").split("-")[0]  # train-00000-of-00002-HASH
@@ -35,8 +36,9 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         groups = {options.split: groups[options.split]}
     if not groups:
         raise DataError(f"{root} has no *.parquet file")
+    # the columns that are needed, all rows of a split as one table
     column = options.image_column if options.image_column != "path" else "image"
-    found = {}
+    images = {}
     for split, paths in groups.items():
         wanted = [column] + ([options.label_column] if _labelled(options) else [])
         try:
@@ -50,8 +52,8 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
             table = concat_tables([parquet.read_table(path, columns=wanted) for path in paths])
         except (OSError, ArrowException) as error:
             raise DataError(f"cannot read {paths[0]}: {error}") from error
-        found[split] = _images(root, split, table, schema.metadata, column, options)
-    return found
+        images[split] = _images(root, split, table, schema.metadata, column, options)
+    return images
 
 
 def _labelled(options: SourceOptions) -> bool:
@@ -66,6 +68,8 @@ def _images(
     column: str,
     options: SourceOptions,
 ) -> Images:
+    """Describe a table as one split. Raises DataError where its labels are not integers."""
+    # labels and class names
     cells = table.column(column)
     labels = np.full(len(table), -1, np.int64)
     classes: tuple[str, ...] = ()
@@ -98,7 +102,7 @@ def _images(
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
-    """Of a ClassLabel feature, as `datasets` writes it into the schema."""
+    """Read the names of a ClassLabel feature, as `datasets` writes it into the schema."""
     text = (metadata or {}).get(b"huggingface")
     if text is None:
         return ()

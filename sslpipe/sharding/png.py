@@ -1,4 +1,4 @@
-"""PNG files with the same bytes on every machine."""
+"""Write PNG files with the same bytes on every machine."""
 
 import struct
 import zlib
@@ -14,7 +14,9 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
 
     Compressed bytes differ between zlib, zlib-ng and their versions, and shards are named by their
     sha256; a small image in a tar is padded to 512 bytes anyway, and reads faster like this.
-    Source: PNG specification (ISO/IEC 15948), RFC 1950 and RFC 1951 section 3.2.4.
+
+    Source:
+        PNG specification (ISO/IEC 15948), RFC 1950 and RFC 1951 section 3.2.4.
     """
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
@@ -32,7 +34,7 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def png_bytes(height: int, width: int, channels: int) -> int:
-    """Length of what encode_png returns."""
+    """Return the length of what encode_png returns."""
     data = height * (1 + width * channels)
     return 8 + 3 * 12 + 13 + 2 + 5 * -(-data // 0xFFFF) + data + 4
 
@@ -42,7 +44,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _stored(data: bytes) -> bytes:
-    """A zlib stream of stored blocks, written out here: zlib's own differ between versions."""
+    """Make a zlib stream of stored blocks, written here: zlib's own differ between versions."""
     blocks = [b"\x78\x01"]
     for start in range(0, len(data), 0xFFFF):
         block = data[start : start + 0xFFFF]

@@ -1,4 +1,4 @@
-"""What lies where in a tar: offsets of samples, without extracting or unpickling anything."""
+"""Find the samples of a tar by their offsets, without extracting or unpickling anything."""
 
 import hashlib
 import os
@@ -22,9 +22,14 @@ _LABEL_BYTES = 32
 
 
 class Sample(NamedTuple):
-    """key: webdataset's. start, end: its bytes in the tar, headers and padding included.
+    """Where one sample lies in its tar.
 
-    image: first byte and length of the image itself. label: -1 for none.
+    Args:
+        key: webdataset's.
+        start: First byte in the tar, with its header.
+        end: The byte after its last, with padding.
+        image: First byte and length of the image itself.
+        label: -1 for none.
     """
 
     key: str
@@ -47,11 +52,13 @@ class _Member(NamedTuple):
 
 
 def scan_tar(path: Path) -> list[Sample]:
-    """The samples of a webdataset tar, in file order; members without an image are left out.
+    """List the samples of a webdataset tar, in file order; those without an image are skipped.
 
     Only regular files count; a label is the integer text in KEY.cls.
-    Raises: DataError for a compressed or cut tar, members of a sample that do not lie together,
-    two images in one sample, or a .cls that is no integer.
+
+    Raises:
+        DataError: The tar is compressed or cut, members of a sample do not lie together, a sample
+            has two images, or a .cls is no integer.
     """
     samples: list[Sample] = []
     seen: set[str] = set()
@@ -74,18 +81,19 @@ def scan_tar(path: Path) -> list[Sample]:
     return samples
 
 
-def offsets_of(samples: list[Sample]) -> NDArray[np.int64]:
-    """(samples, 3) int64: start, end, label; what the sidecar holds."""
+def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
+    """Return what the sidecar holds: (samples, 3) int64 of start, end, label."""
     return np.array([(s.start, s.end, s.label) for s in samples], np.int64).reshape(-1, 3)
 
 
 def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file, hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _members(path: Path) -> list[_Member]:
-    """All regular members that webdataset would see, after checking that the tar is whole."""
+    """List the regular members that webdataset would see, after checking that the tar is whole."""
     with open(path, "rb") as file:
         first = file.read(2)
     if first in _COMPRESSED:

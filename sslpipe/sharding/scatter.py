@@ -22,7 +22,15 @@ _STEP = 2.0**-16
 
 
 class Placement(NamedTuple):
-    """scale: side over side; degrees: counter-clockwise; dx, dy: px that the centre moves."""
+    """Where and how an image is placed in its frame.
+
+    Args:
+        scale: Side of the placed image over its original side.
+        degrees: Rotation, counter-clockwise.
+        brightness: Factor of the pixels.
+        dx: Shift of the centre to the right, px.
+        dy: Shift of the centre down, px.
+    """
 
     scale: float
     degrees: float
@@ -32,12 +40,18 @@ class Placement(NamedTuple):
 
 
 def draw_placement(pixels: NDArray[np.uint8], seed: int, split: str, number: int) -> Placement:
-    """Parameters of one image, named by (seed, split, number) and by where it is not black.
+    """Draw the placement of one image: a function of (seed, split, number) and of its pixels.
 
-    pixels: (h, w, C) uint8. Angle, brightness and scale are uniform in their ranges, then the place
-    is uniform among those that keep all that is not black inside the frame. Where the largest scale
-    does not fit at its angle, the range of scales ends at the largest that does; only a picture too
-    long for its frame at any scale in the range goes below 0.55.
+    Angle, brightness and scale are uniform in their ranges, then the place is uniform among those
+    that keep all that is not black inside the frame. Where the largest scale does not fit at its
+    angle, the range of scales ends at the largest that does; only a picture too long for its frame
+    at any scale in the range goes below 0.55.
+
+    Args:
+        pixels: (h, w, C) uint8.
+        seed: Of the data set.
+        split: Of the source.
+        number: Of the image in the source.
     """
     numbers = uniform(seed, zlib.crc32(split.encode()), [number], 0, 5)[0]
     degrees = MAX_DEGREES * (2 * numbers[0] - 1)
@@ -52,10 +66,14 @@ def draw_placement(pixels: NDArray[np.uint8], seed: int, split: str, number: int
 
 
 def place(pixels: NDArray[np.uint8], placement: Placement) -> NDArray[np.uint8]:
-    """Draw the image at its placement on black. (h, w, C) uint8 -> the same shape, C = 1 or 3."""
+    """Render the image at its placement on black.
+
+    Shape:
+        pixels: (h, w, C) uint8, C = 1 or 3; the result has the same.
+    """
     height, width, channels = pixels.shape
-    cos, sin = _turn(placement.degrees)
-    # output (x, y), in samples, to input (x, y), in pixels: undo shift, turn and scale
+    cos, sin = _cos_sin(placement.degrees)
+    # output (x, y), in samples, to input (x, y), in pixels: undo shift, rotation and scale
     a, b = cos / placement.scale, -sin / placement.scale
     d, e = sin / placement.scale, cos / placement.scale
     centre_x, centre_y = width / 2 + placement.dx, height / 2 + placement.dy
@@ -68,12 +86,12 @@ def place(pixels: NDArray[np.uint8], placement: Placement) -> NDArray[np.uint8]:
         (width * n, height * n), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
     )
     level = round(placement.brightness * 256)
-    drawn = np.asarray(fine.reduce(n)).astype(np.int64).reshape(height, width, channels)
-    return ((drawn * level + 128) >> 8).astype(np.uint8)
+    placed = np.asarray(fine.reduce(n)).astype(np.int64).reshape(height, width, channels)
+    return ((placed * level + 128) >> 8).astype(np.uint8)  # (h, w, C)
 
 
 def _extent(pixels: NDArray[np.uint8], degrees: float) -> tuple[float, float, float, float]:
-    """Left, right, top, bottom of what is not black, after turning, in px from the centre."""
+    """Return left, right, top, bottom of what is not black, rotated, in px from the centre."""
     height, width = pixels.shape[:2]
     rows, columns = np.nonzero(pixels.any(axis=2))
     if not len(rows):
@@ -81,13 +99,13 @@ def _extent(pixels: NDArray[np.uint8], degrees: float) -> tuple[float, float, fl
     # a pixel's square, and half a pixel that bilinear sampling spreads it, but not past the image
     xs = np.stack([np.maximum(columns - 0.5, 0), np.minimum(columns + 1.5, width)]) - width / 2
     ys = np.stack([np.maximum(rows - 0.5, 0), np.minimum(rows + 1.5, height)]) - height / 2
-    cos, sin = _turn(degrees)
+    cos, sin = _cos_sin(degrees)
     x = cos * xs[:, None] + sin * ys[None, :]  # (2, 2, n) corners, y down, counter-clockwise
     y = -sin * xs[:, None] + cos * ys[None, :]
     return float(x.min()), float(x.max()), float(y.min()), float(y.max())
 
 
-def _turn(degrees: float) -> tuple[float, float]:
+def _cos_sin(degrees: float) -> tuple[float, float]:
     return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
 
 

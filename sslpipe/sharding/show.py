@@ -1,4 +1,4 @@
-"""Looking at a data set: a picture of some samples, and the numbers of a split."""
+"""Show a data set: a picture of some samples, and the numbers of a split."""
 
 from pathlib import Path
 
@@ -18,7 +18,19 @@ WINDOW_BYTES = 64 * 2**20
 def sample_sheet(
     index: DatasetIndex, split_name: str, *, count: int, columns: int, seed: int
 ) -> Image.Image:
-    """A grid of samples chosen at random, each with its id, class and size; a bad one says why."""
+    """Draw a grid of samples chosen at random, each with its id, class and size.
+
+    Args:
+        index: The data set.
+        split_name: The split to show.
+        count: How many samples.
+        columns: How many in a row.
+        seed: Of the choice.
+
+    Returns:
+        An RGB image; where a sample is bad, its cell says why.
+    """
+    # the samples, and the sheet's size
     split = index.split(split_name)
     reader = Reader(split, window_bytes=WINDOW_BYTES)
     ids = np.sort(permutation(len(split), seed)[:count])
@@ -29,6 +41,7 @@ def sample_sheet(
     size = (columns * step_x - GAP_PX, -(-len(ids) // columns) * step_y - GAP_PX)
     sheet = Image.new("RGB", (size[0] + 2 * MARGIN_PX, size[1] + 2 * MARGIN_PX), BACKGROUND)
     pen = ImageDraw.Draw(sheet)
+    # each cell: the image, its class and size, its id and key
     for place, (sample_id, label) in enumerate(zip(ids.tolist(), labels, strict=True)):
         left = MARGIN_PX + place % columns * step_x
         top = MARGIN_PX + place // columns * step_y
@@ -50,8 +63,16 @@ def sample_sheet(
     return sheet
 
 
-def split_rows(index: DatasetIndex, split_name: str, *, looked_at: int) -> list[tuple[str, str]]:
-    """(name, text) pairs: counts over the whole split, image sizes over `looked_at` samples."""
+def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tuple[str, str]]:
+    """Describe a split as (name, text) pairs.
+
+    Args:
+        index: The data set.
+        split_name: The split.
+        sampled: How many samples' headers are read for the image sizes, at most; all other
+            numbers are of the whole split.
+    """
+    # counts and bytes
     split = index.split(split_name)
     labels = split.labels
     offsets = [split.offsets(k) for k in range(len(split.shards))]
@@ -61,6 +82,7 @@ def split_rows(index: DatasetIndex, split_name: str, *, looked_at: int) -> list[
         ("bytes a sample", f"{_spread(in_tar)} (in the tar)"),
         ("unlabelled", f"{int((labels < 0).sum()):,}"),
     ]
+    # classes
     if (labels >= 0).any():
         counts = np.bincount(labels[labels >= 0], minlength=len(index.manifest.classes))
         names = index.manifest.classes or tuple(map(str, range(len(counts))))
@@ -74,9 +96,10 @@ def split_rows(index: DatasetIndex, split_name: str, *, looked_at: int) -> list[
                 f"{names[most]} {counts[most]:,}, {names[least]} {counts[least]:,}",
             ),
         ]
-    sizes, bad = _sizes(index, split_name, looked_at)
+    # image sizes
+    sizes, bad = _sizes(index, split_name, sampled)
     if len(sizes):
-        seen = f"of {len(sizes):,} looked at"
+        seen = f"of {len(sizes):,} sampled"
         rows += [
             ("width px", f"{_spread(sizes[:, 0])} ({seen})"),
             ("height px", f"{_spread(sizes[:, 1])} ({seen})"),
@@ -86,28 +109,29 @@ def split_rows(index: DatasetIndex, split_name: str, *, looked_at: int) -> list[
 
 
 def save_sheet(sheet: Image.Image, path: Path) -> None:
+    """Write the picture, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
 
 
 def _sizes(index: DatasetIndex, split_name: str, count: int) -> tuple[np.ndarray, int]:
-    """(n, 2) width and height of samples chosen at random, and how many had no readable header."""
+    """Return (n, 2) width and height of random samples, and how many have no readable header."""
     split = index.split(split_name)
     reader = Reader(split, window_bytes=WINDOW_BYTES)
-    found, bad = [], 0
+    sizes, bad = [], 0
     for sample_id in np.sort(permutation(len(split), 0)[:count]).tolist():
         raw = reader.one(sample_id)
         try:
             if isinstance(raw.image, BadSample):
                 raise raw.image
-            found.append(header_size(raw.image))
+            sizes.append(header_size(raw.image))
         except BadSample:
             bad += 1
-    return np.array(found, np.int64).reshape(-1, 2), bad
+    return np.array(sizes, np.int64).reshape(-1, 2), bad  # (n, 2)
 
 
 def _fitted(pixels: np.ndarray) -> Image.Image:
-    """As large as a cell; small images are enlarged by a whole factor, unsmoothed."""
+    """Scale to a cell; small images are enlarged by a whole factor, unsmoothed."""
     image = Image.fromarray(pixels)
     longer = max(image.size)
     if longer <= CELL_PX:
@@ -118,7 +142,7 @@ def _fitted(pixels: np.ndarray) -> Image.Image:
 
 
 def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """As much as fits under a cell."""
+    """Return as much of the text as fits under a cell."""
     if font.getlength(words) <= CELL_PX:
         return words
     while words and font.getlength(words + "…") > CELL_PX:
@@ -128,7 +152,7 @@ def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
 
 def _spread(values: np.ndarray) -> str:
     low, middle, high = np.percentile(values, [0, 50, 100])
-    return f"{low:,.0f} / {middle:,.0f} / {high:,.0f} (least / median / most)"
+    return f"{low:,.0f} / {middle:,.0f} / {high:,.0f} (min / median / max)"
 
 
 def _mb(count: float) -> str:

@@ -1,6 +1,6 @@
-"""Where images come from: each reader gives, for every split, encoded images with names and labels.
+"""Read encoded images with names and labels, for each split, from where they lie.
 
-To add a source: a function of SourceOptions, and a line in SOURCES in shards.py.
+To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/__init__.py`).
 """
 
 import csv
@@ -31,9 +31,12 @@ _LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not
 class Images:
     """One split of a source, readable in any order and from several threads.
 
-    names: where each image comes from, for messages and keys. labels: (n,) int64, -1 for none;
-    an index into classes. sizes: (n,) int64, bytes of the encoded image, roughly.
-    read(i): the encoded image as it is in the source. Raises: DataError.
+    Args:
+        names: Where each image comes from, for messages and keys.
+        labels: (n,) int64, an index into `classes`; -1 for none.
+        sizes: (n,) int64, bytes of each encoded image, roughly.
+        classes: Class names by label.
+        read: Gives the i-th encoded image as it is in the source; raises DataError.
     """
 
     names: Sequence[str]
@@ -48,7 +51,21 @@ class Images:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What the command line says about a source; each reader uses what it knows."""
+    """What the command line says about a source; each reader uses what it knows.
+
+    Args:
+        root: Folder of the images or files.
+        split: Only this split; names it where the source has none.
+        name: The data set's name in torchvision.
+        csv: A CSV file, a row an image.
+        image_column: Of the CSV or parquet file.
+        label_column: Of the CSV or parquet file; None: no labels.
+        split_column: Of the CSV file; None: one split.
+        class_file: Class names, one a line by label.
+        labels: Whether labels are read.
+        download: Whether torchvision may fetch the data set.
+        class_disjoint: Whether train and test of CUB and Cars share no class.
+    """
 
     root: Path | None = None
     split: str | None = None
@@ -63,9 +80,13 @@ class SourceOptions:
     class_disjoint: bool = True
 
 
+SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
+
+
 def read_folder(options: SourceOptions) -> dict[str, Images]:
-    """CLASS/*.jpg (torchvision's ImageFolder), train/CLASS/*.jpg, or images in one flat folder."""
-    root = folder_of(options)
+    """Read CLASS/*.jpg (torchvision's ImageFolder), train/CLASS/*.jpg, or images in one folder."""
+    root = root_folder(options)
+    # the folder of each split
     children = _folders_in(root)
     is_split = [child.name in SPLIT_FOLDERS for child in children]
     if any(is_split) and not all(is_split):
@@ -81,16 +102,19 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
                     f"it has: {', '.join(roots)}"
                 )
             roots = {options.split: roots[options.split]}
-    found = {split: _labelled_files(folder, options.labels) for split, folder in roots.items()}
-    every = [label for pairs in found.values() for _, label in pairs]
+    files = {split: _labelled_files(folder, options.labels) for split, folder in roots.items()}
+    all_labels = [label for pairs in files.values() for _, label in pairs]
     return {
-        split: from_files(root, [p for p, _ in pairs], [label for _, label in pairs], every)
-        for split, pairs in found.items()
+        split: from_files(root, [p for p, _ in pairs], [label for _, label in pairs], all_labels)
+        for split, pairs in files.items()
     }
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
-    """A row an image: paths relative to the CSV (or to --root), a label column, a split column."""
+    """Read a CSV file, a row an image: a path, and where they are named, a label and a split.
+
+    Paths are relative to the CSV file, or to --root.
+    """
     if options.csv is None:
         raise DataError("--source csv needs --csv FILE")
     try:
@@ -106,18 +130,19 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {options.csv}: {error}") from error
+    # rows by split; labels of all splits together name the classes
     root = options.root or options.csv.parent
     groups: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         split = row[options.split_column] if options.split_column else options.split or "train"
         groups.setdefault(split, []).append(row)
     label_column = options.label_column if options.labels else None
-    every = [row[label_column] or None if label_column else None for row in rows]
+    all_labels = [row[label_column] or None if label_column else None for row in rows]
     result = {}
     for split, members in groups.items():
         paths = [root / (row[options.image_column] or "") for row in members]
         labels = [row[label_column] or None if label_column else None for row in members]
-        result[split] = from_files(root, paths, labels, every)
+        result[split] = from_files(root, paths, labels, all_labels)
     if options.split_column and options.split:
         if options.split not in result:
             raise DataError(f"{options.csv}: no row has {options.split_column} = {options.split!r}")
@@ -126,7 +151,10 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
 
 
 def read_torchvision(options: SourceOptions) -> dict[str, Images]:
-    """A class of torchvision.datasets by its name; original files where it gives them, else PNG."""
+    """Read a class of torchvision.datasets by its name.
+
+    Images are the original files where the class takes a loader, else they are encoded as PNG.
+    """
     import torchvision.datasets
 
     known = torchvision.datasets.__all__
@@ -146,7 +174,9 @@ def read_torchvision(options: SourceOptions) -> dict[str, Images]:
 def _from_torchvision(
     constructor: Any, takes: Iterable[str], split: str, options: SourceOptions
 ) -> Images:
-    arguments: dict[str, Any] = {"root": str(folder_of(options, must_exist=not options.download))}
+    # the constructor's arguments: not two of these classes take the same
+    root = root_folder(options, must_exist=not options.download)
+    arguments: dict[str, Any] = {"root": str(root)}
     if "train" in takes:
         if split not in ("train", "test"):
             raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
@@ -161,10 +191,11 @@ def _from_torchvision(
         dataset = constructor(**arguments)
     except (RuntimeError, ValueError, OSError) as error:
         raise DataError(f"torchvision's {options.name}: {error}") from error
-    held = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
-    if held is None:
-        held = [label for _, label in dataset]
-    labels = held.numpy() if isinstance(held, torch.Tensor) else np.array(held)
+    # labels: from the attribute where there is one, else by reading every image
+    stored = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
+    if stored is None:
+        stored = [label for _, label in dataset]
+    labels = stored.numpy() if isinstance(stored, torch.Tensor) else np.array(stored)
     if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"torchvision's {options.name} does not give one integer label an image")
     names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)
@@ -185,10 +216,15 @@ def _from_torchvision(
 
 
 def read_idx(options: SourceOptions) -> dict[str, Images]:
-    """MNIST's files: *images*idx3* and *labels*idx1*, plain or .gz; 't10k': the test split."""
-    root = folder_of(options)
-    named = options.class_file or root / "classes.txt"
-    classes = class_names(named) if options.class_file or named.exists() else ()
+    """Read MNIST's idx files, plain or .gz: *images*idx3* and *labels*idx1*.
+
+    A file with "t10k" or "test" in its name is of the split test, any other of train. Class names
+    come from `options.class_file`, else from classes.txt where there is one, else they are the
+    numbers.
+    """
+    root = root_folder(options)
+    class_file = options.class_file or root / "classes.txt"
+    classes = class_names(class_file) if options.class_file or class_file.exists() else ()
     result = {}
     for path in sorted(root.glob("*images*idx3*")):
         split = "test" if "t10k" in path.name or "test" in path.name else "train"
@@ -217,10 +253,10 @@ def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
 
 
 def _labelled_files(folder: Path, use_labels: bool) -> list[tuple[Path, str | None]]:
-    """All images under a folder, sorted, with the name of their class folder."""
+    """List all images under a folder, sorted, with the name of their class folder."""
     children = _folders_in(folder)
     if not children or not use_labels:
-        found: list[tuple[Path, str | None]] = [(path, None) for path in images_under(folder)]
+        pairs: list[tuple[Path, str | None]] = [(path, None) for path in images_under(folder)]
     else:
         loose = [p for p in folder.iterdir() if _is_image(p)]
         if loose:
@@ -228,22 +264,35 @@ def _labelled_files(folder: Path, use_labels: bool) -> list[tuple[Path, str | No
                 f"{folder} holds class folders and loose images ({loose[0].name}); "
                 "move the images into a class, or give --no-labels to use all without labels"
             )
-        found = []
+        pairs = []
         for child in children:
             paths = images_under(child)
             if not paths:
                 raise DataError(f"class folder {child} has no images ({_suffixes()})")
-            found += [(path, child.name) for path in paths]
-    if not found:
+            pairs += [(path, child.name) for path in paths]
+    if not pairs:
         raise DataError(f"{folder} has no images ({_suffixes()})")
-    return found
+    return pairs
 
 
 def from_files(
-    root: Path, paths: Sequence[Path], labels: Sequence[str | None], every: Sequence[str | None]
+    root: Path,
+    paths: Sequence[Path],
+    labels: Sequence[str | None],
+    all_labels: Sequence[str | None],
 ) -> Images:
-    """every: the labels of all splits, whose sorted names are the classes; integers by value."""
-    names = {label for label in every if label is not None}
+    """Describe image files as one split.
+
+    Args:
+        root: Names of the images are relative to it.
+        paths: The image files.
+        labels: Class name of each; None for none.
+        all_labels: Labels of all splits; sorted, they are the classes (integers by value).
+
+    Raises:
+        DataError: A file is missing or not readable.
+    """
+    names = {label for label in all_labels if label is not None}
     by_value = all(name.isdecimal() for name in names)
     classes = tuple(sorted(names, key=int) if by_value else sorted(names))
     number = {name: k for k, name in enumerate(classes)}
@@ -262,7 +311,8 @@ def from_files(
     )
 
 
-def folder_of(options: SourceOptions, must_exist: bool = True) -> Path:
+def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
+    """Return --root. Raises DataError where it is not given, or no folder."""
     if options.root is None:
         raise DataError("this source needs --root DIR")
     if must_exist and not options.root.is_dir():
@@ -275,11 +325,12 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def images_under(folder: Path) -> list[Path]:
-    found = []
+    """List the image files of a folder and its folders, sorted; hidden ones are skipped."""
+    paths = []
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [path for name in files if _is_image(path := Path(parent) / name)]
-    return sorted(found)
+        paths += [path for name in files if _is_image(path := Path(parent) / name)]
+    return sorted(paths)
 
 
 def _is_image(path: Path) -> bool:
@@ -291,11 +342,12 @@ def _suffixes() -> str:
 
 
 def class_names(path: Path) -> tuple[str, ...]:
-    """Lines of a text file that are not blank."""
+    """Read the lines of a text file that are not blank."""
     return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
 
 
 def read_file(path: str | Path) -> bytes:
+    """Read a whole file. Raises DataError with the path."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

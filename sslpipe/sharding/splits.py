@@ -1,27 +1,31 @@
-"""Which images of a source go into which split: cut by share, or by class."""
+"""Cut the images of a source into splits, by share or by class."""
 
 import numpy as np
 
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.random import permutation
 from sslpipe.sharding.sources import Images
-from sslpipe.sharding.writer import Part
+from sslpipe.sharding.writer import SplitImages
 
 
-def relabelled(images: Images, classes: tuple[str, ...]) -> Images:
-    """The same images with labels by their class's place in `classes`."""
+def relabel(images: Images, classes: tuple[str, ...]) -> Images:
+    """Return the same images with labels that index `classes`, a list of class names."""
     places = np.array([classes.index(name) for name in images.classes] or [-1], np.int64)
     labels = np.where(images.labels < 0, -1, places[images.labels])
     return Images(images.names, labels, images.sizes, classes, images.read)
 
 
-def cut_test(parts: dict[str, Part], fraction: float, seed: int) -> dict[str, Part]:
-    """Move a share of each class (rounded) from train to a new split, test."""
-    if list(parts) != ["train"]:
+def cut_test(splits: dict[str, SplitImages], fraction: float, seed: int) -> dict[str, SplitImages]:
+    """Move a share of each class (rounded) from train to a new split, test.
+
+    Raises:
+        DataError: There are other splits, or one would be empty.
+    """
+    if list(splits) != ["train"]:
         raise DataError(
-            f"--test-fraction cuts from a source with one split, train; here: {', '.join(parts)}"
+            f"--test-fraction cuts from a source with one split, train; here: {', '.join(splits)}"
         )
-    images = parts["train"].images
+    images = splits["train"].images
     is_test = np.zeros(len(images), bool)
     for label in np.unique(images.labels).tolist():
         members = np.nonzero(images.labels == label)[0]
@@ -30,15 +34,24 @@ def cut_test(parts: dict[str, Part], fraction: float, seed: int) -> dict[str, Pa
     if not is_test.any() or is_test.all():
         raise DataError(f"--test-fraction {fraction} of {len(images)} images leaves a split empty")
     return {
-        "train": Part(images, np.nonzero(~is_test)[0], "train"),
-        "test": Part(images, np.nonzero(is_test)[0], "train"),
+        "train": SplitImages(images, np.nonzero(~is_test)[0], "train"),
+        "test": SplitImages(images, np.nonzero(is_test)[0], "train"),
     }
 
 
 def cut_classes(
-    parts: dict[str, Part], unseen: list[str], classes: tuple[str, ...]
-) -> dict[str, Part]:
-    """Move every image of the unseen classes from each split S to a split S_unseen."""
+    splits: dict[str, SplitImages], unseen: list[str], classes: tuple[str, ...]
+) -> dict[str, SplitImages]:
+    """Move every image of the unseen classes from each split S to a split S_unseen.
+
+    Args:
+        splits: The splits to cut.
+        unseen: Class names to hold out.
+        classes: All class names, by label.
+
+    Raises:
+        DataError: A name is no class, or a split would be empty.
+    """
     for name in unseen:
         if name not in classes:
             raise DataError(
@@ -47,10 +60,10 @@ def cut_classes(
             )
     labels = [classes.index(name) for name in unseen]
     cut = {}
-    for key, part in parts.items():
-        moved = np.isin(part.images.labels[part.numbers], labels)
+    for key, split in splits.items():
+        moved = np.isin(split.images.labels[split.numbers], labels)
         if moved.all() or not moved.any():
             raise DataError(f"--unseen-classes leaves {key} or {key}_unseen without an image")
-        cut[key] = Part(part.images, part.numbers[~moved], part.origin)
-        cut[f"{key}_unseen"] = Part(part.images, part.numbers[moved], part.origin)
+        cut[key] = split._replace(numbers=split.numbers[~moved])
+        cut[f"{key}_unseen"] = split._replace(numbers=split.numbers[moved])
     return cut

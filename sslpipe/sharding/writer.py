@@ -1,4 +1,4 @@
-"""Images -> shards of one split: planned ahead, written in parallel, gone on with after a kill.
+"""Write the shards of one split: planned ahead, written in parallel, resumed after a kill.
 
 The plan (which image lies where) is a pure function of the source and the options. Each finished
 shard is one line of .build/SPLIT.jsonl, so that the same command does not write it again.
@@ -27,8 +27,8 @@ from sslpipe.data.index import ShardFile, Triple
 from sslpipe.errors import DataError
 from sslpipe.random import permutation
 from sslpipe.sharding.manifest import shard_file, sync_folder, write_atomically
-from sslpipe.sharding.members import reduced, to_member
-from sslpipe.sharding.scan import BLOCK, offsets_of, scan_tar, sha256_of
+from sslpipe.sharding.members import downscale, to_member
+from sslpipe.sharding.scan import BLOCK, offset_rows, scan_tar, sha256_of
 from sslpipe.sharding.scatter import draw_placement, place
 from sslpipe.sharding.sources import Images
 
@@ -39,7 +39,15 @@ Advance = Callable[[int], None]
 
 
 class Layout(NamedTuple):
-    """What, besides the source, decides the bytes of the shards."""
+    """What, besides the source, decides the bytes of the shards.
+
+    Args:
+        seed: Of the shuffle and of scattering.
+        samples_per_shard: At most so many.
+        max_shard_bytes: At most so many; rough where images are converted.
+        scatter: Whether each image is placed at random in its frame; see `scatter.place`.
+        resize_shorter_px: Downscale longer images to this shorter side; None: as they are.
+    """
 
     seed: int
     samples_per_shard: int
@@ -48,8 +56,14 @@ class Layout(NamedTuple):
     resize_shorter_px: int | None = None
 
 
-class Part(NamedTuple):
-    """A split to write: images of the source by their numbers there, and that source's split."""
+class SplitImages(NamedTuple):
+    """A split to write.
+
+    Args:
+        images: A split of the source.
+        numbers: (n,) int64, which of `images` are written.
+        origin: The source's name of its split, by which scattering is seeded.
+    """
 
     images: Images
     numbers: NDArray[np.int64]
@@ -57,7 +71,13 @@ class Part(NamedTuple):
 
 
 class Moments(BaseModel):
-    """Exact sums over pixels of RGB values 0 to 255, so that no order of adding matters."""
+    """Exact sums over pixels of RGB values 0 to 255, so that no order of adding matters.
+
+    Args:
+        pixels: How many.
+        sums: Of the values, by channel.
+        squares: Of the squared values, by channel.
+    """
 
     pixels: int
     sums: list[int]
@@ -65,7 +85,14 @@ class Moments(BaseModel):
 
 
 class Done(BaseModel):
-    """One finished shard, a line of the build record; entry: None where every image was bad."""
+    """One finished shard, a line of the build record.
+
+    Args:
+        shard: Its number.
+        entry: Its line in dataset.json; None where every image was bad.
+        moments: Of its pixels.
+        bad: "NAME: reason" for each image that was skipped.
+    """
 
     shard: int
     entry: ShardFile | None
@@ -76,7 +103,7 @@ class Done(BaseModel):
 def write_split(
     folder: Path,
     split: str,
-    part: Part,
+    source: SplitImages,
     layout: Layout,
     *,
     workers: int,
@@ -85,18 +112,31 @@ def write_split(
 ) -> list[Done]:
     """Write what is missing of a split's shards and return all of them, in shard order.
 
-    Files are the same for any number of workers. Raises: DataError naming an image that cannot be
-    decoded (skip_bad: it is left out and listed in Done.bad), or a record of another plan.
+    Files are the same for any number of workers.
+
+    Args:
+        folder: Of the data set.
+        split: Name of the split.
+        source: Its images.
+        layout: What decides the bytes.
+        workers: Threads.
+        skip_bad: Skip an image that cannot be decoded, and list it in `Done.bad`.
+        advance: Called with the number of images that each finished shard has.
+
+    Raises:
+        DataError: An image cannot be decoded (it is named), or the folder holds shards of another
+            plan.
     """
-    plan = _plan(split, part, layout)
+    # the plan, and what of it an earlier call has finished
+    plan = _plan(split, source, layout)
     record = folder / ".build" / f"{split}.jsonl"
-    done = _read_record(folder, record, _fingerprint(split, part, layout))
+    done = _read_record(folder, record, _fingerprint(split, source, layout))
     advance(sum(len(plan[k]) for k in done))
     lock, stop = threading.Lock(), threading.Event()
 
     def write(shard: int) -> None:
-        finished = _write_shard(folder, split, shard, plan[shard], part, layout, skip_bad, stop)
-        with lock:
+        finished = _write_shard(folder, split, shard, plan[shard], source, layout, skip_bad, stop)
+        with lock:  # a shard is finished once its line is on disk
             done[shard] = finished
             with open(record, "a") as file:
                 file.write(finished.model_dump_json() + "\n")
@@ -104,6 +144,7 @@ def write_split(
                 os.fsync(file.fileno())
         advance(len(plan[shard]))
 
+    # the rest, in any order
     with ThreadPoolExecutor(workers) as pool:
         jobs = [pool.submit(write, shard) for shard in range(len(plan)) if shard not in done]
         try:
@@ -117,7 +158,7 @@ def write_split(
 
 
 def mean_and_std(shards: list[Done]) -> tuple[Triple, Triple]:
-    """Mean and standard deviation over all pixels, RGB in [0, 1], rounded to 6 digits."""
+    """Compute mean and standard deviation over all pixels, RGB in [0, 1], rounded to 6 digits."""
     pixels = sum(d.moments.pixels for d in shards)
     mean, std = [], []
     for channel in range(3):
@@ -138,11 +179,12 @@ def forget_split(folder: Path, split: str) -> None:
     (folder / ".build" / f"{split}.jsonl").unlink(missing_ok=True)
 
 
-def _plan(split: str, part: Part, layout: Layout) -> list[NDArray[np.int64]]:
-    """Source numbers of each shard's images: shuffled, then cut by count and by bytes."""
-    order = part.numbers[permutation(len(part.numbers), layout.seed, zlib.crc32(split.encode()))]
-    blocks = -(-part.images.sizes // BLOCK) + 1
-    sizes = BLOCK * (blocks + np.where(part.images.labels >= 0, 2, 0))  # in the tar
+def _plan(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int64]]:
+    """Return the numbers of each shard's images: shuffled, then cut by count and by bytes."""
+    numbers, images = source.numbers, source.images
+    order = numbers[permutation(len(numbers), layout.seed, zlib.crc32(split.encode()))]
+    blocks = -(-images.sizes // BLOCK) + 1
+    sizes = BLOCK * (blocks + np.where(images.labels >= 0, 2, 0))  # in the tar
     cuts, count, filled = [], 0, 0
     for at, number in enumerate(order):
         if count == layout.samples_per_shard or (
@@ -154,18 +196,19 @@ def _plan(split: str, part: Part, layout: Layout) -> list[NDArray[np.int64]]:
     return list(np.split(order, cuts))
 
 
-def _fingerprint(split: str, part: Part, layout: Layout) -> str:
-    images = part.images
+def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
+    """Hash what decides the bytes of a split's shards."""
+    images = source.images
     options = [value for value in layout if value is not None]
-    digest = hashlib.sha256(json.dumps([WRITER_VERSION, split, part.origin, *options]).encode())
-    for number in part.numbers.tolist():
+    digest = hashlib.sha256(json.dumps([WRITER_VERSION, split, source.origin, *options]).encode())
+    for number in source.numbers.tolist():
         row = [number, images.names[number], int(images.labels[number]), int(images.sizes[number])]
         digest.update(json.dumps(row).encode())
     return digest.hexdigest()
 
 
 def _read_record(folder: Path, record: Path, fingerprint: str) -> dict[int, Done]:
-    """Shards that are finished and unharmed, by number; starts the record where there is none."""
+    """Return the shards that are finished and unharmed; start the record where there is none."""
     lines = record.read_text().splitlines() if record.exists() else []
     if not lines:
         record.parent.mkdir(exist_ok=True)
@@ -203,13 +246,15 @@ def _write_shard(
     split: str,
     shard: int,
     numbers: NDArray[np.int64],
-    part: Part,
+    source: SplitImages,
     layout: Layout,
     skip_bad: bool,
     stop: threading.Event,
 ) -> Done:
+    """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
     path = folder / f"{split}-{shard:06d}.tar"
     temporary = path.with_name(f".{path.name}.tmp")
+    # the images, with the sums that mean and std are computed of
     bad: list[str] = []
     pixels, sums, squares = 0, np.zeros(3, np.int64), np.zeros(3, np.int64)
     with open(temporary, "wb") as file:
@@ -218,10 +263,10 @@ def _write_shard(
                 if stop.is_set():
                     raise DataError(f"{path.name}: stopped, because another shard failed")
                 try:
-                    suffix, raw = _member(part, number, layout)
+                    suffix, raw = _member(source, number, layout)
                     image = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
                 except BadSample as error:
-                    name = part.images.names[number]
+                    name = source.images.names[number]
                     if not skip_bad:
                         raise DataError(
                             f"{name}: {error}; mend or remove it, or give --skip-bad"
@@ -231,38 +276,40 @@ def _write_shard(
                 pixels += image.shape[1]
                 sums += image.sum(axis=1)
                 squares += (image**2).sum(axis=1)
-                key = _key(number, part.images.names[number])
+                key = _key(number, source.images.names[number])
                 _add(tar, f"{key}.{suffix}", raw)
-                label = int(part.images.labels[number])
+                label = int(source.images.labels[number])
                 if label >= 0:
                     _add(tar, f"{key}.cls", b"%d" % label)
         file.flush()
         os.fsync(file.fileno())
+    # the file gets its name when it is whole and on disk, then its sidecar is written
     moments = Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist())
     if not pixels:
         temporary.unlink()
         return Done(shard=shard, entry=None, moments=moments, bad=bad)
     os.replace(temporary, path)
     sync_folder(folder)
-    entry = shard_file(path, offsets_of(scan_tar(path)), sha256_of(path))
+    entry = shard_file(path, offset_rows(scan_tar(path)), sha256_of(path))
     return Done(shard=shard, entry=entry, moments=moments, bad=bad)
 
 
-def _member(part: Part, number: int, layout: Layout) -> tuple[str, bytes]:
-    raw = part.images.read(number)
+def _member(source: SplitImages, number: int, layout: Layout) -> tuple[str, bytes]:
+    """Return suffix and bytes of an image as the shard holds it."""
+    raw = source.images.read(number)
     if layout.resize_shorter_px is not None:
-        raw = reduced(raw, layout.resize_shorter_px)
+        raw = downscale(raw, layout.resize_shorter_px)
     if not layout.scatter:
         return to_member(raw)
 
     def scatter(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return place(pixels, draw_placement(pixels, layout.seed, part.origin, number))
+        return place(pixels, draw_placement(pixels, layout.seed, source.origin, number))
 
     return to_member(raw, scatter)
 
 
 def _key(number: int, name: str) -> str:
-    """Unique by its number in the source; the rest helps a human to find the file. <= 60 ASCII."""
+    """Return a unique key of 60 ASCII characters at most; its end helps to find the file."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", os.path.splitext(name)[0]).strip("_")
     return f"{number:08d}-{stem[-51:]}"
 

@@ -257,7 +257,7 @@ def damaged_timm(model: FrozenBackbone, folder: Path) -> Path:
 def test_a_damaged_format_is_an_error_and_leaves_no_file(
     tmp_path, monkeypatch, in_this_process, name, write, told
 ):
-    monkeypatch.setitem(export.FORMATS, name, dataclasses.replace(FORMATS[name], write=write))
+    monkeypatch.setitem(FORMATS, name, dataclasses.replace(FORMATS[name], write=write))
     with pytest.raises(ExportError, match=told):
         export_model(trained("torchvision/resnet18", stem="imagenet"), tmp_path / "out", [name])
     assert tree(tmp_path) == []
@@ -330,7 +330,7 @@ def test_a_damaged_projector_is_an_error_and_leaves_no_file(tmp_path, monkeypatc
         return path
 
     broken = dataclasses.replace(FORMATS["safetensors"], write=another)
-    monkeypatch.setitem(export.FORMATS, "safetensors", broken)
+    monkeypatch.setitem(FORMATS, "safetensors", broken)
     with pytest.raises(ExportError, match="projections in a clean process differ by"):
         export_model(trained(projector=SETTINGS), tmp_path / "out", ["safetensors"])
     assert tree(tmp_path) == []

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import sslpipe
+import sslpipe.export
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError
 from sslpipe.evaluation.embed import module_sha256
-from sslpipe.export import verify as proof
-from sslpipe.export import write as export
+from sslpipe.export import verify
 from sslpipe.export.load import FrozenBackbone, freeze
-from sslpipe.export.write import export_model, load_backbone
+from sslpipe.export.write import FORMATS, export_model, load_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import build_projector
 from sslpipe.recipe.base import Component
@@ -57,13 +57,35 @@ def read_here(name: str, folder: Path, images: torch.Tensor) -> list[dict[str, t
     """`features_in_clean_process` without the process."""
     try:
         with torch.no_grad():
-            return [proof.outputs(model, images) for model in proof.read(name, folder)]
+            return [verify.outputs(model, images) for model in verify.read(name, folder)]
     except UserError as error:
         raise ExportError(f"format {name}: {error}") from error
 
 
 def tree(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+def test_the_package_gives_its_public_names_and_no_other():
+    assert sslpipe.export.load_backbone is sslpipe.load_backbone is load_backbone
+    assert sslpipe.export.export_model is export_model
+    with pytest.raises(AttributeError, match="export_modle"):
+        sslpipe.export.export_modle  # noqa: B018
+
+
+def test_verify_runs_as_a_program_without_a_warning(tmp_path):
+    model, images = trained(), torch.randn(3, 3, 32, 32)
+    export_model(model, tmp_path / "export", ["safetensors"])
+    save_file({"images": images}, tmp_path / "images")
+    program = [sys.executable, "-W", "error::RuntimeWarning", "-m", "sslpipe.export.verify"]
+    files = [tmp_path / "export", tmp_path / "images", f"{tmp_path}/out"]
+    result = subprocess.run(
+        [*program, "safetensors", *files], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert torch.equal(
+        load_file(tmp_path / "out0")["features"], verify.outputs(model, images)["features"]
+    )
 
 
 def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(tmp_path):
@@ -148,7 +170,7 @@ save_file({"features": model.encode(load_file(sys.argv[2])["images"])}, sys.argv
 def in_this_process(monkeypatch):
     """Read a written format here: where the test is not about the clean process, which takes
     seconds to start."""
-    monkeypatch.setattr(export, "features_in_clean_process", read_here)
+    monkeypatch.setattr("sslpipe.export.write.features_in_clean_process", read_here)
 
 
 def corrupted(write, damage):
@@ -188,9 +210,9 @@ def drop_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
 def test_a_damaged_format_is_an_error_and_leaves_no_file(
     tmp_path, monkeypatch, in_this_process, name, damage, told
 ):
-    original = export.FORMATS[name]
+    original = FORMATS[name]
     broken = dataclasses.replace(original, write=corrupted(original.write, damage))
-    monkeypatch.setitem(export.FORMATS, name, broken)
+    monkeypatch.setitem(FORMATS, name, broken)
     model = trained("torchvision/shufflenet_v2_x0_5")
     with pytest.raises(ExportError, match=told):
         export_model(model, tmp_path / "out", [name])
@@ -200,9 +222,9 @@ def test_a_damaged_format_is_an_error_and_leaves_no_file(
 def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_file(
     tmp_path, monkeypatch
 ):
-    original = export.FORMATS["safetensors"]
+    original = FORMATS["safetensors"]
     broken = dataclasses.replace(original, write=corrupted(original.write, flip_a_convolution))
-    monkeypatch.setitem(export.FORMATS, "safetensors", broken)
+    monkeypatch.setitem(FORMATS, "safetensors", broken)
     told = "a clean process could not load it: .*not those that config.json names"
     with pytest.raises(ExportError, match=told):
         export_model(trained(), tmp_path / "out", ["safetensors"])
@@ -215,14 +237,14 @@ def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path, monkeypatc
     before = {name: (out / name).read_bytes() for name in tree(out)}
     with pytest.raises(ExportError, match="exists"):
         export_model(trained(), out, ["safetensors"])
-    original = export.FORMATS["safetensors"]
+    original = FORMATS["safetensors"]
     broken = dataclasses.replace(original, write=corrupted(original.write, drop_a_tensor))
-    monkeypatch.setitem(export.FORMATS, "safetensors", broken)
+    monkeypatch.setitem(FORMATS, "safetensors", broken)
     with pytest.raises(ExportError, match="safetensors"):
         export_model(trained(), out, ["safetensors"], overwrite=True)
     assert {name: (out / name).read_bytes() for name in tree(out)} == before
     assert os.listdir(tmp_path) == ["out"]
-    monkeypatch.setitem(export.FORMATS, "safetensors", original)
+    monkeypatch.setitem(FORMATS, "safetensors", original)
     export_model(trained(widths=[8, 16]), out, ["safetensors"], overwrite=True)
     assert load_backbone(out).num_features == 16
     assert os.listdir(tmp_path) == ["out"]
@@ -274,7 +296,7 @@ def test_features_that_are_not_finite_are_not_exported(tmp_path):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     out = tmp_path_factory.mktemp("exported")
-    export.FORMATS["safetensors"].write(trained(), out)
+    FORMATS["safetensors"].write(trained(), out)
     return out
 
 

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from sslpipe.cli.shards import SOURCES
 from sslpipe.data.decode import decode
 from sslpipe.errors import DataError
+from sslpipe.sharding import SOURCES
 from sslpipe.sharding.sources import Images, SourceOptions
 
 

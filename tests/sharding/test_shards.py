@@ -1,4 +1,4 @@
-"""sslpipe.cli.shards: what is written, byte for byte; resuming; foreign tars; faults by name."""
+"""Data sets: what is written, byte for byte; resuming; foreign tars; faults by name."""
 
 import contextlib
 import gzip
@@ -27,9 +27,9 @@ from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
-from sslpipe.sharding import show as shard_look
-from sslpipe.sharding import sources
+from sslpipe.sharding import SOURCES, show, sources
 from sslpipe.sharding.idx import parse_idx, write_idx
+from sslpipe.sharding.png import encode_png
 from sslpipe.sharding.scan import scan_tar
 from sslpipe.sharding.scatter import draw_placement, place
 from tests.helpers.dataset import picture, write_dataset
@@ -137,6 +137,29 @@ def test_a_folder_gives_the_samples_of_torchvisions_image_folder(
     assert index.split("train").labels.tolist() == [label for _, _, label in written]
 
 
+def test_the_files_of_a_build_are_these_on_every_machine(tmp_path: Path) -> None:
+    """Bytes that the code before the restructuring wrote: raised with WRITER_VERSION only."""
+    for k in range(24):
+        folder = tmp_path / "photos" / f"class {k % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        values = np.arange((9 + k % 4) * 12 * 3, dtype=np.uint32) * (k + 3) % 251
+        pixels = values.astype(np.uint8).reshape(-1, 12, 3)
+        if k % 2:
+            header = b"P6 12 %d 255\n" % len(pixels)
+            (folder / f"{k}.ppm").write_bytes(header + pixels.tobytes())
+        else:
+            (folder / f"{k}.png").write_bytes(encode_png(pixels))
+    digest = hashlib.sha256()
+    for name, options in {"plain": (), "scattered": ("--scatter", "--seed", "3")}.items():
+        out = tmp_path / name
+        arguments = ("--root", tmp_path / "photos", "--test-fraction", "0.25", *BUILD, *options)
+        assert run("build", out, *arguments) == 0
+        digest.update(json.dumps(tree(out)).encode())
+    assert digest.hexdigest() == (
+        "e239bf2c3e59a3ccea992cc30498bbd32475478b2b4746ffac68c083ea965b72"
+    )
+
+
 def test_offsets_sizes_and_hashes_describe_the_tars(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("build", out, "--root", photos, *BUILD) == 0
@@ -227,7 +250,7 @@ class Interrupted(BaseException):
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, sample: int) -> None:
     """Let the folder source raise at one sample."""
-    original = shards.SOURCES["folder"]
+    original = SOURCES["folder"]
 
     def reader(options: sources.SourceOptions) -> dict[str, sources.Images]:
         result = {}
@@ -242,11 +265,11 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, sample: int) -> None:
             result[split] = sources.Images(*fields, read)
         return result
 
-    monkeypatch.setitem(shards.SOURCES, "folder", reader)
+    monkeypatch.setitem(SOURCES, "folder", reader)
 
 
 @pytest.mark.parametrize("sample", [0, 17, 36])
-def test_a_build_stopped_at_any_sample_goes_on_to_the_same_bytes(
+def test_a_build_stopped_at_any_sample_resumes_to_the_same_bytes(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int
 ) -> None:
     whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
@@ -263,7 +286,7 @@ def test_a_build_stopped_at_any_sample_goes_on_to_the_same_bytes(
     assert before.items() <= after.items()  # finished shards were not written again
 
 
-def test_a_killed_build_goes_on_to_the_same_bytes(fashion: Path, tmp_path: Path) -> None:
+def test_a_killed_build_resumes_to_the_same_bytes(fashion: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
     options = ("--source", "idx", "--root", str(fashion), "--samples-per-shard", "100")
     process = subprocess.Popen(
@@ -716,8 +739,8 @@ def test_show_draws_the_chosen_samples_enlarged_by_a_whole_factor(tmp_path: Path
     run("show", tmp_path, "--out", tmp_path / "sheet.png", "--count", 5, "--columns", 5)
     sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
     for number in (0, 1, 3, 4):
-        left = shard_look.MARGIN_PX + number * (shard_look.CELL_PX + shard_look.GAP_PX)
-        cell = sheet[shard_look.MARGIN_PX :, left:][:128, :128]
+        left = show.MARGIN_PX + number * (show.CELL_PX + show.GAP_PX)
+        cell = sheet[show.MARGIN_PX :, left:][:128, :128]
         assert np.array_equal(cell[4::8, 4::8], picture(number))
-    left = shard_look.MARGIN_PX + 2 * (shard_look.CELL_PX + shard_look.GAP_PX)
-    assert tuple(sheet[shard_look.MARGIN_PX, left + 5]) == shard_look.BAD  # framed, nothing else
+    left = show.MARGIN_PX + 2 * (show.CELL_PX + show.GAP_PX)
+    assert tuple(sheet[show.MARGIN_PX, left + 5]) == show.BAD  # framed, nothing else

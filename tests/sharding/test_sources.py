@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslpipe.cli.shards import SOURCES
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.errors import DataError
+from sslpipe.sharding import SOURCES
 from sslpipe.sharding.idx import parse_idx, write_idx
 from sslpipe.sharding.members import to_member
 from sslpipe.sharding.sources import SourceOptions
