@@ -52,6 +52,7 @@ class Configured(nn.Module):
     settings: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Take the signature from the constructor."""
         super().__init_subclass__(**kwargs)
         own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # without self
         cls.__signature__ = inspect.Signature(own)
@@ -69,6 +70,9 @@ class Configured(nn.Module):
         bound.apply_defaults()
         object.__setattr__(self, "settings", dict(bound.arguments))
         return self
+
+    def __init__(self) -> None:
+        super().__init__()  # nn.Module's own signature takes anything
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())

@@ -73,9 +73,13 @@ class MetricLoss(Configured):
                 f"reduction = {self.reduction!r} must be 'mean', 'mean_active', 'sum' or 'none'"
             )
         self.last_count = self.last_active = 0.0
+        missing = [name for name in self.__signature__.parameters if name not in self.settings]
+        if missing:
+            raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
         row_terms = type(self).row_terms
+        self.rule: Callable[..., Any]
         if inspect.isclass(row_terms):
-            self.rule, self.conventions = row_terms(**conventions), {}
+            self.rule, self.conventions = row_terms(**conventions), {}  # a module, with weights
         else:
             self.rule, self.conventions = row_terms, conventions
             if current_rank().world_size == 1:  # a rule may communicate
