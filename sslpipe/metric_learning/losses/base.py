@@ -76,7 +76,7 @@ class MetricLoss(Configured):
         missing = [name for name in self.__signature__.parameters if name not in self.settings]
         if missing:
             raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
-        row_terms = type(self).row_terms
+        row_terms: Any = type(self).row_terms
         self.rule: Callable[..., Any]
         if inspect.isclass(row_terms):
             self.rule, self.conventions = row_terms(**conventions), {}  # a module, with weights
