@@ -194,7 +194,7 @@ def class_neighbours(
         return None
     size, dim = recipe.sampler.classes_per_batch, task.backbone.num_features
     neighbours = ClassNeighbours(len(order.classes), dim, size).to(run.device, run.dtype)
-    order.nearest = neighbours.of
+    order.nearest = neighbours.nearest_classes
     return neighbours
 
 

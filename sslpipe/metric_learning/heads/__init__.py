@@ -1,45 +1,73 @@
-"""HEADS: losses with weights of their own for each class, behind the signature of all losses.
+"""Heads: losses with weights of their own for each class, behind the signature of all losses.
 
-Built with num_classes and dim beside the recipe's own arguments; labels are 0..num_classes-1. They
-compare rows with weights, so `ref` and `miner` mean nothing to them. Their weights are trained with
-the model, their state lies in buffers, and an export leaves them out.
+For fine-tuning recipes (`loss.kind` may be a name of HEADS) and for notebooks:
+`ArcFace(num_classes=10, dim=128)(embeddings, labels)`. They compare rows with weights, so `ref` and
+`miner` mean nothing to them. Their weights are trained with the model, their state lies in buffers,
+and an export leaves them out. Start with `margin_softmax.MarginSoftmax`, whose logits are made in
+`margins`; `proxies` has the others. A new head is a class on `base.Head` and a line below.
 """
 
 from collections.abc import Callable
 
-from torch import nn
-
+from sslpipe.metric_learning.configured import Table
+from sslpipe.metric_learning.heads.base import Head
 from sslpipe.metric_learning.heads.margin_softmax import (
+    AdaFace,
+    ArcFace,
+    CircleSoftmax,
+    CombinedMargin,
+    CosFace,
+    CurricularFace,
+    LSoftmax,
+    MarginSoftmax,
+    ModifiedSoftmax,
+    NormFace,
     Softmax,
-    adaface,
-    arcface,
-    circle_softmax,
-    combined_margin,
-    cosface,
-    curricularface,
-    l_softmax,
-    modified_softmax,
-    normface,
-    sphereface,
-    sub_center_arcface,
+    SphereFace,
+    SubCenterArcFace,
 )
 from sslpipe.metric_learning.heads.proxies import CenterLoss, ProxyAnchor, ProxyNCA, SoftTriple
 
-HEADS: dict[str, Callable[..., nn.Module]] = {
-    "adaface": adaface,
-    "arcface": arcface,
-    "center": CenterLoss,
-    "circle_softmax": circle_softmax,
-    "combined_margin": combined_margin,
-    "cosface": cosface,
-    "curricularface": curricularface,
-    "l_softmax": l_softmax,
-    "modified_softmax": modified_softmax,
-    "normface": normface,
-    "proxy_anchor": ProxyAnchor,
-    "proxy_nca": ProxyNCA,
-    "soft_triple": SoftTriple,
-    "softmax": Softmax,
-    "sphereface": sphereface,
-    "sub_center_arcface": sub_center_arcface,
-}
+HEADS: Table[Callable[..., Head]] = Table(
+    "head",
+    {
+        "adaface": AdaFace,
+        "arcface": ArcFace,
+        "center": CenterLoss,
+        "circle_softmax": CircleSoftmax,
+        "combined_margin": CombinedMargin,
+        "cosface": CosFace,
+        "curricularface": CurricularFace,
+        "l_softmax": LSoftmax,
+        "modified_softmax": ModifiedSoftmax,
+        "normface": NormFace,
+        "proxy_anchor": ProxyAnchor,
+        "proxy_nca": ProxyNCA,
+        "soft_triple": SoftTriple,
+        "softmax": Softmax,
+        "sphereface": SphereFace,
+        "sub_center_arcface": SubCenterArcFace,
+    },
+)
+
+__all__ = [
+    "HEADS",
+    "AdaFace",
+    "ArcFace",
+    "CenterLoss",
+    "CircleSoftmax",
+    "CombinedMargin",
+    "CosFace",
+    "CurricularFace",
+    "Head",
+    "LSoftmax",
+    "MarginSoftmax",
+    "ModifiedSoftmax",
+    "NormFace",
+    "ProxyAnchor",
+    "ProxyNCA",
+    "SoftTriple",
+    "Softmax",
+    "SphereFace",
+    "SubCenterArcFace",
+]

@@ -27,7 +27,7 @@ def angle(cosines: Tensor) -> Tensor:
     return torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
 
 
-def target_of(cosines: Tensor, labels: Tensor) -> Tensor:
+def take_target(cosines: Tensor, labels: Tensor) -> Tensor:
     """(B, C), (B,) -> (B,): each row's entry at its label."""
     return cosines.gather(1, labels[:, None])[:, 0]
 
@@ -78,7 +78,7 @@ class AdditiveMargins(nn.Module):
         self.scale, self.m1, self.m2, self.m3, self.beyond = scale, m1, m2, m3, beyond
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
-        target = target_of(cosines, labels)
+        target = take_target(cosines, labels)
         return self.scale * with_target(cosines, labels, self.with_margin(target) - self.m3)
 
     def with_margin(self, target: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class MultipliedAngle(nn.Module):
         if self.training:
             self.steps += 1
         lam = max(self.lam_last, self.lam_first / (1 + self.lam_decay * int(self.steps)))
-        cos = target_of(cosines, labels)
+        cos = take_target(cosines, labels)
         target = (lam * cos + self.psi(cos)) / (1 + lam)
         return lengths * with_target(cosines, labels, target)
 
@@ -148,7 +148,7 @@ class Curricular(nn.Module):
         self.register_buffer("t", torch.zeros(()))
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
-        target = target_of(cosines, labels)
+        target = take_target(cosines, labels)
         if self.training:
             mean = all_gather_rows(target).mean()
             self.t.mul_(1 - self.momentum).add_(self.momentum * mean)
@@ -188,7 +188,7 @@ class Adaptive(nn.Module):
                 kept.mul_(1 - self.momentum).add_(self.momentum * new)
         quality = (self.h * (norms - self.mean) / (self.std + 0.001)).clamp(-1, 1)
         quality = quality.to(cosines.dtype)  # (B,)
-        shifted = angle(target_of(cosines, labels)) - self.margin * quality
+        shifted = angle(take_target(cosines, labels)) - self.margin * quality
         target = torch.cos(shifted.clamp(0, math.pi)) - self.margin * (1 + quality)
         return self.scale * with_target(cosines, labels, target)
 
@@ -207,7 +207,7 @@ class CircleMargins(nn.Module):
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
         m = self.margin
-        target = target_of(cosines, labels)
+        target = take_target(cosines, labels)
         others = (cosines.detach() + m).clamp_min(0) * (cosines - m)
         own = (1 + m - target.detach()).clamp_min(0) * (target - (1 - m))
         return self.gamma * with_target(others, labels, own)

@@ -1,9 +1,4 @@
-"""Losses against learned points: one or more proxies a class, or a running mean of each class.
-
-All: forward(embeddings, labels, ...) -> (), embeddings (B, D), labels (B,) int64 in 0..C-1. B may
-differ between ranks. The value is equal on all of them; the gradient is W times the own part, so
-that DDP's mean equals one process. Products are float32 at least, also under autocast.
-"""
+"""Losses against learned points: one or more proxies a class, or a running mean of each class."""
 
 import math
 from typing import Literal
@@ -13,19 +8,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, global_mean
-from sslpipe.metric_learning.heads.margin_softmax import exact_dtype, row_mean
-from sslpipe.metric_learning.losses.pairwise import References, unit
+from sslpipe.metric_learning.heads.base import Head, row_mean
+from sslpipe.metric_learning.losses.pairwise import unit
 
 TINY_D2 = 1e-12  # a squared distance below this has no direction, and no gradient
 
 
-class ProxyNCA(nn.Module):
-    """-log of e^{-s D2(x, p_y)} over the sum of e^{-s D2(x, p_c)}, x and p of length 1; row mean.
+class ProxyNCA(Head):
+    """Compare each row with one proxy a class; x and p of length 1; row mean.
 
-    form: "paper" sums over c != y; "all" over every c, as the authors' code and ProxyNCA++ do.
-    scale: s; 1 is the paper's, 9 is ProxyNCA++'s (its vectors have length 3; a temperature of 1/9).
-    Source: Movshovitz-Attias et al. 2017, arXiv:1703.07464, eq. 6; Teh et al. 2020,
-    arXiv:2004.01113, eq. 6.
+    -log of e^{-s D2(x, p_y)} over the sum of e^{-s D2(x, p_c)}.
+
+    Args:
+        num_classes: C.
+        dim: D.
+        form: "paper" sums over c != y; "all" over every c, as the authors' code and ProxyNCA++ do.
+        scale: s; 1 is the paper's, 9 is ProxyNCA++'s (its vectors have length 3; a temperature of
+            1/9).
+
+    Source:
+        Movshovitz-Attias et al. 2017, arXiv:1703.07464, eq. 6; Teh et al. 2020, arXiv:2004.01113,
+        eq. 6.
     """
 
     def __init__(
@@ -35,8 +38,7 @@ class ProxyNCA(nn.Module):
         form: Literal["paper", "all"] = "paper",
         scale: float = 1.0,
     ) -> None:
-        super().__init__()
-        _check(num_classes, dim)
+        super().__init__(num_classes, dim)
         if form not in ("paper", "all"):
             raise ValueError(f"form = {form!r} must be 'paper' or 'all'")
         if not 0 < scale < math.inf:
@@ -44,69 +46,70 @@ class ProxyNCA(nn.Module):
         self.form, self.scale = form, scale
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)  # as in the released code
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        *,
-        ids: Tensor | None = None,
-        ref: References | None = None,
-        miner: nn.Module | None = None,
-    ) -> Tensor:
-        with torch.autocast(embeddings.device.type, enabled=False):
-            cosines = _cosines(embeddings, self.proxies)
-            logits = -self.scale * (2 - 2 * cosines)  # (B, C)
-            own = logits.gather(1, labels[:, None])[:, 0]
-            if self.form == "paper":
-                logits = logits.scatter(1, labels[:, None], -math.inf)
-            values = logits.logsumexp(1) - own  # (B,)
+    def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Return the value over all ranks. Collective."""
+        cosines = _cosines(x, self.proxies)
+        logits = -self.scale * (2 - 2 * cosines)  # (B, C)
+        own = logits.gather(1, labels[:, None])[:, 0]
+        if self.form == "paper":
+            logits = logits.scatter(1, labels[:, None], -math.inf)
+        values = logits.logsumexp(1) - own  # (B,)
         return row_mean(values)
 
 
-class ProxyAnchor(nn.Module):
-    """Each proxy against all rows of the global batch, its own class's and the others'.
+class ProxyAnchor(Head):
+    """Compare each proxy with all rows of the global batch, its own class's and the others'.
 
     mean over P+ of log(1 + sum_{x of p} e^{-alpha (s(x, p) - delta)}) + mean over all p of
     log(1 + sum_{x not of p} e^{alpha (s(x, p) + delta)}); s cosine, P+ the classes in the batch.
     Give its proxies a learning rate 100 times the backbone's.
-    Source: Kim et al. 2020, arXiv:2003.13911, eq. 4 and section 4.2.
+
+    Args:
+        num_classes: C.
+        dim: D.
+        alpha: Scale of the cosines.
+        delta: The margin.
+
+    Source:
+        Kim et al. 2020, arXiv:2003.13911, eq. 4 and section 4.2.
     """
 
     def __init__(self, num_classes: int, dim: int, alpha: float = 32.0, delta: float = 0.1) -> None:
-        super().__init__()
-        _check(num_classes, dim)
+        super().__init__(num_classes, dim)
         self.alpha, self.delta = alpha, delta
         self.proxies = nn.Parameter(torch.empty(num_classes, dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")  # as in the released code
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        *,
-        ids: Tensor | None = None,
-        ref: References | None = None,
-        miner: nn.Module | None = None,
-    ) -> Tensor:
-        with torch.autocast(embeddings.device.type, enabled=False):
-            everyone = gather_with_grad(exact_dtype(embeddings))  # (N, D)
-            cosines = _cosines(everyone, self.proxies)  # (N, C)
-            own = F.one_hot(all_gather_rows(labels), len(self.proxies)).bool()
-            one = cosines.new_zeros(1, len(self.proxies))  # log 1
-            pull = (-self.alpha * (cosines - self.delta)).masked_fill(~own, -math.inf)
-            push = (self.alpha * (cosines + self.delta)).masked_fill(own, -math.inf)
-            pulls = torch.cat([one, pull]).logsumexp(0)  # (C,), 0 for a class not in the batch
-            pushes = torch.cat([one, push]).logsumexp(0)
-            return pulls.sum() / own.any(0).sum() + pushes.mean()
+    def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Return the value over all ranks. Collective."""
+        everyone = gather_with_grad(x)  # (N, D)
+        cosines = _cosines(everyone, self.proxies)  # (N, C)
+        own = F.one_hot(all_gather_rows(labels), len(self.proxies)).bool()
+        one = cosines.new_zeros(1, len(self.proxies))  # log 1
+        pull = (-self.alpha * (cosines - self.delta)).masked_fill(~own, -math.inf)
+        push = (self.alpha * (cosines + self.delta)).masked_fill(own, -math.inf)
+        pulls = torch.cat([one, pull]).logsumexp(0)  # (C,), 0 for a class not in the batch
+        pushes = torch.cat([one, push]).logsumexp(0)
+        return pulls.sum() / own.any(0).sum() + pushes.mean()
 
 
-class SoftTriple(nn.Module):
-    """Softmax over classes whose similarity is a soft maximum over several centres.
+class SoftTriple(Head):
+    """Classify by a soft maximum over several centres a class; x and w have length 1.
 
     S_c = sum_k softmax_k(x w_ck / gamma) x w_ck; cross entropy of la (S_c - delta [c = y]), row
     mean, plus tau / (C K (K - 1)) sum_c sum_{s < t} |w_cs - w_ct|: superfluous centres merge.
-    x and w have length 1. centers: K.
-    Source: Qian et al. 2019, arXiv:1909.05235, eq. 5, 7 and 9.
+
+    Args:
+        num_classes: C.
+        dim: D.
+        la: Scale of the similarities.
+        gamma: Temperature of the softmax over centres, above 0.
+        delta: The margin.
+        tau: Weight of the second term.
+        centers: K.
+
+    Source:
+        Qian et al. 2019, arXiv:1909.05235, eq. 5, 7 and 9.
     """
 
     def __init__(
@@ -119,33 +122,24 @@ class SoftTriple(nn.Module):
         tau: float = 0.2,
         centers: int = 10,
     ) -> None:
-        super().__init__()
-        _check(num_classes, dim)
+        super().__init__(num_classes, dim)
         if centers < 1 or gamma <= 0:
             raise ValueError(f"centers = {centers}, gamma = {gamma}: must be at least 1, above 0")
         self.la, self.gamma, self.delta, self.tau, self.centers = la, gamma, delta, tau, centers
         self.weight = nn.Parameter(torch.empty(num_classes, centers, dim))
         nn.init.uniform_(self.weight, -1 / math.sqrt(dim), 1 / math.sqrt(dim))
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        *,
-        ids: Tensor | None = None,
-        ref: References | None = None,
-        miner: nn.Module | None = None,
-    ) -> Tensor:
-        with torch.autocast(embeddings.device.type, enabled=False):
-            x = unit(exact_dtype(embeddings))
-            w = unit(self.weight.to(x.dtype).flatten(0, 1)).view(self.weight.shape)  # (C, K, D)
-            cosines = torch.einsum("bd,ckd->bck", x, w)
-            similarity = ((cosines / self.gamma).softmax(2) * cosines).sum(2)  # (B, C)
-            margin = self.delta * F.one_hot(labels, len(w)).to(similarity.dtype)
-            values = F.cross_entropy(self.la * (similarity - margin), labels, reduction="none")
-            loss = row_mean(values)
-            if self.centers > 1 and self.tau:
-                loss = loss + self.tau * self._spread(w)
+    def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Return the value over all ranks. Collective."""
+        x = unit(x)
+        w = unit(self.weight.to(x.dtype).flatten(0, 1)).view(self.weight.shape)  # (C, K, D)
+        cosines = torch.einsum("bd,ckd->bck", x, w)
+        similarity = ((cosines / self.gamma).softmax(2) * cosines).sum(2)  # (B, C)
+        margin = self.delta * F.one_hot(labels, len(w)).to(similarity.dtype)
+        values = F.cross_entropy(self.la * (similarity - margin), labels, reduction="none")
+        loss = row_mean(values)
+        if self.centers > 1 and self.tau:
+            loss = loss + self.tau * self._spread(w)
         return loss
 
     def _spread(self, w: Tensor) -> Tensor:
@@ -155,14 +149,22 @@ class SoftTriple(nn.Module):
         return d2.clamp_min(TINY_D2).sqrt().sum() / (classes * k * (k - 1))
 
 
-class CenterLoss(nn.Module):
-    """weight / 2 times the sum over the global batch of the squared distance to the class's centre.
+class CenterLoss(Head):
+    """Pull rows to their class's centre: weight / 2 times the sum of squared distances.
 
-    The centres are no parameters: after a training forward
+    The sum is over the global batch. The centres are no parameters: after a training forward
     c_j -= alpha sum_{y_i = j} (c_j - x_i) / (1 + n_j), n_j rows of class j in the global batch.
     They start at 0. It is a second term: alone it pulls everything to one point.
-    reduction: "sum" is the paper's; "mean" does not grow with the batch.
-    Source: Wen et al. 2016, ECCV, eq. 2 to 5.
+
+    Args:
+        num_classes: C.
+        dim: D.
+        weight: Of the term.
+        alpha: The centres' learning rate.
+        reduction: "sum" is the paper's; "mean" does not grow with the batch.
+
+    Source:
+        Wen et al. 2016, ECCV, eq. 2 to 5.
     """
 
     centers: Tensor
@@ -175,29 +177,19 @@ class CenterLoss(nn.Module):
         alpha: float = 0.5,
         reduction: Literal["sum", "mean"] = "sum",
     ) -> None:
-        super().__init__()
-        _check(num_classes, dim)
+        super().__init__(num_classes, dim)
         if reduction not in ("sum", "mean"):
             raise ValueError(f"reduction = {reduction!r} must be 'sum' or 'mean'")
         self.weight, self.alpha, self.reduction = weight, alpha, reduction
         self.register_buffer("centers", torch.zeros(num_classes, dim))
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        *,
-        ids: Tensor | None = None,
-        ref: References | None = None,
-        miner: nn.Module | None = None,
-    ) -> Tensor:
-        with torch.autocast(embeddings.device.type, enabled=False):
-            x = exact_dtype(embeddings)
-            d2 = (x - self.centers[labels].to(x.dtype)).square().sum(1)  # (B,)
-            rows = len(d2) if self.reduction == "mean" else 1 / current_rank().world_size
-            loss = self.weight / 2 * global_mean(d2.sum(), d2.new_tensor(rows))
-            if self.training:
-                self._move(all_gather_rows(x), all_gather_rows(labels))
+    def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Return the value over all ranks. Collective."""
+        d2 = (x - self.centers[labels].to(x.dtype)).square().sum(1)  # (B,)
+        rows = len(d2) if self.reduction == "mean" else 1 / current_rank().world_size
+        loss = self.weight / 2 * global_mean(d2.sum(), d2.new_tensor(rows))
+        if self.training:
+            self._move(all_gather_rows(x), all_gather_rows(labels))
         return loss
 
     @torch.no_grad()
@@ -208,12 +200,6 @@ class CenterLoss(nn.Module):
         self.centers -= self.alpha * (counts * self.centers - sums) / (1 + counts)
 
 
-def _cosines(embeddings: Tensor, proxies: Tensor) -> Tensor:
+def _cosines(x: Tensor, proxies: Tensor) -> Tensor:
     """(B, D), (C, D) -> (B, C)."""
-    x = exact_dtype(embeddings)
     return unit(x) @ unit(proxies.to(x.dtype)).T
-
-
-def _check(num_classes: int, dim: int) -> None:
-    if num_classes < 2 or dim < 1:
-        raise ValueError(f"num_classes = {num_classes}, dim = {dim}: at least 2 and 1 are needed")

@@ -1,0 +1,111 @@
+"""Losses of pairs, triplets and tuples of labelled embeddings, as the papers print them.
+
+For fine-tuning recipes (`loss.kind` is a name of METRIC_LOSSES) and for notebooks:
+`TripletLoss(margin=0.2)(embeddings, labels)`. Those with weights of their own take num_classes and
+dim, as heads do. Start with `base.MetricLoss`, then `pairwise`, which says who is compared with
+whom; a new loss is a class with `row_terms` and a line below.
+"""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from sslpipe.metric_learning.configured import Table
+from sslpipe.metric_learning.losses.angular import AngularLoss
+from sslpipe.metric_learning.losses.base import MetricLoss
+from sslpipe.metric_learning.losses.cascade import HDCLoss
+from sslpipe.metric_learning.losses.clusters import (
+    HardClusterLoss,
+    HierarchicalTripletLoss,
+    MagnetLoss,
+)
+from sslpipe.metric_learning.losses.pair import (
+    ChopraLoss,
+    ContrastiveLoss,
+    DeepID2Loss,
+    MarginLoss,
+)
+from sslpipe.metric_learning.losses.pml import DelegatedLoss
+from sslpipe.metric_learning.losses.triplet import (
+    BatchHardLoss,
+    LMNNLoss,
+    RankingAndTagsLoss,
+    TripletLoss,
+    TripletRatioLoss,
+)
+from sslpipe.metric_learning.losses.tuplet import (
+    CircleLoss,
+    InfoNCELoss,
+    LabelledNTXentLoss,
+    LabelledSupConLoss,
+    LiftedStructureLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NPairLoss,
+    TupleMaxLoss,
+    TupletMarginLoss,
+    UnifiedLoss,
+)
+
+METRIC_LOSSES: Table[Callable[..., nn.Module]] = Table(
+    "metric loss",
+    {
+        "angular": AngularLoss,
+        "batch_hard": BatchHardLoss,
+        "chopra": ChopraLoss,
+        "circle": CircleLoss,
+        "contrastive": ContrastiveLoss,
+        "deep_id2": DeepID2Loss,
+        "hard_cluster": HardClusterLoss,
+        "hdc": HDCLoss,
+        "hierarchical_triplet": HierarchicalTripletLoss,
+        "info_nce": InfoNCELoss,
+        "lifted": LiftedStructureLoss,
+        "lmnn": LMNNLoss,
+        "magnet": MagnetLoss,
+        "margin": MarginLoss,
+        "multi_similarity": MultiSimilarityLoss,
+        "n_pair": NPairLoss,
+        "nca": NCALoss,
+        "nt_xent": LabelledNTXentLoss,
+        "pml": DelegatedLoss,
+        "ranking_and_tags": RankingAndTagsLoss,
+        "sup_con": LabelledSupConLoss,
+        "triplet": TripletLoss,
+        "triplet_ratio": TripletRatioLoss,
+        "tuple_max": TupleMaxLoss,
+        "tuplet_margin": TupletMarginLoss,
+        "unified": UnifiedLoss,
+    },
+)
+
+__all__ = [
+    "METRIC_LOSSES",
+    "AngularLoss",
+    "BatchHardLoss",
+    "ChopraLoss",
+    "CircleLoss",
+    "ContrastiveLoss",
+    "DeepID2Loss",
+    "DelegatedLoss",
+    "HDCLoss",
+    "HardClusterLoss",
+    "HierarchicalTripletLoss",
+    "InfoNCELoss",
+    "LMNNLoss",
+    "LabelledNTXentLoss",
+    "LabelledSupConLoss",
+    "LiftedStructureLoss",
+    "MagnetLoss",
+    "MarginLoss",
+    "MetricLoss",
+    "MultiSimilarityLoss",
+    "NCALoss",
+    "NPairLoss",
+    "RankingAndTagsLoss",
+    "TripletLoss",
+    "TripletRatioLoss",
+    "TupleMaxLoss",
+    "TupletMarginLoss",
+    "UnifiedLoss",
+]

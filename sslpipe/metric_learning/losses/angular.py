@@ -8,34 +8,45 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import (
     NEVER,
-    Batch,
+    LabelledRows,
     Pairs,
     PerAnchor,
     Slots,
     per_pair,
-    slots_of,
+    positive_slots,
     tiles,
 )
 
 
-def angular(batch: Batch, pairs: Pairs, *, angle_deg: float = 45.0) -> list[PerAnchor]:
-    """log(1 + sum over negatives of e^f) for each positive, rows of length 1.
+class AngularLoss(MetricLoss, normalize=True):
+    """Compare positives and negatives by the angle at the negative: log(1 + sum of e^f).
 
-    f = 4 t (x_a + x_p) x_n - 2 (1 + t) x_a x_p, t = tan^2 of the angle, 36 to 55 degrees.
-    Source: Wang et al. 2017, arXiv:1708.01682, section 3.
+    The sum runs over the anchor's negatives, once for each positive; rows have length 1, and
+    f = 4 t (x_a + x_p) x_n - 2 (1 + t) x_a x_p with t = tan^2 of the angle.
+
+    Args:
+        angle_deg: The angle in degrees, above 0 and below 90; 36 to 55 are usual.
+
+    Source:
+        Wang et al. 2017, arXiv:1708.01682, section 3.
     """
-    if not 0 < angle_deg < 90:
-        raise ValueError(f"angle_deg = {angle_deg} must lie between 0 and 90")
-    t = math.tan(math.radians(angle_deg)) ** 2
-    s = batch.similarities()
-    alone = batch.anchors.shape == batch.columns.shape
-    everyone = s if alone else batch.columns @ batch.columns.T  # (M, M)
-    slots = slots_of(pairs.positive)
-    negatives = cast(Tensor, _NegativesOfPairs.apply(s, everyone, 4 * t, slots, pairs.negative))
-    values = F.softplus(negatives - 2 * (1 + t) * slots.take(s))  # (n, P)
-    return [per_pair(values, slots.filled & pairs.negative.any(1, keepdim=True))]
+
+    @staticmethod
+    def row_terms(batch: LabelledRows, pairs: Pairs, *, angle_deg: float = 45.0) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        if not 0 < angle_deg < 90:
+            raise ValueError(f"angle_deg = {angle_deg} must lie between 0 and 90")
+        t = math.tan(math.radians(angle_deg)) ** 2
+        s = batch.similarities()
+        alone = batch.anchors.shape == batch.columns.shape
+        everyone = s if alone else batch.columns @ batch.columns.T  # (M, M)
+        slots = positive_slots(pairs.positive)
+        negatives = cast(Tensor, _NegativesOfPairs.apply(s, everyone, 4 * t, slots, pairs.negative))
+        values = F.softplus(negatives - 2 * (1 + t) * slots.take(s))  # (n, P)
+        return [per_pair(values, slots.filled & pairs.negative.any(1, keepdim=True))]
 
 
 class _NegativesOfPairs(torch.autograd.Function):

@@ -1,59 +1,89 @@
-"""MetricLoss: one module around a rule; what all losses of pairs, triplets and tuples share."""
+"""MetricLoss: what all losses of pairs, triplets and tuples share; each adds its own terms."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.distributed import current_rank, global_mean, global_sum
+from sslpipe.metric_learning.configured import Configured
 from sslpipe.metric_learning.losses.pairwise import (
-    Batch,
+    LabelledRows,
     Pairs,
-    PerAnchor,
     References,
     compare,
     unit,
 )
 
-Rule = Callable[..., Sequence[PerAnchor]]  # (batch, pairs, **conventions) -> terms, added up
 Reduction = Literal["mean", "mean_active", "sum", "none"]
 
 
-class MetricLoss(nn.Module):
-    """A loss of labelled embeddings, compared over all ranks.
+class MetricLoss(Configured):
+    """Compute a loss of labelled embeddings, compared over all ranks.
 
-    rule: the formula, a function `(batch, pairs, **conventions)` or a module `(batch, pairs)` with
-    weights of its own. normalize: rows are brought to length 1 first.
-    reduction, of each term of the rule: "mean" over its items (pairs, triplets or anchors, as the
-    rule says) of the global batch; "mean_active" over those above 0, which makes a step's size
-    independent of how many there are; "sum"; "none": (n,) sums of this rank's anchors.
-    Shapes: embeddings (n, D), labels (n,) int64, < 0 for none -> (), equal on all ranks; n may
-    differ between them. A batch without an item gives 0.
-    ids (n,) and ref: further columns, see `References`. miner: narrows the pairs down, see MINERS.
-    Gradient: W times the part of this rank's rows and of what it says about the others', so that
-    DDP's mean equals one process. Everything is float32 at least, also under autocast.
-    After a call: `last_count` and `last_active`, items of the global batch and those above 0
-    (of the rule's first term).
-    Collective: all ranks call it.
+    A subclass defines `row_terms`, its formula: a static method `(batch, pairs, *, settings)`, or
+    the class of a module `(batch, pairs)` with weights of its own, whose constructor takes the
+    settings. It returns a sequence of `PerAnchor` terms, which are added up. These settings are the
+    arguments of the loss's constructor, with two more; their defaults, what the paper does, stand
+    in the class statement: `class TripletLoss(MetricLoss, normalize=True)`.
+
+    Args:
+        normalize: Bring rows to length 1 first.
+        reduction: Of each term, "mean" over its items (pairs, triplets or anchors, as the loss
+            says) of the global batch; "mean_active" over those above 0, which makes a step's size
+            independent of how many there are; "sum"; "none": (n,) sums of this rank's anchors.
+
+    Shape:
+        embeddings (n, D), labels (n,) int64, < 0 for none -> (), equal on all ranks. n may differ
+        between them. A batch without an item gives 0. Everything is float32 at least, also under
+        autocast. Gradient: W times the part of this rank's rows and of what it says about the
+        others', so that DDP's mean equals one process.
+
+    After a call `last_count` and `last_active` hold the items of the global batch and those above 0
+    (of the first term). Collective: all ranks call it.
     """
 
-    def __init__(
-        self, rule: Rule, *, normalize: bool, reduction: Reduction = "mean", **conventions: Any
-    ) -> None:
-        super().__init__()
-        if reduction not in ("mean", "mean_active", "sum", "none"):
-            raise ValueError(
-                f"reduction = {reduction!r} must be 'mean', 'mean_active', 'sum' or 'none'"
-            )
-        self.rule, self.normalize, self.reduction = rule, normalize, reduction
-        self.conventions = conventions
-        self.last_count = self.last_active = 0.0
+    row_terms: ClassVar[Callable[..., Any]]
+    _defaults: ClassVar[dict[str, Any]] = {"normalize": False, "reduction": "mean"}
 
-    def extra_repr(self) -> str:
-        settings = {"normalize": self.normalize, "reduction": self.reduction, **self.conventions}
-        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    def __init_subclass__(
+        cls, *, normalize: bool | None = None, reduction: Reduction = "mean", **kwargs: Any
+    ) -> None:
+        super().__init_subclass__(**kwargs)
+        if normalize is not None:
+            cls._defaults = {"normalize": normalize, "reduction": reduction}
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        settings = [
+            p.replace(kind=keyword)
+            for p in inspect.signature(cls.row_terms).parameters.values()
+            if p.name not in ("batch", "pairs")
+        ]
+        settings += [inspect.Parameter(k, keyword, default=v) for k, v in cls._defaults.items()]
+        cls.__signature__ = inspect.Signature(settings)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        conventions = {**self.settings, **settings}
+        self.normalize: bool = conventions.pop("normalize")
+        self.reduction: Reduction = conventions.pop("reduction")
+        if self.reduction not in ("mean", "mean_active", "sum", "none"):
+            raise ValueError(
+                f"reduction = {self.reduction!r} must be 'mean', 'mean_active', 'sum' or 'none'"
+            )
+        self.last_count = self.last_active = 0.0
+        missing = [name for name in self.__signature__.parameters if name not in self.settings]
+        if missing:
+            raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
+        row_terms: Any = type(self).row_terms
+        self.rule: Callable[..., Any]
+        if inspect.isclass(row_terms):
+            self.rule, self.conventions = row_terms(**conventions), {}  # a module, with weights
+        else:
+            self.rule, self.conventions = row_terms, conventions
+            if current_rank().world_size == 1:  # a rule may communicate
+                self._try_out()
 
     def forward(
         self,
@@ -64,6 +94,15 @@ class MetricLoss(nn.Module):
         ref: References | None = None,
         miner: nn.Module | None = None,
     ) -> Tensor:
+        """Return the loss of this rank's rows, compared with the rows of all ranks.
+
+        Args:
+            embeddings: (n, D) of any float dtype.
+            labels: (n,) int64; rows with a label < 0 are in no pair.
+            ids: (n,) int64, which sample each row shows: no pair with a reference of the same id.
+            ref: Further columns, from a queue.
+            miner: Narrows the pairs down, see MINERS.
+        """
         if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1]:
             raise ValueError(
                 f"embeddings must be (n, D) and labels (n,), got {tuple(embeddings.shape)} "
@@ -83,7 +122,7 @@ class MetricLoss(nn.Module):
                     pairs = miner(batch, pairs, loss=lambda some: self._reduce(batch, some))
             return self._reduce(batch, pairs)
 
-    def _reduce(self, batch: Batch, pairs: Pairs) -> Tensor:
+    def _reduce(self, batch: LabelledRows, pairs: Pairs) -> Tensor:
         terms = self.rule(batch, pairs, **self.conventions)
         totals = torch.stack([term.total.sum() for term in terms])  # (T,)
         counts = torch.stack([term.items.sum() for term in terms]).to(totals.dtype)
@@ -97,46 +136,9 @@ class MetricLoss(nn.Module):
             return global_mean(totals, world).sum()
         return global_mean(totals, actives if self.reduction == "mean_active" else counts).sum()
 
-
-def loss_of(
-    rule: Callable[..., Any], *, normalize: bool, reduction: Reduction = "mean"
-) -> Callable[..., MetricLoss]:
-    """The constructor of MetricLoss for one rule; it takes the rule's conventions by name.
-
-    rule: a function `(batch, pairs, *, conventions)`, or the class of a module whose constructor
-    takes them. normalize, reduction: what the paper does; both are arguments of the constructor.
-    A setting that the rule refuses is an error here: the rule is tried on a batch of four rows.
-    """
-    is_module = inspect.isclass(rule)
-    settings = [p for p in inspect.signature(rule).parameters.values() if p.name not in _GIVEN]
-    own = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        for name, default in (("normalize", normalize), ("reduction", reduction))
-    ]
-
-    def construct(**arguments: Any) -> MetricLoss:
-        frame = {p.name: arguments.pop(p.name, p.default) for p in own}
-        unknown = arguments.keys() - {p.name for p in settings}
-        if unknown:
-            raise TypeError(f"{rule.__name__} takes no {', '.join(sorted(unknown))}")
-        if is_module:
-            return MetricLoss(rule(**arguments), **frame)
-        loss = MetricLoss(rule, **frame, **arguments)
-        if current_rank().world_size == 1:  # a rule may communicate
-            _try_out(loss)
-        return loss
-
-    construct.__doc__, construct.__name__ = rule.__doc__, rule.__name__
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in settings] + own
-    construct.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return construct
-
-
-_GIVEN = ("batch", "pairs")
-
-
-def _try_out(loss: MetricLoss) -> None:
-    rows, labels = torch.eye(4, 60), torch.tensor([0, 0, 1, 1])
-    same = labels[:, None] == labels
-    pairs = Pairs(same & ~torch.eye(4, dtype=torch.bool), ~same)
-    loss.rule(Batch(rows, rows, labels, labels, 0, 0), pairs, **loss.conventions)
+    def _try_out(self) -> None:
+        """Compute the terms of four rows: a setting that they refuse is an error at once."""
+        rows, labels = torch.eye(4, 60), torch.tensor([0, 0, 1, 1])
+        same = labels[:, None] == labels
+        pairs = Pairs(same & ~torch.eye(4, dtype=torch.bool), ~same)
+        self.rule(LabelledRows(rows, rows, labels, labels, 0, 0), pairs, **self.conventions)

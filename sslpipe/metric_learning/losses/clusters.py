@@ -5,7 +5,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sslpipe.metric_learning.losses.pairwise import Batch, Pairs, PerAnchor, occurrence, per_row
+from sslpipe.metric_learning.losses.base import MetricLoss
+from sslpipe.metric_learning.losses.pairwise import (
+    LabelledRows,
+    Pairs,
+    PerAnchor,
+    occurrence,
+    per_row,
+)
 from sslpipe.metric_learning.losses.triplet_sums import triplet_sums
 
 
@@ -15,7 +22,7 @@ class Groups(NamedTuple):
     means: Tensor  # (G, D) with gradient to all ranks' rows
     sizes: Tensor  # (G,)
     labels: Tensor  # (G,) int64
-    of_column: Tensor  # (M,) int64 in 0..G-1; -1 for a column without a label
+    column_group: Tensor  # (M,) int64 in 0..G-1; -1 for a column without a label
 
 
 def group(columns: Tensor, labels: Tensor, clusters: Tensor | None = None) -> Groups:
@@ -23,40 +30,50 @@ def group(columns: Tensor, labels: Tensor, clusters: Tensor | None = None) -> Gr
     keys = torch.stack([labels, torch.zeros_like(labels) if clusters is None else clusters], 1)
     known = labels >= 0
     distinct, place = torch.unique(keys[known], dim=0, return_inverse=True)
-    of_column = torch.full_like(labels, -1).masked_scatter_(known, place)
+    column_group = torch.full_like(labels, -1).masked_scatter_(known, place)
     sizes = place.bincount(minlength=len(distinct)).to(columns.dtype)
     sums = columns.new_zeros(len(distinct), columns.shape[1]).index_add(0, place, columns[known])
-    return Groups(sums / sizes[:, None], sizes, distinct[:, 0], of_column)
+    return Groups(sums / sizes[:, None], sizes, distinct[:, 0], column_group)
 
 
-def magnet(
-    batch: Batch, pairs: Pairs, *, alpha: float = 1.0, clusters_per_class: int = 1
-) -> list[PerAnchor]:
-    """[D2(r, mu_r) / 2s2 + alpha + log sum over clusters of other classes e^{-D2(r, mu) / 2s2}]+.
+class MagnetLoss(MetricLoss, normalize=False):
+    """Pull rows to their cluster's mean, away from the means of other classes' clusters.
 
-    mu: a cluster's mean in the global batch; s2: mean squared distance of the rows to their own
-    mean (divisor: rows - 1). A class is parted into clusters_per_class clusters of the batch's
-    rows by k-means. Rows keep their lengths. alpha is not given in a confirmed source.
-    Source: Rippel et al. 2015, arXiv:1511.05939, section 3.2.
+    [D2(r, mu_r) / 2s2 + alpha + log sum over clusters of other classes e^{-D2(r, mu) / 2s2}]+. mu:
+    a cluster's mean in the global batch; s2: mean squared distance of the rows to their own mean
+    (divisor: rows - 1). Rows keep their lengths.
+
+    Args:
+        alpha: The margin; not given in a confirmed source.
+        clusters_per_class: A class is parted into so many clusters of the batch's rows by k-means.
+
+    Source:
+        Rippel et al. 2015, arXiv:1511.05939, section 3.2.
     """
-    parts = None
-    if clusters_per_class < 1:
-        raise ValueError(f"clusters_per_class = {clusters_per_class} must be at least 1")
-    if clusters_per_class > 1:
-        parts = k_means(batch.columns.detach(), batch.column_labels, clusters_per_class)
-    groups = group(batch.columns, batch.column_labels, parts)
-    known = groups.of_column >= 0
-    own = groups.means[groups.of_column.clamp_min(0)]  # (M, D)
-    spread = (batch.columns - own).square().sum(1).masked_fill(~known, 0).sum()
-    tiny = torch.finfo(spread.dtype).eps  # all rows of each cluster are one: s2 = 0
-    scale = 0.5 / (spread / (known.sum() - 1).clamp_min(1)).clamp_min(tiny)
 
-    mine = slice(batch.first, batch.first + len(batch.labels))
-    x = -scale * batch._replace(columns=groups.means).distances("squared")  # (n, G)
-    other = (batch.labels[:, None] != groups.labels) & known[mine, None]
-    to_own = x.gather(1, groups.of_column[mine, None].clamp_min(0))[:, 0]
-    others = x.masked_fill(~other, -1e30).logsumexp(1)
-    return [per_row((alpha + others - to_own).clamp_min(0), other.any(1))]
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows, pairs: Pairs, *, alpha: float = 1.0, clusters_per_class: int = 1
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        parts = None
+        if clusters_per_class < 1:
+            raise ValueError(f"clusters_per_class = {clusters_per_class} must be at least 1")
+        if clusters_per_class > 1:
+            parts = k_means(batch.columns.detach(), batch.column_labels, clusters_per_class)
+        groups = group(batch.columns, batch.column_labels, parts)
+        known = groups.column_group >= 0
+        own = groups.means[groups.column_group.clamp_min(0)]  # (M, D)
+        spread = (batch.columns - own).square().sum(1).masked_fill(~known, 0).sum()
+        tiny = torch.finfo(spread.dtype).eps  # all rows of each cluster are one: s2 = 0
+        scale = 0.5 / (spread / (known.sum() - 1).clamp_min(1)).clamp_min(tiny)
+
+        mine = slice(batch.first, batch.first + len(batch.labels))
+        x = -scale * batch._replace(columns=groups.means).distances("squared")  # (n, G)
+        other = (batch.labels[:, None] != groups.labels) & known[mine, None]
+        to_own = x.gather(1, groups.column_group[mine, None].clamp_min(0))[:, 0]
+        others = x.masked_fill(~other, -1e30).logsumexp(1)
+        return [per_row((alpha + others - to_own).clamp_min(0), other.any(1))]
 
 
 @torch.no_grad()
@@ -82,38 +99,39 @@ def k_means(x: Tensor, labels: Tensor, k: int, rounds: int = 10) -> Tensor:
     return out
 
 
-def hard_cluster(batch: Batch, pairs: Pairs, *, margin: float = 0.2) -> list[PerAnchor]:
-    """[margin + D(mean, farthest member) - D(mean, nearest other mean)]+ for each class.
+class HardClusterLoss(MetricLoss, normalize=False):
+    """Compare each class mean's farthest member with the nearest other mean.
 
-    Means, members and classes are those of the global batch; D Euclidean. An item is a class, and
-    stands with the anchor that is the class's first row.
-    No paper is known for the rule; margin and distance are those of `batch_hard`.
+    [margin + D(mean, farthest member) - D(mean, nearest other mean)]+ for each class. Means,
+    members and classes are those of the global batch; D Euclidean. An item is a class, and stands
+    with the anchor that is the class's first row.
+
+    Args:
+        margin: Of the hinge. No paper is known for this loss; margin and distance are those of
+            `BatchHardLoss`.
     """
-    groups = group(batch.columns, batch.column_labels)
-    to_means = batch._replace(anchors=groups.means).distances("euclidean")  # (G, M)
-    member = groups.of_column == torch.arange(len(groups.means), device=to_means.device)[:, None]
-    between = Batch(groups.means, groups.means, groups.labels, groups.labels, 0, 0)
-    apart = between.distances("euclidean").clone().fill_diagonal_(torch.inf)
-    mine = slice(batch.first, batch.first + len(batch.labels))
-    first = (occurrence(batch.column_labels)[mine] == 0) & (batch.labels >= 0)
-    if len(groups.means) < 2:
-        return [per_row(batch.anchors.sum(1) * 0, torch.zeros_like(first))]
-    farthest = to_means.masked_fill(~member, -torch.inf).max(1).values  # (G,)
-    values = (margin + farthest - apart.min(1).values).clamp_min(0)
-    return [per_row(values[groups.of_column[mine].clamp_min(0)], first)]
+
+    @staticmethod
+    def row_terms(batch: LabelledRows, pairs: Pairs, *, margin: float = 0.2) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        groups = group(batch.columns, batch.column_labels)
+        to_means = batch._replace(anchors=groups.means).distances("euclidean")  # (G, M)
+        member = (
+            groups.column_group == torch.arange(len(groups.means), device=to_means.device)[:, None]
+        )
+        between = LabelledRows(groups.means, groups.means, groups.labels, groups.labels, 0, 0)
+        apart = between.distances("euclidean").clone().fill_diagonal_(torch.inf)
+        mine = slice(batch.first, batch.first + len(batch.labels))
+        first = (occurrence(batch.column_labels)[mine] == 0) & (batch.labels >= 0)
+        if len(groups.means) < 2:
+            return [per_row(batch.anchors.sum(1) * 0, torch.zeros_like(first))]
+        farthest = to_means.masked_fill(~member, -torch.inf).max(1).values  # (G,)
+        values = (margin + farthest - apart.min(1).values).clamp_min(0)
+        return [per_row(values[groups.column_group[mine].clamp_min(0)], first)]
 
 
-class HierarchicalTriplet(nn.Module):
-    """1/2 [D2(a, p) - D2(a, n) + margin(y_a, y_n)]+ over all triplets, rows of length 1.
-
-    margin = beta + d_H(y_a, y_n) - s(y_a): d_H is the level at which a tree of the classes merges
-    the two, s the mean squared distance within the anchor's class. The tree has the levels
-    d_l = l (4 - d_0) / levels + d_0, d_0 the mean of s; classes (or what they merged into) nearer
-    than d_l, by the mean squared distance of their rows, are one node from level l on.
-    Both follow from the mean unit row of each class, of which a running mean is kept, updated in
-    training from the global batch with weight `momentum`; the authors take it from an epoch's end.
-    Source: Ge et al. 2018, arXiv:1810.06951, section 3.
-    """
+class _HierarchicalTripletTerms(nn.Module):
+    """Hold the weights and the formula of `HierarchicalTripletLoss`."""
 
     means: Tensor
     seen: Tensor
@@ -133,7 +151,7 @@ class HierarchicalTriplet(nn.Module):
         self.register_buffer("means", torch.zeros(num_classes, dim))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
 
-    def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
+    def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         if self.training:
             self._follow(batch)
         known, columns = batch.labels.clamp_min(0), batch.column_labels.clamp_min(0)
@@ -155,10 +173,34 @@ class HierarchicalTriplet(nn.Module):
         return torch.where(both, margins, self.beta)
 
     @torch.no_grad()
-    def _follow(self, batch: Batch) -> None:
+    def _follow(self, batch: LabelledRows) -> None:
         rows = len(batch.column_labels) - batch.references
         columns, labels = batch.columns[:rows].detach(), batch.column_labels[:rows]
         follow_means(self.means, self.seen, columns, labels, self.momentum)
+
+
+class HierarchicalTripletLoss(MetricLoss, normalize=True):
+    """Give each pair of classes a margin of its own: 1/2 [D2(a, p) - D2(a, n) + margin(y_a, y_n)]+.
+
+    Over all triplets, rows of length 1; margin = beta + d_H(y_a, y_n) - s(y_a). d_H is the level at
+    which a tree of the classes merges the two, s the mean squared distance within the anchor's
+    class. The tree has the levels d_l = l (4 - d_0) / levels + d_0, d_0 the mean of s; classes (or
+    what they merged into) nearer than d_l, by the mean squared distance of their rows, are one node
+    from level l on. Both follow from the mean unit row of each class, of which a running mean is
+    kept, updated in training from the global batch; the authors take it from an epoch's end.
+
+    Args:
+        num_classes: C.
+        dim: D of the embeddings.
+        beta: The constant part of the margin.
+        levels: Of the tree, at least 1.
+        momentum: The weight of a new batch in the running means, in 0..1, 0 excluded.
+
+    Source:
+        Ge et al. 2018, arXiv:1810.06951, section 3.
+    """
+
+    row_terms = _HierarchicalTripletTerms
 
 
 def follow_means(

@@ -1,6 +1,6 @@
 """Losses of pairs: a term for each positive and for each negative, whatever the others are.
 
-A rule is `(batch, pairs, *, conventions) -> terms`; see `loss.MetricLoss`.
+Each is a `MetricLoss`: its formula is `row_terms(batch, pairs, *, settings) -> terms`.
 """
 
 import math
@@ -11,64 +11,85 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import (
-    Batch,
+    LabelledRows,
     Pairs,
     PerAnchor,
     per_pair,
     per_row,
-    slots_of,
+    positive_slots,
     tiles,
 )
 
 
-def contrastive(
-    batch: Batch,
-    pairs: Pairs,
-    *,
-    margin: float = 1.0,
-    positive_margin: float = 0.0,
-    squared: bool = True,
-    half: bool = True,
-    sides: Literal["together", "apart"] = "together",
-) -> list[PerAnchor]:
-    """1/2 [D - positive_margin]+^2 for a positive, 1/2 [margin - D]+^2 for a negative; D Euclidean.
+class ContrastiveLoss(MetricLoss, normalize=False):
+    """Pull positives together, push negatives a margin apart; D is Euclidean.
 
-    squared = False leaves out the squares, half = False the 1/2. sides: one mean over all pairs,
-    or the mean over positives plus the mean over negatives, of which there are many more.
-    Source: Hadsell et al. 2006, CVPR, eq. 4.
+    1/2 [D - positive_margin]+^2 for a positive, 1/2 [margin - D]+^2 for a negative.
+
+    Args:
+        margin: The distance that negatives should reach.
+        positive_margin: The distance that positives may keep.
+        squared: False leaves out the squares.
+        half: False leaves out the 1/2.
+        sides: "together" is one mean over all pairs; "apart" the mean over positives plus the mean
+            over negatives, of which there are many more.
+
+    Source:
+        Hadsell et al. 2006, CVPR, eq. 4.
     """
-    _one_of("sides", sides, ("together", "apart"))
-    d = batch.distances("euclidean")
-    near, far = (d.new_full((len(d),), bound) for bound in (positive_margin, margin))
-    factor = 0.5 if half else 1.0
-    terms = [
-        term._replace(total=factor * term.total) for term in _hinges(d, pairs, near, far, squared)
-    ]
-    return terms if sides == "apart" else [_together(*terms)]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows,
+        pairs: Pairs,
+        *,
+        margin: float = 1.0,
+        positive_margin: float = 0.0,
+        squared: bool = True,
+        half: bool = True,
+        sides: Literal["together", "apart"] = "together",
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        _one_of("sides", sides, ("together", "apart"))
+        d = batch.distances("euclidean")
+        near, far = (d.new_full((len(d),), bound) for bound in (positive_margin, margin))
+        factor = 0.5 if half else 1.0
+        terms = [
+            term._replace(total=factor * term.total)
+            for term in _hinges(d, pairs, near, far, squared)
+        ]
+        return terms if sides == "apart" else [_together(*terms)]
 
 
-def chopra(batch: Batch, pairs: Pairs, *, bound: float | None = None) -> list[PerAnchor]:
-    """2/Q E^2 for a positive, 2 Q exp(-2.77 E / Q) for a negative; E the L1 distance.
+class ChopraLoss(MetricLoss, normalize=True):
+    """Compare pairs by their L1 distance E, with an exponential for negatives.
 
-    bound: Q, which E never exceeds; None: 2 sqrt(D), its bound for rows of length 1.
-    Source: Chopra et al. 2005, CVPR, section 2.
+    2/Q E^2 for a positive, 2 Q exp(-2.77 E / Q) for a negative.
+
+    Args:
+        bound: Q, which E never exceeds; None: 2 sqrt(D), its bound for rows of length 1.
+
+    Source:
+        Chopra et al. 2005, CVPR, section 2.
     """
-    q = 2 * math.sqrt(batch.anchors.shape[1]) if bound is None else bound
-    if q <= 0:
-        raise ValueError(f"bound = {bound} must be above 0")
-    e = torch.cdist(batch.anchors, batch.columns, p=1)  # (n, M)
-    values = torch.where(pairs.positive, 2 / q * e.square(), 2 * q * torch.exp(-2.77 / q * e))
-    return [per_pair(values, pairs.positive | pairs.negative)]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows, pairs: Pairs, *, bound: float | None = None
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        q = 2 * math.sqrt(batch.anchors.shape[1]) if bound is None else bound
+        if q <= 0:
+            raise ValueError(f"bound = {bound} must be above 0")
+        e = torch.cdist(batch.anchors, batch.columns, p=1)  # (n, M)
+        values = torch.where(pairs.positive, 2 / q * e.square(), 2 * q * torch.exp(-2.77 / q * e))
+        return [per_pair(values, pairs.positive | pairs.negative)]
 
 
-class DeepID2(nn.Module):
-    """Identification + weight * verification: cross entropy of a classifier, and `contrastive`.
-
-    num_classes, dim: of the classifier, which is trained along. margin, weight: both were tuned by
-    the authors; these are starting points.
-    Source: Sun et al. 2014, arXiv:1406.4773, eq. 1 and 2: the hinge of the plain distance, squared.
-    """
+class _DeepID2Terms(nn.Module):
+    """Hold the weights and the formula of `DeepID2Loss`."""
 
     def __init__(
         self, num_classes: int, dim: int, margin: float = 1.0, weight: float = 0.05
@@ -77,24 +98,34 @@ class DeepID2(nn.Module):
         self.classifier = nn.Linear(dim, num_classes)
         self.margin, self.weight = margin, weight
 
-    def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
+    def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         known = batch.labels >= 0
         logits = self.classifier(batch.anchors)  # (n, C)
         identification = F.cross_entropy(logits, batch.labels.clamp_min(0), reduction="none")
-        verification = contrastive(batch, pairs, margin=self.margin)
+        verification = ContrastiveLoss.row_terms(batch, pairs, margin=self.margin)
         weighted = [term._replace(total=self.weight * term.total) for term in verification]
         return [*weighted, per_row(identification, known)]
 
 
-class Margin(nn.Module):
-    """[alpha + y (D - beta)]+, y = 1 for a positive and -1 for a negative; D of rows of length 1.
+class DeepID2Loss(MetricLoss, normalize=False):
+    """Add a classifier's cross entropy and `weight` times `ContrastiveLoss`.
 
-    beta: the distance that parts same from different. learn: "no", "shared" (one beta for all) or
-    "class" (one for the anchor's class, num_classes of them). nu: weight of beta as a penalty where
-    it is learned: without it nothing pulls beta down.
-    Give "mean_active" as reduction for the authors' divisor: pairs with a loss above 0.
-    Source: Wu et al. 2017, arXiv:1706.07567, section 4.
+    Args:
+        num_classes: Of the classifier, which is trained along.
+        dim: D of the embeddings.
+        margin: Of the verification term. The authors tuned it and the weight; these are starting
+            points.
+        weight: Of the verification term.
+
+    Source:
+        Sun et al. 2014, arXiv:1406.4773, eq. 1 and 2: the hinge of the plain distance, squared.
     """
+
+    row_terms = _DeepID2Terms
+
+
+class _MarginTerms(nn.Module):
+    """Hold the weights and the formula of `MarginLoss`."""
 
     def __init__(
         self,
@@ -113,7 +144,7 @@ class Margin(nn.Module):
         self.fixed = beta
         self.beta = nn.Parameter(torch.full((size,), beta)) if learn != "no" else None
 
-    def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
+    def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         beta = batch.anchors.new_full((len(batch.labels),), self.fixed)
         if self.beta is not None:
             own = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
@@ -125,6 +156,26 @@ class Margin(nn.Module):
         return [term]
 
 
+class MarginLoss(MetricLoss, normalize=True):
+    """Keep positives alpha nearer and negatives alpha farther than a distance beta.
+
+    [alpha + y (D - beta)]+, y = 1 for a positive and -1 for a negative; D of rows of length 1.
+    reduction = "mean_active" has the authors' divisor: pairs with a loss above 0.
+
+    Args:
+        alpha: Half the width of the band between same and different.
+        beta: The distance that parts same from different; where it is learned, its start.
+        learn: "no"; "shared", one beta for all; "class", one for the anchor's class.
+        nu: Weight of beta as a penalty where it is learned: without it nothing pulls beta down.
+        num_classes: For learn = "class".
+
+    Source:
+        Wu et al. 2017, arXiv:1706.07567, section 4.
+    """
+
+    row_terms = _MarginTerms
+
+
 def _hinges(
     d: Tensor, pairs: Pairs, near: Tensor, far: Tensor, squared: bool
 ) -> tuple[PerAnchor, PerAnchor]:
@@ -132,7 +183,7 @@ def _hinges(
 
     d (n, M); near, far (n,) with gradient.
     """
-    slots = slots_of(pairs.positive)
+    slots = positive_slots(pairs.positive)
     gap = (slots.take(d) - near[:, None]).clamp_min(0)  # (n, P)
     positives = per_pair(gap.square() if squared else gap, slots.filled)
     total, active = cast(tuple[Tensor, Tensor], _FarHinges.apply(d, far, pairs.negative, squared))

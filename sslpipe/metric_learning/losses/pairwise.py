@@ -29,7 +29,7 @@ class References(NamedTuple):
     ids: Tensor  # (R,) int64
 
 
-class Batch(NamedTuple):
+class LabelledRows(NamedTuple):
     """Anchors are this rank's rows; columns all ranks' rows in rank order, then references."""
 
     anchors: Tensor  # (n, D) float32 at least
@@ -72,7 +72,7 @@ class Pairs(NamedTuple):
 
 def compare(
     embeddings: Tensor, labels: Tensor, ids: Tensor | None, ref: References | None
-) -> tuple[Batch, Pairs]:
+) -> tuple[LabelledRows, Pairs]:
     """Gather the batch over the ranks (collective) and find its positives and negatives.
 
     embeddings (n, D); labels (n,) int64. n may differ between ranks. A row is no pair with itself,
@@ -87,7 +87,7 @@ def compare(
         columns = torch.cat([columns, ref.embeddings.detach().to(columns.dtype)])
         column_labels = torch.cat([column_labels, ref.labels])
     first = sum(counts[:rank])
-    batch = Batch(embeddings, columns, labels, column_labels, first, references)
+    batch = LabelledRows(embeddings, columns, labels, column_labels, first, references)
 
     positive = labels[:, None] == column_labels
     negative = ~positive
@@ -216,7 +216,7 @@ class Slots(NamedTuple):
         return (scale * self.take(x)).masked_fill(~self.filled, NEVER).logsumexp(1)
 
 
-def slots_of(positive: Tensor) -> Slots:
+def positive_slots(positive: Tensor) -> Slots:
     """(n, M) bool -> the columns of each row's positives, ascending."""
     at = positive.flatten().nonzero()[:, 0]  # in less time than rows and columns at once
     rows, columns = at // positive.shape[1], at % positive.shape[1]
@@ -239,9 +239,13 @@ def occurrence(labels: Tensor) -> Tensor:
 
 
 def hardest_pairs(
-    batch: Batch, pairs: Pairs, positive_share: float, negative_share: float, distance: Distance
+    batch: LabelledRows,
+    pairs: Pairs,
+    positive_share: float,
+    negative_share: float,
+    distance: Distance,
 ) -> Pairs:
-    """`HardestShare` with a share for each kind. Collective."""
+    """`HardestShareMiner` with a share for each kind. Collective."""
     rows = len(batch.column_labels) - batch.references
     everyone = batch._replace(anchors=batch.columns[:rows]).distances(distance)  # (N, M)
     mine = slice(batch.first, batch.first + len(batch.labels))

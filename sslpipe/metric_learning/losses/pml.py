@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, gather_with_grad
 from sslpipe.errors import UserError, did_you_mean
+from sslpipe.metric_learning.configured import Configured
 from sslpipe.metric_learning.losses.pairwise import References, occurrence, unit
 
 # Their class, and what it is built with: num_classes and dim under its own names.
@@ -34,20 +35,26 @@ REFUSED = {
 }
 
 
-class DelegatedLoss(nn.Module):
-    """A loss of pytorch-metric-learning, on the global batch, on all ranks alike.
+class DelegatedLoss(Configured):
+    """Compute a loss of pytorch-metric-learning, on the global batch, on all ranks alike.
 
-    name: one of DELEGATED. arguments: its own. num_classes, dim: for those with weights.
     Rows are brought to length 1 first (not for losses of logits or of lengths) and are float32,
-    also under autocast. Rows with a label < 0 are left out. ManifoldLoss takes the labels as its
+    also under autocast. Rows with a label < 0 are skipped. ManifoldLoss takes the labels as its
     meta classes; VICRegLoss compares each class's first row with its second; SmoothAPLoss wants
-    classes of equal size.
-    ref: for those in TAKE_REFERENCES, which then compare the rows with these only, as the library
-    does; references of samples that are in the batch are left out.
+    classes of equal size. What the library counts is not known, so there is no last_active.
+    DynamicSoftMarginLoss keeps a histogram outside its state.
+
     Each rank computes the whole batch's loss: the value is equal on all, and the gathered rows sum
-    W equal gradients, so that DDP's mean is one process's. What the library counts is not known,
-    so there is no last_active. DynamicSoftMarginLoss keeps a histogram outside its state.
-    Collective: all ranks call it.
+    W equal gradients, so that DDP's mean is one process's. Collective: all ranks call it.
+
+    Args:
+        name: One of DELEGATED.
+        num_classes: For those with weights.
+        dim: For those with weights.
+        arguments: Its own.
+
+    Raises:
+        UserError: the name is not delegated, an argument is refused, or the extra `pml` is missing.
     """
 
     def __init__(
@@ -58,13 +65,13 @@ class DelegatedLoss(nn.Module):
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        given = dict(arguments or {})
+        own = dict(arguments or {})
         if name not in DELEGATED:
             raise UserError(
                 f"name = {name!r} is not delegated{did_you_mean(name, DELEGATED)}; delegated: "
                 f"{', '.join(DELEGATED)}; the usual ones are entries of METRIC_LOSSES"
             )
-        for key in REFUSED.keys() & given.keys():
+        for key in REFUSED.keys() & own.keys():
             raise UserError(f"arguments.{key} is refused: {REFUSED[key]}")
         try:
             from pytorch_metric_learning import losses
@@ -76,16 +83,13 @@ class DelegatedLoss(nn.Module):
         for key, ours in DELEGATED[name].items():
             if sizes[ours] is None:
                 raise UserError(f"{name} needs {ours}")
-            given.setdefault(key, sizes[ours])
+            own.setdefault(key, sizes[ours])
         if name == "InstanceLoss" and num_classes and dim and dim < num_classes:
             raise UserError(
                 f"InstanceLoss takes rows as logits: dim = {dim} < {num_classes} classes"
             )
         self.name = name
-        self.loss = getattr(losses, name)(**given)
-
-    def extra_repr(self) -> str:
-        return f"name={self.name!r}"
+        self.loss = getattr(losses, name)(**own)
 
     def forward(
         self,
@@ -96,6 +100,11 @@ class DelegatedLoss(nn.Module):
         ref: References | None = None,
         miner: nn.Module | None = None,
     ) -> Tensor:
+        """Return the loss of the global batch.
+
+        ref is for those in TAKE_REFERENCES, which then compare the rows with these only, as the
+        library does; references of samples that are in the batch are skipped.
+        """
         if miner is not None:
             raise UserError(f"{self.name} takes no miner: its items are not pairs of ours")
         if ref is not None and self.name not in TAKE_REFERENCES:
@@ -109,7 +118,7 @@ class DelegatedLoss(nn.Module):
             with torch.random.fork_rng(devices=[], enabled=True):
                 torch.manual_seed(0)  # some draw: all ranks must draw the same
                 if ref is None:
-                    return self._of_batch(*rows)
+                    return self._batch_loss(*rows)
                 if ids is not None:
                     new = ~torch.isin(ref.ids, all_gather_rows(ids))
                     ref = References(ref.embeddings[new], ref.labels[new], ref.ids[new])
@@ -117,7 +126,7 @@ class DelegatedLoss(nn.Module):
                 loss: Tensor = self.loss(*rows, ref_emb=others, ref_labels=ref.labels.clone())
                 return loss
 
-    def _of_batch(self, x: Tensor, labels: Tensor) -> Tensor:
+    def _batch_loss(self, x: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor
         if self.name == "ManifoldLoss":
             loss = self.loss(x, indices_tuple=labels)

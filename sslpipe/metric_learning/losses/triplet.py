@@ -1,6 +1,6 @@
 """Losses of triplets: a positive must be nearer to the anchor than a negative.
 
-A rule is `(batch, pairs, *, conventions) -> terms`; see `loss.MetricLoss`.
+Each is a `MetricLoss`: its formula is `row_terms(batch, pairs, *, settings) -> terms`.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import (
-    Batch,
     Distance,
+    LabelledRows,
     Pairs,
     PerAnchor,
     per_pair,
@@ -21,69 +22,92 @@ from sslpipe.metric_learning.losses.pairwise import (
 from sslpipe.metric_learning.losses.triplet_sums import Kind, triplet_sums
 
 
-def triplet(
-    batch: Batch,
-    pairs: Pairs,
-    *,
-    margin: float = 0.2,
-    distance: Distance = "squared",
-    triplets: Kind = "all",
-    soft: bool = False,
-) -> list[PerAnchor]:
-    """[D(a, p) - D(a, n) + margin]+ over all triplets of the batch, rows of length 1.
+class TripletLoss(MetricLoss, normalize=True):
+    """Want a positive nearer than a negative, by a margin: [D(a, p) - D(a, n) + margin]+.
 
-    triplets: "all"; "violating" with a loss above 0; "hard" D(a, n) < D(a, p); "semi_hard"
-    D(a, p) < D(a, n) < D(a, p) + margin: only those count, in the mean too.
-    soft: log(1 + e^{D(a, p) - D(a, n) + margin}) instead of the hinge.
-    Source: Schroff et al. 2015, arXiv:1503.03832, eq. 3; their reduction is the sum.
+    Items are all triplets of the batch; rows have length 1.
+
+    Args:
+        margin: Of the hinge.
+        distance: "squared" (of the Euclidean distance), "euclidean" or "cosine" (1 - cosine).
+        triplets: Which count, in the mean too: "all"; "violating", with a loss above 0; "hard",
+            D(a, n) < D(a, p); "semi_hard", D(a, p) < D(a, n) < D(a, p) + margin.
+        soft: log(1 + e^{D(a, p) - D(a, n) + margin}) instead of the hinge.
+
+    Source:
+        Schroff et al. 2015, arXiv:1503.03832, eq. 3; their reduction is the sum.
     """
-    d = batch.distances(distance)
-    shape: Literal["softplus", "hinge"] = "softplus" if soft else "hinge"
-    return [triplet_sums(d, None, pairs, margin=margin, shape=shape, kind=triplets)]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows,
+        pairs: Pairs,
+        *,
+        margin: float = 0.2,
+        distance: Distance = "squared",
+        triplets: Kind = "all",
+        soft: bool = False,
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        d = batch.distances(distance)
+        shape: Literal["softplus", "hinge"] = "softplus" if soft else "hinge"
+        return [triplet_sums(d, None, pairs, margin=margin, shape=shape, kind=triplets)]
 
 
-def batch_hard(
-    batch: Batch,
-    pairs: Pairs,
-    *,
-    margin: float = 0.2,
-    distance: Distance = "euclidean",
-    soft: bool = False,
-) -> list[PerAnchor]:
-    """[margin + farthest positive - nearest negative]+ for each anchor; rows keep their lengths.
+class BatchHardLoss(MetricLoss, normalize=False):
+    """Compare each anchor's farthest positive with its nearest negative; rows keep their lengths.
 
-    soft: log(1 + e^{farthest positive - nearest negative}), without a margin.
-    Source: Hermans et al. 2017, arXiv:1703.07737, eq. 5 and section 2 for the soft margin.
+    [margin + D(farthest positive) - D(nearest negative)]+ for each anchor.
+
+    Args:
+        margin: Of the hinge.
+        distance: "euclidean", "squared" or "cosine" (1 - dot product).
+        soft: log(1 + e^{farthest positive - nearest negative}), without a margin.
+
+    Source:
+        Hermans et al. 2017, arXiv:1703.07737, eq. 5 and section 2 for the soft margin.
     """
-    d = batch.distances(distance)
-    if d.shape[1] == 0:
-        return [per_row(d.sum(1), d.new_zeros(len(d), dtype=torch.bool))]
-    farthest = d.masked_fill(~pairs.positive, -torch.inf).max(1).values
-    nearest = d.masked_fill(~pairs.negative, torch.inf).min(1).values
-    both = pairs.positive.any(1) & pairs.negative.any(1)
-    gap = torch.where(both, farthest - nearest, 0)
-    values = F.softplus(gap) if soft else (gap + margin).clamp_min(0)
-    return [per_row(values, both)]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows,
+        pairs: Pairs,
+        *,
+        margin: float = 0.2,
+        distance: Distance = "euclidean",
+        soft: bool = False,
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        d = batch.distances(distance)
+        if d.shape[1] == 0:
+            return [per_row(d.sum(1), d.new_zeros(len(d), dtype=torch.bool))]
+        farthest = d.masked_fill(~pairs.positive, -torch.inf).max(1).values
+        nearest = d.masked_fill(~pairs.negative, torch.inf).min(1).values
+        both = pairs.positive.any(1) & pairs.negative.any(1)
+        gap = torch.where(both, farthest - nearest, 0)
+        values = F.softplus(gap) if soft else (gap + margin).clamp_min(0)
+        return [per_row(values, both)]
 
 
-def triplet_ratio(batch: Batch, pairs: Pairs) -> list[PerAnchor]:
-    """2 d^2, d = e^{D(a, p)} / (e^{D(a, p)} + e^{D(a, n)}), over all triplets; no margin.
+class TripletRatioLoss(MetricLoss, normalize=False):
+    """Compare a softmax of two distances with (0, 1): 2 d^2 over all triplets; no margin.
 
-    That is d^2 + (1 - (1 - d))^2: the squared distance of the softmax of both from (0, 1).
-    Source: Hoffer and Ailon 2015, arXiv:1412.6622, section 2.1.
+    d = e^{D(a, p)} / (e^{D(a, p)} + e^{D(a, n)}), so 2 d^2 = d^2 + (1 - (1 - d))^2: the squared
+    distance of the softmax of both from (0, 1). D is Euclidean.
+
+    Source:
+        Hoffer and Ailon 2015, arXiv:1412.6622, section 2.1.
     """
-    d = batch.distances("euclidean")
-    return [triplet_sums(d, None, pairs, shape="ratio")]
+
+    @staticmethod
+    def row_terms(batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        d = batch.distances("euclidean")
+        return [triplet_sums(d, None, pairs, shape="ratio")]
 
 
-class RankingAndTags(nn.Module):
-    """d^2 of `triplet_ratio` + weight * mean over tags of a classifier's cross entropy, a triplet.
-
-    num_classes, dim: of the labels and embeddings. tags: for each class its tags, (num_classes, T)
-    integers; None: the class itself is the only tag. classified: the image whose tags are asked
-    for, the "negative" (as published) or the "anchor". weight is not given in a confirmed source.
-    Source: Simo-Serra and Ishikawa 2016, CVPR (Fashion style in 128 floats), section 4.
-    """
+class _RankingAndTagsTerms(nn.Module):
+    """Hold the weights and the formula of `RankingAndTagsLoss`."""
 
     tags: Tensor
 
@@ -105,7 +129,7 @@ class RankingAndTags(nn.Module):
         self.classifiers = nn.ModuleList(nn.Linear(dim, int(top) + 1) for top in table.amax(0))
         self.weight, self.classified = weight, classified
 
-    def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
+    def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         d = batch.distances("euclidean")
         ratio = triplet_sums(d, None, pairs, shape="ratio")  # 2 d^2
         positives = pairs.positive.sum(1).to(d.dtype)
@@ -126,13 +150,28 @@ class RankingAndTags(nn.Module):
         return torch.stack(each).mean(0).masked_fill(labels < 0, 0)
 
 
-class LargeMarginNeighbours(nn.Module):
-    """LMNN: d_A of similar pairs + weight * [margin + d_A(a, p) - d_A(a, n)]+ of triplets.
+class RankingAndTagsLoss(MetricLoss, normalize=False):
+    """Rank triplets and classify tags: d^2 + weight * mean over tags of the cross entropy.
 
-    d_A(x, y) = |L x - L y|^2 with a learned L (dim, dim), so A = L^T L is positive semi-definite.
-    neighbours: similar are an anchor's so many nearest of its label before L; None: all of them.
-    Source: Weinberger et al. 2005, NeurIPS 18, eq. 2.
+    d is that of `TripletRatioLoss`; items are triplets.
+
+    Args:
+        num_classes: Of the labels.
+        dim: D of the embeddings.
+        tags: For each class its tags, (num_classes, T) integers; None: the class is its only tag.
+        weight: Of the cross entropy; not given in a confirmed source.
+        classified: The image whose tags are asked for, the "negative" (as published) or the
+            "anchor".
+
+    Source:
+        Simo-Serra and Ishikawa 2016, CVPR (Fashion style in 128 floats), section 4.
     """
+
+    row_terms = _RankingAndTagsTerms
+
+
+class _LargeMarginNeighboursTerms(nn.Module):
+    """Hold the weights and the formula of `LMNNLoss`."""
 
     def __init__(
         self, dim: int, margin: float = 1.0, weight: float = 1.0, neighbours: int | None = None
@@ -144,7 +183,7 @@ class LargeMarginNeighbours(nn.Module):
         nn.init.eye_(self.map.weight)
         self.margin, self.weight, self.neighbours = margin, weight, neighbours
 
-    def forward(self, batch: Batch, pairs: Pairs) -> list[PerAnchor]:
+    def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         if self.neighbours is not None:
             before = batch.distances("squared").masked_fill(~pairs.positive, torch.inf)
             nearest = torch.sort(before, dim=1, stable=True).indices[:, : self.neighbours]
@@ -155,3 +194,23 @@ class LargeMarginNeighbours(nn.Module):
         d = mapped.distances("squared")
         push = triplet_sums(d, None, pairs._replace(triplets=None), margin=self.margin)
         return [push._replace(total=self.weight * push.total), per_pair(d, pairs.positive)]
+
+
+class LMNNLoss(MetricLoss, normalize=False, reduction="sum"):
+    """Learn a linear metric: d_A of similar pairs + weight * hinges of triplets.
+
+    The hinge is [margin + d_A(a, p) - d_A(a, n)]+, and d_A(x, y) = |L x - L y|^2 with a learned
+    L (dim, dim), so A = L^T L is positive semi-definite.
+
+    Args:
+        dim: D of the embeddings.
+        margin: Of the hinge.
+        weight: Of the hinges.
+        neighbours: Similar are an anchor's so many nearest of its label before L; None: all of
+            them.
+
+    Source:
+        Weinberger et al. 2005, NeurIPS 18, eq. 2 (large margin nearest neighbours).
+    """
+
+    row_terms = _LargeMarginNeighboursTerms

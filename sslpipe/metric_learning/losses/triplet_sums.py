@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sslpipe.metric_learning.losses.pairwise import Pairs, PerAnchor, slots_of, tiles
+from sslpipe.metric_learning.losses.pairwise import Pairs, PerAnchor, positive_slots, tiles
 
 Shape = Literal["hinge", "softplus", "ratio"]
 Kind = Literal["all", "violating", "hard", "semi_hard"]
@@ -55,7 +55,7 @@ class _TripletSums(torch.autograd.Function):
     def forward(ctx: Any, near: Tensor, far: Tensor | None, rule: _Rule) -> tuple[Tensor, ...]:
         ctx.apart = far is not None
         far = near if far is None else far
-        slots = slots_of(rule.pairs.positive)
+        slots = positive_slots(rule.pairs.positive)
         nearby = slots.take(near).masked_fill_(~slots.filled, -torch.inf)  # (n, P)
         most = slots.columns.shape[1]
         if rule.shape == "hinge" and rule.pairs.triplets is None and most > MOST_POSITIVES:

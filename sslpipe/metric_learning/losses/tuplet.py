@@ -1,7 +1,7 @@
 """Losses in which a positive competes with negatives, or all pairs of an anchor, through a softmax.
 
-A rule is `(batch, pairs, *, conventions) -> terms`; see `loss.MetricLoss`. All in O(n M) memory:
-negatives enter through one log-sum-exp a row, positives side by side (`slots_of`).
+Each is a `MetricLoss`: its formula is `row_terms(batch, pairs, *, settings) -> terms`. All in O(n
+M) memory: negatives enter through one log-sum-exp a row, positives side by side (`positive_slots`).
 """
 
 import math
@@ -12,211 +12,339 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sslpipe.distributed import gather_with_grad, global_sum
+from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import (
     NEVER,
-    Batch,
+    LabelledRows,
     Pairs,
     PerAnchor,
     masked_lse,
     occurrence,
     per_pair,
     per_row,
-    slots_of,
+    positive_slots,
 )
 
 COSINE_LIMIT = 1e-7  # acos has an infinite slope at 1 and -1: angles are taken this far inside
 
 
-def info_nce(batch: Batch, pairs: Pairs, *, temperature: float = 0.07) -> list[PerAnchor]:
-    """-log of e^{s_p/t} / (e^{s_p/t} + sum over negatives e^{s_n/t}), for each positive pair.
+class InfoNCELoss(MetricLoss, normalize=True):
+    """Compare each positive pair with the anchor's negatives.
 
-    Other positives of the anchor are left out of its sum. Cosines where rows are normalised (MoCo).
-    Source: Oord et al. 2018, arXiv:1807.03748, eq. 4; temperature: He et al. 2020, MoCo, eq. 1.
+    -log of e^{s_p/t} / (e^{s_p/t} + sum over negatives e^{s_n/t}). Other positives of the anchor
+    are not in its sum. Similarities s are cosines where rows are normalised (MoCo).
+
+    Args:
+        temperature: t, above 0.
+
+    Source:
+        Oord et al. 2018, arXiv:1807.03748, eq. 4; temperature: He et al. 2020, MoCo, eq. 1.
     """
-    s, slots = batch.similarities(), slots_of(pairs.positive)
-    negatives = masked_lse(s, pairs.negative, _sharpness(temperature))
-    values = F.softplus(negatives[:, None] - slots.take(s) / temperature)  # (n, P)
-    return [per_pair(values, slots.filled)]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.07
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        negatives = masked_lse(s, pairs.negative, _sharpness(temperature))
+        values = F.softplus(negatives[:, None] - slots.take(s) / temperature)  # (n, P)
+        return [per_pair(values, slots.filled)]
 
 
-def nt_xent(batch: Batch, pairs: Pairs, *, temperature: float = 0.1) -> list[PerAnchor]:
-    """-log of e^{s_p/t} / sum over all but the anchor, for each positive pair.
+class LabelledNTXentLoss(MetricLoss, normalize=True):
+    """Compare each positive pair with all rows but the anchor: -log of e^{s_p/t} / their sum.
 
-    With two rows a label this is SimCLR's loss; with more, other positives stay in the sum.
-    Source: Chen et al. 2020, arXiv:2002.05709, eq. 1.
+    With two rows a label this is SimCLR's loss, `sslpipe.NTXentLoss`; with more, other positives
+    stay in the sum.
+
+    Args:
+        temperature: t, above 0.
+
+    Source:
+        Chen et al. 2020, arXiv:2002.05709, eq. 1.
     """
-    s, slots = batch.similarities(), slots_of(pairs.positive)
-    everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
-    return [per_pair(everyone[:, None] - slots.take(s) / temperature, slots.filled)]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.1
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
+        return [per_pair(everyone[:, None] - slots.take(s) / temperature, slots.filled)]
 
 
-def sup_con(
-    batch: Batch, pairs: Pairs, *, temperature: float = 0.1, form: Literal["out", "in"] = "out"
-) -> list[PerAnchor]:
-    """For each anchor the mean over its positives of -log of e^{s_p/t} / sum over all but it.
+class LabelledSupConLoss(MetricLoss, normalize=True):
+    """Average over an anchor's positives the -log of e^{s_p/t} / sum over all rows but the anchor.
 
-    form: where the mean stands, "out"side or "in"side the logarithm; "in" is lower and was found to
-    train worse. An anchor without a positive is no item.
-    Source: Khosla et al. 2020, arXiv:2004.11362, eq. 2 and 3.
+    An anchor without a positive is no item.
+
+    Args:
+        temperature: t, above 0.
+        form: Where the mean stands, "out"side or "in"side the logarithm; "in" is lower and was
+            found to train worse.
+
+    Source:
+        Khosla et al. 2020, arXiv:2004.11362, eq. 2 and 3.
     """
-    if form not in ("out", "in"):
-        raise ValueError(f"form = {form!r} must be 'out' or 'in'")
-    s, slots = batch.similarities(), slots_of(pairs.positive)
-    positives = slots.filled.sum(1)
-    everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
-    if form == "out":
-        near = slots.take(s).masked_fill(~slots.filled, 0) / temperature
-        mean = near.sum(1) / positives.clamp_min(1)
-    else:
-        mean = slots.lse(s, 1 / temperature) - positives.clamp_min(1).to(s.dtype).log()
-    return [per_row(everyone - mean, positives > 0)]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows,
+        pairs: Pairs,
+        *,
+        temperature: float = 0.1,
+        form: Literal["out", "in"] = "out",
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        if form not in ("out", "in"):
+            raise ValueError(f"form = {form!r} must be 'out' or 'in'")
+        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        positives = slots.filled.sum(1)
+        everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
+        if form == "out":
+            near = slots.take(s).masked_fill(~slots.filled, 0) / temperature
+            mean = near.sum(1) / positives.clamp_min(1)
+        else:
+            mean = slots.lse(s, 1 / temperature) - positives.clamp_min(1).to(s.dtype).log()
+        return [per_row(everyone - mean, positives > 0)]
 
 
-def nca(
-    batch: Batch,
-    pairs: Pairs,
-    *,
-    form: Literal["log", "expected"] = "log",
-    scale: float = 1.0,
-) -> list[PerAnchor]:
-    """p = sum over positives e^{-scale D2} / sum over all but the anchor; -log p, or 1 - p.
+class NCALoss(MetricLoss, normalize=False):
+    """Raise the probability p that an anchor's random neighbour has its label: -log p or 1 - p.
 
-    form: "expected" is the share of anchors whose stochastic neighbour has another label.
-    Source: Goldberger et al. 2004, NeurIPS 17, eq. 3 and 6.
+    p = sum over positives e^{-scale D2} / sum over all but the anchor.
+
+    Args:
+        form: "log"; "expected" is the share of anchors whose stochastic neighbour has another
+            label.
+        scale: Of the squared distances.
+
+    Source:
+        Goldberger et al. 2004, NeurIPS 17, eq. 3 and 6.
     """
-    if form not in ("log", "expected"):
-        raise ValueError(f"form = {form!r} must be 'log' or 'expected'")
-    d, slots = batch.distances("squared"), slots_of(pairs.positive)
-    gap = masked_lse(d, pairs.negative, -scale) - slots.lse(d, -scale)  # log of (1 - p) / p
-    values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)
-    return [per_row(values, slots.filled[:, 0])]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows,
+        pairs: Pairs,
+        *,
+        form: Literal["log", "expected"] = "log",
+        scale: float = 1.0,
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        if form not in ("log", "expected"):
+            raise ValueError(f"form = {form!r} must be 'log' or 'expected'")
+        d, slots = batch.distances("squared"), positive_slots(pairs.positive)
+        gap = masked_lse(d, pairs.negative, -scale) - slots.lse(d, -scale)  # log of (1 - p) / p
+        values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)
+        return [per_row(values, slots.filled[:, 0])]
 
 
-def n_pair(batch: Batch, pairs: Pairs, *, l2_weight: float = 0.002) -> list[PerAnchor]:
-    """log(1 + sum over j of e^{x_i x+_j - x_i x+_i}): a class's first row finds its second.
+class NPairLoss(MetricLoss, normalize=False):
+    """Let a class's first row find its second among those of other classes.
 
-    One pair a class: rows after the second are not used. Rows keep their lengths; the penalty is
-    l2_weight * (|x_i|^2 + |x+_i|^2) a pair (its weight is not given in the paper).
-    Source: Sohn 2016, NeurIPS 29, section 3.
+    log(1 + sum over j of e^{x_i x+_j - x_i x+_i}). One pair a class: rows after the second are not
+    used. Rows keep their lengths.
+
+    Args:
+        l2_weight: Of the penalty |x_i|^2 + |x+_i|^2 a pair (not given in the paper).
+
+    Source:
+        Sohn 2016, NeurIPS 29, section 3.
     """
-    place = occurrence(batch.column_labels)
-    rows = (place[batch.first : batch.first + len(batch.labels)] == 0).nonzero()[:, 0]  # (A,)
-    seconds = (place == 1).nonzero()[:, 0]  # (B,)
-    anchors, partners = batch.anchors[rows], batch.columns[seconds]
-    s = anchors @ partners.T  # (A, B)
-    at = rows[:, None], seconds
-    own, other = pairs.positive[at], pairs.negative[at]  # own: one partner at most
-    one = own.to(s.dtype)
-    gap = masked_lse(s, other) - (one * s).sum(1) if len(seconds) else s.sum(1)
-    penalty = anchors.square().sum(1) + one @ partners.square().sum(1)
-    values = F.softplus(gap) + l2_weight * penalty  # (A,)
-    everyone = values.new_zeros(len(batch.labels)).index_put((rows,), values)
-    paired = torch.zeros_like(batch.labels, dtype=torch.bool).index_put((rows,), own.any(1))
-    return [per_row(everyone, paired)]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows, pairs: Pairs, *, l2_weight: float = 0.002
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        place = occurrence(batch.column_labels)
+        rows = (place[batch.first : batch.first + len(batch.labels)] == 0).nonzero()[:, 0]  # (A,)
+        seconds = (place == 1).nonzero()[:, 0]  # (B,)
+        anchors, partners = batch.anchors[rows], batch.columns[seconds]
+        s = anchors @ partners.T  # (A, B)
+        at = rows[:, None], seconds
+        own, other = pairs.positive[at], pairs.negative[at]  # own: one partner at most
+        one = own.to(s.dtype)
+        gap = masked_lse(s, other) - (one * s).sum(1) if len(seconds) else s.sum(1)
+        penalty = anchors.square().sum(1) + one @ partners.square().sum(1)
+        values = F.softplus(gap) + l2_weight * penalty  # (A,)
+        everyone = values.new_zeros(len(batch.labels)).index_put((rows,), values)
+        paired = torch.zeros_like(batch.labels, dtype=torch.bool).index_put((rows,), own.any(1))
+        return [per_row(everyone, paired)]
 
 
-def tuple_max(batch: Batch, pairs: Pairs) -> list[PerAnchor]:
-    """[max over negatives S - S_p]+ for each positive: the hardest of n negatives decides."""
-    s = batch.similarities()
-    hardest = s.masked_fill(~pairs.negative, NEVER).amax(1, keepdim=True)
-    slots = slots_of(pairs.positive)
-    filled = slots.filled & pairs.negative.any(1, keepdim=True)
-    return [per_pair((hardest - slots.take(s)).clamp_min(0), filled)]
+class TupleMaxLoss(MetricLoss, normalize=True):
+    """Let the hardest of n negatives decide: [max over negatives S - S_p]+ for each positive."""
+
+    @staticmethod
+    def row_terms(batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        s = batch.similarities()
+        hardest = s.masked_fill(~pairs.negative, NEVER).amax(1, keepdim=True)
+        slots = positive_slots(pairs.positive)
+        filled = slots.filled & pairs.negative.any(1, keepdim=True)
+        return [per_pair((hardest - slots.take(s)).clamp_min(0), filled)]
 
 
-def multi_similarity(
-    batch: Batch, pairs: Pairs, *, alpha: float = 2.0, beta: float = 50.0, base: float = 1.0
-) -> list[PerAnchor]:
-    """1/alpha log(1 + sum_P e^{-alpha (S - base)}) + 1/beta log(1 + sum_N e^{beta (S - base)}).
+class MultiSimilarityLoss(MetricLoss, normalize=True):
+    """Weigh each pair by its own similarity and by those of the anchor's other pairs.
 
-    The released code has base = 0.5. Mean over anchors with a positive or a negative.
-    Source: Wang et al. 2019, arXiv:1904.06627, eq. 15.
+    1/alpha log(1 + sum_P e^{-alpha (S - base)}) + 1/beta log(1 + sum_N e^{beta (S - base)}). Mean
+    over anchors with a positive or a negative.
+
+    Args:
+        alpha: Steepness for positives.
+        beta: Steepness for negatives.
+        base: The similarity at which a pair counts half; the released code has 0.5.
+
+    Source:
+        Wang et al. 2019, arXiv:1904.06627, eq. 15.
     """
-    s, slots = batch.similarities(), slots_of(pairs.positive)
-    pull = F.softplus(slots.lse(s, -alpha) + alpha * base) / alpha
-    push = F.softplus(masked_lse(s, pairs.negative, beta) - beta * base) / beta
-    return [per_row(pull + push, slots.filled[:, 0] | pairs.negative.any(1))]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows,
+        pairs: Pairs,
+        *,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 1.0,
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        pull = F.softplus(slots.lse(s, -alpha) + alpha * base) / alpha
+        push = F.softplus(masked_lse(s, pairs.negative, beta) - beta * base) / beta
+        return [per_row(pull + push, slots.filled[:, 0] | pairs.negative.any(1))]
 
 
-def unified(
-    batch: Batch, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
-) -> list[PerAnchor]:
-    """log(1 + sum over negatives and positives of e^{gamma (s_n - s_p + margin)}).
+class UnifiedLoss(MetricLoss, normalize=True):
+    """Compare every negative of an anchor with every positive.
 
-    Source: Sun et al. 2020, arXiv:2002.10857, eq. 1.
+    log(1 + sum over negatives and positives of e^{gamma (s_n - s_p + margin)}).
+
+    Args:
+        gamma: Scale of the similarities.
+        margin: By which positives should be more similar.
+
+    Source:
+        Sun et al. 2020, arXiv:2002.10857, eq. 1.
     """
-    s, slots = batch.similarities(), slots_of(pairs.positive)
-    gap = masked_lse(s, pairs.negative, gamma) + slots.lse(s, -gamma) + gamma * margin
-    return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        gap = masked_lse(s, pairs.negative, gamma) + slots.lse(s, -gamma) + gamma * margin
+        return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
 
 
-def circle(
-    batch: Batch, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
-) -> list[PerAnchor]:
-    """`unified` with each similarity weighted by how far it is from its optimum.
+class CircleLoss(MetricLoss, normalize=True):
+    """Weigh each similarity of `UnifiedLoss` by how far it is from its optimum.
 
     log(1 + sum_n e^{gamma a_n (s_n - m)} sum_p e^{-gamma a_p (s_p - 1 + m)}), a_n = [s_n + m]+ and
-    a_p = [1 + m - s_p]+ without gradient. Fine-grained defaults; 256 and 0.25 for faces.
-    Source: Sun et al. 2020, arXiv:2002.10857, sections 3.1 and 3.2.
+    a_p = [1 + m - s_p]+ without gradient.
+
+    Args:
+        gamma: Scale; the default is for fine-grained classes, 256 for faces.
+        margin: m; the default is for fine-grained classes, 0.25 for faces.
+
+    Source:
+        Sun et al. 2020, arXiv:2002.10857, sections 3.1 and 3.2.
     """
-    s = batch.similarities()
-    slots = slots_of(pairs.positive)
-    near = slots.take(s)  # (n, P)
-    push = gamma * (s.detach() + margin).clamp_min(0) * (s - margin)
-    pull = -gamma * (1 + margin - near.detach()).clamp_min(0) * (near - 1 + margin)
-    gap = masked_lse(push, pairs.negative) + masked_lse(pull, slots.filled)
-    return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        s = batch.similarities()
+        slots = positive_slots(pairs.positive)
+        near = slots.take(s)  # (n, P)
+        push = gamma * (s.detach() + margin).clamp_min(0) * (s - margin)
+        pull = -gamma * (1 + margin - near.detach()).clamp_min(0) * (near - 1 + margin)
+        gap = masked_lse(push, pairs.negative) + masked_lse(pull, slots.filled)
+        return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
 
 
-def lifted(batch: Batch, pairs: Pairs, *, alpha: float = 1.0) -> list[PerAnchor]:
-    """1/2 [J]+^2 for each positive pair.
+class LiftedStructureLoss(MetricLoss, normalize=False):
+    """Compare each positive pair with all negatives of both its rows: 1/2 [J]+^2.
 
-    J = D_ij + log(sum_k e^{alpha - D_ik} + sum_l e^{alpha - D_jl}), k and l negatives of i and j;
-    D Euclidean, rows keep their lengths. The smooth bound that is trained with, not the maximum.
-    Source: Song et al. 2016, arXiv:1511.06452, eq. 4.
+    J = D_ij + log(sum_k e^{alpha - D_ik} + sum_l e^{alpha - D_jl}), k and l negatives of i and j; D
+    Euclidean, rows keep their lengths. The smooth bound that is trained with, not the maximum.
+
+    Args:
+        alpha: The margin.
+
+    Source:
+        Song et al. 2016, arXiv:1511.06452, eq. 4.
     """
-    d = batch.distances("euclidean")
-    mine = alpha + masked_lse(d, pairs.negative, -1.0)  # (n,)
-    theirs = gather_with_grad(mine)
-    if batch.references:
-        rows, labels = batch.columns[-batch.references :], batch.column_labels[-batch.references :]
-        other = (labels[:, None] != batch.column_labels) & (batch.column_labels >= 0)
-        far = batch._replace(anchors=rows).distances("euclidean")
-        theirs = torch.cat([theirs, alpha + masked_lse(far, other, -1.0)])
-    slots = slots_of(pairs.positive)
-    j = slots.take(d) + torch.logaddexp(mine[:, None], theirs[slots.columns])  # (n, P)
-    return [per_pair(0.5 * j.clamp_min(0).square(), slots.filled)]
+
+    @staticmethod
+    def row_terms(batch: LabelledRows, pairs: Pairs, *, alpha: float = 1.0) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        d = batch.distances("euclidean")
+        mine = alpha + masked_lse(d, pairs.negative, -1.0)  # (n,)
+        theirs = gather_with_grad(mine)
+        if batch.references:
+            rows, labels = (
+                batch.columns[-batch.references :],
+                batch.column_labels[-batch.references :],
+            )
+            other = (labels[:, None] != batch.column_labels) & (batch.column_labels >= 0)
+            far = batch._replace(anchors=rows).distances("euclidean")
+            theirs = torch.cat([theirs, alpha + masked_lse(far, other, -1.0)])
+        slots = positive_slots(pairs.positive)
+        j = slots.take(d) + torch.logaddexp(mine[:, None], theirs[slots.columns])  # (n, P)
+        return [per_pair(0.5 * j.clamp_min(0).square(), slots.filled)]
 
 
-def tuplet_margin(
-    batch: Batch,
-    pairs: Pairs,
-    *,
-    scale: float = 64.0,
-    margin: float = 0.1,
-    variance_weight: float = 0.5,
-    epsilon: float = 0.01,
-) -> list[PerAnchor]:
-    """log(1 + sum over negatives e^{scale (cos th_an - cos(th_ap - margin))}) for each positive.
+class TupletMarginLoss(MetricLoss, normalize=True):
+    """Compare each positive, a margin farther in angle, with the anchor's negatives.
 
-    margin: in radians. All negatives of the batch take part; the miner `one_per_class` gives the
-    paper's tuples, one of each other class. variance_weight: of the intra-pair variance,
-    [(1 - epsilon) E_p - cos_ap]+^2 over positives plus [cos_an - (1 + epsilon) E_n]+^2 over
-    negatives, E the mean cosine of each kind in the global batch.
-    Source: Yu and Tao 2019, ICCV, section 3.
+    log(1 + sum over negatives e^{scale (cos th_an - cos(th_ap - margin))}) for each positive. All
+    negatives of the batch take part; `OnePerClassMiner` gives the paper's tuples, one of each other
+    class. The second term is the intra-pair variance, [(1 - epsilon) E_p - cos_ap]+^2 over
+    positives plus [cos_an - (1 + epsilon) E_n]+^2 over negatives, E the mean cosine of each kind in
+    the global batch.
+
+    Args:
+        scale: Of the cosines.
+        margin: In radians.
+        variance_weight: Of the intra-pair variance; 0: without it.
+        epsilon: Its tolerance.
+
+    Source:
+        Yu and Tao 2019, ICCV, section 3.
     """
-    s = batch.similarities()
-    slots = slots_of(pairs.positive)
-    cosines = slots.take(s)  # (n, P)
-    angles = torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
-    negatives = masked_lse(s, pairs.negative, scale)[:, None]
-    terms = [per_pair(F.softplus(negatives - scale * torch.cos(angles - margin)), slots.filled)]
-    if variance_weight:
-        low = (1 - epsilon) * _global_mean(cosines, slots.filled) - cosines
-        high = s - (1 + epsilon) * _global_mean(s, pairs.negative)
-        for gap, mask in ((low, slots.filled), (high, pairs.negative)):
-            terms.append(per_pair(variance_weight * gap.clamp_min(0).square(), mask))
-    return terms
+
+    @staticmethod
+    def row_terms(
+        batch: LabelledRows,
+        pairs: Pairs,
+        *,
+        scale: float = 64.0,
+        margin: float = 0.1,
+        variance_weight: float = 0.5,
+        epsilon: float = 0.01,
+    ) -> list[PerAnchor]:
+        """Return the terms that are added up, see `MetricLoss`."""
+        s = batch.similarities()
+        slots = positive_slots(pairs.positive)
+        cosines = slots.take(s)  # (n, P)
+        angles = torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
+        negatives = masked_lse(s, pairs.negative, scale)[:, None]
+        terms = [per_pair(F.softplus(negatives - scale * torch.cos(angles - margin)), slots.filled)]
+        if variance_weight:
+            low = (1 - epsilon) * _global_mean(cosines, slots.filled) - cosines
+            high = s - (1 + epsilon) * _global_mean(s, pairs.negative)
+            for gap, mask in ((low, slots.filled), (high, pairs.negative)):
+                terms.append(per_pair(variance_weight * gap.clamp_min(0).square(), mask))
+        return terms
 
 
 def _global_mean(x: Tensor, mask: Tensor) -> Tensor:

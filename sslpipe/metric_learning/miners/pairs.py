@@ -1,49 +1,30 @@
-"""Miners: which pairs or triplets of a batch a loss sees. MINERS names them for recipes.
-
-A miner is a module `(batch, pairs, *, loss) -> pairs`, called without gradient on rows as the loss
-prepared them; loss(pairs) is what the loss would be on some of them, for the one miner that asks.
-Random ones draw from (seed, call, row of the global batch): the same on any number of processes;
-the number of the call is a buffer, so a resumed run draws on.
-"""
-
-from collections.abc import Callable
+"""Miners of pairs: which positives and negatives of an anchor a loss sees."""
 
 import torch
-from torch import Tensor, nn
 
-from sslpipe.metric_learning.losses.pairwise import Batch, Distance, Pairs, hardest_pairs
-from sslpipe.metric_learning.miners.triplets import (
-    AngularMiner,
-    DistanceWeighted,
-    Loss,
-    RandomNegative,
-    TripletsOfAKind,
-    only_at,
-    uniform_rows,
-    unit_rows,
-)
+from sslpipe.metric_learning.losses.pairwise import Distance, LabelledRows, Pairs, hardest_pairs
+from sslpipe.metric_learning.miners.base import Loss, Miner, RandomMiner, only_at, unit_rows
 from sslpipe.random import permutation
 
 
-class AllPairs(nn.Module):
-    """Everything: for each anchor K - 1 positives, each with all negatives."""
+class AllPairsMiner(Miner):
+    """Keep everything: for each anchor K - 1 positives, each with all negatives."""
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
         return pairs
 
 
-class OnePerClass(nn.Module):
-    """For each anchor one random negative of each other class: the tuples of tuplet losses."""
+class OnePerClassMiner(RandomMiner):
+    """Draw for each anchor one random negative of each other class: the tuples of tuplet losses.
 
-    calls: Tensor
+    Args:
+        seed: Of the draws.
+    """
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.seed = seed
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        draws = uniform_rows(self.seed, self.calls, batch, len(batch.column_labels))
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
+        draws = self.uniform_rows(batch, len(batch.column_labels))
         draws = draws.masked_fill(~pairs.negative, -1)  # (n, M)
         place = torch.unique(batch.column_labels, return_inverse=True)[1].expand(len(draws), -1)
         best = draws.new_full(draws.shape, -1).scatter_reduce_(1, place, draws, "amax")
@@ -51,17 +32,22 @@ class OnePerClass(nn.Module):
         return pairs._replace(negative=chosen)
 
 
-class BatchHard(nn.Module):
-    """For each anchor its farthest positive and its nearest negative.
+class BatchHardMiner(Miner):
+    """Keep for each anchor its farthest positive and its nearest negative.
 
-    Source: Hermans et al. 2017, arXiv:1703.07737, eq. 5.
+    Args:
+        distance: "euclidean", "squared" or "cosine".
+
+    Source:
+        Hermans et al. 2017, arXiv:1703.07737, eq. 5.
     """
 
     def __init__(self, distance: Distance = "euclidean") -> None:
         super().__init__()
         self.distance = distance
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
         d = batch.distances(self.distance)
         both = (pairs.positive.any(1) & pairs.negative.any(1))[:, None]
         farthest = d.masked_fill(~pairs.positive, -torch.inf).argmax(1)
@@ -71,10 +57,11 @@ class BatchHard(nn.Module):
         )
 
 
-class Packaged(nn.Module):
-    """Rows of the global batch come as anchor, positive, negative, anchor, positive, negative."""
+class PackagedMiner(Miner):
+    """Read rows of the global batch as anchor, positive, negative, anchor, positive, negative."""
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
         row = torch.arange(len(batch.labels), device=batch.labels.device)[:, None] + batch.first
         column = torch.arange(len(batch.column_labels), device=batch.labels.device)
         anchor = row % 3 == 0
@@ -84,17 +71,24 @@ class Packaged(nn.Module):
         return Pairs(positive & whole, negative & whole)
 
 
-class MultiSimilarityMiner(nn.Module):
-    """Negatives with S > min over positives - epsilon, positives with S < max negative + epsilon.
+class MultiSimilarityMiner(Miner):
+    """Keep pairs that are hard against the anchor's other kind; S: cosines.
 
-    S: cosines. Source: Wang et al. 2019, arXiv:1904.06627, eq. 10 and 11.
+    Negatives with S > min over positives - epsilon, positives with S < max negative + epsilon.
+
+    Args:
+        epsilon: The tolerance.
+
+    Source:
+        Wang et al. 2019, arXiv:1904.06627, eq. 10 and 11.
     """
 
     def __init__(self, epsilon: float = 0.1) -> None:
         super().__init__()
         self.epsilon = epsilon
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
         s = unit_rows(batch).similarities()
         lowest = s.masked_fill(~pairs.positive, torch.inf).amin(1, keepdim=True)
         highest = s.masked_fill(~pairs.negative, -torch.inf).amax(1, keepdim=True)
@@ -104,8 +98,14 @@ class MultiSimilarityMiner(nn.Module):
         )
 
 
-class PairMargin(nn.Module):
-    """Positives farther than `positive` and negatives nearer than `negative`."""
+class PairMarginMiner(Miner):
+    """Keep positives farther than `positive` and negatives nearer than `negative`.
+
+    Args:
+        positive: Distance above which a positive is kept.
+        negative: Distance below which a negative is kept.
+        distance: "euclidean", "squared" or "cosine".
+    """
 
     def __init__(
         self, positive: float = 0.2, negative: float = 0.8, distance: Distance = "euclidean"
@@ -113,16 +113,23 @@ class PairMargin(nn.Module):
         super().__init__()
         self.positive, self.negative, self.distance = positive, negative, distance
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
         d = batch.distances(self.distance)
         return Pairs(pairs.positive & (d > self.positive), pairs.negative & (d < self.negative))
 
 
-class HardestShare(nn.Module):
-    """The share of positives that are farthest and the share of negatives that are nearest.
+class HardestShareMiner(Miner):
+    """Keep the share of positives that are farthest and the share of negatives that are nearest.
 
-    Shares are of the global batch's pairs; ties at the bound are all kept.
-    Source: Yuan et al. 2017, arXiv:1611.05720 (hard-aware deeply cascaded embedding), section 3.
+    Shares are of the global batch's pairs; ties at the bound are all kept. Collective.
+
+    Args:
+        share: In 0..1, 0 excluded.
+        distance: "euclidean", "squared" or "cosine".
+
+    Source:
+        Yuan et al. 2017, arXiv:1611.05720 (hard-aware deeply cascaded embedding), section 3.
     """
 
     def __init__(self, share: float = 0.5, distance: Distance = "euclidean") -> None:
@@ -131,24 +138,32 @@ class HardestShare(nn.Module):
             raise ValueError(f"share = {share} must lie in 0..1, 0 excluded")
         self.share, self.distance = share, distance
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
         return hardest_pairs(batch, pairs, self.share, self.share, self.distance)
 
 
-class MaximumLoss(nn.Module):
-    """Of `trials` random subsets of `rows` rows of the batch the one with the largest loss."""
+class MaximumLossMiner(RandomMiner):
+    """Keep, of random subsets of the batch's rows, the one with the largest loss.
 
-    calls: Tensor
+    Used in a loss only, which it asks.
+
+    Args:
+        rows: Of a subset, at least 2.
+        trials: How many subsets.
+        seed: Of the draws.
+    """
 
     def __init__(self, rows: int, trials: int = 5, seed: int = 0) -> None:
-        super().__init__()
+        super().__init__(seed)
         if rows < 2 or trials < 1:
             raise ValueError(f"rows = {rows} and trials = {trials} must be at least 2 and 1")
-        self.rows, self.trials, self.seed = rows, trials, seed
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.rows, self.trials = rows, trials
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        assert loss is not None, "MetricLoss gives it"
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
+        if loss is None:
+            raise ValueError("this miner compares losses: use it in one, loss(..., miner=miner)")
         size = len(batch.column_labels) - batch.references
         subsets = []
         for trial in range(self.trials):
@@ -161,41 +176,3 @@ class MaximumLoss(nn.Module):
         self.calls += 1
         values = [float(loss(subset).sum()) for subset in subsets]
         return subsets[max(range(self.trials), key=values.__getitem__)]
-
-
-class Curriculum(nn.Module):
-    """Another miner from the step `steps` on: easy first, harder later.
-
-    first, then: names of MINERS, with their defaults.
-    """
-
-    calls: Tensor
-
-    def __init__(self, first: str = "all", then: str = "batch_hard", steps: int = 1000) -> None:
-        super().__init__()
-        self.steps = steps
-        self.first, self.then = MINERS[first](), MINERS[then]()
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        miner = self.first if int(self.calls) < self.steps else self.then
-        self.calls += 1
-        mined: Pairs = miner(batch, pairs, loss=loss)
-        return mined
-
-
-MINERS: dict[str, Callable[..., nn.Module]] = {
-    "all": AllPairs,
-    "angular": AngularMiner,
-    "batch_hard": BatchHard,
-    "curriculum": Curriculum,
-    "distance_weighted": DistanceWeighted,
-    "hardest_share": HardestShare,
-    "maximum_loss": MaximumLoss,
-    "multi_similarity": MultiSimilarityMiner,
-    "one_per_class": OnePerClass,
-    "packaged": Packaged,
-    "pair_margin": PairMargin,
-    "random_negative": RandomNegative,
-    "triplets": TripletsOfAKind,
-}

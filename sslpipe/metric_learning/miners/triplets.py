@@ -1,33 +1,41 @@
 """Miners of triplets: for each positive pair, which negatives go with it.
 
-As all miners they are modules `(batch, pairs, *, loss) -> pairs`; see `mining`. What they keep is a
-boolean for each anchor, positive and column: bits, and no list of triplets.
+What they keep is a boolean for each anchor, positive and column: bits, and no list of triplets.
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sslpipe.metric_learning.losses.pairwise import Batch, Distance, Pairs, Slots, slots_of, unit
-from sslpipe.random import uniform
+from sslpipe.metric_learning.losses.pairwise import (
+    Distance,
+    LabelledRows,
+    Pairs,
+    Slots,
+    positive_slots,
+)
+from sslpipe.metric_learning.miners.base import Loss, Miner, RandomMiner, only_at, unit_rows
 
-Loss = Callable[[Pairs], Tensor]
 Pick = Literal["all", "hardest", "random"]
 
 
-class TripletsOfAKind(nn.Module):
-    """Triplets by where the negative lies against the positive.
+class TripletMiner(RandomMiner):
+    """Select triplets by where the negative lies against the positive.
 
-    kind: "semi_hard" d_ap < d_an < d_ap + margin; "hard" d_an < d_ap; "violating"
-    d_an < d_ap + margin; "easy" d_an >= d_ap + margin. pick: "all" such negatives of a positive,
-    its "hardest" (nearest to the anchor), or a "random" one.
-    Source: Schroff et al. 2015, arXiv:1503.03832, section 3.2; squared distances of unit rows.
+    Args:
+        kind: "semi_hard" d_ap < d_an < d_ap + margin; "hard" d_an < d_ap; "violating"
+            d_an < d_ap + margin; "easy" d_an >= d_ap + margin.
+        margin: See kind.
+        distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
+        pick: "all" such negatives of a positive, its "hardest" (nearest to the anchor), or a
+            "random" one.
+        seed: Of the draws.
+
+    Source:
+        Schroff et al. 2015, arXiv:1503.03832, section 3.2.
     """
-
-    calls: Tensor
 
     def __init__(
         self,
@@ -37,22 +45,22 @@ class TripletsOfAKind(nn.Module):
         pick: Pick = "all",
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(seed)
         if kind not in ("semi_hard", "hard", "violating", "easy"):
             raise ValueError(f"kind = {kind!r} must be semi_hard, hard, violating or easy")
         if pick not in ("all", "hardest", "random"):
             raise ValueError(f"pick = {pick!r} must be 'all', 'hardest' or 'random'")
         self.kind, self.margin, self.distance = kind, margin, distance
-        self.pick, self.seed = pick, seed
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.pick: Pick = pick
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
         d = batch.distances(self.distance)
-        slots = slots_of(pairs.positive)
+        slots = positive_slots(pairs.positive)
         near = slots.take(d)
         triplets = pairs.negative.new_zeros(*near.shape, d.shape[1])  # (n, P, M)
         if self.pick == "random":
-            draws = uniform_rows(self.seed, self.calls, batch, near.shape[1])
+            draws = self.uniform_rows(batch, near.shape[1])
         for p in range(near.shape[1]):  # one positive at a time: nothing but bits of size n P M
             at = near[:, p, None]
             fits = pairs.negative & slots.filled[:, p, None]
@@ -70,43 +78,69 @@ class TripletsOfAKind(nn.Module):
         return with_triplets(pairs, slots, triplets)
 
 
-class RandomNegative(nn.Module):
-    """For each positive pair a negative at random, all with the same probability."""
+class SemiHardMiner(TripletMiner):
+    """Select semi-hard triplets: d_ap < d_an < d_ap + margin.
 
-    calls: Tensor
+    Args:
+        margin: Of the distances.
+        distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
+        pick: "all" such negatives of a positive, its "hardest", or a "random" one.
+        seed: Of the draws.
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.seed = seed
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        weights = pairs.negative.to(batch.anchors.dtype)
-        return _one_negative_each(batch, pairs, weights, self.seed, self.calls)
-
-
-class DistanceWeighted(nn.Module):
-    """For each positive pair a negative with probability ~ 1 / q(d), d its distance to the anchor.
-
-    q(d) ~ d^(D-2) (1 - d^2/4)^((D-3)/2) is the density of distances between random points of the
-    sphere, so all distances become equally likely. d is raised to `cutoff`, negatives beyond
-    `limit` are left out; an anchor with none inside draws from all its negatives.
-    Source: Wu et al. 2017, arXiv:1706.07567, section 3.2; cutoff and limit: the released code.
+    Source:
+        Schroff et al. 2015, arXiv:1503.03832, section 3.2.
     """
 
-    calls: Tensor
+    def __init__(
+        self,
+        margin: float = 0.2,
+        distance: Distance = "squared",
+        pick: Pick = "all",
+        seed: int = 0,
+    ) -> None:
+        super().__init__("semi_hard", margin, distance, pick, seed)
+
+
+class RandomNegativeMiner(RandomMiner):
+    """Draw for each positive pair a negative, all with the same probability.
+
+    Args:
+        seed: Of the draws.
+    """
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
+        weights = pairs.negative.to(batch.anchors.dtype)
+        return _one_negative_each(self, batch, pairs, weights)
+
+
+class DistanceWeightedMiner(RandomMiner):
+    """Draw for each positive pair a negative with probability ~ 1 / q(d), d its distance.
+
+    q(d) ~ d^(D-2) (1 - d^2/4)^((D-3)/2) is the density of distances between random points of the
+    sphere, so all distances become equally likely. An anchor with no negative inside `limit` draws
+    from all its negatives.
+
+    Args:
+        cutoff: Distances are raised to it.
+        limit: Negatives beyond it are left out.
+        seed: Of the draws.
+
+    Source:
+        Wu et al. 2017, arXiv:1706.07567, section 3.2; cutoff and limit: the released code.
+    """
 
     def __init__(self, cutoff: float = 0.5, limit: float = 1.4, seed: int = 0) -> None:
-        super().__init__()
+        super().__init__(seed)
         if not 0 < cutoff < limit <= 2:
             raise ValueError(f"cutoff = {cutoff}, limit = {limit}: 0 < cutoff < limit <= 2 needed")
-        self.cutoff, self.limit, self.seed = cutoff, limit, seed
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.cutoff, self.limit = cutoff, limit
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        return _one_negative_each(batch, pairs, self.weights(batch, pairs), self.seed, self.calls)
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
+        return _one_negative_each(self, batch, pairs, self.weights(batch, pairs))
 
-    def weights(self, batch: Batch, pairs: Pairs) -> Tensor:
+    def weights(self, batch: LabelledRows, pairs: Pairs) -> Tensor:
         """(n, M): what each negative's probability is proportional to, the row's largest 1."""
         dim = batch.anchors.shape[1]
         d = unit_rows(batch).distances("euclidean")
@@ -119,10 +153,14 @@ class DistanceWeighted(nn.Module):
         return torch.where(inside.any(1, keepdim=True), weights, pairs.negative.to(d.dtype))
 
 
-class AngularMiner(nn.Module):
-    """Triplets with atan(D(a, p) / (2 D(n, (a + p) / 2))) > angle, rows of length 1.
+class AngularMiner(Miner):
+    """Keep triplets with atan(D(a, p) / (2 D(n, (a + p) / 2))) > angle, rows of length 1.
 
-    Source: none confirmed; the rule is that of the angular loss's constraint (Wang et al. 2017).
+    Args:
+        angle_deg: In degrees, above 0 and below 90.
+
+    Source:
+        None confirmed; the rule is that of the angular loss's constraint (Wang et al. 2017).
     """
 
     def __init__(self, angle_deg: float = 20.0) -> None:
@@ -131,11 +169,12 @@ class AngularMiner(nn.Module):
             raise ValueError(f"angle_deg = {angle_deg} must lie between 0 and 90")
         self.steepness = 4 * math.tan(math.radians(angle_deg)) ** 2
 
-    def forward(self, batch: Batch, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Select as the class says."""
         batch = unit_rows(batch)
         d2 = batch.distances("squared")
         everyone = batch._replace(anchors=batch.columns).distances("squared")  # (M, M)
-        slots = slots_of(pairs.positive)
+        slots = positive_slots(pairs.positive)
         near = slots.take(d2)
         triplets = pairs.negative.new_zeros(*near.shape, d2.shape[1])
         for p in range(near.shape[1]):
@@ -160,10 +199,10 @@ def with_triplets(pairs: Pairs, slots: Slots, triplets: Tensor) -> Pairs:
 
 
 def _one_negative_each(
-    batch: Batch, pairs: Pairs, weights: Tensor, seed: int, calls: Tensor
+    miner: RandomMiner, batch: LabelledRows, pairs: Pairs, weights: Tensor
 ) -> Pairs:
-    slots = slots_of(pairs.positive)
-    draws = uniform_rows(seed, calls, batch, slots.columns.shape[1])
+    slots = positive_slots(pairs.positive)
+    draws = miner.uniform_rows(batch, slots.columns.shape[1])
     chosen = sample(weights, draws)  # (n, P)
     fits = slots.filled & pairs.negative.any(1, keepdim=True)
     triplets = pairs.negative.new_zeros(*chosen.shape, weights.shape[1])
@@ -175,20 +214,3 @@ def sample(weights: Tensor, draws: Tensor) -> Tensor:
     sums = weights.double().cumsum(1)
     chosen = torch.searchsorted(sums, draws.double() * sums[:, -1:], right=True)
     return chosen.clamp_max(weights.shape[1] - 1)
-
-
-def uniform_rows(seed: int, calls: Tensor, batch: Batch, lanes: int) -> Tensor:
-    """(n, lanes) float64, named by the rows of the global batch; the next call draws others."""
-    rows = range(batch.first, batch.first + len(batch.labels))
-    numbers = torch.from_numpy(uniform(seed, int(calls), list(rows), 0, lanes))
-    calls += 1
-    return numbers.to(batch.anchors.device)
-
-
-def only_at(columns: Tensor, mask: Tensor) -> Tensor:
-    """The mask's entries (n, M) at one column (n,) of each row alone."""
-    return torch.zeros_like(mask).scatter_(1, columns[:, None], True) & mask
-
-
-def unit_rows(batch: Batch) -> Batch:
-    return batch._replace(anchors=unit(batch.anchors), columns=unit(batch.columns))

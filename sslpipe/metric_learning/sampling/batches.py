@@ -34,7 +34,7 @@ from sslpipe.data.pipeline import CPU, Batch, pipelined
 from sslpipe.data.reader import Raw
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.metric_learning.sampling.buffer import Waiting
+from sslpipe.metric_learning.sampling.buffer import ClassBuffer
 from sslpipe.recipe.base import Run
 
 Integers = NDArray[np.int64]
@@ -147,7 +147,7 @@ class PKOrder:
         if table is not None:
             rows = self.classes[table].tolist()
             groups = dict(zip(self.classes.tolist(), rows, strict=True))
-        waiting = Waiting(
+        waiting = ClassBuffer(
             self.classes_per_batch,
             self.images_per_class,
             self.random_images,
@@ -208,7 +208,7 @@ def pk_batches(
         order.batch_size * r // process.world_size for r in (process.rank, process.rank + 1)
     )
     rows = slice(begin, end)
-    held = _Held(order, store, rows)
+    held = _ReadAhead(order, store, rows)
 
     def decoded(taken: tuple[int, int, Raw | None]) -> tuple[int, Image]:
         step, sample, raw = taken
@@ -223,7 +223,7 @@ def pk_batches(
     yield from pipelined(steps, held.take, decoded, batch, run.num_workers, run.prefetch, device)
 
 
-class _Held:
+class _ReadAhead:
     """Reads along the streams and keeps the bytes of this process's rows until their step."""
 
     def __init__(self, order: PKOrder, store: ImageStore, rows: slice) -> None:

@@ -4,7 +4,7 @@ from collections import OrderedDict, defaultdict, deque
 from itertools import islice
 
 
-class Waiting:
+class ClassBuffer:
     """Samples waiting for others of their label; the order of arrival decides everything.
 
     nearest: label -> labels, itself first; a batch's labels then come in groups of `group`, which

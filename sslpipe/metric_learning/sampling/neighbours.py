@@ -54,7 +54,7 @@ class ClassNeighbours(nn.Module):
             table[part] = neighbouring_classes(between, part, size)
         broadcast_(table)
 
-    def of(self, epoch: int) -> NDArray[np.int64] | None:
+    def nearest_classes(self, epoch: int) -> NDArray[np.int64] | None:
         """(C, size) for the epoch under way or the next; None: not known yet."""
         if epoch < 2:
             return None

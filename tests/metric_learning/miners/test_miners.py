@@ -7,8 +7,8 @@ import torch
 
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.clusters import k_means, merge_levels, neighbouring_classes
-from sslpipe.metric_learning.losses.pairwise import compare, slots_of
-from sslpipe.metric_learning.miners.triplets import DistanceWeighted
+from sslpipe.metric_learning.losses.pairwise import compare, positive_slots
+from sslpipe.metric_learning.miners.triplets import DistanceWeightedMiner
 from tests.helpers import metric_loops as loops
 
 LABELS = [0, 1, 2, 0, 1, 3, 2, 0, 1, 2]
@@ -27,7 +27,7 @@ def mined(name, x=None, labels=LABELS, **arguments):
 
 def listed(pairs):
     """{(a, p, n)} of what is left."""
-    slots = slots_of(pairs.positive)
+    slots = positive_slots(pairs.positive)
     triplets = pairs.triplets
     if triplets is None:
         triplets = slots.filled[:, :, None] & pairs.negative[:, None]
@@ -175,7 +175,7 @@ def test_row_51_angular_normalises_its_rows(length):
 
 def test_row_52_distance_weighted_takes_the_inverse_of_the_density():
     batch, pairs = compare(rows(), torch.tensor(LABELS), None, None)
-    weights = DistanceWeighted(cutoff=0.5, limit=1.4).weights(batch, pairs)
+    weights = DistanceWeightedMiner(cutoff=0.5, limit=1.4).weights(batch, pairs)
     x, dim = rows(), 6
     for a in range(10):
         law = {}
@@ -198,7 +198,7 @@ def test_row_52_the_draws_follow_the_weights_and_without_any_all_negatives():
     """600 draws for one pair: each share within 5 standard deviations."""
     x, labels = rows(2, size=8), [0, 0, 1, 2, 3, 4, 5, 6]
     batch, pairs = compare(x, torch.tensor(labels), None, None)
-    miner = DistanceWeighted()
+    miner = DistanceWeightedMiner()
     law = miner.weights(batch, pairs)[0]
     law = law / law.sum()
     counts = torch.zeros(8)

@@ -12,7 +12,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.metric_learning.sampling import batches
 from sslpipe.metric_learning.sampling.batches import MOST_PASSES, PKOrder, pk_batches
-from sslpipe.metric_learning.sampling.buffer import Waiting
+from sslpipe.metric_learning.sampling.buffer import ClassBuffer
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.recipe.base import Run
 from tests.helpers.dataset import picture, write_dataset
@@ -166,15 +166,15 @@ def test_row_49_the_table_is_that_of_the_running_means_of_unit_rows():
             means[c] = means[c] + 0.2 * (new - means[c]) if c in means else new
     means[4] = torch.zeros(3, dtype=torch.float64)
     neighbours.begin(1)
-    assert neighbours.of(1) is None
-    for c, row in enumerate(neighbours.of(2).tolist()):
+    assert neighbours.nearest_classes(1) is None
+    for c, row in enumerate(neighbours.nearest_classes(2).tolist()):
         others = [d for d in range(5) if d != c]
         assert row == [c, *sorted(others, key=lambda d: -float(means[c] @ means[d]))[:3]]
-    before = neighbours.of(2).tolist()
+    before = neighbours.nearest_classes(2).tolist()
     neighbours.follow(torch.randn(9, 3).double(), torch.arange(9) % 5)
     neighbours.begin(2)
-    assert neighbours.of(2).tolist() == before  # what is being read stays
-    assert neighbours.of(3).tolist() != before
+    assert neighbours.nearest_classes(2).tolist() == before  # what is being read stays
+    assert neighbours.nearest_classes(3).tolist() != before
 
 
 def planned_in_rank(process):
@@ -186,7 +186,7 @@ def planned_in_rank(process):
         neighbours.means += torch.randn(20, 3, generator=generator)
     neighbours.begin(1)
     order = plan(FakeSplit(np.arange(2000) % 20), neighbours=2, classes_per_batch=6, buffer=500)
-    order.nearest = neighbours.of
+    order.nearest = neighbours.nearest_classes
     return order.epoch(2).ids.tolist(), neighbours.means.tolist()
 
 
@@ -212,7 +212,7 @@ def test_the_buffer_is_bounded_and_every_later_epoch_has_the_same_length(shares)
     rng = np.random.default_rng(0)
     labels = rng.choice(len(shares), 4000, p=np.array(shares) / sum(shares))
     order = plan(FakeSplit(labels), classes_per_batch=4, images_per_class=4, buffer=200)
-    waiting = Waiting(4, 4, 0, 200)
+    waiting = ClassBuffer(4, 4, 0, 200)
     most = 0
     for sample, chunk in order._line(0):
         waiting.add(sample, int(labels[sample]), chunk)

@@ -1,0 +1,56 @@
+"""Head: what all heads share."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.distributed import global_mean
+from sslpipe.metric_learning.configured import Configured
+from sslpipe.metric_learning.losses.pairwise import References
+
+
+class Head(Configured):
+    """Compare embeddings with weights of their classes.
+
+    Shape:
+        embeddings (B, D), labels (B,) int64 in 0..C-1 -> (), equal on all ranks; B may differ
+        between them. The gradient is W times the own part, so that DDP's mean equals one process.
+        Products are float32 at least, also under autocast.
+
+    Args:
+        num_classes: C, at least 2.
+        dim: D, at least 1.
+    """
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        if num_classes < 2 or dim < 1:
+            raise ValueError(
+                f"num_classes = {num_classes}, dim = {dim}: at least 2 and 1 are needed"
+            )
+        self.num_classes = num_classes
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ids: Tensor | None = None,
+        ref: References | None = None,
+        miner: nn.Module | None = None,
+    ) -> Tensor:
+        """Return the loss of the rows of all ranks; ids, ref and miner mean nothing to a head."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            # half precision rounds a cosine by 0.002, times 64 in a logit
+            x = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+            return self.compute_loss(x, labels)
+
+    @abstractmethod
+    def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of x (B, D) float32 or wider and labels (B,); autocast is off."""
+
+
+def row_mean(values: Tensor) -> Tensor:
+    """Average (n,) of this rank over the rows of all ranks -> (). Collective."""
+    return global_mean(values.sum(), values.new_tensor(len(values)))

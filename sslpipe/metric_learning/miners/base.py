@@ -1,0 +1,86 @@
+"""Miner: what all miners share, and their two ways of being called."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sslpipe.metric_learning.configured import Configured
+from sslpipe.metric_learning.losses.pairwise import LabelledRows, Pairs, compare, unit
+from sslpipe.random import uniform
+
+Loss = Callable[[Pairs], Tensor]
+
+
+class Miner(Configured):
+    """Select pairs or triplets of a batch; never add one.
+
+    A subclass defines `select`. `RandomMiner` is for those that draw.
+    """
+
+    def forward(
+        self,
+        rows: LabelledRows | Tensor,
+        pairs: Pairs | Tensor,
+        *,
+        loss: Loss | None = None,
+    ) -> Pairs:
+        """Return the pairs that are left, as boolean masks `.positive` and `.negative` (n, M).
+
+        Args:
+            rows: Embeddings (n, D), compared as they are: bring them to length 1 first where the
+                loss does. A loss gives what it has prepared instead.
+            pairs: Labels (n,) int64, < 0 for none; a loss gives all pairs instead.
+            loss: What the loss would be on some pairs, for the one miner that asks.
+
+        In one process M = n. Miners of triplets fill `.triplets` too; see `Pairs`. Without
+        gradient.
+        Collective: all ranks call it.
+        """
+        with torch.no_grad():
+            if isinstance(rows, LabelledRows):
+                assert isinstance(pairs, Pairs)
+                return self.select(rows, pairs, loss=loss)
+            assert isinstance(pairs, Tensor)
+            x = rows.to(torch.promote_types(rows.dtype, torch.float32))
+            return self.select(*compare(x, pairs, None, None), loss=loss)
+
+    @abstractmethod
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Return those of `pairs` that a loss shall see; called without gradient."""
+
+
+class RandomMiner(Miner):
+    """Draw from (seed, call, row of the global batch): the same on any number of processes.
+
+    The number of the call is a buffer, so a resumed run draws on.
+
+    Args:
+        seed: Of the draws.
+    """
+
+    calls: Tensor
+    seed: int
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def uniform_rows(self, batch: LabelledRows, lanes: int) -> Tensor:
+        """Return (n, lanes) float64 in [0, 1), named by global rows; the next call draws others."""
+        rows = range(batch.first, batch.first + len(batch.labels))
+        numbers = torch.from_numpy(uniform(self.seed, int(self.calls), list(rows), 0, lanes))
+        self.calls += 1
+        return numbers.to(batch.anchors.device)
+
+
+def only_at(columns: Tensor, mask: Tensor) -> Tensor:
+    """Keep the mask's entries (n, M) at one column (n,) of each row alone."""
+    return torch.zeros_like(mask).scatter_(1, columns[:, None], True) & mask
+
+
+def unit_rows(batch: LabelledRows) -> LabelledRows:
+    """Bring anchors and columns to length 1."""
+    return batch._replace(anchors=unit(batch.anchors), columns=unit(batch.columns))
