@@ -3,9 +3,10 @@
 import hashlib
 import os
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
+
+from sslpipe.portable import replacing
 
 BLOCK_BYTES = 8 * 2**20
 KEPT_SHARE = 0.9  # of the limit, after blocks were dropped: not a few at every read
@@ -65,13 +66,11 @@ class DiskCache:
 
     def _store(self, name: str, number: int, raw: bytes) -> None:
         path = self._path(name, number)
-        temporary = path.with_name(f".{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(exist_ok=True)
-            temporary.write_bytes(raw)
-            os.replace(temporary, path)
+            with replacing(path, shared=True) as temporary:
+                temporary.write_bytes(raw)
         except OSError:
-            temporary.unlink(missing_ok=True)
             return
         with self._lock:
             self._used_bytes += len(raw)

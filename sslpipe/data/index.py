@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sslpipe.data.storage import join, read_bytes, size_of
 from sslpipe.errors import DataError
+from sslpipe.portable import forward_slashes
 from sslpipe.recipe.base import explain
 
 SCHEMA_VERSION = 1
@@ -151,7 +152,7 @@ def load_index(location: str | Path) -> DatasetIndex:
 
     Raises: DataError where it is missing, of another schema, or names a key that does not exist.
     """
-    url = str(location)
+    url = forward_slashes(location)
     if not url.endswith(".json"):
         url = join(url, "dataset.json")
     raw = read_bytes(url)

@@ -17,6 +17,7 @@ from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
+from sslpipe.portable import free_memory_bytes
 from sslpipe.recipe.base import Run
 from sslpipe.recipe.pretrain import Data
 
@@ -148,9 +149,7 @@ def _enlarged(images: Tensor, count_all: int, height: int, width: int) -> Tensor
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a CUDA device, or of the machine. Linux for the latter."""
+    """Say how much memory is free: of a CUDA device, else of the machine, which MPS shares."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with open("/proc/meminfo") as lines:
-        fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    return free_memory_bytes()

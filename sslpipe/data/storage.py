@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from sslpipe.errors import DataError
 from sslpipe.faults import fault
+from sslpipe.portable import read_at
 
 T = TypeVar("T")
 
@@ -34,7 +35,8 @@ def scheme(url: str) -> str:
 
 def join(folder: str, name: str) -> str:
     """`name` under `folder`, unless it is a URL or an absolute path itself."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) or name.startswith(("pipe:", "/")):
+    is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) or name.startswith("pipe:")
+    if is_url or name.startswith("/") or os.path.isabs(name):  # "C:/..." is one where that is so
         return name
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
@@ -89,7 +91,7 @@ def read_range(url: str, start: int, end: int) -> bytes:
     try:
         if not scheme(url):
             with open(url, "rb") as file:
-                raw = os.pread(file.fileno(), end - start, start)
+                raw = read_at(file.fileno(), end - start, start)
         else:
             filesystem, path = _filesystem(url)
 

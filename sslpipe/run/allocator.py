@@ -5,8 +5,9 @@ freed, and the next ones are mapped and zeroed page by page. Without that, a Res
 float32 on a CPU took a sixth less time, and decoding a fifth less (benchmarks/step.py, loader.py).
 """
 
-import ctypes
 import os
+
+from sslpipe.portable import c_function
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -22,7 +23,7 @@ def keep_freed_memory() -> bool:
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = c_function("mallopt")
     if mallopt is None or not any(mallopt(_M_MMAP_THRESHOLD, size) for size in _LARGEST_KEPT):
         return False  # without the first setting the second does harm
     return bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))

@@ -10,7 +10,6 @@
 A folder is written under a temporary name, flushed, and renamed by rank 0 alone.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
+from sslpipe.portable import sha256_of, sync, write_atomically
 from sslpipe.recipe.base import differing_keys
 
 MAX_FAILED_SAVES = 3  # in a row; then the run stops
@@ -141,23 +141,21 @@ class Checkpointer:
             torch.save(others, temporary / "parts.pt")
             state = {"step": step, "identity": self.identity, **facts}
             (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
-            manifest = {p.name: [p.stat().st_size, _sha256(p)] for p in temporary.iterdir()}
+            manifest = {p.name: [p.stat().st_size, sha256_of(p)] for p in temporary.iterdir()}
             fault("checkpoint.before_manifest")
             (temporary / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
             for path in [*temporary.iterdir(), temporary]:
-                _flush(path)
+                sync(path)
             fault("checkpoint.before_rename")
             if (self.folder / name).exists():  # written before a restart from an older one
                 shutil.rmtree(self.folder / name)
             os.replace(temporary, self.folder / name)
-            _flush(self.folder)
+            sync(self.folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         fault("checkpoint.before_prune")
-        hint = self.folder / ".latest"
-        hint.write_text(name)
-        os.replace(hint, self.folder / "latest")
+        write_atomically(self.folder / "latest", name)
         for old in checkpoint_names(self.folder)[: -self.keep]:
             shutil.rmtree(self.folder / old)
 
@@ -188,7 +186,7 @@ def damage_of(checkpoint: Path) -> str | None:
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != size:
             return f"{name} is missing or has another size"
-        if _sha256(path) != sha256:
+        if sha256_of(path) != sha256:
             return f"{name} has another sha256"
     return None
 
@@ -201,16 +199,3 @@ def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
         if name != "model":
             part.load_state_dict(others[name])
     return int(json.loads((checkpoint / "state.json").read_text())["step"])
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

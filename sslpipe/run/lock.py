@@ -12,6 +12,7 @@ from typing import Any
 
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import UserError
+from sslpipe.portable import process_start
 from sslpipe.run.stop import clear_markers
 
 TOUCH_EVERY_S = 60
@@ -36,7 +37,7 @@ class RunLock:
             self.path.unlink(missing_ok=True)
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         with os.fdopen(descriptor, "w") as file:
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "start": _start()}
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "start": process_start()}
             json.dump({**holder, "job": os.environ.get("SSLPIPE_JOB_ID")}, file)
         self._released = threading.Event()
         threading.Thread(target=self._keep_alive, name="sslpipe-lock", daemon=True).start()
@@ -77,7 +78,7 @@ def holder_of(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None  # it went away, or was cut off while being written
     if holder["host"] == socket.gethostname():
-        alive = _start(holder["pid"]) == holder["start"]
+        alive = process_start(holder["pid"]) == holder["start"]
     else:
         alive = holder["age_s"] < STALE_AFTER_S
     return holder if alive else None
@@ -104,12 +105,3 @@ def take_lock(run_dir: Path, process: Rank) -> Iterator[None]:
     finally:
         if lock:
             lock.release()
-
-
-def _start(pid: int | None = None) -> str | None:
-    """When a process started, in the kernel's ticks: tells it from a later one with its number."""
-    try:
-        with open(f"/proc/{pid or os.getpid()}/stat") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except OSError:
-        return None if os.path.isdir("/proc/self") else "unknown"

@@ -31,6 +31,7 @@ from sslpipe.models.momentum import MomentumPair
 from sslpipe.models.simclr import SimCLR
 from sslpipe.models.sync_batchnorm import sync_batchnorm
 from sslpipe.optim import build_optimizer, describe_groups
+from sslpipe.portable import write_atomically
 from sslpipe.recipe.base import digest
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
@@ -311,6 +312,4 @@ def describe_run(
         "run.json": {"precision": precision, "world": world, "environment": environment()},
     }
     for name, tree in files.items():
-        partial_file = run_dir / f".{name}.partial"  # whole or not there
-        partial_file.write_text(json.dumps(tree, indent=1) + "\n")
-        partial_file.replace(run_dir / name)
+        write_atomically(run_dir / name, json.dumps(tree, indent=1) + "\n")

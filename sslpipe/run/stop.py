@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from sslpipe.portable import stop_signals
+
 MARKERS = ("DONE", "PREEMPTED", "FAILED")  # exit codes do not survive a launcher; files do
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequest:
@@ -20,7 +21,7 @@ class StopRequest:
     def __init__(self, stop_file: str | None) -> None:
         self._flag, self._looked_s = False, 0.0
         self._stop_file = stop_file
-        self._old = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self._old = {number: signal.signal(number, self._handle) for number in stop_signals()}
 
     def __call__(self) -> bool:
         now_s = time.monotonic()

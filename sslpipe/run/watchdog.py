@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sslpipe.distributed import Rank
+from sslpipe.portable import write_atomically
 from sslpipe.run.stop import write_failure
 
 WRITE_EVERY_S = 10
@@ -103,10 +104,8 @@ class Watchdog:
             "since_s": round(time.monotonic() - at_s, 1),
             "wall": round(time.time(), 1),
         }
-        temporary = self._path.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(beat) + "\n")
-            os.replace(temporary, self._path)
+            write_atomically(self._path, json.dumps(beat) + "\n")
         except OSError as error:  # a full disk must not end the run from here
             print(f"warning: no heartbeat written: {error}", file=sys.__stderr__, flush=True)
 
