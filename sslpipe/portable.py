@@ -1,7 +1,7 @@
-"""What differs between Linux, macOS and Windows, one function each, and files written whole.
+"""What differs between platforms and devices, one function each, and files written whole.
 
-The rest of the library calls these and asks for no platform. Each takes Linux's own way where it
-exists and a portable one elsewhere; both give the same bytes.
+The rest of the library calls these and asks for no operating system. Each takes Linux's own way
+where there is one, and a portable one elsewhere; both give the same bytes.
 """
 
 import ctypes
@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 PROC = Path("/proc")  # Linux's view of the machine and of every process
 
@@ -142,6 +145,16 @@ def c_function(name: str) -> Callable[..., int] | None:
     except (OSError, TypeError):  # Windows has no handle for "all that is loaded"
         return None
     return function
+
+
+def wide_dtype(device: torch.device | str) -> torch.dtype:
+    """Choose float64, or float32 on a device that has no float64 (Apple's MPS)."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Convert to float64: on the tensor's own device, or on the CPU where that one has none."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
 def _psutil() -> Any:

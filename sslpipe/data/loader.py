@@ -180,10 +180,7 @@ def batches(
     store = ImageStore(
         reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad, jpeg=jpeg
     )
-    streams = range(
-        process.rank * data.num_streams // process.world_size,
-        (process.rank + 1) * data.num_streams // process.world_size,
-    )
+    streams = process.share(data.num_streams)
     readers = [StreamReader(order, store, number) for number in streams]
 
     def read(step: int) -> list[tuple[list[int], list[Raw | None], StreamPlan, int]]:
@@ -227,8 +224,8 @@ def one_pass(
     one that runs no command and keeps nothing on disk. jpeg: see ImageStore.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
-    begin, end = (len(wanted) * r // process.world_size for r in (process.rank, process.rank + 1))
-    wanted = wanted[begin:end]
+    share = process.share(len(wanted))
+    wanted = wanted[share.start : share.stop]
     reader = reader or Reader(split, window_bytes=64 * 2**20)
     store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse, jpeg=jpeg)
 

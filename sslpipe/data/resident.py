@@ -56,10 +56,7 @@ def resident_batches(
     images, sizes, held = _read(split, ids, data, run, device, remember, on_progress, jpeg)
     place = np.full(len(split), -1, np.int64)  # of a sample among the images held
     place[held] = np.arange(len(held))
-    streams = range(
-        process.rank * data.num_streams // process.world_size,
-        (process.rank + 1) * data.num_streams // process.world_size,
-    )
+    streams = process.share(data.num_streams)
     share = data.batch_size // data.num_streams
 
     def source(plan: StreamPlan, position: int, sample_id: int) -> int:

@@ -182,10 +182,8 @@ def scores_of(
 ) -> NDArray[np.float32]:
     """Exact cosines of a contiguous part of the pairs; `gathered_scores` joins the parts."""
     units = fixed_point_units(rows.features).cpu().numpy()
-    total = len(pairs.same)
-    part = slice(
-        total * process.rank // process.world_size, total * (process.rank + 1) // process.world_size
-    )
+    share = process.share(len(pairs.same))
+    part = slice(share.start, share.stop)
     first, second = pairs.first[part], pairs.second[part]
     scores = np.empty(len(first), np.float32)
     for at in range(0, len(first), 16384):
