@@ -14,7 +14,7 @@ from sslpipe.distributed import Rank
 from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.random import hash_integers
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.health import health
+from sslpipe.run.health import embedding_health
 from sslpipe.run.launch import check_split
 from sslpipe.run.session import Stepped, run_steps, watched
 from sslpipe.run.setup import PretrainSession, set_up
@@ -64,7 +64,7 @@ def _train_step(run: PretrainSession, process: Rank, step: int, batch: Batch) ->
     return Stepped(
         loss,
         grad_norm,
-        lambda: {**health(z_a, z_b), "negatives_per_anchor": run.loss_fn.last_negatives},
+        lambda: {**embedding_health(z_a, z_b), "negatives_per_anchor": run.loss_fn.last_negatives},
     )
 
 

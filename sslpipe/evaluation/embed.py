@@ -21,7 +21,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
-from sslpipe.portable import replacing
+from sslpipe.portable import replacing, wide_dtype
 
 
 class Embeddings(NamedTuple):
@@ -32,10 +32,15 @@ class Embeddings(NamedTuple):
     ids: Tensor
 
     def rows(self, index: Tensor) -> "Embeddings":
+        """Select some rows, by numbers or by a mask, in the order of `index`."""
         return Embeddings(self.features[index], self.labels[index], self.ids[index])
 
     def to(self, device: torch.device | str) -> "Embeddings":
-        return Embeddings(*(tensor.to(device) for tensor in self))
+        """Move to a device; to the CPU where it has no float64 (MPS), which evaluations need."""
+        target = torch.device(device)
+        if wide_dtype(target) != torch.float64:
+            target = torch.device("cpu")
+        return Embeddings(*(tensor.to(target) for tensor in self))
 
 
 class View(Protocol):

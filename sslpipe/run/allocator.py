@@ -1,4 +1,4 @@
-"""Memory that was freed stays with the process: batches and activations are made where others were.
+"""Keep freed memory in the process: batches and activations are made where others were.
 
 By default glibc gives blocks over 32 MB, and much that is smaller, back to the kernel when they are
 freed, and the next ones are mapped and zeroed page by page. Without that, a ResNet-18 step in
@@ -17,9 +17,13 @@ _LARGEST_KEPT = (2**30, 2**25)
 
 
 def keep_freed_memory() -> bool:
-    """Ask this process's malloc for it; whether it agreed. The process's size stays at its peak.
+    """Ask this process's malloc to keep freed blocks; the process's size stays at its peak.
 
-    Left alone: another malloc than glibc's, and settings of the user (MALLOC_..., GLIBC_TUNABLES).
+    Another malloc than glibc's and settings of the user (MALLOC_..., GLIBC_TUNABLES) stay as they
+    are.
+
+    Returns:
+        Whether malloc agreed.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False

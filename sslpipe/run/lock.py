@@ -24,7 +24,12 @@ class RunLock:
 
     A batch job that was killed and started again (the environment's SSLPIPE_JOB_ID is the same)
     takes its own lock over, also from another host.
-    Raises: UserError from the constructor where another living job holds it.
+
+    Args:
+        run_dir: Made where it is not there.
+
+    Raises:
+        UserError: Another living job holds it.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -43,6 +48,7 @@ class RunLock:
         threading.Thread(target=self._keep_alive, name="sslpipe-lock", daemon=True).start()
 
     def release(self) -> None:
+        """Give the directory back."""
         self._released.set()
         self.path.unlink(missing_ok=True)
 
@@ -66,10 +72,13 @@ class RunLock:
 
 
 def holder_of(run_dir: Path) -> dict[str, Any] | None:
-    """The living process that holds a run directory: host, pid, job, age_s; None where none does.
+    """Find the living process that holds a run directory.
 
     On this host it is alive if it is there; on another if it touched the lock STALE_AFTER_S ago
     or later.
+
+    Returns:
+        host, pid, job, age_s (seconds since it touched the lock); None where no process holds it.
     """
     path = run_dir / "lock"
     try:
@@ -86,9 +95,12 @@ def holder_of(run_dir: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def take_lock(run_dir: Path, process: Rank) -> Iterator[None]:
-    """Rank 0 holds the run directory inside; where it cannot, every rank raises. Collective.
+    """Hold the run directory inside, on rank 0. Collective.
 
-    Takes away the markers of the start before, since this one leaves its own.
+    The markers of the start before are removed, since this one leaves its own.
+
+    Raises:
+        UserError: On every rank, where rank 0 cannot have it.
     """
     lock, problem = None, None
     if process.rank == 0:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.geometry import effective_rank
-from sslpipe.run.health import MOST_IMAGES, Alarm, Alarms, health
+from sslpipe.run.health import MOST_IMAGES, Alarm, Alarms, embedding_health
 from tests.helpers.processes import run_processes
 
 
@@ -45,12 +45,14 @@ def by_loops(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
 @pytest.mark.parametrize(("images", "dim"), [(12, 5), (4, 9)])
 def test_health_equals_loops(images: int, dim: int) -> None:
     z_a, z_b = views(images, dim)
-    assert health(z_a.requires_grad_(), z_b) == pytest.approx(by_loops(z_a.detach(), z_b), rel=1e-9)
+    assert embedding_health(z_a.requires_grad_(), z_b) == pytest.approx(
+        by_loops(z_a.detach(), z_b), rel=1e-9
+    )
 
 
 def test_a_collapsed_batch_looks_collapsed() -> None:
     z = torch.tensor([[1.0, -2.0, 3.0]]).expand(20, 3)
-    numbers = health(z, z)
+    numbers = embedding_health(z, z)
     assert numbers == pytest.approx(
         {
             "alignment": 0.0,
@@ -66,7 +68,7 @@ def test_a_collapsed_batch_looks_collapsed() -> None:
 
 def test_orthogonal_images_have_full_rank_and_no_negative_similarity() -> None:
     z = torch.eye(8) * 3
-    numbers = health(z, z)
+    numbers = embedding_health(z, z)
     assert numbers["effective_rank"] == pytest.approx(8)
     assert numbers["negative_similarity"] == pytest.approx(0, abs=1e-7)
     assert numbers["uniformity"] == pytest.approx(-4)
@@ -84,7 +86,7 @@ def test_effective_rank_counts_equal_directions(rank: int) -> None:
 
 def test_a_large_batch_is_judged_by_rows_at_fixed_places() -> None:
     z_a, z_b = views(3 * MOST_IMAGES, 6)
-    numbers, subset = health(z_a, z_b), health(z_a[::3], z_b[::3])
+    numbers, subset = embedding_health(z_a, z_b), embedding_health(z_a[::3], z_b[::3])
     for key in numbers.keys() - {"effective_rank"}:
         assert numbers[key] == pytest.approx(subset[key], rel=1e-12)
     assert numbers["effective_rank"] == pytest.approx(
@@ -94,24 +96,24 @@ def test_a_large_batch_is_judged_by_rows_at_fixed_places() -> None:
 
 def test_one_image_and_half_precision_give_finite_numbers() -> None:
     for z in (torch.randn(1, 4), torch.randn(6, 4).bfloat16(), torch.zeros(3, 4)):
-        assert all(math.isfinite(value) for value in health(z, z).values())
+        assert all(math.isfinite(value) for value in embedding_health(z, z).values())
 
 
 def _on_ranks(process: Rank, split: tuple[int, ...], z_a: Tensor, z_b: Tensor) -> dict[str, float]:
-    return health(z_a.split(split)[process.rank], z_b.split(split)[process.rank])
+    return embedding_health(z_a.split(split)[process.rank], z_b.split(split)[process.rank])
 
 
 @pytest.mark.parametrize("split", [(6, 6), (2, 10), (3, 4, 5)])
 def test_all_ranks_say_what_one_process_says(split: tuple[int, ...]) -> None:
     z_a, z_b = views(12, 5)
     for numbers in run_processes(_on_ranks, len(split), split, z_a, z_b):
-        assert numbers == pytest.approx(health(z_a, z_b), rel=1e-12)
+        assert numbers == pytest.approx(embedding_health(z_a, z_b), rel=1e-12)
 
 
 def test_a_non_finite_batch_is_reported_as_nan_instead_of_failing() -> None:
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     z[2, 1] = math.nan
-    assert math.isnan(health(z, z)["effective_rank"])
+    assert math.isnan(embedding_health(z, z)["effective_rank"])
 
 
 def changes_of(readings: list[tuple[float, float]], highest_rank: int = 21) -> list[str]:
@@ -151,7 +153,7 @@ def test_alarms_say_what_real_embeddings_do() -> None:
     for rows in (spread, point, line):
         alarms = Alarms(16)
         for _ in range(3):
-            changes = alarms.read(health(rows, rows))
+            changes = alarms.read(embedding_health(rows, rows))
         found.append([change.name for change in changes])
     assert found == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]
     assert "all images get nearly the same embedding. Lower optim.peak_lr" in str(
