@@ -1,6 +1,7 @@
 """What the ranks of a run say to each other; with no process group everything is the identity.
 
-Every function here except `current_rank` is collective: all ranks call it, in the same order.
+Every function here is collective, except `current_rank`, `pick_device`, `message_device` and
+`Rank`'s own: all ranks call it, in the same order.
 """
 
 from typing import Any, NamedTuple, TypeVar, cast
@@ -9,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from sslpipe.errors import UserError
 
 T = TypeVar("T")
 
@@ -19,49 +22,95 @@ class Rank(NamedTuple):
     rank: int = 0
     world_size: int = 1
 
+    def share(self, count: int) -> range:
+        """Which of `count` things this process takes: a contiguous run, as even as can be."""
+        first, last = (count * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        return range(first, last)
+
 
 def current_rank() -> Rank:
-    """This process in the default process group; Rank(0, 1) when there is none."""
+    """Look up this process in the default process group; Rank(0, 1) where there is none."""
     if dist.is_available() and dist.is_initialized():
         return Rank(dist.get_rank(), dist.get_world_size())
     return Rank()
 
 
+def pick_device(name: str, setting: str) -> str:
+    """Choose the kind of device to compute on.
+
+    Args:
+        name: "cpu", "cuda", "mps" (Apple's GPUs, where torch has them), or "auto": CUDA where torch
+            sees a device, else the CPU. MPS is used only where it is asked for.
+        setting: How the user wrote it, for the message: "run.device = 'mps'", "--device mps".
+
+    Returns:
+        "cpu", "cuda" or "mps".
+
+    Raises:
+        UserError: It is unknown, or this machine has no such device.
+    """
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if name == "auto":
+        return "cuda" if available["cuda"] else "cpu"
+    if name not in available:
+        raise UserError(f"{setting} is unknown; use auto, cpu, cuda or mps")
+    if not available[name]:
+        raise UserError(f"{setting}, but torch sees no {name.upper()} device; use 'auto' or 'cpu'")
+    return name
+
+
 def row_counts(rows: int, device: torch.device | str = "cpu") -> tuple[int, ...]:
-    """How many rows each rank holds, in rank order. device: where the rows are."""
-    world = current_rank().world_size
-    if world == 1:
+    """Gather how many rows each rank holds, in rank order.
+
+    Args:
+        rows: Those of this rank.
+        device: Where the rows are.
+    """
+    world_size = current_rank().world_size
+    if world_size == 1:
         return (rows,)
-    counts = torch.empty(world, dtype=torch.int64, device=device)
+    counts = torch.empty(world_size, dtype=torch.int64, device=device)
     dist.all_gather_into_tensor(counts, torch.tensor([rows], device=device))
     return tuple(counts.tolist())
 
 
 def all_gather_rows(x: Tensor, counts: tuple[int, ...] | None = None) -> Tensor:
-    """(rows here, ...) -> (rows of all ranks, ...) in rank order, without gradient.
+    """Join the rows of all ranks, in rank order, without gradient.
 
-    counts: what `row_counts` gave, if it is known already. Row counts may differ between ranks
-    (the shorter ones are padded on the way); everything behind the first dimension may not.
+    Args:
+        x: This rank's rows. Their number may differ between ranks (the shorter ones are padded on
+            the way); everything behind the first dimension may not.
+        counts: What `row_counts` gave, where it is known already.
+
+    Shape:
+        (rows here, ...) -> (rows of all ranks, ...)
     """
     if current_rank().world_size == 1:
         return x.detach()
     counts = counts or row_counts(x.shape[0], x.device)
     longest = max(counts)
     padded = _pad_rows(x.detach(), longest)
-    everyone = padded.new_empty((len(counts) * longest, *x.shape[1:]))
-    dist.all_gather_into_tensor(everyone, padded)
+    gathered = padded.new_empty((len(counts) * longest, *x.shape[1:]))
+    dist.all_gather_into_tensor(gathered, padded)
     if min(counts) == longest:
-        return everyone
-    parts = torch.split(everyone, longest)
+        return gathered
+    parts = torch.split(gathered, longest)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 def gather_with_grad(x: Tensor) -> Tensor:
-    """(rows here, ...) -> (rows of all ranks, ...) in rank order; backward sums over the ranks.
+    """Join the rows of all ranks, in rank order; backward sums over the ranks.
 
     A row's gradient is the sum of what every rank's loss says about it. So with a local loss that
     is a mean over the own rows, DDP's mean of the gradients is the gradient of the global mean.
     Row counts may differ between ranks.
+
+    Shape:
+        (rows here, ...) -> (rows of all ranks, ...)
     """
     if current_rank().world_size == 1:
         return x
@@ -79,9 +128,9 @@ class _GatherWithGrad(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         longest = max(ctx.counts)
         padded = torch.cat([_pad_rows(part, longest) for part in torch.split(grad, ctx.counts)])
-        mine = grad.new_empty((longest, *grad.shape[1:]))
-        dist.reduce_scatter_tensor(mine, padded)  # a sum
-        return mine[: ctx.counts[current_rank().rank]]
+        own = grad.new_empty((longest, *grad.shape[1:]))
+        dist.reduce_scatter_tensor(own, padded)  # a sum
+        return own[: ctx.counts[current_rank().rank]]
 
 
 def _pad_rows(x: Tensor, rows: int) -> Tensor:
@@ -90,19 +139,8 @@ def _pad_rows(x: Tensor, rows: int) -> Tensor:
     return torch.cat([x, x.new_zeros((rows - x.shape[0], *x.shape[1:]))])
 
 
-def global_row_mean(values: Tensor) -> Tensor:
-    """(rows here,) -> (): local sum / (global rows / world).
-
-    Its mean over the ranks is the mean over all rows, in value and, as DDP averages gradients, in
-    gradient: exactly one process's, also when the ranks hold different numbers of rows.
-    """
-    process = current_rank()
-    rows = sum(row_counts(values.shape[0], values.device))
-    return values.sum() * (process.world_size / rows)
-
-
 def global_sum(values: Tensor) -> Tensor:
-    """Each entry's sum over the ranks, the same on all, without gradient."""
+    """Sum each entry over the ranks, without gradient; the same on all."""
     values = values.detach()
     if current_rank().world_size == 1:
         return values
@@ -112,10 +150,14 @@ def global_sum(values: Tensor) -> Tensor:
 
 
 def global_mean(total: Tensor, count: Tensor) -> Tensor:
-    """Sum over the ranks of `total` / sum over the ranks of `count`; 0 where nothing was counted.
+    """Divide the ranks' sum of `total` by that of `count`; 0 where nothing was counted.
 
-    Both have one shape, (T,) say, counts in total's dtype. The value is the same on all ranks; the
-    gradient is W times that of the own part, so that DDP's mean is one process's gradient.
+    The value is the same on all ranks; the gradient is W times that of the own part, so that DDP's
+    mean is one process's gradient.
+
+    Args:
+        total: Of this rank, any shape, (T,) say.
+        count: Of this rank, the same shape, in total's dtype.
     """
     sums, counts = global_sum(torch.stack([total.detach(), count])).unbind()
     scale = 1 / counts.clamp_min(1)
@@ -124,7 +166,7 @@ def global_mean(total: Tensor, count: Tensor) -> Tensor:
 
 
 def agree(flag: bool) -> bool:
-    """True on all ranks as soon as `flag` is true on any."""
+    """Decide together: True on all ranks as soon as `flag` is true on any."""
     if current_rank().world_size == 1:
         return flag
     votes = torch.tensor([float(flag)], device=message_device())
@@ -133,7 +175,7 @@ def agree(flag: bool) -> bool:
 
 
 def broadcast_object(value: T) -> T:
-    """Rank 0's value, on all ranks. It is pickled: plain settings, not tensors."""
+    """Send rank 0's value to all ranks. It is pickled: plain settings, not tensors."""
     if current_rank().world_size == 1:
         return value
     box = [value]
@@ -148,17 +190,20 @@ def broadcast_(x: Tensor) -> None:
 
 
 def message_device() -> torch.device:
-    """Where small messages have to live: nccl alone moves nothing that is not on its GPU."""
+    """Say where small messages have to live: nccl moves only what is on its GPU.
+
+    A process group must be there. MPS has none: a run on it is one process.
+    """
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def gather_objects(value: T) -> list[T]:
-    """Every rank's value, in rank order, on all ranks. Pickled: small things for messages."""
-    world = current_rank().world_size
-    if world == 1:
+    """Gather every rank's value, in rank order, on all ranks. It is pickled: for small things."""
+    world_size = current_rank().world_size
+    if world_size == 1:
         return [value]
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, value)
-    return everyone
+    gathered: list[Any] = [None] * world_size
+    dist.all_gather_object(gathered, value)
+    return gathered

@@ -18,9 +18,10 @@ from sslpipe.distributed import (
     current_rank,
     gather_objects,
     gather_with_grad,
-    global_row_mean,
+    pick_device,
     row_counts,
 )
+from sslpipe.errors import UserError
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.sync_batchnorm import SyncBatchNorm, global_moments, sync_batchnorm
 from sslpipe.optim import build_optimizer, lr_at, set_lr
@@ -45,10 +46,40 @@ def test_without_a_process_group_everything_is_the_identity() -> None:
     assert torch.equal(all_gather_rows(x), x)
     assert not all_gather_rows(x).requires_grad
     assert gather_with_grad(x) is x
-    assert global_row_mean(x[:, 0]).item() == pytest.approx(4.0)
     assert [agree(flag) for flag in (True, False)] == [True, False]
     assert broadcast_object({"a": 1}) == {"a": 1}
     assert gather_objects("a") == ["a"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_the_ranks_shares_are_everything_once_in_order(world_size: int) -> None:
+    for count in (0, 1, 6, 16, 23):
+        shares = [Rank(rank, world_size).share(count) for rank in range(world_size)]
+        assert [k for share in shares for k in share] == list(range(count))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_device_that_is_not_there_is_refused_with_the_remedy(monkeypatch) -> None:
+    for name in ("cuda", "mps"):
+        backend = torch.cuda if name == "cuda" else torch.backends.mps
+        monkeypatch.setattr(backend, "is_available", lambda: False)
+        with pytest.raises(
+            UserError,
+            match=rf"run.device = '{name}', but torch sees no {name.upper()} device; use 'auto' or",
+        ):
+            pick_device(name, f"run.device = {name!r}")
+    with pytest.raises(UserError, match="--device gpu is unknown; use auto, cpu, cuda or mps"):
+        pick_device("gpu", "--device gpu")
+    assert pick_device("auto", "") == pick_device("cpu", "") == "cpu"
+
+
+def test_a_device_that_is_there_is_taken_but_mps_only_where_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device("mps", "") == "mps"
+    assert pick_device("auto", "") == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [pick_device(name, "") for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
 
 
 def _talk(process: Rank, splits: list[tuple[int, ...]]) -> dict[str, object]:
@@ -101,7 +132,9 @@ def _metric_loss(
     mine = shares(x, split, process)
     z = mine @ w
     z.retain_grad()
-    loss = global_row_mean(_mean_square_of_cosines(w, mine, gather_with_grad(z), z))
+    values = _mean_square_of_cosines(w, mine, gather_with_grad(z), z)
+    # whose mean over the ranks is the mean over all rows
+    loss = values.sum() * (process.world_size / sum(row_counts(len(values))))
     loss.backward()
     assert w.grad is not None
     assert z.grad is not None

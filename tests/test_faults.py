@@ -155,7 +155,7 @@ def test_a_full_disk_costs_saves_not_the_run_and_the_same_command_goes_on(data, 
     arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), *WATCHED)
     for name, text in run_processes(full_in_rank, 2, 8000, *arguments):
         assert name == "CheckpointError"
-        assert re.search(r"step 12 was not written .*; free some space, the same command", text)
+        assert re.search(r"step 12 was not written .*; free some space, then resume", text)
     assert checkpoint_names(run_dir / "checkpoints") == []
     assert not list((run_dir / "checkpoints").glob(".tmp-*"))
     steps = [line["step"] for line in read_metrics(run_dir)]

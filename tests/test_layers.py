@@ -21,7 +21,7 @@ ROWS = (
     ("data",),
     ("registry",),
     ("recipe", "distributed", "random"),
-    ("errors", "faults"),
+    ("errors", "faults", "portable"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
 

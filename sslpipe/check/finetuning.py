@@ -24,7 +24,7 @@ from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups
 from sslpipe.recipe.base import digest
 from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.run.launch import check_precision, device_of
+from sslpipe.run.launch import check_precision, training_device
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def check_finetuning(
         UserError: The recipe, the data or the backbone cannot be trained on.
     """
     # what the machine may refuse
-    check_precision(recipe.optim.precision, device_of(recipe.run.device).type)
+    check_precision(recipe.optim.precision, training_device(recipe).type)
 
     # the batches of the first epoch
     recipe, augment = with_backbone(recipe, init_from), build_augment(recipe, index)

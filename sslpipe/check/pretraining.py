@@ -20,7 +20,7 @@ from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer, describe_groups
 from sslpipe.recipe.base import digest
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.launch import check_precision, device_of
+from sslpipe.run.launch import check_precision, training_device
 from sslpipe.train import (
     build_loss,
     build_model,
@@ -81,7 +81,7 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
         UserError: The recipe or the data cannot be trained on.
     """
     # what the machine may refuse
-    device = device_of(recipe.run.device)
+    device = training_device(recipe)
     check_precision(recipe.optim.precision, device.type)
     jpeg_decoder(recipe.data, device)  # refuses one that is not there
 

@@ -12,7 +12,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.cli.progress import progress
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.loader import Quarantined
-from sslpipe.distributed import Rank
+from sslpipe.distributed import Rank, pick_device
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.embed_file import embed_to_file
@@ -50,7 +50,7 @@ def main(
         typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
     ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Write the features, labels and ids of every sample of a split.
 
@@ -137,18 +137,9 @@ def view_canvas_px(view: EvalView) -> int:
     return max(256, 2 * view.resize_px)
 
 
-def pick_device(name: str) -> str:
-    """cpu or cuda. Raises: UserError for cuda where there is none."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {name} is unknown; use auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda, but torch sees no CUDA device; use auto or cpu")
-    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
-
-
 def start(device: str) -> tuple[str, Rank]:
     """Where this process computes, and its place among the launcher's; `end_processes` ends it."""
-    target = pick_device(device)
+    target = pick_device(device, f"--device {device}")
     process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
     return f"cuda:{torch.cuda.current_device()}" if target == "cuda" else target, process
 

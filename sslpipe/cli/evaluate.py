@@ -32,6 +32,7 @@ from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.export.write import load_backbone
+from sslpipe.portable import write_atomically
 from sslpipe.run.launch import end_processes
 
 app = typer.Typer(
@@ -52,7 +53,7 @@ LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
 TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
 TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
 Whiten = Annotated[bool, typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
 
 
@@ -250,9 +251,7 @@ def _feature_files(text: str) -> tuple[str, str, str]:
 
 def _write_json(path: Path, tree: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_atomically(path, json.dumps(tree, indent=1) + "\n")
 
 
 def _print_results(title: str, results: list[Result], *, whitened: bool = False) -> None:

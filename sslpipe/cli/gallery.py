@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from sslpipe.cli.embed import pick_device, run, view_canvas_px
+from sslpipe.cli.embed import run, view_canvas_px
 from sslpipe.data.decode import BadSample, decode
+from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.export.load import FrozenBackbone, load_backbone
@@ -177,7 +178,7 @@ def verify_command(
 
 
 def _load(model: Path, device: str) -> FrozenBackbone:
-    return load_backbone(model).to(pick_device(device))
+    return load_backbone(model).to(pick_device(device, f"--device {device}"))
 
 
 def _open(

@@ -17,6 +17,7 @@ from sslpipe.cli.evaluate import print_suite
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.portable import write_atomically
 from sslpipe.random import permutation
 from sslpipe.recipe import parse_recipe
 from sslpipe.report.compare import build_comparison, names_apart
@@ -113,9 +114,7 @@ def main(
 
 def _write(out: Path, page: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(out)
+    write_atomically(out, page)
     console.print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser", highlight=False)
 
 

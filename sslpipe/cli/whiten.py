@@ -12,6 +12,7 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.whiten import FLOOR, fit_whitening, save_whitening
 from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
+from sslpipe.portable import write_atomically
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -42,9 +43,7 @@ def main(
     tree = json.loads(config_json.read_text(encoding="utf-8"))
     ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
     ours |= {"whitening_sha256": sha256, "view": facts["view"]}
-    partial = config_json.with_name(".config.json.partial")
-    partial.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
-    partial.replace(config_json)
+    write_atomically(config_json, json.dumps(tree, indent=2) + "\n")
     sums = export / "SHA256SUMS"
     sums.unlink(missing_ok=True)  # it does not list itself
     sums.write_text(sha256_sums(export), encoding="utf-8")

@@ -3,9 +3,10 @@
 import hashlib
 import os
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
+
+from sslpipe.portable import replacing
 
 BLOCK_BYTES = 8 * 2**20
 KEPT_SHARE = 0.9  # of the limit, after blocks were dropped: not a few at every read
@@ -14,8 +15,11 @@ KEPT_SHARE = 0.9  # of the limit, after blocks were dropped: not a few at every 
 class DiskCache:
     """Serves byte ranges of files from blocks on disk; what is missing is fetched once.
 
-    folder: may be shared by the processes of a machine and by runs. limit_bytes: of all blocks.
     A disk that is full or gone costs speed, not the run. Safe to use from several threads.
+
+    Args:
+        folder: May be shared by the processes of a machine and by runs.
+        limit_bytes: Of all blocks.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -27,10 +31,14 @@ class DiskCache:
     def read(
         self, name: str, size: int, start: int, end: int, fetch: Callable[[int, int], bytes]
     ) -> bytes:
-        """Bytes start to end (exclusive) of a file of `size` bytes.
+        """Read bytes start to end (exclusive) of a file.
 
-        name: of the content, a sha256, so that a file that changed is another one. fetch: gives the
-        bytes of a range; neighbouring blocks that are missing are one call.
+        Args:
+            name: Of the content, a sha256, so that a file that changed is another one.
+            size: Bytes of the whole file.
+            start: First byte.
+            end: One past the last byte.
+            fetch: Gives the bytes of a range; neighbouring blocks that are missing are one call.
         """
         numbers = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         blocks = {number: self._load(name, number, size) for number in numbers}
@@ -65,13 +73,11 @@ class DiskCache:
 
     def _store(self, name: str, number: int, raw: bytes) -> None:
         path = self._path(name, number)
-        temporary = path.with_name(f".{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(exist_ok=True)
-            temporary.write_bytes(raw)
-            os.replace(temporary, path)
+            with replacing(path, shared=True) as temporary:
+                temporary.write_bytes(raw)
         except OSError:
-            temporary.unlink(missing_ok=True)
             return
         with self._lock:
             self._used_bytes += len(raw)
@@ -90,11 +96,11 @@ class DiskCache:
 
     def _blocks(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of every block there is."""
-        found = []
+        blocks = []
         for path in self.folder.glob("*/*.block"):
             try:
-                facts = path.stat()
+                status = path.stat()
             except OSError:  # another process dropped it
                 continue
-            found.append((facts.st_mtime, facts.st_size, path))
-        return found
+            blocks.append((status.st_mtime, status.st_size, path))
+        return blocks

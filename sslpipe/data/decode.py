@@ -23,7 +23,7 @@ MAX_BYTES = 64 * 2**20
 Kind = Literal["jpg", "png", "webp"]
 Pixels = NDArray[np.uint8]
 Buffer = bytes | memoryview
-JpegDecoder = Callable[[list[Buffer]], list[Pixels]]  # -> (h, w, 3) uint8 RGB, not turned upright
+JpegDecoder = Callable[[list[Buffer]], list[Pixels]]  # -> (h, w, 3) uint8 RGB, not EXIF-oriented
 # Pillow's own classes, not Image.open: no search for plugins, no warnings about size or MPO
 _PILLOW: dict[Kind, Any] = {
     "jpg": JpegImagePlugin.JpegImageFile,
@@ -39,14 +39,22 @@ class BadSample(ValueError):
 def decode(raw: Buffer, canvas_px: int, decoded: Pixels | None = None) -> Pixels:
     """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name).
 
-    Returns (3, h, w) uint8 RGB over (h, w, 3) memory (channels last: decoders write so, and torch
-    resizes it twice as fast), upright by its EXIF orientation. An image whose longer side is over
-    canvas_px is reduced to fit (bilinear, antialiased, aspect kept, at least 1 px); a smaller one
-    is not touched. Grey is repeated; CMYK and palettes are converted; an alpha channel is dropped,
-    as torchvision's ImageFolder does; of 16-bit samples the high byte is kept (exact for 8-bit
-    values stored in 16 bits, else less than one level off); of an animation the first frame.
-    decoded: (h, w, 3), what another decoder made of it, of raw for which `is_plain_jpeg`.
-    Raises: BadSample with the reason.
+    Grey is repeated; CMYK and palettes are converted; an alpha channel is dropped, as torchvision's
+    ImageFolder does; of 16-bit samples the high byte is kept (exact for 8-bit values stored in 16
+    bits, else less than one level off); of an animation the first frame.
+
+    Args:
+        raw: The encoded image.
+        canvas_px: An image whose longer side is over it is reduced to fit (bilinear, antialiased,
+            aspect kept, at least 1 px); a smaller one is not touched.
+        decoded: (h, w, 3), what another decoder made of a raw for which `is_plain_jpeg`.
+
+    Returns:
+        (3, h, w) uint8 RGB over (h, w, 3) memory (channels last: decoders write so, and torch
+        resizes it twice as fast), EXIF-oriented.
+
+    Raises:
+        BadSample: With the reason.
     """
     kind = _known_kind(raw)
     if len(raw) > MAX_BYTES:
@@ -65,8 +73,11 @@ def decode(raw: Buffer, canvas_px: int, decoded: Pixels | None = None) -> Pixels
 
 
 def is_plain_jpeg(raw: Buffer) -> bool:
-    """Whether it is, by its first and last bytes, a whole, upright JPEG in grey or YCbCr of a size
-    that is allowed: what any decoder makes the same of."""
+    """Say whether any decoder makes the same pixels of it.
+
+    By its first and last bytes it is then a whole JPEG in grey or YCbCr, of a size that is allowed,
+    that its EXIF tags do not rotate.
+    """
     if image_kind(raw) != "jpg" or raw[-2:] != b"\xff\xd9":  # no end: cut short
         return False
     try:
@@ -78,7 +89,7 @@ def is_plain_jpeg(raw: Buffer) -> bool:
 
 
 def header_size(raw: Buffer) -> tuple[int, int]:
-    """Width and height by the header, before any rotation. Raises: BadSample with the reason."""
+    """Read width and height from the header, before any rotation. Raises: BadSample."""
     kind = _known_kind(raw)
     try:
         return _HEADER_SIZE[kind](raw)
@@ -94,7 +105,7 @@ def _known_kind(raw: Buffer) -> Kind:
 
 
 def image_kind(raw: Buffer) -> Kind | None:
-    """'jpg', 'png' or 'webp' by the first bytes; None for anything else."""
+    """Tell 'jpg', 'png' or 'webp' by the first bytes; None for anything else."""
     if raw[:3] == b"\xff\xd8\xff":
         return "jpg"
     if raw[:8] == b"\x89PNG\r\n\x1a\n":
@@ -105,7 +116,7 @@ def image_kind(raw: Buffer) -> Kind | None:
 
 
 def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
-    """(h, w, 3) uint8, upright; at the least of 1, 1/2, 1/4, 1/8 that fills the canvas.
+    """(h, w, 3) uint8, EXIF-oriented; at the least of 1, 1/2, 1/4, 1/8 that fills the canvas.
 
     Only at those scales is libjpeg-turbo faster than at full size.
     """
@@ -116,14 +127,14 @@ def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
             scale = next((s for s in (8, 4, 2) if -(-longer // s) >= canvas_px), 1)
             least = {"min_height": -(-height // scale), "min_width": -(-width // scale)}
             pixels = simplejpeg.decode_jpeg(raw, min_factor=scale, **least if scale > 1 else {})
-            return _upright(pixels, _orientation(_jpeg_exif(raw)))
+            return _oriented(pixels, _orientation(_jpeg_exif(raw)))
     except ValueError:  # also for damage that libjpeg can repair: Pillow decides
         pass
     return _decode_by_pillow(raw, "jpg")
 
 
 def _decode_by_pillow(raw: Buffer, kind: Kind) -> Pixels:
-    """(h, w, 3) uint8, upright."""
+    """(h, w, 3) uint8, EXIF-oriented."""
     image = _PILLOW[kind](io.BytesIO(raw))
     _check_size(*image.size)  # a PNG may hold a second header
     image.load()
@@ -134,7 +145,7 @@ def _decode_by_pillow(raw: Buffer, kind: Kind) -> Pixels:
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # straight to RGB warns
         pixels = np.array(image.convert("RGB"))
-    return _upright(pixels, _orientation(image.info.get("exif", b"")))
+    return _oriented(pixels, _orientation(image.info.get("exif", b"")))
 
 
 def _reduce(pixels: Pixels, canvas_px: int) -> Pixels:
@@ -234,7 +245,7 @@ def _orientation(exif: bytes) -> int:
     return 1
 
 
-def _upright(pixels: Pixels, orientation: int) -> Pixels:
+def _oriented(pixels: Pixels, orientation: int) -> Pixels:
     """Undo an EXIF orientation. (h, w, 3) -> the same, or (w, h, 3) for 5 to 8."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sslpipe.data.storage import join, read_bytes, size_of
 from sslpipe.errors import DataError
+from sslpipe.portable import forward_slashes
 from sslpipe.recipe.base import explain_errors
 
 SCHEMA_VERSION = 1
@@ -35,31 +36,59 @@ Triple = tuple[float, float, float]
 
 
 class ShardFile(BaseModel):
+    """One shard of a split.
+
+    Args:
+        file: Relative to dataset.json, or a URL.
+        samples: How many it holds.
+        bytes: Its size.
+        sha256: Of the file.
+        offsets: The sidecar, relative to dataset.json.
+        offsets_sha256: Of the sidecar.
+    """
+
     model_config = ConfigDict(extra="forbid", frozen=True)
-    file: str  # relative to dataset.json, or a URL
+    file: str
     samples: int = Field(ge=1)
     bytes: int = Field(ge=1)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    offsets: str  # the sidecar, relative to dataset.json
+    offsets: str
     offsets_sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class Manifest(BaseModel):
-    """dataset.json. mean, std: RGB in [0, 1], of the train split; source, license: free text."""
+    """dataset.json.
+
+    Args:
+        schema_version: SCHEMA_VERSION.
+        name: Of the data set.
+        source: Free text.
+        license: Free text.
+        classes: Names by label; empty where unlabelled.
+        mean: RGB in [0, 1], of the train split.
+        std: As mean.
+        splits: Each split's shards, in index order.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: int
     name: str
     source: str = ""
     license: str = ""
-    classes: tuple[str, ...] = ()  # names by label; empty where unlabelled
+    classes: tuple[str, ...] = ()
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
     splits: dict[str, tuple[ShardFile, ...]]
 
 
 class Split:
-    """One split's shards in index order, and where each sample lies in them."""
+    """One split's shards in index order, and where each sample lies in them.
+
+    Args:
+        folder: Where dataset.json is, a path or a URL.
+        name: Of the split.
+        shards: As in the manifest.
+    """
 
     def __init__(self, folder: str, name: str, shards: tuple[ShardFile, ...]) -> None:
         self.folder, self.name, self.shards = folder, name, shards
@@ -71,21 +100,22 @@ class Split:
         return int(self.starts[-1])
 
     def locate(self, ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rank number and row within it for each sample id. (n,) -> (n,), (n,)."""
+        """Find the shard number and the row within it of each sample id. (n,) -> (n,), (n,)."""
         ids = np.asarray(ids, dtype=np.int64)
         shard = np.searchsorted(self.starts, ids, side="right") - 1
         return shard, ids - self.starts[shard]
 
     def url(self, shard: int) -> str:
+        """Say where a shard is: a path or a URL."""
         return join(self.folder, self.shards[shard].file)
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """(samples,) int64, -1 for none; reads every sidecar, but no tar."""
+        """All labels, (samples,) int64, -1 for none; reads every sidecar, but no tar."""
         return np.concatenate([self.offsets(k)[:, 2] for k in range(len(self.shards))])
 
     def labels_of(self, ids: ArrayLike) -> NDArray[np.int64]:
-        """The labels of some samples; reads only the sidecars of their shards. (n,) -> (n,)."""
+        """Look up the labels of some samples, in their shards' sidecars only. (n,) -> (n,)."""
         shards, rows = self.locate(ids)
         labels = np.empty(len(rows), np.int64)
         for shard in np.unique(shards).tolist():
@@ -116,19 +146,30 @@ _REINDEX = "write the index again with `python -m tools.shards index`"
 
 
 class DatasetIndex:
-    """A data set's manifest, where it lies, and its sha256 (part of every run's digest)."""
+    """A data set's manifest and where it lies.
+
+    Args:
+        folder: A path or a URL.
+        manifest: What dataset.json holds.
+        sha256: Of dataset.json; part of every run's digest.
+    """
 
     def __init__(self, folder: str, manifest: Manifest, sha256: str) -> None:
         self.folder, self.manifest, self.sha256 = folder, manifest, sha256
 
     def split(self, name: str) -> Split:
+        """Look up a split by its name. Raises: DataError where there is none."""
         if name not in self.manifest.splits:
             known = ", ".join(sorted(self.manifest.splits))
             raise DataError(f"{self.folder} has no split {name!r}; it has: {known}")
         return Split(self.folder, name, self.manifest.splits[name])
 
     def check_files(self, split: str, *, allow_pipe: bool = False) -> None:
-        """Raise one DataError naming every shard that is missing or has another size."""
+        """Check that every shard is there with the index's size; nothing is read.
+
+        Raises:
+            DataError: Names every shard that is missing or has another size.
+        """
         wrong = []
         for shard in self.manifest.splits[split]:
             if allow_pipe and shard.file.startswith("pipe:"):
@@ -147,11 +188,15 @@ class DatasetIndex:
 
 
 def load_index(location: str | Path) -> DatasetIndex:
-    """Read dataset.json. location: the file or its folder, a path or a URL.
+    """Read dataset.json.
 
-    Raises: DataError where it is missing, of another schema, or names a key that does not exist.
+    Args:
+        location: The file or its folder, a path or a URL.
+
+    Raises:
+        DataError: It is missing, of another schema, or names a key that does not exist.
     """
-    url = str(location)
+    url = forward_slashes(location)
     if not url.endswith(".json"):
         url = join(url, "dataset.json")
     raw = read_bytes(url)

@@ -43,8 +43,13 @@ OnBad = Callable[[Quarantined], None]
 class ImageStore:
     """Images by sample id: read, decoded, and kept where a cache is asked for.
 
-    canvas_px: longer images are reduced to it. on_bad: told once of each bad sample. jpeg: decodes
-    plain JPEGs, many at once (see nvjpeg.py); by default they are decoded one by one on the CPU.
+    Args:
+        reader: Of the split.
+        canvas_px: Images with a longer side are reduced to it.
+        keep: Keep every decoded image in memory.
+        on_bad: Called once for each bad sample, from any thread.
+        jpeg: Decodes plain JPEGs, many at once (see nvjpeg.py); by default they are decoded one by
+            one on the CPU.
     """
 
     def __init__(
@@ -61,18 +66,27 @@ class ImageStore:
         self._on_bad, self._bad, self._lock = on_bad, set[int](), threading.Lock()
 
     def holds(self, sample_id: int) -> bool:
+        """Say whether a sample's decoded image is kept."""
         return sample_id in self._kept
 
     def get_many(self, ids: list[int], raws: Sequence[Raw | None]) -> list[Image | None]:
-        """As `get`, for each."""
+        """Call `get` for each sample; plain JPEGs are decoded together."""
         decoded = self._decoded_together(ids, raws) if self._jpeg else {}
         return [self.get(i, raw, decoded.get(i)) for i, raw in zip(ids, raws, strict=True)]
 
     def get(
         self, sample_id: int, raw: Raw | None = None, decoded: Image | None = None
     ) -> Image | None:
-        """(3, h, w) uint8, or None where the sample is bad. raw: its bytes, where already read;
-        decoded: see decode."""
+        """Decode one sample, or take it from the cache.
+
+        Args:
+            sample_id: Its place in the split.
+            raw: Its bytes, where they are read already.
+            decoded: Its pixels, where another decoder made them; see `decode`.
+
+        Returns:
+            (3, h, w) uint8, or None where the sample is bad.
+        """
         if sample_id in self._kept:
             return self._kept[sample_id]
         if sample_id in self._bad:
@@ -119,7 +133,12 @@ class StreamReader:
         self._raw: dict[int, Raw] = {}
 
     def take(self, step: int) -> tuple[list[int], list[Raw | None], StreamPlan, int]:
-        """Ids and bytes of a global step (None: the image is kept), the plan, the position."""
+        """Read this stream's part of a global step.
+
+        Returns:
+            The samples' ids, their bytes (None: the image is kept), the plan, and the position of
+            the first one in the stream.
+        """
         order = self._order
         epoch, within = divmod(step, order.steps_per_epoch)
         plan = order.epoch(epoch).stream(self._number)
@@ -147,7 +166,7 @@ class StreamReader:
 
 
 def open_reader(split: Split, run: Run) -> Reader:
-    """A split's samples, read the way the recipe's [run] says."""
+    """Open a split for reading, the way the recipe's [run] says."""
     return Reader(
         split,
         window_bytes=run.window_bytes,
@@ -168,22 +187,31 @@ def batches(
     on_bad: OnBad,
     jpeg: JpegDecoder | None = None,
 ) -> Generator[Batch]:
-    """This rank's part of every global step from `first_step` on, endless.
+    """Yield this rank's part of every global step from `first_step` on, without end.
 
-    device: where the images are; all else is on the CPU. jpeg: see ImageStore. The same arguments
-    give the same batches, whatever run.num_workers, run.cache and shard are: the ranks' parts, put
-    together in rank order, are the one-process batch.
+    The same arguments give the same batches, whatever run.num_workers, run.cache and the number of
+    processes are: the ranks' parts, put together in rank order, are the one-process batch.
     A bad sample's place is taken by the next good one half a segment further in its stream.
-    Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
+
+    Args:
+        split: Where the samples are.
+        order: Which sample stands where.
+        data: The recipe's [data].
+        run: The recipe's [run].
+        process: This process; it serves its share of the streams.
+        first_step: The global step to begin with.
+        device: Where the images are; all else is on the CPU.
+        on_bad: Called once for each bad sample, from any thread.
+        jpeg: See `ImageStore`.
+
+    Raises:
+        DataError: A shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
     reader = open_reader(split, run)
     store = ImageStore(
         reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad, jpeg=jpeg
     )
-    streams = range(
-        process.rank * data.num_streams // process.world_size,
-        (process.rank + 1) * data.num_streams // process.world_size,
-    )
+    streams = process.share(data.num_streams)
     readers = [StreamReader(order, store, number) for number in streams]
 
     def read(step: int) -> list[tuple[list[int], list[Raw | None], StreamPlan, int]]:
@@ -220,15 +248,25 @@ def one_pass(
     reader: Reader | None = None,
     jpeg: JpegDecoder | None = None,
 ) -> Iterator[Batch]:
-    """This rank's contiguous part of the samples, each exactly once, in id order.
+    """Yield this rank's contiguous share of the samples, each exactly once, in id order.
 
-    ids: (n,) the samples wanted, sorted; all of the split by default. A bad sample is left out and
-    reported: to `on_bad`, or as a DataError where there is none. reader: of this split; by default
-    one that runs no command and keeps nothing on disk. jpeg: see ImageStore.
+    Args:
+        split: Where the samples are.
+        ids: (n,) the samples wanted, sorted; all of the split by default.
+        process: This process.
+        batch_size: Samples of a batch; the last one, or one with bad samples, has fewer.
+        canvas_px: Images with a longer side are reduced to it.
+        num_workers: Threads that decode; 0: the caller does.
+        on_bad: Called for each bad sample, which is skipped; without it, a DataError.
+        reader: Of this split; by default one that runs no command and keeps nothing on disk.
+        jpeg: See `ImageStore`.
+
+    Raises:
+        DataError: A shard cannot be read, or a sample is bad and there is no `on_bad`.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
-    begin, end = (len(wanted) * r // process.world_size for r in (process.rank, process.rank + 1))
-    wanted = wanted[begin:end]
+    share = process.share(len(wanted))
+    wanted = wanted[share.start : share.stop]
     reader = reader or Reader(split, window_bytes=64 * 2**20)
     store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse, jpeg=jpeg)
 
@@ -259,17 +297,26 @@ def _refuse(bad: Quarantined) -> None:
 
 
 def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) -> tuple[int, T]:
-    """Who takes a bad sample's place: the next good one half a segment further in its stream.
+    """Find who takes a bad sample's place: the next good one half a segment further on.
 
-    get: what there is of a sample by its id, None of a bad one. Returns its id and that.
+    Args:
+        get: Gives what there is of a sample by its id, None for a bad one.
+        plan: The bad sample's stream.
+        position: Its place there.
+
+    Returns:
+        The stand-in's id, and what `get` gave for it.
+
+    Raises:
+        DataError: STAND_IN_TRIES samples in a row are bad.
     """
     tries = min(STAND_IN_TRIES, plan.length)
     for further in range(tries):
         place = (position + plan.length // 2 + further) % plan.length
         candidate = int(plan.ids(place, place + 1)[0])
-        found = get(candidate)
-        if found is not None:
-            return candidate, found
+        result = get(candidate)
+        if result is not None:
+            return candidate, result
     raise DataError(
         f"{tries} samples in a row cannot be decoded, the last with id {candidate}; "
         "`python -m tools.shards verify` lists every bad one"
@@ -277,6 +324,14 @@ def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) ->
 
 
 def collate(split: Split, ids: Integers, rows: list[tuple[int, Image]], epoch: int) -> Batch:
+    """Put decoded images on one canvas, zeros around them.
+
+    Args:
+        split: Where their labels are.
+        ids: (B,) the positions' samples.
+        rows: Id and (3, h, w) uint8 image of the sample that stands at each position.
+        epoch: Of the batch.
+    """
     sources = np.array([source for source, _ in rows], np.int64)
     sizes = np.array([image.shape[1:] for _, image in rows], np.int64).reshape(-1, 2)
     height, width = sizes.max(axis=0, initial=1)

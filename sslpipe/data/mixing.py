@@ -9,11 +9,15 @@ _UNIFORM = 0x5F  # names the uniform shuffle's draw
 
 
 def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:
-    """Mean label entropy of the batches over that of as many drawn uniformly without replacement.
+    """Divide the batches' mean label entropy by that of as many uniform draws.
 
-    batches: labels of each, (B,) int64, all of one length. pool: (N,) labels of all that can be
-    drawn, N >= B. 1: as mixed as a uniform shuffle; 0: each batch has one class.
-    None where a label is missing (-1), or the pool has one class.
+    Args:
+        batches: Labels of each, (B,) int64, all of one length.
+        pool: (N,) labels of all that can be drawn, N >= B; drawn without replacement.
+
+    Returns:
+        1: as mixed as a uniform shuffle; 0: each batch has one class. None where a label is missing
+        (-1), or the pool has one class.
     """
     if (pool < 0).any() or (pool == pool[0]).all():
         return None

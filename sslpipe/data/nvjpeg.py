@@ -17,10 +17,15 @@ from sslpipe.recipe.pretrain import Data
 
 
 class DeviceDecoder:
-    """torchcodec's decoder on a device: JPEGs in grey or YCbCr -> (h, w, 3) uint8, not turned.
+    """torchcodec's decoder: JPEGs in grey or YCbCr -> (h, w, 3) uint8, not EXIF-oriented.
 
-    Raises: RuntimeError where one of them cannot be decoded; ImportError without torchcodec,
-    OSError where its libraries do not fit torch's.
+    Args:
+        device: Where it decodes; the pixels come back to the host.
+
+    Raises:
+        ImportError: torchcodec is not installed.
+        OSError: Its libraries do not fit torch's.
+        RuntimeError: From a call, where one of the images cannot be decoded.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,7 +50,7 @@ class DeviceDecoder:
 
 
 def jpeg_decoder(data: Data, device: torch.device) -> DeviceDecoder | None:
-    """What data.decoder asks for; None: the CPU's. Raises: RecipeError where it cannot work."""
+    """Make what data.decoder asks for; None: the CPU's. Raises: RecipeError."""
     if data.decoder == "cpu":
         return None
     problem = "data.decoder = 'nvjpeg' needs "

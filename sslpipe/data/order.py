@@ -1,6 +1,6 @@
 """Which sample stands where: a pure function of integers, computed without reading anything.
 
-An epoch lays the shards, in a permuted order, end to end as one line of samples, turns the line
+An epoch lays the shards, in a permuted order, end to end as one line of samples, rotates the line
 by a drawn offset, and cuts it to a whole number of global batches. The line is split into
 `num_streams` equal segments; each segment is cut into windows (a contiguous run of one shard, at
 most `window` samples); the windows of a segment are permuted, and so are the samples in each. A
@@ -18,16 +18,23 @@ from sslpipe.random import hash_integers, permutation
 
 ORDER_VERSION = 1  # part of every digest: raise it whenever an order below changes
 
-_SHARDS, _TURN, _WINDOWS, _SAMPLES, _HOLDOUT = range(5)  # names of independent draws
+_SHARDS, _OFFSET, _WINDOWS, _SAMPLES, _HOLDOUT = range(5)  # names of independent draws
 
 Integers = NDArray[np.int64]
 
 
 def held_out(labels: Integers, count: int) -> Integers:
-    """Ids of a fixed, class-stratified slice: the lowest hashes of each class.
+    """Choose the ids of a fixed, class-stratified slice: the lowest hashes of each class.
 
-    labels: (N,) int64. Class c gives its share of `count`, rounded to nearest. Samples without a
-    label (-1) are never taken. Returns sorted ids; empty where count is 0 or nothing is labelled.
+    Args:
+        labels: (N,) int64. Samples without a label (-1) are never taken.
+        count: Of the slice. Each class gives its share, rounded to nearest.
+
+    Returns:
+        Sorted ids; empty where count is 0 or nothing is labelled.
+
+    Raises:
+        DataError: Nothing is left to train on.
     """
     labelled = np.flatnonzero(labels >= 0)
     if not count or not len(labelled):
@@ -47,8 +54,16 @@ def held_out(labels: Integers, count: int) -> Integers:
 class Order:
     """The order of a whole run over one split.
 
-    starts: (shards + 1,) first id of each shard, as Split.starts. without: sorted ids that are
-    never served. Raises: DataError where no global batch can be filled.
+    Args:
+        starts: (shards + 1,) first id of each shard, as Split.starts.
+        seed: Names every permutation.
+        batch_size: Of a global step; a multiple of num_streams.
+        num_streams: Segments that are read side by side.
+        window: Samples, at most, that are shuffled together.
+        without: Sorted ids that are never served.
+
+    Raises:
+        DataError: No global batch can be filled.
     """
 
     def __init__(
@@ -82,11 +97,11 @@ class Order:
         self.epoch = lru_cache(maxsize=2)(self._plan)
 
     def rows(self, shard: int, kept: Integers) -> Integers:
-        """Rows in the shard's file of its samples number `kept` among those served."""
+        """Find the rows in the shard's file of its samples number `kept` among those served."""
         return kept + np.searchsorted(self._excluded[shard], kept, side="right")
 
     def ids(self, step: int, streams: range) -> tuple[int, Integers]:
-        """The epoch, and the ids that the streams serve in global step `step`, stream-major."""
+        """Give the epoch, and the ids that the streams serve in a global step, stream-major."""
         epoch, within = divmod(step, self.steps_per_epoch)
         share = self.batch_size // self.num_streams
         plan = self.epoch(epoch)
@@ -98,22 +113,27 @@ class Order:
 
 
 class EpochPlan:
-    """One epoch's line of samples and its segments."""
+    """One epoch's line of samples and its segments.
+
+    Args:
+        order: Of the run.
+        epoch: From 0.
+    """
 
     def __init__(self, order: Order, epoch: int) -> None:
         self.order, self.epoch = order, epoch
         shards = permutation(len(order.kept), order.seed, epoch, _SHARDS)
-        turn = int(hash_integers(order.seed, epoch, _TURN)) % order.samples
+        offset = int(hash_integers(order.seed, epoch, _OFFSET)) % order.samples
         ends = np.cumsum(order.kept[shards])
         starts = ends - order.kept[shards]
-        # The turned line: the shard at `turn` gives its later part first and its earlier part last.
-        first = int(np.searchsorted(ends, turn, side="right"))
+        # The rotated line: the shard at `offset` gives its later part first, its earlier part last.
+        first = int(np.searchsorted(ends, offset, side="right"))
         pieces = [
             np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)[first:],
             np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)[: first + 1],
         ]
         line = np.concatenate(pieces)  # (shards + 1, 3): shard, first and last + 1 kept sample
-        line[0, 1] = line[-1, 2] = turn - starts[first]
+        line[0, 1] = line[-1, 2] = offset - starts[first]
         line = line[line[:, 1] < line[:, 2]]
         self.line = line
         self.line_ends = np.cumsum(line[:, 2] - line[:, 1])
@@ -125,7 +145,12 @@ class EpochPlan:
 
 
 class StreamPlan:
-    """One segment's windows in the order they are read, and the samples inside each."""
+    """One segment's windows in the order they are read, and the samples inside each.
+
+    Args:
+        plan: Of the epoch.
+        number: Of the segment.
+    """
 
     def __init__(self, plan: EpochPlan, number: int) -> None:
         order = plan.order
@@ -151,13 +176,14 @@ class StreamPlan:
                     axis=1,
                 )
             )
-        every = np.concatenate(windows)  # (windows, 3): shard, first and last + 1 kept sample
-        self.windows = every[permutation(len(every), order.seed, plan.epoch, _WINDOWS, number)]
+        unshuffled = np.concatenate(windows)  # (windows, 3): shard, first and last + 1 kept sample
+        shuffle = permutation(len(unshuffled), order.seed, plan.epoch, _WINDOWS, number)
+        self.windows = unshuffled[shuffle]
         self.ends = np.cumsum(self.windows[:, 2] - self.windows[:, 1])  # (windows,) in the stream
         self.window_ids = lru_cache(maxsize=2)(self._window_ids)
 
     def window_at(self, position: int) -> int:
-        """Number of the window that holds the stream's sample `position`."""
+        """Find the number of the window that holds the stream's sample `position`."""
         return int(np.searchsorted(self.ends, position, side="right"))
 
     def _window_ids(self, window: int) -> Integers:
@@ -169,7 +195,7 @@ class StreamPlan:
         return shuffled
 
     def ids(self, begin: int, end: int) -> Integers:
-        """Ids of the stream's samples begin to end - 1."""
+        """Give the ids of the stream's samples begin to end - 1."""
         parts = []
         while begin < end:
             window = self.window_at(begin)

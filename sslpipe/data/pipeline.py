@@ -18,21 +18,31 @@ Decoded = TypeVar("Decoded")
 
 
 class Batch(NamedTuple):
-    """One rank's part of a global step; B rows, stream-major."""
+    """One rank's part of a global step; B rows, stream-major.
 
-    images: Tensor  # (B, 3, H, W) uint8 RGB, channels last; images top left, the rest zero
-    sizes: Tensor  # (B, 2) int64, the valid height and width
-    labels: Tensor  # (B,) int64, -1 for none
-    ids: Tensor  # (B,) int64, the positions' samples: they name the random numbers
-    source_ids: Tensor  # (B,) int64, the samples really read: others than ids where one was bad
+    Args:
+        images: (B, 3, H, W) uint8 RGB, channels last; each image is top left, the rest zero.
+        sizes: (B, 2) int64, the valid height and width.
+        labels: (B,) int64, -1 for none.
+        ids: (B,) int64, the positions' samples: they name the random numbers.
+        source_ids: (B,) int64, the samples really read: others than ids where one was bad.
+        epoch: Of all rows.
+    """
+
+    images: Tensor
+    sizes: Tensor
+    labels: Tensor
+    ids: Tensor
+    source_ids: Tensor
     epoch: int
 
     def to(self, device: torch.device) -> "Batch":
+        """Move all tensors; on CUDA without waiting for the copies."""
         moved = [part.to(device, non_blocking=True) for part in self[:5]]
         return Batch(moved[0], moved[1], moved[2], moved[3], moved[4], self.epoch)
 
     def rows(self, index: Tensor) -> "Batch":
-        """Some of the rows, in the order of `index`, on the same device."""
+        """Select some of the rows, in the order of `index`, on the same device."""
         some = [part[index.to(part.device)] for part in self[:5]]
         return Batch(some[0], some[1], some[2], some[3], some[4], self.epoch)
 
@@ -51,12 +61,12 @@ class Upload:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def enter_thread(self) -> None:
-        """First in a new thread, whose device is 0 otherwise: that would cost memory there."""
+        """Call first in a new thread, whose device is 0 otherwise: that would cost memory there."""
         if self._stream is not None:
             torch.cuda.set_device(self._device)
 
     def begin(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
-        """In any thread."""
+        """Start the copy; in any thread."""
         if self._stream is None:
             return batch, None
         with torch.cuda.stream(self._stream):
@@ -64,7 +74,7 @@ class Upload:
             return batch._replace(images=images), self._stream.record_event()
 
     def end(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
-        """In the thread that computes: what it launches from here on sees the images."""
+        """Call in the thread that computes: what it launches from here on sees the images."""
         if copied is not None:
             compute = torch.cuda.current_stream(self._device)
             compute.wait_event(copied)
@@ -81,9 +91,19 @@ def pipelined(
     prefetch: int,
     device: torch.device = CPU,
 ) -> Iterator[Batch]:
-    """collate_parts(item, [decode_part(p) for p in read(item)]) for each item, in order, up to
-    `prefetch` items ahead: one thread reads in order, `num_workers` decode, one makes batches.
-    0 workers: all in the caller."""
+    """Yield collate_parts(item, [decode_part(p) for p in read(item)]) for each item, in order.
+
+    One thread reads in order, `num_workers` decode, one makes batches.
+
+    Args:
+        items: What the batches are made of: step numbers, say.
+        read: The parts of an item, as bytes.
+        decode_part: One part, decoded; called in several threads at once.
+        collate_parts: The batch of an item and its decoded parts.
+        num_workers: Threads that decode; 0: everything happens in the caller.
+        prefetch: How many items are prepared ahead.
+        device: Where the batches' images are.
+    """
     upload = Upload(device)
     if not num_workers:
         for item in items:

@@ -29,15 +29,25 @@ GAP_BYTES = 256 * 1024  # reading past fewer unwanted bytes is cheaper than anot
 
 
 class Raw(NamedTuple):
-    key: str  # "" where it could not be read
-    image: bytes | memoryview | BadSample  # a view keeps all of its read in memory
+    """A sample as it lies in its shard.
+
+    Args:
+        key: webdataset's; "" where it could not be read.
+        image: The encoded image, or why there is none. A view keeps all of its read in memory.
+    """
+
+    key: str
+    image: bytes | memoryview | BadSample
 
 
 class Reader:
-    """Reads samples of a split by shard and row.
+    """Reads samples of a split by shard and row; safe to use from several threads.
 
-    window_bytes: the largest single read. allow_pipe: let `pipe:` URLs run their shell command.
-    cache: for shards that are not on this machine. Safe to use from several threads.
+    Args:
+        split: Where the samples are.
+        window_bytes: The largest single read.
+        allow_pipe: Let `pipe:` URLs run their shell command.
+        cache: For shards that are not on this machine.
     """
 
     def __init__(
@@ -54,17 +64,25 @@ class Reader:
         self._pipe_lock = threading.Lock()
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> list[Raw]:
-        """The samples at the given rows of a shard, in the order asked for.
+        """Read the samples at some rows of a shard, in the order asked for.
 
-        rows: (n,) rows of the shard, any order. A sample that cannot be read as one holds a
-        BadSample in its image's place. Raises: DataError where the shard itself cannot be read.
+        Args:
+            shard: Its number in the split.
+            rows: (n,) rows of the shard, any order.
+
+        Returns:
+            One `Raw` a row; a sample that cannot be read as one holds a BadSample.
+
+        Raises:
+            DataError: The shard itself cannot be read.
         """
-        found: dict[int, Raw] = {}
+        samples: dict[int, Raw] = {}
         for first, last in self._runs(shard, np.sort(rows)):
-            found.update(zip(range(first, last + 1), self._read(shard, first, last), strict=True))
-        return [found[row] for row in rows.tolist()]
+            samples.update(zip(range(first, last + 1), self._read(shard, first, last), strict=True))
+        return [samples[row] for row in rows.tolist()]
 
     def one(self, sample_id: int) -> Raw:
+        """Read one sample by its id; raises as `rows`."""
         shard, row = self.split.locate([sample_id])
         return self.rows(int(shard[0]), row)[0]
 
@@ -105,7 +123,7 @@ def _plain(raw: memoryview, start: int, end: int) -> Raw | None:
 
     Source: POSIX.1-1988 tar (IEEE Std 1003.1, pax, "ustar Interchange Format").
     """
-    found, stem = None, ""
+    sample, stem = None, ""
     while start < end:
         header, data = bytes(raw[start : start + BLOCK]), start + BLOCK
         name = header[:100].rstrip(b"\0")
@@ -123,11 +141,11 @@ def _plain(raw: memoryview, start: int, end: int) -> Raw | None:
         if not (base and dot) or key != (stem := stem or key):
             return None
         if suffix.lower() in IMAGE_SUFFIXES:
-            if found is not None:
+            if sample is not None:
                 return None
-            found = Raw(key, raw[data : data + size])
+            sample = Raw(key, raw[data : data + size])
         start = data + -(-size // BLOCK) * BLOCK
-    return found if start == end else None
+    return sample if start == end else None
 
 
 def _octal(field: bytes) -> int:

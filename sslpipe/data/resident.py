@@ -17,6 +17,7 @@ from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
+from sslpipe.portable import free_memory_bytes
 from sslpipe.recipe.base import Run
 from sslpipe.recipe.pretrain import Data
 
@@ -37,12 +38,26 @@ def resident_batches(
     on_progress: OnProgress = lambda images: None,
     jpeg: JpegDecoder | None = None,
 ) -> Generator[Batch]:
-    """As `batches`, with the images on the device; every process holds all that are served.
+    """Yield the batches of `batches`, with the images on the device.
 
-    on_bad: told of every bad sample while the split is read, before the first batch.
-    on_progress: told how many images each decoded batch brought. jpeg: see ImageStore.
-    Raises: DataError where the images do not fit, or a place has no good stand-in.
+    Every process holds all images that are served.
+
+    Args:
+        split: Where the samples are.
+        order: Which sample stands where.
+        data: The recipe's [data].
+        run: The recipe's [run].
+        process: This process.
+        first_step: The global step to begin with.
+        device: Where the images are held.
+        on_bad: Called for every bad sample while the split is read, before the first batch.
+        on_progress: Called with the number of images of each decoded batch.
+        jpeg: See `ImageStore`.
+
+    Raises:
+        DataError: The images do not fit, or a place has no good stand-in.
     """
+    # decode everything once, into the device's memory
     bad: set[int] = set()
 
     def remember(record: Quarantined) -> None:
@@ -55,36 +70,39 @@ def resident_batches(
     images, sizes, held = _read(split, ids, data, run, device, remember, on_progress, jpeg)
     place = np.full(len(split), -1, np.int64)  # of a sample among the images held
     place[held] = np.arange(len(held))
-    streams = range(
-        process.rank * data.num_streams // process.world_size,
-        (process.rank + 1) * data.num_streams // process.world_size,
-    )
-    share = data.batch_size // data.num_streams
+
+    # then every step selects rows
+    streams = process.share(data.num_streams)
+    for step in count(first_step):
+        epoch, ids = order.ids(step, streams)
+        sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
+        rows = torch.from_numpy(place[sources])
+        yield Batch(
+            images.index_select(0, rows.to(device)).permute(0, 3, 1, 2),
+            sizes[rows],
+            torch.from_numpy(split.labels_of(sources)),
+            torch.from_numpy(ids),
+            torch.from_numpy(sources),
+            epoch,
+        )
+
+
+def _with_stand_ins(
+    order: Order, step: int, streams: range, ids: Integers, bad: set[int]
+) -> Integers:
+    """The samples really served at each of a step's positions, (B,) int64; ids: those planned."""
+    epoch, within = divmod(step, order.steps_per_epoch)
+    share = order.batch_size // order.num_streams
+    plans = (order.epoch(epoch).stream(number) for number in streams)
+    positions = ((plan, within * share + row) for plan in plans for row in range(share))
 
     def source(plan: StreamPlan, position: int, sample_id: int) -> int:
         if sample_id not in bad:
             return sample_id
         return stand_in(lambda i: None if i in bad else i, plan, position)[0]
 
-    for step in count(first_step):
-        epoch, wanted = order.ids(step, streams)
-        sources = wanted
-        if bad:
-            begin = step % order.steps_per_epoch * share
-            plans = (order.epoch(epoch).stream(number) for number in streams)
-            positions = ((plan, begin + row) for plan in plans for row in range(share))
-            sources = np.array(
-                [source(*at, i) for at, i in zip(positions, wanted.tolist(), strict=True)], np.int64
-            )
-        rows = torch.from_numpy(place[sources])
-        yield Batch(
-            images.index_select(0, rows.to(device)).permute(0, 3, 1, 2),
-            sizes[rows],
-            torch.from_numpy(split.labels_of(sources)),
-            torch.from_numpy(wanted),
-            torch.from_numpy(sources),
-            epoch,
-        )
+    pairs = zip(positions, ids.tolist(), strict=True)
+    return np.array([source(*at, sample_id) for at, sample_id in pairs], np.int64)
 
 
 def _shards(order: Order, split: Split) -> list[tuple[int, tuple[int, int]]]:
@@ -148,9 +166,7 @@ def _enlarged(images: Tensor, count_all: int, height: int, width: int) -> Tensor
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a CUDA device, or of the machine. Linux for the latter."""
+    """Say how much memory is free: of a CUDA device, else of the machine, which MPS shares."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with open("/proc/meminfo") as lines:
-        fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    return free_memory_bytes()

@@ -9,17 +9,18 @@ from typing import Any, TypeVar
 
 from sslpipe.errors import DataError
 from sslpipe.faults import fault
+from sslpipe.portable import read_at
 
 T = TypeVar("T")
 
 SCHEMES = ("http", "https", "s3", "gs", "file")  # through fsspec; everything else is refused
 RETRIES = 5
 FIRST_WAIT_S = 0.5  # doubled at each retry, and up to half as long again, by chance
-STALL_S = 60.0  # a connection that gives nothing for so long is tried again
+STALL_S = 60.0  # a connection that sends nothing for so long is tried again
 
 
 def scheme(url: str) -> str:
-    """The URL's scheme, '' for a path. Raises: DataError for one that is not allowed."""
+    """Read the URL's scheme, '' for a path. Raises: DataError for one that is not allowed."""
     if url.startswith("pipe:"):
         raise DataError(
             f"{url!r} would run a shell command; set run.allow_pipe = true if that is what you want"
@@ -33,18 +34,20 @@ def scheme(url: str) -> str:
 
 
 def join(folder: str, name: str) -> str:
-    """`name` under `folder`, unless it is a URL or an absolute path itself."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) or name.startswith(("pipe:", "/")):
+    """Place `name` under `folder`, unless it is a URL or an absolute path itself."""
+    is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) or name.startswith("pipe:")
+    if is_url or name.startswith("/") or os.path.isabs(name):  # "C:/..." is one where that is so
         return name
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
 
 def is_remote(url: str) -> bool:
+    """Say whether reading it needs a network. Raises: DataError as `scheme`."""
     return scheme(url) not in ("", "file")
 
 
 def size_of(url: str) -> int | None:
-    """Bytes of the file, or None where there is none. Raises: DataError where nobody answers."""
+    """Ask for a file's bytes; None where there is none. Raises: DataError where nobody answers."""
     if not scheme(url):
         return os.path.getsize(url) if os.path.isfile(url) else None
     filesystem, path = _filesystem(url)
@@ -69,7 +72,7 @@ def size_of(url: str) -> int | None:
 
 
 def read_bytes(url: str) -> bytes:
-    """The whole file. Raises: DataError where it cannot be read."""
+    """Read the whole file. Raises: DataError where it cannot be read."""
     try:
         if not scheme(url):
             with open(url, "rb") as file:
@@ -81,15 +84,16 @@ def read_bytes(url: str) -> bytes:
 
 
 def read_range(url: str, start: int, end: int) -> bytes:
-    """Bytes start (inclusive) to end (exclusive), one read or range request.
+    """Read bytes `start` (inclusive) to `end` (exclusive), by one read or range request.
 
-    Raises: DataError where they cannot be read, or fewer come back.
+    Raises:
+        DataError: They cannot be read, or fewer come back.
     """
     fault("storage.read_range")
     try:
         if not scheme(url):
             with open(url, "rb") as file:
-                raw = os.pread(file.fileno(), end - start, start)
+                raw = read_at(file.fileno(), end - start, start)
         else:
             filesystem, path = _filesystem(url)
 
@@ -151,7 +155,7 @@ def _cannot_read(url: str, error: Exception) -> DataError:
 
 
 def _retry(call: Callable[[], T], url: str) -> T:
-    """The call's value; again, after a while, where it fails, but not where nothing is there.
+    """The call's value; tried again, after a while, where it fails, but not for a missing file.
 
     Every error counts as one that may pass: each store's package has its own, also for a
     connection that broke.

@@ -21,6 +21,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
+from sslpipe.portable import replacing, wide_dtype
 
 
 class Embeddings(NamedTuple):
@@ -31,10 +32,15 @@ class Embeddings(NamedTuple):
     ids: Tensor
 
     def rows(self, index: Tensor) -> "Embeddings":
+        """Select some rows, by numbers or by a mask, in the order of `index`."""
         return Embeddings(self.features[index], self.labels[index], self.ids[index])
 
     def to(self, device: torch.device | str) -> "Embeddings":
-        return Embeddings(*(tensor.to(device) for tensor in self))
+        """Move to a device; to the CPU where it has no float64 (MPS), which evaluations need."""
+        target = torch.device(device)
+        if wide_dtype(target) != torch.float64:
+            target = torch.device("cpu")
+        return Embeddings(*(tensor.to(target) for tensor in self))
 
 
 class View(Protocol):
@@ -187,7 +193,6 @@ def save_embeddings(
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     features = embeddings.features.to(dtype)
     if not bool(torch.isfinite(features).all()) and bool(torch.isfinite(embeddings.features).all()):
         most = float(embeddings.features.abs().max())
@@ -197,13 +202,13 @@ def save_embeddings(
         for name, tensor in embeddings._replace(features=features)._asdict().items()
     }
     text = json.dumps(facts, sort_keys=True)
-    if path.suffix == ".npz":
-        with partial.open("wb") as file:
-            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-            np.savez(file, allow_pickle=False, facts=np.array(text), **arrays)
-    else:
-        save_file(tensors, partial, metadata={"facts": text})
-    partial.replace(path)
+    with replacing(path) as temporary:
+        if path.suffix == ".npz":
+            with temporary.open("wb") as file:
+                arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+                np.savez(file, allow_pickle=False, facts=np.array(text), **arrays)
+        else:
+            save_file(tensors, temporary, metadata={"facts": text})
 
 
 def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:

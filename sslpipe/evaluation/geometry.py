@@ -14,6 +14,7 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Z95, Interval, Result, bootstrap_means95
 from sslpipe.evaluation.verification import pairs_of
+from sslpipe.portable import to_float64
 from sslpipe.random import permutation
 
 GROUPS = 10  # of samples, left out in turn for an interval
@@ -164,7 +165,7 @@ def effective_rank(rows: Tensor) -> Tensor:
 
     From the smaller Gram matrix, in float64.
     """
-    rows = rows.double()  # squaring halves the digits of small singular values
+    rows = to_float64(rows)  # squaring halves the digits of small singular values
     gram = rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
     return rank_of(singular_values(gram))
 

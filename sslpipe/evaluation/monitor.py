@@ -10,7 +10,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import embed
-from sslpipe.evaluation.knn import knn
+from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.retrieval import retrieval_per_query
 
 MONITOR_K = 20  # DINO's script reports its best at 10 and 20
@@ -50,7 +50,7 @@ def monitor(
     k = min(MONITOR_K, len(features.ids) - 1)
     if k < 1:  # all but one could not be decoded
         return {}
-    (accuracy,) = knn(features, features, k=(k,), exclude_same_id=True).values()
+    (accuracy,) = knn_accuracies(features, features, k=(k,), exclude_same_id=True).values()
     return {"holdout_knn": accuracy}
 
 

@@ -33,7 +33,16 @@ class Result:
     details: dict[str, Any] = field(default_factory=dict)
     unit: Literal["share", "number"] = "share"
 
+    def __str__(self) -> str:
+        low, high = self.interval95
+        bank = f", bank of {self.bank}" if self.bank else ""
+        return (
+            f"{self.protocol}: {self.metric} {self.value:.4g} [{low:.4g}, {high:.4g}], "
+            f"{self.queries} queries{bank}"
+        )
+
     def to_json(self) -> dict[str, Any]:
+        """Convert to plain JSON values, all fields by their names."""
         return asdict(self)
 
 

@@ -110,13 +110,8 @@ def retrieval_per_query(
         raise DataError(
             "gallery and queries are the same rows, and each would find itself; set exclude_same_id"
         )
-    own = torch.arange(len(queries.ids), device=queries.ids.device)
-    own = own[
-        len(own) * process.rank // process.world_size : len(own)
-        * (process.rank + 1)
-        // process.world_size
-    ]
-    queries = queries.rows(own)
+    share = process.share(len(queries.ids))
+    queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
     ids = queries.ids.cpu().numpy()
     pairs = [] if ignore is None else [ignore]
     pairs += [np.stack([ids, ids], axis=1)] if exclude_same_id else []

@@ -12,7 +12,7 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import fixed_point_units
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Interval, Result
 from sslpipe.random import hash_integers
 
 RESAMPLES = 300
@@ -22,7 +22,13 @@ Floats = NDArray[np.float64]
 
 
 class Pairs(NamedTuple):
-    """first, second: (P,) int64 rows; same: (P,) bool, of one label or not, those of one first."""
+    """Pairs of rows.
+
+    Args:
+        first: (P,) int64 rows.
+        second: (P,) int64 rows.
+        same: (P,) bool, whether a pair is of one label; those of one come first.
+    """
 
     first: Integers
     second: Integers
@@ -30,9 +36,12 @@ class Pairs(NamedTuple):
 
 
 class Roc(NamedTuple):
-    """One entry a distinct score, from the highest: accepted are all pairs of at least `threshold`.
+    """A ROC curve: one entry a distinct score, from the highest.
 
-    false, true: (T,) float64, the shares of the different and of the same pairs accepted.
+    Args:
+        threshold: (T,) float64; accepted are all pairs of at least this score.
+        false: (T,) float64, the share of the different pairs accepted.
+        true: (T,) float64, the share of the same pairs accepted.
     """
 
     threshold: Floats
@@ -50,31 +59,41 @@ def verification(
     seed: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
-    """Same or not by the cosine of two of the queries; the bank takes no part.
+    """Decide "one label or two" by the cosine of two of the queries; the bank takes no part.
 
-    pairs: so many of one label and as many of two, drawn without repetition by hashes of `seed` and
-    the places of the sorted ids (all, where there are fewer). A threshold accepts all pairs of its
-    score together, so that no value depends on the order of ties.
-    fpr@95tpr: share of different pairs accepted at the highest threshold that accepts 95 % of the
-    same ones; small is good. tar@far=f: largest share of same pairs accepted where at most f of
-    the different ones are. auc: of the ROC, ties half. accuracy: of `folds` parts in turn, at the
-    threshold that is best on the others (LFW's protocol, folds of pairs); details: each fold's.
-    process: of several processes, each scores its part of the pairs; all get the same results, bit
-    for bit those of one process. Collective.
-    details["roc"]: up to 200 points. The interval is over pairs, which share images: too narrow
-    where there are few images.
-    Raises: DataError where a FAR is below one different pair, or there are no pairs of a kind.
+    A threshold accepts all pairs of its score together, so that no value depends on the order of
+    ties. Collective: of several processes each scores its share of the pairs, and all get the same
+    results, bit for bit those of one process.
+
+    Args:
+        bank: Checked only.
+        queries: Labelled rows.
+        pairs: So many of one label and as many of two, drawn without repetition by hashes of `seed`
+            and the places of the sorted ids (all, where there are fewer).
+        far: False accept rates, each in (0, 1).
+        folds: Parts of the k-fold accuracy, at least 2.
+        seed: Of the pairs and of the resamples.
+        process: This process.
+
+    Returns:
+        fpr@95tpr: share of different pairs accepted at the highest threshold that accepts 95 % of
+        the same ones; small is good. tar@far=f: largest share of same pairs accepted where at most
+        f of the different ones are. auc: of the ROC, ties half. accuracy: of `folds` parts in turn,
+        at the threshold that is best on the others (LFW's protocol, folds of pairs).
+        details["roc"] of the auc: up to 200 points; details["folds"]: each fold's accuracy.
+        The interval is over pairs, which share images: too narrow where there are few images.
+
+    Raises:
+        DataError: A FAR is below one different pair, or there are no pairs of a kind.
     """
     check_pair(bank, queries)
     if pairs < 1:
         raise DataError(f"pairs = {pairs} must be at least 1")
     if not all(0 < each < 1 for each in far):
         raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
+
+    # pairs and their scores: each process scores its share
     chosen = pairs_of(queries, pairs, seed)
-    scores = scores_of(queries, chosen, process)
-    if process.world_size > 1:
-        scores = gathered_scores(scores)
-    falling = np.argsort(-scores, kind="stable")  # once, for all resamples
     same_count = int(chosen.same.sum())
     different_count = len(chosen.same) - same_count
     for each in far:
@@ -83,42 +102,28 @@ def verification(
                 f"far = {each:g} of {different_count} different pairs is less than one; draw at "
                 f"least {1 / each:.0f} pairs, or name a larger far"
             )
-    names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc")
+    scores = scores_of(queries, chosen, process)
+    if process.world_size > 1:
+        scores = gathered_scores(scores)
 
-    def numbers(weights: Floats | None = None) -> Floats:
-        times = None if weights is None else weights[falling]
-        curve = roc(scores[falling], chosen.same[falling], times)
-        return np.array(
-            [fpr_at_tpr(curve, 0.95), *(tar_at_far(curve, each) for each in far), auc(curve)]
-        )
-
-    values = numbers()
-    generator = np.random.default_rng(seed)
-    again = [
-        numbers(
-            np.concatenate(
-                [
-                    generator.multinomial(n, np.full(n, 1 / n)).astype(np.float64)
-                    for n in (same_count, different_count)
-                ]
-            )
-        )
-        for _ in range(RESAMPLES)
-    ]
-    low, high = np.quantile(again, [0.025, 0.975], axis=0)
+    # numbers of the ROC, with intervals
     protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
     counts = {"same_pairs": same_count, "different_pairs": different_count}
     rows = len(queries.ids)
-    curve = roc(scores, chosen.same)
+    names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc")
+    values, intervals = _roc_numbers(scores, chosen.same, far, seed)
     results = [
-        Result(protocol, name, float(v), (float(a), float(b)), rows, 0, dict(counts))
-        for name, v, a, b in zip(names, values, low, high, strict=True)
+        Result(protocol, name, value, interval, rows, 0, dict(counts))
+        for name, value, interval in zip(names, values, intervals, strict=True)
     ]
+    curve = roc(scores, chosen.same)
     shown = np.unique(np.linspace(0, len(curve.false) - 1, 200).astype(int))
     results[-1].details["roc"] = {
         "false": curve.false[shown].tolist(),
         "true": curve.true[shown].tolist(),
     }
+
+    # accuracy at thresholds chosen on other pairs
     right, per_fold = kfold_accuracy(scores, chosen.same, folds)
     half = 1.96 * float(np.std(per_fold, ddof=1)) / folds**0.5
     interval = (max(0.0, right - half), min(1.0, right + half))
@@ -127,36 +132,66 @@ def verification(
     return [*results, Result(protocol, name, right, interval, rows, 0, details)]
 
 
-def pairs_of(rows: Embeddings, count: int, seed: int) -> Pairs:
-    """`count` pairs of one label and `count` of two, each uniform among all, none twice.
+def _roc_numbers(
+    scores: NDArray[np.float32], same: NDArray[np.bool_], far: Sequence[float], seed: int
+) -> tuple[list[float], list[Interval]]:
+    """FPR at 95 % TPR, TAR at each FAR, AUC; and their bootstrap intervals over pairs."""
+    falling = np.argsort(-scores, kind="stable")  # once, for all resamples
 
-    The same pairs of samples for every backbone and every order of the rows.
+    def numbers(weights: Floats | None = None) -> Floats:
+        times = None if weights is None else weights[falling]
+        curve = roc(scores[falling], same[falling], times)
+        return np.array(
+            [fpr_at_tpr(curve, 0.95), *(tar_at_far(curve, each) for each in far), auc(curve)]
+        )
+
+    generator = np.random.default_rng(seed)
+    kinds = (int(same.sum()), int((~same).sum()))  # resampled apart; pairs of one label come first
+
+    def resampled() -> Floats:
+        weights = [generator.multinomial(n, np.full(n, 1 / n)).astype(np.float64) for n in kinds]
+        return numbers(np.concatenate(weights))
+
+    low, high = np.quantile([resampled() for _ in range(RESAMPLES)], [0.025, 0.975], axis=0)
+    intervals = [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
+    return numbers().tolist(), intervals
+
+
+def pairs_of(rows: Embeddings, count: int, seed: int) -> Pairs:
+    """Draw `count` pairs of one label and `count` of two, each uniform among all, none twice.
+
+    They are the same pairs of samples for every backbone and every order of the rows.
+
+    Raises:
+        DataError: There is no pair of a kind.
     """
     ids, labels = rows.ids.cpu().numpy(), rows.labels.cpu().numpy()
     order = np.lexsort((ids, labels))
     labels = labels[order]
     starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
     sizes = np.diff(np.concatenate([starts, [len(labels)]]))
-    class_of = np.repeat(np.arange(len(starts)), sizes)
+    class_index = np.repeat(np.arange(len(starts)), sizes)
 
     # every row has size - 1 partners of its label, and len - size of others
-    first, offset = _drawn(sizes[class_of] - 1, count, seed, 0)
-    own = first - starts[class_of[first]]
-    second = starts[class_of[first]] + offset + (offset >= own)
+    first, offset = _draw_partners(sizes[class_index] - 1, count, seed, 0)
+    own = first - starts[class_index[first]]
+    second = starts[class_index[first]] + offset + (offset >= own)
     same = _distinct(first, second, count)
-    first, offset = _drawn(len(labels) - sizes[class_of], count, seed, 1)
-    second = offset + np.where(offset >= starts[class_of[first]], sizes[class_of[first]], 0)
+    first, offset = _draw_partners(len(labels) - sizes[class_index], count, seed, 1)
+    second = offset + np.where(offset >= starts[class_index[first]], sizes[class_index[first]], 0)
     different = _distinct(first, second, count)
-    for name, found in (("one label", same), ("two labels", different)):
-        if found.shape[1] == 0:
+    for name, kind in (("one label", same), ("two labels", different)):
+        if kind.shape[1] == 0:
             raise DataError(f"there is no pair of {name} among {len(labels)} rows")
     both = order[np.concatenate([same, different], axis=1)]
     is_same = np.arange(both.shape[1]) < same.shape[1]
     return Pairs(both[0], both[1], is_same)
 
 
-def _drawn(partners: Integers, count: int, seed: int, kind: int) -> tuple[Integers, Integers]:
-    """Row and number of its partner, of enough pairs for `count` distinct ones, or of all."""
+def _draw_partners(
+    partners: Integers, count: int, seed: int, kind: int
+) -> tuple[Integers, Integers]:
+    """Draw rows and the numbers of their partners: enough for `count` distinct pairs, or all."""
     ends = np.cumsum(partners)
     total = int(ends[-1])
     if total <= 16 * count:  # all of them, in a hashed order
@@ -169,7 +204,7 @@ def _drawn(partners: Integers, count: int, seed: int, kind: int) -> tuple[Intege
 
 
 def _distinct(first: Integers, second: Integers, count: int) -> Integers:
-    """(2, n) the first `count` distinct unordered pairs, in order of their drawing."""
+    """Keep the first `count` distinct unordered pairs, in order of drawing. Returns (2, n)."""
     pairs = np.stack([np.minimum(first, second), np.maximum(first, second)])
     _, at = np.unique(pairs, axis=1, return_index=True)
     return pairs[:, np.sort(at)[:count]]
@@ -180,12 +215,10 @@ def scores_of(
     pairs: Pairs,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> NDArray[np.float32]:
-    """Exact cosines of a contiguous part of the pairs; `gathered_scores` joins the parts."""
+    """Compute the exact cosines of this process's share of the pairs; see `gathered_scores`."""
     units = fixed_point_units(rows.features).cpu().numpy()
-    total = len(pairs.same)
-    part = slice(
-        total * process.rank // process.world_size, total * (process.rank + 1) // process.world_size
-    )
+    share = process.share(len(pairs.same))
+    part = slice(share.start, share.stop)
     first, second = pairs.first[part], pairs.second[part]
     scores = np.empty(len(first), np.float32)
     for at in range(0, len(first), 16384):
@@ -199,14 +232,17 @@ def scores_of(
 
 
 def gathered_scores(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The scores of all processes' parts, in order, on every process. Collective."""
+    """Join the scores of all processes' shares, in order, on every process. Collective."""
     return all_gather_rows(torch.from_numpy(scores).to(message_device())).cpu().numpy()
 
 
 def roc(scores: NDArray[np.float32], same: NDArray[np.bool_], weights: Floats | None = None) -> Roc:
-    """The curve over all distinct scores; pairs of one score are accepted together.
+    """Compute the curve over all distinct scores; pairs of one score are accepted together.
 
-    weights: (P,) how often each pair counts; by default once.
+    Args:
+        scores: (P,), larger is more alike.
+        same: (P,), whether a pair is of one label.
+        weights: (P,) how often each pair counts; by default once.
     """
     times = np.ones(len(scores)) if weights is None else weights
     order = np.argsort(-scores, kind="stable")
@@ -218,18 +254,18 @@ def roc(scores: NDArray[np.float32], same: NDArray[np.bool_], weights: Floats | 
 
 
 def fpr_at_tpr(curve: Roc, tpr: float) -> float:
-    """Share of different pairs accepted at the highest threshold that accepts `tpr` of the same."""
+    """Compute the share of different pairs accepted where at least `tpr` of the same are."""
     return float(curve.false[np.argmax(curve.true >= tpr - 1e-12)])
 
 
 def tar_at_far(curve: Roc, far: float) -> float:
-    """Largest share of same pairs accepted while at most `far` of the different ones are."""
+    """Compute the most of the same pairs accepted while at most `far` of the different ones are."""
     good = np.flatnonzero(curve.false <= far + 1e-12)
     return float(curve.true[good[-1]]) if len(good) else 0.0
 
 
 def auc(curve: Roc) -> float:
-    """Chance that a same pair scores above a different one; ties count half."""
+    """Compute the chance that a same pair scores above a different one; ties count half."""
     false, true = np.append(0.0, curve.false), np.append(0.0, curve.true)
     return float((np.diff(false) * (true[1:] + true[:-1])).sum() / 2)
 
@@ -237,9 +273,15 @@ def auc(curve: Roc) -> float:
 def kfold_accuracy(
     scores: NDArray[np.float32], same: NDArray[np.bool_], folds: int
 ) -> tuple[float, list[float]]:
-    """Mean accuracy over the folds, each at the threshold that is best on the others.
+    """Compute the mean accuracy over the folds, each at the threshold best on the others.
 
     Fold f has every folds-th pair of each kind. Of equal thresholds the highest is taken.
+
+    Returns:
+        The mean, and each fold's accuracy.
+
+    Raises:
+        DataError: Fewer pairs of a kind than folds, or fewer than 2 folds.
     """
     kinds = [np.flatnonzero(same), np.flatnonzero(~same)]
     if folds < 2 or min(map(len, kinds)) < folds:
@@ -259,7 +301,7 @@ def kfold_accuracy(
 
 
 def best_threshold(scores: NDArray[np.float32], same: NDArray[np.bool_]) -> float:
-    """The score that, as the least one accepted, gets most pairs right; the highest of equals."""
+    """Find the score that, as the least one accepted, gets most pairs right; highest of equals."""
     curve = roc(scores, same)
     right = curve.true * same.sum() + (1 - curve.false) * (~same).sum()
     return float(curve.threshold[np.argmax(np.round(right))])

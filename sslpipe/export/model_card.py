@@ -1,11 +1,11 @@
 """Write the two files beside an export that are for people: README.md and SHA256SUMS."""
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sslpipe.portable import sha256_of
 from sslpipe.recipe import is_finetune
 
 TASK = "image-feature-extraction"
@@ -96,10 +96,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
 def sha256_sums(folder: Path) -> str:
     """Return lines of `sha256sum`, by name, for every file under the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return "".join(
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
-        for path in files
-    )
+    return "".join(f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n" for path in files)
 
 
 def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sslpipe.errors import DataError, UserError, did_you_mean
 from sslpipe.evaluation.neighbours import ENGINES, Search, fixed_point_units, nearest
+from sslpipe.portable import replacing
 
 FORMAT_VERSION = 1
 
@@ -137,10 +138,9 @@ class Gallery:
             "threshold": self.threshold,
             "facts": self.facts,
         }
-        partial = path.with_name(f".{path.name}.partial")
         tensors = {"embeddings": self._embeddings, "owner": self._owner}
-        save_file(tensors, partial, metadata={"gallery": json.dumps(about)})
-        partial.replace(path)
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"gallery": json.dumps(about)})
 
     @classmethod
     def load(cls, path: str | Path, *, search: Search | None = None) -> "Gallery":

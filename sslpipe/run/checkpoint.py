@@ -10,7 +10,6 @@
 A folder is written under a temporary name, flushed, and renamed by rank 0 alone.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
+from sslpipe.portable import sha256_of, sync, write_atomically
 from sslpipe.recipe.base import differing_keys
 
 MAX_FAILED_SAVES = 3  # in a row; then the run stops
@@ -35,7 +35,13 @@ MAX_FAILED_SAVES = 3  # in a row; then the run stops
 class Checkpointer:
     """Saves and restores a run's parts; called by all ranks, written by rank 0.
 
-    identity: what must agree for a resume: {"digest": ..., "recipe": {...}, "index_sha256": ...}.
+    Args:
+        run_dir: Of the run.
+        keep: How many checkpoints stay; older ones are deleted.
+        identity: What must agree for a resume: {"digest": ..., "recipe": {...}, "index_sha256":
+            ...}.
+        process: This process.
+        warn: Shows a message to the user.
     """
 
     def __init__(
@@ -52,18 +58,26 @@ class Checkpointer:
         self._failed_saves = 0
 
     def save(
-        self, step: int, parts: dict[str, Any], facts: dict[str, Any], *, needed: bool = False
+        self, step: int, parts: dict[str, Any], metadata: dict[str, Any], *, needed: bool = False
     ) -> bool:
-        """Write the parts after `step` steps; all ranks learn whether it worked.
+        """Write a checkpoint; a failed save (a full disk, say) is reported and tried again later.
 
-        A failed save (a full disk, say) is reported and tried again at the next one.
-        Raises: CheckpointError after MAX_FAILED_SAVES failures in a row, and for one that is
-        `needed`, because none comes after it.
+        Args:
+            step: Optimizer steps done.
+            parts: Name -> what has a state_dict; "model" is the bare model.
+            metadata: More entries of state.json.
+            needed: No other save comes after this one: failing is an error.
+
+        Returns:
+            Whether it worked, on all ranks.
+
+        Raises:
+            CheckpointError: MAX_FAILED_SAVES failures in a row, or one that was `needed`.
         """
         problem: str | None = None
         if self.process.rank == 0:
             try:
-                self._write(step, parts, facts)
+                self._write(step, parts, metadata)
             except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
                 problem = f"{type(error).__name__}: {error}"
         problem = broadcast_object(problem)
@@ -73,25 +87,33 @@ class Checkpointer:
         self._failed_saves += 1
         message = f"the checkpoint of step {step} was not written ({problem})"
         if needed:
-            raise CheckpointError(f"{message}; free some space, the same command goes on")
+            raise CheckpointError(f"{message}; free some space, then resume with the same command")
         if self._failed_saves == MAX_FAILED_SAVES:
             raise CheckpointError(f"{message}, {MAX_FAILED_SAVES} times in a row; free some space")
         self.warn(f"{message}; the older ones stand, the next save tries again")
         return False
 
     def restore(self, parts: dict[str, Any]) -> int:
-        """Load the newest whole checkpoint into the parts; the step it was written after.
+        """Load the newest whole checkpoint into the parts.
 
-        0 where there is none. A damaged one is renamed bad-..., the next older one is taken.
-        Raises: CheckpointError where all are damaged, or the run was another one.
+        A damaged one is renamed bad-..., and the next older one is taken.
+
+        Args:
+            parts: As in `save`.
+
+        Returns:
+            The step it was written after; 0 where there is none.
+
+        Raises:
+            CheckpointError: All are damaged, or the run was another one.
         """
-        found: tuple[str | None, str | None] = (None, None)
+        choice: tuple[str | None, str | None] = (None, None)
         if self.process.rank == 0:
             try:
-                found = (self._choose(), None)
+                choice = (self._choose(), None)
             except CheckpointError as error:
-                found = (None, str(error))
-        name, problem = broadcast_object(found)
+                choice = (None, str(error))
+        name, problem = broadcast_object(choice)
         if problem:
             raise CheckpointError(problem)
         if name is None:
@@ -110,7 +132,7 @@ class Checkpointer:
         if names:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged (now bad-...); start in a new run "
-                "directory, or put an undamaged copy back"
+                "directory, or restore an undamaged copy"
             )
         return None
 
@@ -124,13 +146,14 @@ class Checkpointer:
                 "Use another --run-dir, or the settings it was started with"
             )
 
-    def _write(self, step: int, parts: dict[str, Any], facts: dict[str, Any]) -> None:
+    def _write(self, step: int, parts: dict[str, Any], metadata: dict[str, Any]) -> None:
+        # a temporary folder: what a kill leaves is never taken for a checkpoint
         name = f"step-{step:08d}"
         self.folder.mkdir(
             exist_ok=True
         )  # not its parent: a run directory that vanished is an error
-        for left_over in self.folder.glob(".tmp-*"):  # of a save that was killed
-            shutil.rmtree(left_over)
+        for leftover in self.folder.glob(".tmp-*"):  # of a save that was killed
+            shutil.rmtree(leftover)
         temporary = self.folder / f".tmp-{name}-{uuid.uuid4().hex[:8]}"
         temporary.mkdir()
         try:
@@ -139,38 +162,38 @@ class Checkpointer:
             fault("checkpoint.model")
             others = {k: part.state_dict() for k, part in parts.items() if k != "model"}
             torch.save(others, temporary / "parts.pt")
-            state = {"step": step, "identity": self.identity, **facts}
+            state = {"step": step, "identity": self.identity, **metadata}
             (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
-            manifest = {p.name: [p.stat().st_size, _sha256(p)] for p in temporary.iterdir()}
+            manifest = {p.name: [p.stat().st_size, sha256_of(p)] for p in temporary.iterdir()}
             fault("checkpoint.before_manifest")
             (temporary / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
             for path in [*temporary.iterdir(), temporary]:
-                _flush(path)
+                sync(path)
+
+            # whole and on disk: it becomes visible at once
             fault("checkpoint.before_rename")
             if (self.folder / name).exists():  # written before a restart from an older one
                 shutil.rmtree(self.folder / name)
             os.replace(temporary, self.folder / name)
-            _flush(self.folder)
+            sync(self.folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         fault("checkpoint.before_prune")
-        hint = self.folder / ".latest"
-        hint.write_text(name)
-        os.replace(hint, self.folder / "latest")
+        write_atomically(self.folder / "latest", name)
         for old in checkpoint_names(self.folder)[: -self.keep]:
             shutil.rmtree(self.folder / old)
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """Names of the checkpoints in RUN/checkpoints, oldest first."""
+    """List the names of the checkpoints in RUN/checkpoints, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(p.name for p in folder.iterdir() if re.fullmatch(r"step-\d{8,}", p.name))
 
 
 def latest(run_dir: Path) -> Path:
-    """The newest whole checkpoint of a run. Raises: CheckpointError where there is none."""
+    """Find the newest whole checkpoint of a run. Raises: CheckpointError where there is none."""
     folder = run_dir / "checkpoints"
     for name in reversed(checkpoint_names(folder)):
         if damage_of(folder / name) is None:
@@ -179,7 +202,7 @@ def latest(run_dir: Path) -> Path:
 
 
 def damage_of(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files, by size and sha256; None where they are whole."""
+    """Say what is wrong with a checkpoint's files, by size and sha256; None: they are whole."""
     try:
         manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
     except (OSError, ValueError):
@@ -188,29 +211,16 @@ def damage_of(checkpoint: Path) -> str | None:
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != size:
             return f"{name} is missing or has another size"
-        if _sha256(path) != sha256:
+        if sha256_of(path) != sha256:
             return f"{name} has another sha256"
     return None
 
 
 def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
-    """Load a checkpoint's files into the parts; the step it was written after."""
+    """Load a checkpoint's files into the parts. Returns the step it was written after."""
     parts["model"].load_state_dict(load_file(checkpoint / "model.safetensors"), strict=True)
     others = torch.load(checkpoint / "parts.pt", map_location="cpu", weights_only=True)
     for name, part in parts.items():
         if name != "model":
             part.load_state_dict(others[name])
     return int(json.loads((checkpoint / "state.json").read_text())["step"])
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from sslpipe.evaluation.embed import evaluating
+
 # Dense peak, FLOP/s, by precision; vendors' data sheets, without sparsity.
 PEAK_FLOPS = {
     "H200": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
@@ -17,22 +19,24 @@ PEAK_FLOPS = {
 
 
 def step_flops(model: nn.Module, images: int, crop_px: int) -> float:
-    """FLOPs of forward and backward for `images` images, two views each.
+    """Count the FLOPs of forward and backward.
 
-    Counted on one view of the model in eval mode; a multiply-add is 2, backward twice forward.
+    One view is counted, with the model in eval mode; a multiply-add is 2, backward twice forward.
+
+    Args:
+        model: Images (B, 3, S, S) in; left as it was.
+        images: Of a step, two views each.
+        crop_px: S.
     """
     parameter = next(model.parameters())
     view = torch.zeros(1, 3, crop_px, crop_px, dtype=parameter.dtype, device=parameter.device)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(view)
-    model.train(was_training)
     return 3.0 * 2 * images * float(counter.get_total_flops())
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """The device's dense peak in FLOP/s, or None where it is not known (every CPU)."""
+    """Look up the device's dense peak in FLOP/s; None where it is not known (every CPU)."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -10,7 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from sslpipe.distributed import current_rank
+from sslpipe.evaluation.embed import evaluating
 from sslpipe.models.sync_batchnorm import SyncBatchNorm
+from sslpipe.portable import to_float64
 
 
 def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:
@@ -107,10 +109,11 @@ class PooledStatistics:
         counts = [count * (world if isinstance(n, SyncBatchNorm) else 1) for n, count in seen]
         widths = [norm.num_features for norm in self._norms]
         self._widths = widths
-        self._per_image = torch.tensor(counts, dtype=torch.float64).repeat_interleave(
+        per_image = torch.tensor(counts, dtype=torch.float64).repeat_interleave(
             torch.tensor(widths, dtype=torch.int64)
-        )  # (C,) values of each channel for one image here, C over all norms
-        self._per_image = self._per_image.to(views.device)
+        )
+        # (C,) values of each channel for one image here, C over all norms; where float64 can be
+        self._per_image = per_image.to(to_float64(views.new_zeros(())).device)
 
     @contextmanager
     def of_micro_batches(self, images: int) -> Iterator[Callable[[], None]]:
@@ -160,12 +163,12 @@ class PooledStatistics:
     def _pooled(self, found: list["_Moments"], images: int) -> "_Moments":
         """Mean and unbiased variance (C,) of all values, from those of equal parts of them."""
         n = self._per_image * images  # (C,) values of a channel in one part
-        means = torch.stack([moments.mean for moments in found]).double()  # (K, C)
-        variances = torch.stack([moments.var for moments in found]).double()
+        means = to_float64(torch.stack([moments.mean for moments in found]))  # (K, C)
+        variances = to_float64(torch.stack([moments.var for moments in found]))
         mean = means.mean(0)
         squares = ((n - 1) * variances + n * (means - mean).square()).sum(0)
         var = squares / (n * len(found) - 1).clamp_min(1)
-        return _Moments(mean.to(found[0].mean.dtype), var.to(found[0].var.dtype))
+        return _Moments(mean.to(found[0].mean), var.to(found[0].var))  # dtype and device
 
 
 class _Moments(NamedTuple):
@@ -189,16 +192,13 @@ def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNor
 
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     handles = [norm.register_forward_pre_hook(look) for norm in norms]
-    modes = [(module, module.training) for module in model.modules()]
     before = [buffer.clone() for buffer in model.buffers()]
     try:
-        with torch.no_grad():
-            model.eval()(views)
+        with evaluating(model), torch.no_grad():
+            model(views)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes:
-            module.training = training
         for buffer, value in zip(model.buffers(), before, strict=True):
             buffer.copy_(value)
     return list(seen.items())

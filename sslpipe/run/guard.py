@@ -18,10 +18,15 @@ _STEP = re.compile(r'\{"step": (\d+),')  # how a record begins; its end may have
 class StepGuard:
     """Decides every step, from numbers that are equal on all ranks, whether the optimizer steps.
 
-    modules: those whose buffers are put back. folder: where a skipped step's ids are written
-    (bad_steps.jsonl of each rank's own rows). first_step: where the run begins or goes on. skipped:
-    non-finite steps so far, those of the folder's file before first_step among them. overflows:
-    steps that an fp16 scaler lowered its scale for, which are none of those.
+    `skipped` counts the non-finite steps so far, those of the folder's file before first_step among
+    them; `overflows` the steps that an fp16 scaler lowered its scale for, which are none of those.
+
+    Args:
+        modules: Those whose buffers are restored after a skipped step.
+        max_bad_steps: Non-finite steps in a row that end the run.
+        folder: Where a skipped step's ids are written (bad_steps.RANK.jsonl, each rank's own rows).
+        first_step: Where the run begins or is resumed.
+        rank: Of this process.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class StepGuard:
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Call before the forward pass."""
+        """Remember the buffers; call before the forward pass."""
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             kept.copy_(buffer)
 
@@ -55,13 +60,26 @@ class StepGuard:
         loss: Tensor,
         grad_norm: Tensor,
     ) -> bool:
-        """Step the optimizer, or put the buffers back; clear the gradients either way.
+        """Step the optimizer, or restore the buffers; clear the gradients either way.
 
-        Returns whether the weights moved. ids, source_ids: (B,) int64 of this rank's places and of
-        the images really used. loss, grad_norm: (), equal on all ranks. With an fp16 scaler above
-        1, infinite gradients of a finite loss are its overflow: it lowers its scale, and the step
-        is counted apart. At 1 and below, lowering it further helps no more: a bad step.
-        Raises: UserError after max_bad_steps non-finite steps in a row, overflows not counted.
+        With an fp16 scaler above 1, infinite gradients of a finite loss are its overflow: it lowers
+        its scale, and the step is counted apart. At 1 and below, lowering it further does not help:
+        a bad step.
+
+        Args:
+            accelerator: Holds the scaler, where there is one.
+            optimizer: As accelerate prepared it.
+            step: The global step.
+            ids: (B,) int64, of this rank's places.
+            source_ids: (B,) int64, of the images really used.
+            loss: (), equal on all ranks.
+            grad_norm: (), equal on all ranks.
+
+        Returns:
+            Whether the weights changed.
+
+        Raises:
+            UserError: max_bad_steps non-finite steps in a row, overflows not counted.
         """
         value, norm = float(loss.detach()), float(grad_norm)
         good = math.isfinite(value) and math.isfinite(norm)
@@ -69,7 +87,7 @@ class StepGuard:
             optimizer.step()
             self._in_a_row = 0
         else:
-            self._put_back()
+            self._restore()
             overflow = accelerator.scaler is not None and _overflowed(accelerator.scaler)
             if overflow and math.isfinite(value):
                 self.overflows += 1
@@ -91,20 +109,20 @@ class StepGuard:
         return good
 
     def _recorded(self) -> list[int]:
-        """Steps in the file; some twice, where a run went on from before them."""
+        """Steps in the file; some twice, where a run was resumed from before them."""
         if not self._file.exists():
             return []
         lines = self._file.read_text().splitlines()
         return [int(match[1]) for line in lines if (match := _STEP.match(line))]
 
     @torch.no_grad()
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             buffer.copy_(kept)
 
 
 def _overflowed(scaler: Any) -> bool:
-    """Let the scaler see what it found, without a step; whether it was above 1 and went down.
+    """Update the scaler without a step; whether its scale was above 1 and went down.
 
     It looked before clipping, which makes NaN of finite gradients whose norm is infinite: its own
     step() would put those into the weights.

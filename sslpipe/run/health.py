@@ -1,4 +1,4 @@
-"""Is training healthy? A few numbers about the embeddings, cheap enough for every log line."""
+"""A few numbers that say whether training is healthy, cheap enough for every log line."""
 
 import math
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sslpipe.distributed import all_gather_rows, row_counts
 from sslpipe.evaluation.geometry import effective_rank, uniformity
+from sslpipe.portable import to_float64
 
 MOST_IMAGES = 512  # both views of each: 1,024 rows
 
@@ -24,21 +25,31 @@ PATIENCE = 3  # readings in a row that raise or end an alarm
 
 @torch.no_grad()
 def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
-    """Numbers on the directions u of the two views' projections, z_a and z_b (B, D), any scale.
+    """Measure the directions u of the two views' projections.
 
-    alignment: mean |u_a - u_b|^2 of positive pairs; 0 to 4, small is aligned.
-    uniformity: log of the mean of exp(-2 |u_i - u_j|^2) over the pairs of one view, averaged over
-        the views; 0 when all are one point, near -4 on a uniform sphere of many dimensions.
-    embedding_std: mean over the dimensions of the standard deviation, times sqrt(D): 1 when spread
-        over the sphere, 0 when collapsed.
-    effective_rank: exp of the entropy of the normalised singular values of all rows, not centred;
-        1 (collapsed) to D.
-    positive_similarity, negative_similarity: mean cosine of the views of one image, and of views of
-        two different images (any views).
     The effective rank is over all rows of the global batch, the rest over at most 512 images at
-    evenly spaced places of it. Equal on all ranks; collective.
-    Source: Wang & Isola 2020, arXiv:2005.10242, eq. 4 and 5 (alpha = t = 2); Garrido et al. 2023
-    (RankMe), arXiv:2210.02885, eq. 1, without its epsilon.
+    evenly spaced places of it. Collective.
+
+    Args:
+        z_a: (B, D) projections of the first views, any scale.
+        z_b: (B, D), of the second views.
+
+    Returns:
+        Equal on all ranks.
+
+        alignment: mean |u_a - u_b|^2 of positive pairs; 0 to 4, small is aligned.
+        uniformity: log of the mean of exp(-2 |u_i - u_j|^2) over the pairs of one view, averaged
+        over the views; 0 when all are one point, near -4 on a uniform sphere of many dimensions.
+        embedding_std: mean over the dimensions of the standard deviation, times sqrt(D); 1 when
+        spread over the sphere, 0 when collapsed.
+        effective_rank: exp of the entropy of the normalised singular values of all rows, not
+        centred; 1 (collapsed) to D.
+        positive_similarity, negative_similarity: mean cosine of the views of one image, and of
+        views of two different images (any views).
+
+    Source:
+        Wang & Isola 2020, arXiv:2005.10242, eq. 4 and 5 (alpha = t = 2); Garrido et al. 2023
+        (RankMe), arXiv:2210.02885, eq. 1, without its epsilon.
     """
     counts = row_counts(z_a.shape[0], z_a.device)
     z_all = all_gather_rows(torch.cat([z_a, z_b], dim=1), counts)  # (N, 2D)
@@ -62,25 +73,32 @@ def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
         "positive_similarity": positive,
         "negative_similarity": negative,
     }
-    values = torch.stack([value.double() for value in numbers.values()]).tolist()  # one copy
+    values = torch.stack([to_float64(value) for value in numbers.values()]).tolist()  # one copy
     return dict(zip(numbers, values, strict=True))
 
 
 class Alarm(NamedTuple):
-    """A change: an alarm is raised, or it is over."""
+    """A change: an alarm is raised, or it has ended.
 
-    name: str  # "embedding_collapse" or "rank_collapse"
+    Args:
+        name: "embedding_collapse" or "rank_collapse".
+        raised: Whether it begins.
+        value: The reading that changed it.
+        threshold: A reading below it counts towards an alarm.
+    """
+
+    name: str
     raised: bool
     value: float
     threshold: float
 
     def __str__(self) -> str:
-        said = f"{self.name}: {_MEASURED[self.name]} is {self.value:.3g}"
+        reading = f"{self.name}: {_MEASURED[self.name]} is {self.value:.3g}"
         if not self.raised:
-            return f"{said} again, above {OVER * self.threshold:.3g}: over"
+            return f"{reading}, above {OVER * self.threshold:.3g} again: over"
         return (
-            f"{said}, under {self.threshold:.3g} for {PATIENCE} readings: {_MEANING[self.name]}. "
-            "Lower optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "
+            f"{reading}, under {self.threshold:.3g} for {PATIENCE} readings: {_MEANING[self.name]}."
+            " Lower optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "
             "`sslpipe preview`"
         )
 
@@ -93,13 +111,15 @@ _MEANING = {
 
 
 class Alarms:
-    """Embedding collapse and rank collapse, from what `health` says.
+    """Embedding collapse and rank collapse, from what `embedding_health` says.
 
-    highest_rank: of the embeddings' rows: min(dimensions, rows).
     An alarm is raised when its number was under its threshold in PATIENCE readings in a row, and is
     over when it was above OVER times the threshold as often: a number at the edge, or a few bad
-    readings at the start, say nothing, and a long collapse is told once. A reading that is not a
-    number (a skipped step) counts as none. Nothing is stored: a resumed run begins anew.
+    readings at the start, raise none, and a long collapse is reported once. A reading that is not
+    a number (a skipped step) counts as none. Nothing is stored: a resumed run begins anew.
+
+    Args:
+        highest_rank: That the embeddings can have: min(dimensions, rows).
     """
 
     def __init__(self, highest_rank: int) -> None:
@@ -109,7 +129,7 @@ class Alarms:
         self._in_a_row = dict.fromkeys(self._thresholds, 0)
 
     def read(self, numbers: Mapping[str, float]) -> list[Alarm]:
-        """What changes with these numbers of `health`; mostly nothing."""
+        """Take in the numbers of `embedding_health`. Returns what changes; mostly nothing."""
         changes = []
         for name, threshold in self._thresholds.items():
             value = numbers[_MEASURED[name]]

@@ -12,7 +12,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
-from sslpipe.distributed import Rank, broadcast_object
+from sslpipe.distributed import Rank, broadcast_object, pick_device
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
@@ -26,24 +26,13 @@ def start_processes(recipe: RunRecipe) -> Rank:
 
     Raises: UserError where the launcher's processes are not the ones accelerate sees.
     """
-    device = device_of(recipe.run.device)
-    return join_processes(cpu=device.type == "cpu", timeout_s=recipe.run.timeout_s)
+    return join_processes(cpu=training_device(recipe).type == "cpu", timeout_s=recipe.run.timeout_s)
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device that run.device names; auto: CUDA where torch sees it, else the CPU.
-
-    Raises:
-        RecipeError: torch does not have it here.
-    """
-    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = "cuda" if has["cuda"] else "cpu"
-    if not has[name]:
-        raise RecipeError(
-            f"run.device = {name!r}, but torch sees no {name.upper()} device; use 'auto' or 'cpu'"
-        )
-    return torch.device(name)
+def training_device(recipe: RunRecipe) -> torch.device:
+    """Return the device that run.device names. Raises: UserError where torch does not have it."""
+    name = recipe.run.device
+    return torch.device(pick_device(name, f"run.device = {name!r}"))
 
 
 def join_processes(*, cpu: bool, timeout_s: float) -> Rank:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import UserError
+from sslpipe.portable import process_start
 from sslpipe.run.stop import clear_markers
 
 TOUCH_EVERY_S = 60
@@ -23,7 +24,12 @@ class RunLock:
 
     A batch job that was killed and started again (the environment's SSLPIPE_JOB_ID is the same)
     takes its own lock over, also from another host.
-    Raises: UserError from the constructor where another living job holds it.
+
+    Args:
+        run_dir: Made where it is not there.
+
+    Raises:
+        UserError: Another living job holds it.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -36,12 +42,13 @@ class RunLock:
             self.path.unlink(missing_ok=True)
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         with os.fdopen(descriptor, "w") as file:
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "start": _start()}
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "start": process_start()}
             json.dump({**holder, "job": os.environ.get("SSLPIPE_JOB_ID")}, file)
         self._released = threading.Event()
         threading.Thread(target=self._keep_alive, name="sslpipe-lock", daemon=True).start()
 
     def release(self) -> None:
+        """Give the directory back."""
         self._released.set()
         self.path.unlink(missing_ok=True)
 
@@ -65,10 +72,13 @@ class RunLock:
 
 
 def holder_of(run_dir: Path) -> dict[str, Any] | None:
-    """The living process that holds a run directory: host, pid, job, age_s; None where none does.
+    """Find the living process that holds a run directory.
 
     On this host it is alive if it is there; on another if it touched the lock STALE_AFTER_S ago
     or later.
+
+    Returns:
+        host, pid, job, age_s (seconds since it touched the lock); None where no process holds it.
     """
     path = run_dir / "lock"
     try:
@@ -77,7 +87,7 @@ def holder_of(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None  # it went away, or was cut off while being written
     if holder["host"] == socket.gethostname():
-        alive = _start(holder["pid"]) == holder["start"]
+        alive = process_start(holder["pid"]) == holder["start"]
     else:
         alive = holder["age_s"] < STALE_AFTER_S
     return holder if alive else None
@@ -85,9 +95,12 @@ def holder_of(run_dir: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def take_lock(run_dir: Path, process: Rank) -> Iterator[None]:
-    """Rank 0 holds the run directory inside; where it cannot, every rank raises. Collective.
+    """Hold the run directory inside, on rank 0. Collective.
 
-    Takes away the markers of the start before, since this one leaves its own.
+    The markers of the start before are removed, since this one leaves its own.
+
+    Raises:
+        UserError: On every rank, where rank 0 cannot have it.
     """
     lock, problem = None, None
     if process.rank == 0:
@@ -104,12 +117,3 @@ def take_lock(run_dir: Path, process: Rank) -> Iterator[None]:
     finally:
         if lock:
             lock.release()
-
-
-def _start(pid: int | None = None) -> str | None:
-    """When a process started, in the kernel's ticks: tells it from a later one with its number."""
-    try:
-        with open(f"/proc/{pid or os.getpid()}/stat") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except OSError:
-        return None if os.path.isdir("/proc/self") else "unknown"

@@ -1,4 +1,4 @@
-"""What a run says: metrics.jsonl always, a progress bar or plain lines, trackers when named.
+"""The log of a run: metrics.jsonl always, a progress bar or plain lines, trackers when named.
 
 metrics.jsonl is the truth: one JSON object a line, with step, wall (seconds since the epoch) and
 restart (how often the run was resumed); a number that is not finite is null. After a kill some
@@ -27,7 +27,14 @@ _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 class RunLog:
     """Writes a run's metrics; on ranks other than 0 (`enabled=False`) every method does nothing.
 
-    trackers: names known to accelerate ("wandb", "tensorboard", "trackio").
+    Args:
+        run_dir: Of the run.
+        name: The run's, for bars and trackers.
+        config: The resolved recipe, for trackers; values of keys that name a secret are blanked.
+        steps: Optimizer steps of the whole run.
+        first_step: Where this start begins.
+        trackers: Names known to accelerate ("wandb", "tensorboard", "trackio").
+        enabled: Whether this process writes.
     """
 
     def __init__(
@@ -65,11 +72,12 @@ class RunLog:
         self._progress.start()
 
     def step_done(self, done: int) -> None:
+        """Move the progress bar to `done` steps."""
         if self.enabled:
             self._progress.update(self._task, completed=done)
 
     def train(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of the steps since the last call, under the number of steps done."""
+        """Write numbers of the steps since the last call, under the number of steps done."""
         if not self.enabled:
             return
         self._write(step, "train", values)
@@ -82,27 +90,28 @@ class RunLog:
             self.say(f"step {step}/{self._steps}  {status}")
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
+        """Write what an evaluation measured; nothing where it measured nothing."""
         if self.enabled and values:
             self._write(step, "eval", values)
             numbers = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
             self.say(f"step {step}/{self._steps}  {numbers}")
 
-    def event(self, step: int, kind: str, **facts: Any) -> None:
-        """Something that happened: resumed, skipped a step, collapsed, stopped."""
+    def event(self, step: int, kind: str, **values: Any) -> None:
+        """Write that something happened: resumed, skipped a step, collapsed, stopped."""
         if self.enabled:
-            self._line({"step": step, "kind": kind, **facts})
+            self._line({"step": step, "kind": kind, **values})
 
     def alarms(self, step: int, changes: Sequence[Alarm]) -> None:
         """Warn, and write one line of kind "alarm": lists of names `raised` and `over`, values."""
         if not self.enabled or not changes:
             return
-        facts = {
+        values = {
             "raised": [change.name for change in changes if change.raised],
             "over": [change.name for change in changes if not change.raised],
             "value": {change.name: change.value for change in changes},
             "threshold": {change.name: change.threshold for change in changes},
         }
-        self.event(step, "alarm", **facts)
+        self.event(step, "alarm", **values)
         for change in changes:
             self.warn(f"step {step}: {change}")
 
@@ -122,20 +131,23 @@ class RunLog:
                     )
 
     def quarantined_ids(self) -> list[int]:
-        """Ids that quarantine.jsonl lists, of this start and those before."""
+        """Read the ids that quarantine.jsonl lists, of this start and those before."""
         return sorted(quarantined_ids(self._quarantine)) if self.enabled else []
 
     def say(self, text: str) -> None:
+        """Print a line on stderr."""
         if self.enabled:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
+        """Print a warning on stderr."""
         if self.enabled:
             self.console.print(
                 f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True
             )
 
     def close(self) -> None:
+        """End the bar, the file and the trackers."""
         if not self.enabled:
             return
         self._progress.stop()
@@ -152,7 +164,7 @@ class RunLog:
             try:
                 tracker.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
             except Exception as error:  # a tracker may fail in any way
-                self.warn(f"{tracker_name} failed and is left out from here on: {error}")
+                self.warn(f"{tracker_name} failed and is skipped from here on: {error}")
                 del self._trackers[tracker_name]
 
     def _line(self, record: dict[str, Any]) -> None:
@@ -171,7 +183,7 @@ class RunLog:
 
 
 def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
-    """The lines of one kind by step; of a step that stands twice, the later line."""
+    """Read the lines of one kind by step; of a step that stands twice, the later line."""
     by_step: dict[int, dict[str, Any]] = {}
     for line in _lines(run_dir / "metrics.jsonl"):
         if line["kind"] == kind:
@@ -180,12 +192,12 @@ def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
 
 
 def quarantined_ids(path: Path) -> set[int]:
-    """Ids listed in a quarantine.jsonl; empty where there is none."""
+    """Read the ids listed in a quarantine.jsonl; empty where there is none."""
     return {int(line["id"]) for line in _lines(path)}
 
 
 def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree with the value of every key that names a secret blanked."""
+    """Copy a tree with the value of every key that names a secret blanked."""
     return {
         key: without_secrets(value)
         if isinstance(value, dict)
@@ -213,7 +225,7 @@ def _restarts(path: Path) -> int:
 def _start_trackers(
     names: tuple[str, ...], run_dir: Path, name: str, config: dict[str, Any], warn: Any
 ) -> dict[str, Any]:
-    """The trackers that start; one that does not is named and left out."""
+    """The trackers that start; one that does not is named in a warning and skipped."""
     if not names:
         return {}
     from accelerate import PartialState
@@ -235,7 +247,7 @@ def _start_trackers(
             tracker.store_init_configuration(_flat(without_secrets(config)))
             trackers[kind] = tracker
         except Exception as error:  # a tracker may fail in any way
-            warn(f"tracker {kind!r} did not start and is left out: {error}")
+            warn(f"tracker {kind!r} did not start and is skipped: {error}")
     return trackers
 
 

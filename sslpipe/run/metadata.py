@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from sslpipe.data.index import DatasetIndex
+from sslpipe.portable import write_atomically
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.run.launch import environment
 
@@ -32,6 +33,4 @@ def describe_run(
         "run.json": {"precision": precision, "world": world, "environment": environment()},
     }
     for name, tree in files.items():
-        partial_file = run_dir / f".{name}.partial"  # whole or not there
-        partial_file.write_text(json.dumps(tree, indent=1) + "\n")
-        partial_file.replace(run_dir / name)
+        write_atomically(run_dir / name, json.dumps(tree, indent=1) + "\n")

@@ -17,16 +17,27 @@ from sslpipe.run.stop import MARKERS
 from sslpipe.run.watchdog import read_heartbeats
 
 SPEED_LINES = 20  # of metrics.jsonl, for the speed that the estimate uses
-HEALTH = ("loss", "grad_norm", "embedding_std", "effective_rank", "skipped_steps", "quarantined")
-EXPECTED_BEAT_S = 60  # an older sign of life is pointed out
+HEALTH_KEYS = (
+    "loss",
+    "grad_norm",
+    "embedding_std",
+    "effective_rank",
+    "skipped_steps",
+    "quarantined",
+)
+EXPECTED_BEAT_S = 60  # an older heartbeat is pointed out
 
 
 def status(run_dir: Path) -> dict[str, Any]:
-    """Plain values, None where unknown.
+    """Summarise how a run stands, in plain values; None where unknown.
 
-    state: running, done, preempted, failed, or lost (it ended without a word). eta_s: seconds to
-    the end at the present speed, evaluations and saves included. ranks: see read_heartbeats.
-    Raises: UserError where run_dir holds no run.
+    Returns:
+        state: running, done, preempted, failed, or lost (it ended without a marker). eta_s: seconds
+        to the end at the present speed, evaluations and saves included. ranks: see
+        `read_heartbeats`. The rest says what its keys say.
+
+    Raises:
+        UserError: run_dir holds no run.
     """
     path = run_dir / "recipe.json"
     if not path.is_file():
@@ -52,7 +63,7 @@ def status(run_dir: Path) -> dict[str, Any]:
         "images_per_s": last.get("images_per_s"),
         "data_wait_percent": last.get("data_wait_percent"),
         "eta_s": step_s * (steps - step) if step_s and state == "running" else None,
-        "health": {key: last.get(key) for key in HEALTH},
+        "health": {key: last.get(key) for key in HEALTH_KEYS},
         "evals": {k: v for k, v in evals[-1].items() if k not in ("kind", "wall", "restart")}
         if evals
         else {},
@@ -77,27 +88,27 @@ def _state(run_dir: Path) -> tuple[str, str]:
     for marker in MARKERS:
         if (run_dir / marker).is_file():
             return marker.lower(), (run_dir / marker).read_text().strip()
-    return "lost", "no process holds it and it left no marker; the same command goes on"
+    return "lost", "no process holds it and it left no marker; resume with the same command"
 
 
-def render(found: dict[str, Any]) -> Group:
-    """The status as a table for people."""
+def render(summary: dict[str, Any]) -> Group:
+    """Make a table for people of what `status` returns."""
     table = Table.grid(padding=(0, 2))
-    done = 100 * found["step"] / found["steps"]
-    speed = [f"{found['images_per_s']:.0f} images/s"] if found["images_per_s"] else []
-    if found["data_wait_percent"] is not None:
-        speed.append(f"{found['data_wait_percent']:.0f} % of the time waiting for data")
-    if found["eta_s"] is not None:
-        speed.append(f"{timedelta(seconds=round(found['eta_s']))} to go")
-    checkpoint = found["checkpoint"]
+    done = 100 * summary["step"] / summary["steps"]
+    speed = [f"{summary['images_per_s']:.0f} images/s"] if summary["images_per_s"] else []
+    if summary["data_wait_percent"] is not None:
+        speed.append(f"{summary['data_wait_percent']:.0f} % of the time waiting for data")
+    if summary["eta_s"] is not None:
+        speed.append(f"{timedelta(seconds=round(summary['eta_s']))} to go")
+    checkpoint = summary["checkpoint"]
     rows = {
-        "state": f"{found['state']}: {found['detail']}",
-        "progress": f"step {found['step']} of {found['steps']} ({done:.1f} %), "
-        f"restarted {found['restarts']} times",
+        "state": f"{summary['state']}: {summary['detail']}",
+        "progress": f"step {summary['step']} of {summary['steps']} ({done:.1f} %), "
+        f"restarted {summary['restarts']} times",
         "speed": ", ".join(speed) or "nothing logged yet",
-        "health": _numbers(found["health"]),
-        "evaluation": _numbers(found["evals"]) or "none yet",
-        "bad samples": f"{found['quarantined']} quarantined",
+        "health": _numbers(summary["health"]),
+        "evaluation": _numbers(summary["evals"]) or "none yet",
+        "bad samples": f"{summary['quarantined']} quarantined",
         "checkpoint": f"{checkpoint['name']}, {timedelta(seconds=round(checkpoint['age_s']))} old, "
         f"{checkpoint['bytes'] / 1e6:.1f} MB; {checkpoint['kept']} kept"
         if checkpoint
@@ -106,13 +117,13 @@ def render(found: dict[str, Any]) -> Group:
     for name, text in rows.items():
         table.add_row(name, text)
     now_s = time.time()
-    for beat in found["ranks"]:
+    for beat in summary["ranks"]:
         age_s = now_s - float(beat["wall"])
-        old = found["state"] == "running" and age_s > EXPECTED_BEAT_S
+        old = summary["state"] == "running" and age_s > EXPECTED_BEAT_S
         table.add_row(
             f"rank {beat['rank']}",
             f"step {beat['step']}, {beat['phase']} for {beat['since_s']:.0f} s, on {beat['host']}"
-            + (f"; no sign of life for {age_s:.0f} s" if old else ""),
+            + (f"; no heartbeat for {age_s:.0f} s" if old else ""),
         )
     return Group(table)
 

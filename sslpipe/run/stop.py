@@ -1,4 +1,4 @@
-"""The wish to stop, from a signal or a file, and the marker that says what came of it."""
+"""Graceful shutdown, asked for by a signal or a file, and the marker that says what came of it."""
 
 import os
 import signal
@@ -6,21 +6,25 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from sslpipe.portable import stop_signals
+
 MARKERS = ("DONE", "PREEMPTED", "FAILED")  # exit codes do not survive a launcher; files do
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequest:
     """True once SIGTERM, SIGUSR1 or Ctrl-C arrived, or the stop file exists. Call it every step.
 
     The handlers only set a flag; the loop saves and ends. A second Ctrl-C ends at once.
-    stop_file: looked for at most once a second (the environment's SSLPIPE_STOP_FILE); rank 0 only.
+
+    Args:
+        stop_file: Looked for at most once a second (the environment's SSLPIPE_STOP_FILE); None: not
+            at all, as on all ranks but 0.
     """
 
     def __init__(self, stop_file: str | None) -> None:
         self._flag, self._looked_s = False, 0.0
         self._stop_file = stop_file
-        self._old = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self._old = {number: signal.signal(number, self._handle) for number in stop_signals()}
 
     def __call__(self) -> bool:
         now_s = time.monotonic()
@@ -30,6 +34,7 @@ class StopRequest:
         return self._flag
 
     def restore_handlers(self) -> None:
+        """Give the signals back to who had them before."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
@@ -46,7 +51,7 @@ def write_marker(run_dir: Path, marker: str, text: str = "") -> None:
 
 
 def write_failure(run_dir: Path, text: str) -> None:
-    """Leave FAILED with the first failing rank's text; what the others say is a consequence."""
+    """Leave FAILED with the first failing rank's text; the others' errors are consequences."""
     try:
         with open(run_dir / "FAILED", "x") as file:
             file.write(text + "\n")
@@ -55,5 +60,6 @@ def write_failure(run_dir: Path, text: str) -> None:
 
 
 def clear_markers(run_dir: Path) -> None:
+    """Remove all of MARKERS."""
     for name in MARKERS:
         (run_dir / name).unlink(missing_ok=True)

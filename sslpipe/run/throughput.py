@@ -1,4 +1,4 @@
-"""How fast training goes, and how much of the time it waits for data."""
+"""How fast training is, and how much of the time it waits for data."""
 
 import time
 from collections.abc import Iterator
@@ -11,18 +11,21 @@ T = TypeVar("T")
 class Meter:
     """Speed between two readings, without the time spent in evaluation and in saving.
 
-    batch_size: images of a global step. flops: of a global step. peak: FLOP/s of one process's
-    device, None where unknown. world: processes.
+    Args:
+        batch_size: Images of a global step.
+        flops: Of a global step.
+        peak: FLOP/s of one process's device, None where unknown.
+        world_size: Processes.
     """
 
-    def __init__(self, batch_size: int, flops: float, peak: float | None, world: int) -> None:
+    def __init__(self, batch_size: int, flops: float, peak: float | None, world_size: int) -> None:
         self._batch_size, self._flops = batch_size, flops
-        self._peak = peak * world if peak else None
+        self._peak = peak * world_size if peak else None
         self._begin_s = time.perf_counter()
         self._wait_s, self._steps = 0.0, 0
 
     def waiting(self, stream: Iterator[T]) -> Iterator[T]:
-        """The stream's items; the time each takes to come counts as waiting."""
+        """Yield the stream's items; the time each takes to come counts as waiting."""
         while True:
             begin_s = time.perf_counter()
             item = next(stream)  # the stream is endless
@@ -31,13 +34,20 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
+        """Stop the clock inside."""
         begin_s = time.perf_counter()
         yield
         self._begin_s += time.perf_counter() - begin_s
 
     def read(self, steps_done: int) -> dict[str, float]:
-        """images_per_s, data_wait_percent and, where the peak is known, mfu_percent since the
-        last reading. steps_done: optimizer steps of this process so far."""
+        """Measure the speed since the last reading.
+
+        Args:
+            steps_done: Optimizer steps of this process so far.
+
+        Returns:
+            images_per_s, data_wait_percent and, where the peak is known, mfu_percent.
+        """
         now_s = time.perf_counter()
         elapsed_s, steps = now_s - self._begin_s, steps_done - self._steps
         numbers = {

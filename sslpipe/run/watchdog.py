@@ -1,4 +1,4 @@
-"""Is every rank still getting on? A sign of life a rank, and an end for one that hangs."""
+"""Heartbeats: every rank says where it is, and one that hangs is ended."""
 
 import faulthandler
 import json
@@ -11,19 +11,25 @@ from pathlib import Path
 from types import TracebackType
 
 from sslpipe.distributed import Rank
+from sslpipe.portable import write_atomically
 from sslpipe.run.stop import write_failure
 
 WRITE_EVERY_S = 10
 
 
 class Watchdog:
-    """RUN/heartbeat/rank-N.json says where this rank is; one that stands still is ended.
+    """RUN/heartbeat/rank-N.json says where this rank is; one without progress is ended.
 
     Call it at each change of place: `beat(step, "waiting for data")`. Without a call for half of
     timeout_s every thread's stack goes to rank-N.stacks.txt beside it; after timeout_s it goes
     to stderr too, FAILED says where each rank stood, and the process ends with status 70. A rank
     whose launcher died without ending it ends as well: else it would hold the run directory.
     The time before the first call is not limited, nor is it after a fork.
+
+    Args:
+        run_dir: Of the run.
+        process: This process.
+        timeout_s: run.timeout_s, seconds without progress.
     """
 
     def __init__(self, run_dir: Path, process: Rank, timeout_s: float) -> None:
@@ -103,16 +109,19 @@ class Watchdog:
             "since_s": round(time.monotonic() - at_s, 1),
             "wall": round(time.time(), 1),
         }
-        temporary = self._path.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(beat) + "\n")
-            os.replace(temporary, self._path)
+            write_atomically(self._path, json.dumps(beat) + "\n")
         except OSError as error:  # a full disk must not end the run from here
             print(f"warning: no heartbeat written: {error}", file=sys.__stderr__, flush=True)
 
 
 def read_heartbeats(run_dir: Path) -> dict[int, dict[str, object]]:
-    """Rank -> its last sign of life: rank, host, pid, step, phase, since_s, wall."""
+    """Read each rank's last heartbeat.
+
+    Returns:
+        Rank -> rank, host, pid, step, phase, since_s (seconds in that phase), wall (seconds since
+        the epoch when it was written); only ranks that wrote one.
+    """
     beats = {}
     for path in sorted((run_dir / "heartbeat").glob("rank-*.json")):
         try:

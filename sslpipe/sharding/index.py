@@ -11,6 +11,7 @@ from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import DatasetIndex, Manifest, ShardFile
 from sslpipe.data.storage import join, read_range
 from sslpipe.errors import DataError
+from sslpipe.portable import sha256_of
 from sslpipe.sharding.manifest import (
     load_manifest,
     merge_classes,
@@ -18,7 +19,7 @@ from sslpipe.sharding.manifest import (
     save_manifest,
     shard_file,
 )
-from sslpipe.sharding.scan import offset_rows, scan_tar, sha256_of
+from sslpipe.sharding.scan import offset_rows, scan_tar
 from sslpipe.sharding.writer import Advance
 
 _COMPRESSED_NAME = re.compile(r".*\.(tgz|tbz2|txz|tar\.[a-z0-9]+)", re.IGNORECASE)

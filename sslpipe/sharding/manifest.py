@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from sslpipe.data.index import SCHEMA_VERSION, Manifest, ShardFile, load_index
 from sslpipe.errors import DataError
+from sslpipe.portable import write_atomically
 
 
 def load_manifest(folder: Path) -> Manifest | None:
@@ -23,7 +23,7 @@ def load_manifest(folder: Path) -> Manifest | None:
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Write dataset.json into the folder, atomically."""
     text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False)
-    write_atomically(folder / "dataset.json", text.encode() + b"\n")
+    write_atomically(folder / "dataset.json", text + "\n", fsync=True)
 
 
 def new_manifest(name: str) -> Manifest:
@@ -43,7 +43,7 @@ def shard_file(tar: Path, rows: NDArray[np.int64], sha256: str) -> ShardFile:
     np.save(buffer, rows, allow_pickle=False)
     raw = buffer.getvalue()
     sidecar = tar.with_suffix(".offsets.npy")
-    write_atomically(sidecar, raw)
+    write_atomically(sidecar, raw, fsync=True)
     return ShardFile(
         file=tar.name,
         samples=len(rows),
@@ -69,23 +69,3 @@ def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ..
             "build all splits in one run, so that they share one list of classes"
         )
     return known
-
-
-def write_atomically(path: Path, raw: bytes) -> None:
-    """The file has all of these bytes, on disk, or is as it was."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Put renames in this folder on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,5 @@
 """Find the samples of a tar by their offsets, without extracting or unpickling anything."""
 
-import hashlib
-import os
 import re
 import tarfile
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
+from sslpipe.portable import read_at
 
 BLOCK = 512  # bytes: a tar header, and what data are padded to
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
@@ -86,12 +85,6 @@ def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
     return np.array([(s.start, s.end, s.label) for s in samples], np.int64).reshape(-1, 3)
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file, hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _members(path: Path) -> list[_Member]:
     """List the regular members that webdataset would see, after checking that the tar is whole."""
     with open(path, "rb") as file:
@@ -136,7 +129,7 @@ def _sample(path: Path, descriptor: int, group: list[_Member]) -> Sample | None:
     label = -1
     for member in group:
         if member.suffix == "cls":
-            text = os.pread(descriptor, min(member.size, _LABEL_BYTES), member.data)
+            text = read_at(descriptor, min(member.size, _LABEL_BYTES), member.data)
             label = _label(path, key, text)
     return Sample(key, group[0].start, group[-1].end, (images[0].data, images[0].size), label)
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
+from sslpipe.portable import forward_slashes
 from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.png import encode_png, png_bytes
 
@@ -303,7 +304,7 @@ def from_files(
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
     return Images(
-        [os.path.relpath(path, root) for path in paths],
+        [forward_slashes(os.path.relpath(path, root)) for path in paths],
         np.array([-1 if label is None else number[label] for label in labels], np.int64),
         np.array(sizes, np.int64),
         classes,

@@ -25,10 +25,11 @@ from pydantic import BaseModel, ValidationError
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import ShardFile, Triple
 from sslpipe.errors import DataError
+from sslpipe.portable import sha256_of, sync, write_atomically
 from sslpipe.random import permutation
-from sslpipe.sharding.manifest import shard_file, sync_folder, write_atomically
+from sslpipe.sharding.manifest import shard_file
 from sslpipe.sharding.members import downscale, to_member
-from sslpipe.sharding.scan import BLOCK, offset_rows, scan_tar, sha256_of
+from sslpipe.sharding.scan import BLOCK, offset_rows, scan_tar
 from sslpipe.sharding.scatter import draw_placement, place
 from sslpipe.sharding.sources import Images
 
@@ -212,7 +213,7 @@ def _read_record(folder: Path, record: Path, fingerprint: str) -> dict[int, Done
     lines = record.read_text().splitlines() if record.exists() else []
     if not lines:
         record.parent.mkdir(exist_ok=True)
-        write_atomically(record, json.dumps({"plan": fingerprint}).encode() + b"\n")
+        write_atomically(record, json.dumps({"plan": fingerprint}) + "\n", fsync=True)
         return {}
     if json.loads(lines[0]) != {"plan": fingerprint}:
         raise DataError(
@@ -289,7 +290,7 @@ def _write_shard(
         temporary.unlink()
         return Done(shard=shard, entry=None, moments=moments, bad=bad)
     os.replace(temporary, path)
-    sync_folder(folder)
+    sync(folder)
     entry = shard_file(path, offset_rows(scan_tar(path)), sha256_of(path))
     return Done(shard=shard, entry=entry, moments=moments, bad=bad)
 

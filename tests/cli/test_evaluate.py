@@ -17,7 +17,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save_embeddings
-from sslpipe.evaluation.knn import knn
+from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.write import export_backbone, load_backbone
 from sslpipe.recipe import load_recipe
@@ -150,7 +150,7 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
         for r in report["rows"]
         if r["features"] == "ssl" and not r["whitened"]
     }
-    for protocol, value in knn(train_rows, test_rows, k=(10, 20)).items():
+    for protocol, value in knn_accuracies(train_rows, test_rows, k=(10, 20)).items():
         assert by_protocol[protocol] == value
     carried = model.config.facts["evaluation"]
     assert len(carried) == sum(row["column"] is not None for row in report["rows"])
@@ -223,7 +223,7 @@ def test_whiten_is_applied_to_both_files(files, tmp_path):
     call(evaluate_tool, "knn", *paths, "--k", "5", "--whiten", "--out", out)
     (row,) = json.loads(out.read_text())
     assert row["whitened"]
-    assert [row["value"]] == list(knn(*whiten(*rows), k=(5,)).values())
+    assert [row["value"]] == list(knn_accuracies(*whiten(*rows), k=(5,)).values())
 
 
 def test_suite_takes_files_alone(files, tmp_path):

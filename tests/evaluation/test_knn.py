@@ -9,7 +9,13 @@ import torch
 from sslpipe.errors import DataError
 from sslpipe.evaluation import neighbours
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import few_rows, few_shot_knn, knn, knn_predictions, knn_results
+from sslpipe.evaluation.knn import (
+    few_rows,
+    few_shot_knn,
+    knn_accuracies,
+    knn_predictions,
+    knn_results,
+)
 from sslpipe.evaluation.neighbours import nearest
 
 
@@ -176,9 +182,9 @@ def test_leave_one_out_removes_a_query_by_its_id_and_nothing_else():
     (predicted,) = knn_predictions(bank, shuffled, k=(5,), exclude_same_id=True).values()
     expected = brute_knn(bank, shuffled, 5, 0.07, "weighted", exclude_same_id=True)
     np.testing.assert_array_equal(predicted, expected)
-    with_itself = knn(bank, bank, k=(1,))
+    with_itself = knn_accuracies(bank, bank, k=(1,))
     assert list(with_itself.values()) == [1.0]
-    assert next(iter(knn(bank, bank, k=(1,), exclude_same_id=True).values())) < 1.0
+    assert next(iter(knn_accuracies(bank, bank, k=(1,), exclude_same_id=True).values())) < 1.0
 
 
 def test_classes_missing_on_either_side_do_not_shift_the_others():
@@ -213,17 +219,19 @@ def test_knn_is_perfect_on_separated_clusters_and_chance_on_noise():
     centres = np.eye(8) * 10
     labels = np.arange(400) % 8
     noise = np.random.default_rng(7).normal(size=(400, 8))
-    assert set(knn(rows(centres[labels] + noise, labels), rows(centres, range(8))).values()) == {1}
+    assert set(
+        knn_accuracies(rows(centres[labels] + noise, labels), rows(centres, range(8))).values()
+    ) == {1}
     # 400 queries, 8 classes: 12.5 % with a standard deviation of 1.7 %; 5 of them
     bank = rows(noise, labels)
     queries = rows(np.random.default_rng(8).normal(size=(400, 8)), labels, first_id=1000)
-    assert all(abs(v - 0.125) < 0.085 for v in knn(bank, queries, k=(1, 20)).values())
+    assert all(abs(v - 0.125) < 0.085 for v in knn_accuracies(bank, queries, k=(1, 20)).values())
 
 
 def test_the_scale_of_features_does_not_matter_and_a_small_temperature_stays_finite():
     bank, queries = random_rows(200, 6, 5, seed=9), random_rows(50, 6, 5, seed=10)
     scaled = Embeddings(queries.features * 1e-6, queries.labels, queries.ids)
-    assert knn(bank, queries, k=(20,)) == knn(bank, scaled, k=(20,))
+    assert knn_accuracies(bank, queries, k=(20,)) == knn_accuracies(bank, scaled, k=(20,))
     sharp = knn_predictions(bank, queries, k=(20,), temperature=1e-5)[20]
     assert sharp.tolist() == knn_predictions(bank, queries, k=(1,))[1].tolist()
 
@@ -240,9 +248,9 @@ def test_every_result_names_its_protocol_and_counts():
 def test_knn_works_without_faiss_and_asking_for_it_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)  # import faiss now raises ImportError
     bank, queries = random_rows(50, 4, 3, 1), random_rows(20, 4, 3, 2)
-    assert len(knn(bank, queries, k=(5,))) == 1
+    assert len(knn_accuracies(bank, queries, k=(5,))) == 1
     with pytest.raises(DataError, match="pip install faiss"):
-        knn(bank, queries, k=(5,), search="faiss")
+        knn_accuracies(bank, queries, k=(5,), search="faiss")
 
 
 def _with(bank, **changes):
@@ -274,7 +282,7 @@ def test_wrong_input_is_one_clear_error(change, told):
     full = random_rows(50, 4, 3, 1)
     bank, options = change(full)
     with pytest.raises(DataError) as error:
-        knn(bank, full, **{"k": (5,), **options})
+        knn_accuracies(bank, full, **{"k": (5,), **options})
     assert told in str(error.value)
 
 

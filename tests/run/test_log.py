@@ -98,5 +98,5 @@ def test_a_tracker_that_fails_later_is_dropped_and_the_run_goes_on(tmp_path, cap
     log.train(1, VALUES)
     log.train(2, VALUES)
     log.close()
-    assert capsys.readouterr().err.count("broken failed and is left out") == 1
+    assert capsys.readouterr().err.count("broken failed and is skipped") == 1
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]

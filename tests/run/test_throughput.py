@@ -14,7 +14,7 @@ def clock(monkeypatch):
 
 
 def test_speed_waiting_and_flop_utilisation_by_hand(clock):
-    meter = Meter(batch_size=10, flops=4.0, peak=2.0, world=2)
+    meter = Meter(batch_size=10, flops=4.0, peak=2.0, world_size=2)
 
     def slow():
         for item in itertools.count():
@@ -32,7 +32,7 @@ def test_speed_waiting_and_flop_utilisation_by_hand(clock):
 
 
 def test_evaluation_and_saving_do_not_count(clock):
-    meter = Meter(batch_size=10, flops=1.0, peak=None, world=1)
+    meter = Meter(batch_size=10, flops=1.0, peak=None, world_size=1)
     clock[0] += 2.0
     with meter.paused():
         clock[0] += 100.0
@@ -41,7 +41,7 @@ def test_evaluation_and_saving_do_not_count(clock):
 
 
 def test_a_reading_starts_anew(clock):
-    meter = Meter(batch_size=10, flops=1.0, peak=None, world=1)
+    meter = Meter(batch_size=10, flops=1.0, peak=None, world_size=1)
     clock[0] += 100.0
     meter.read(1)
     clock[0] += 1.0

@@ -1,0 +1,161 @@
+"""What differs between platforms and devices, one function each, and files written whole.
+
+The rest of the library calls these and asks for no operating system. Each takes Linux's own way
+where there is one, and a portable one elsewhere; both give the same bytes.
+"""
+
+import ctypes
+import hashlib
+import importlib
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PROC = Path("/proc")  # Linux's view of the machine and of every process
+
+_seek_lock = threading.Lock()  # a descriptor has one position for all threads
+
+
+@contextmanager
+def replacing(path: Path, *, fsync: bool = False, shared: bool = False) -> Iterator[Path]:
+    """Give a temporary path to write to; on leaving it becomes `path`, whole or not at all.
+
+    Where the block raises, `path` is as it was and nothing is left beside it.
+
+    Args:
+        path: The file to write; its folder must exist.
+        fsync: Put the bytes and the rename on disk before returning, so that a power cut cannot
+            undo them. Without it they survive the end of the process only.
+        shared: Several threads or processes may write this file at once: each has a temporary path
+            of its own, and the last one to finish counts.
+    """
+    own = f".{uuid.uuid4().hex}" if shared else ""
+    temporary = path.with_name(f".{path.name}{own}.tmp")
+    try:
+        yield temporary
+        if fsync:
+            sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if fsync:
+        sync(path.parent)
+
+
+def write_atomically(path: Path, content: bytes | str, *, fsync: bool = False) -> None:
+    """Write a file that has all of this content, or is as it was.
+
+    Args:
+        path: The file to write; its folder must exist.
+        content: Bytes, or text, which is written as UTF-8 with its line ends as they are.
+        fsync: As in `replacing`.
+    """
+    with replacing(path, fsync=fsync) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def sync(path: Path) -> None:
+    """Put a file's bytes, or the renames in a folder, on disk."""
+    if not path.is_dir():
+        flags = os.O_RDWR | getattr(os, "O_BINARY", 0)  # Windows flushes writable files only
+    elif hasattr(os, "O_DIRECTORY"):
+        flags = os.O_RDONLY | os.O_DIRECTORY
+    else:  # Windows opens no folders; its file system logs renames by itself
+        return
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """Compute a file's sha256 in hexadecimal, without holding it in memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_at(descriptor: int, size: int, start: int) -> bytes:
+    """Read up to `size` bytes of an open file from byte `start` on; safe from several threads."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, start)
+    with _seek_lock:
+        os.lseek(descriptor, start, os.SEEK_SET)
+        return os.read(descriptor, size)
+
+
+def forward_slashes(path: str | Path) -> str:
+    """Spell a path or URL with forward slashes, as the index does on every platform."""
+    return str(path).replace(os.sep, "/")
+
+
+def free_memory_bytes() -> int:
+    """Bytes of the machine's memory that new allocations can have without swapping."""
+    try:
+        lines = (PROC / "meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return int(_psutil().virtual_memory().available)
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def process_start(pid: int | None = None) -> str | None:
+    """Say when a process started, which tells it from a later one with the same number.
+
+    Args:
+        pid: Its number; this process by default.
+
+    Returns:
+        On Linux the kernel's ticks, elsewhere seconds since the epoch; None where there is no such
+        process. Compare only for equality, on one machine.
+    """
+    pid = pid or os.getpid()
+    try:
+        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        return text.rpartition(")")[2].split()[19]
+    except OSError:
+        if (PROC / "self").is_dir():
+            return None
+    psutil = _psutil()
+    try:
+        return f"{psutil.Process(pid).create_time():.2f}"
+    except psutil.NoSuchProcess:
+        return None
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """List the signals that ask a run to save and end; Windows lacks SIGUSR1."""
+    names = ("SIGTERM", "SIGUSR1", "SIGINT")
+    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+def c_function(name: str) -> Callable[..., int] | None:
+    """Find a function of the C library that this process runs on; None where it has none."""
+    try:
+        function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
+    except (OSError, TypeError):  # Windows has no handle for "all that is loaded"
+        return None
+    return function
+
+
+def wide_dtype(device: torch.device | str) -> torch.dtype:
+    """Choose float64, or float32 on a device that has no float64 (Apple's MPS)."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Convert to float64: on the tensor's own device, or on the CPU where that one has none."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()
+
+
+def _psutil() -> Any:
+    return importlib.import_module("psutil")  # accelerate brings it

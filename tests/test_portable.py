@@ -1,0 +1,199 @@
+"""Files are written whole; without what only Linux has, everything gives the same bytes."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sslpipe import portable
+from sslpipe.data.cache import DiskCache
+from sslpipe.data.index import load_index
+from sslpipe.data.reader import Reader
+from sslpipe.data.resident import free_bytes
+from sslpipe.distributed import Rank
+from sslpipe.errors import UserError
+from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.lock import RunLock
+from sslpipe.run.stop import StopRequest
+from sslpipe.sharding.index import index_folder
+from sslpipe.sharding.sources import Images
+from sslpipe.sharding.writer import Layout, Part, write_split
+from tests.helpers.dataset import picture, png, write_dataset
+
+LINUX_MEMORY_BYTES = portable.free_memory_bytes() if portable.PROC.is_dir() else None
+
+
+@pytest.fixture(params=["linux", "elsewhere"])
+def platform(request, monkeypatch):
+    """This machine as it is, and without what Windows or macOS lack."""
+    if request.param == "elsewhere":
+        for module, name in (
+            (os, "pread"),
+            (os, "posix_fadvise"),
+            (os, "O_DIRECTORY"),
+            (signal, "SIGUSR1"),
+            (signal, "SIGHUP"),
+        ):
+            monkeypatch.delattr(module, name, raising=False)
+        monkeypatch.setattr(portable, "PROC", Path("/no/proc"))
+
+        def no_handle(name):
+            raise TypeError("an argument must be a str, not NoneType")  # as on Windows
+
+        monkeypatch.setattr(ctypes, "CDLL", no_handle)
+    return request.param
+
+
+def built(folder):
+    """Nine small images in shards of four and their index; the bytes of each file."""
+    images = Images(
+        names=[f"{k}.png" for k in range(9)],
+        labels=np.arange(9) % 3,
+        sizes=np.full(9, 800),
+        classes=("a", "b", "c"),
+        read=lambda number: png(picture(number)),
+    )
+    folder.mkdir()
+    layout = Layout(seed=0, samples_per_shard=4, max_shard_bytes=10**9, scatter=False)
+    part = Part(images, np.arange(9), "train")
+    options = {"workers": 2, "skip_bad": False, "advance": lambda count: None}
+    write_split(folder, "train", part, layout, **options)
+    index_folder(
+        folder,
+        {"train": sorted(folder.glob("*.tar"))},
+        ("a", "b", "c"),
+        workers=2,
+        advance=lambda count: None,
+    )
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """What Linux writes, before anything is taken away from it."""
+    return built(tmp_path_factory.mktemp("linux") / "data")
+
+
+def test_shards_are_built_and_read_alike(platform, shards, tmp_path):
+    again = built(tmp_path / "data")
+    assert again.keys() == shards.keys()
+    assert all(again[name] == shards[name] for name in shards)
+    split = load_index(tmp_path / "data").split("train")
+    reader = Reader(split, window_bytes=2**20)
+    with ThreadPoolExecutor(4) as threads:
+        raws = list(threads.map(reader.one, range(9)))
+    numbers = [int(raw.key[:8]) for raw in raws]
+    assert sorted(numbers) == list(range(9))
+    assert [bytes(raw.image) for raw in raws] == [png(picture(k)) for k in numbers]
+    assert split.labels.tolist() == [k % 3 for k in numbers]
+
+
+def test_threads_that_share_a_descriptor_read_what_they_asked_for(platform, tmp_path):
+    (tmp_path / "file").write_bytes(np.arange(2**16, dtype=np.uint32).tobytes())
+    starts = np.random.default_rng(0).permutation(2**14)
+    with open(tmp_path / "file", "rb") as file, ThreadPoolExecutor(8) as threads:
+        raws = threads.map(lambda k: portable.read_at(file.fileno(), 16, 16 * int(k)), starts)
+        read = np.frombuffer(b"".join(raws), np.uint32).reshape(-1, 4)
+    assert (read == 4 * starts[:, None] + np.arange(4)).all()
+
+
+def test_a_lock_is_held_and_a_dead_process_loses_it(platform, tmp_path):
+    lock = RunLock(tmp_path)
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+        RunLock(tmp_path)
+    holder = json.loads(lock.path.read_text())
+    lock.path.write_text(json.dumps({**holder, "start": "another start of this number"}))
+    RunLock(tmp_path).release()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    lock.path.write_text(json.dumps({**holder, "pid": ended.pid}))
+    RunLock(tmp_path).release()
+    assert portable.process_start() == holder["start"]
+    assert portable.process_start(ended.pid) is None
+
+
+def test_a_checkpoint_comes_back(platform, tmp_path):
+    parts = [{"model": nn.Linear(3, 2), "loss": nn.Module()} for _ in range(2)]
+    for number, part in enumerate(parts):
+        settings = {"keep": 1, "identity": {"digest": "a"}, "process": Rank()}
+        checkpoints = Checkpointer(tmp_path, warn=pytest.fail, **settings)
+        if number == 0:
+            assert checkpoints.save(5, part, {})
+        else:
+            assert checkpoints.restore(part) == 5
+    assert torch.equal(parts[0]["model"].weight, parts[1]["model"].weight)
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000005"
+
+
+def test_free_memory_is_that_of_the_machine(platform):
+    free = free_bytes(torch.device("cpu"))
+    assert 2**20 < free < 2**50
+    if LINUX_MEMORY_BYTES is not None:  # others come and go meanwhile
+        assert 0.5 < free / LINUX_MEMORY_BYTES < 2
+
+
+def test_a_stop_is_asked_for_by_the_signals_that_there_are(platform):
+    stop = StopRequest(None)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+    finally:
+        stop.restore_handlers()
+    names = {number.name for number in portable.stop_signals()}
+    assert names == {"SIGTERM", "SIGINT"} | ({"SIGUSR1"} if platform == "linux" else set())
+
+
+def test_without_glibc_the_allocator_is_left_alone(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert not keep_freed_memory()
+
+
+def test_remote_blocks_are_cached(platform, tmp_path):
+    raw = os.urandom(1000)
+    cache = DiskCache(tmp_path, 10**6)
+    assert cache.read("a", 1000, 10, 900, lambda begin, end: raw[begin:end]) == raw[10:900]
+    assert cache.read("a", 1000, 20, 700, lambda begin, end: b"") == raw[20:700]
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_a_file_is_written_whole_or_stays_as_it_was(platform, tmp_path, fsync):
+    path = tmp_path / "file.json"
+    portable.write_atomically(path, "é\n", fsync=fsync)
+    assert path.read_bytes() == "é\n".encode()
+
+    def fail_half_way():
+        with portable.replacing(path, fsync=fsync) as temporary:
+            temporary.write_bytes(b"half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail_half_way()
+    assert path.read_bytes() == "é\n".encode()
+    assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_writers_of_one_shared_file_do_not_meet(tmp_path):
+    with (
+        portable.replacing(tmp_path / "a", shared=True) as first,
+        portable.replacing(tmp_path / "a", shared=True) as second,
+    ):
+        first.write_bytes(b"1")
+        second.write_bytes(b"2")
+    assert (tmp_path / "a").read_bytes() == b"1"  # it finished last
+
+
+def test_a_windows_path_names_the_index_beside_its_shards(tmp_path, monkeypatch):
+    write_dataset(tmp_path / "data")
+    monkeypatch.setattr(portable.os, "sep", "\\")
+    location = f"{tmp_path}/data".replace("/", "\\")
+    assert load_index(location).folder == f"{tmp_path}/data"
