@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = (
     ("tools", "__main__"),
     ("cli",),
+    ("api",),
     ("check", "report"),
     ("train", "metric_learning"),
     ("export",),
