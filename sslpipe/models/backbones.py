@@ -153,7 +153,7 @@ def small_resnet(widths: tuple[int, ...] = (32, 64, 128), blocks: int = 1) -> Ba
 
 
 # torchvision's classes and the attribute that holds the classifier behind the pooled features
-HEADS = {
+CLASSIFIERS = {
     "ConvNeXt": "classifier.2",
     "DenseNet": "classifier",
     "EfficientNet": "classifier",
@@ -206,7 +206,7 @@ def torchvision_backbone(
         arguments["image_size"] = crop_px
     network = torchvision.models.get_model(architecture, weights=None, **arguments)
 
-    parent_name, _, head_name = HEADS[type(network).__name__].rpartition(".")
+    parent_name, _, head_name = CLASSIFIERS[type(network).__name__].rpartition(".")
     parent = network.get_submodule(parent_name)
     head = parent.get_submodule(head_name)
     linear = next(module for module in head.modules() if isinstance(module, nn.Linear))
