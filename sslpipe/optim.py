@@ -13,13 +13,18 @@ from sslpipe.recipe.base import Optim
 
 
 def lr_at(step: int, optim: Optim, steps: int) -> float:
-    """The learning rate of one step; step counts from 0, steps is the length of the run.
+    """Compute the learning rate of one step.
 
     With w = warmup_steps: peak_lr * step / w for step < w, so 0 at step 0 and peak_lr at step w
     (as in SimCLR's code). From there on, for the cosine schedule,
     peak_lr * (1 + cos(pi (step - w) / (steps - w))) / 2: peak_lr / 2 at w + (steps - w) / 2, 0 at
     step = steps, which is one past the last; for "constant" peak_lr. A run shorter than its
     warm-up ends inside it.
+
+    Args:
+        step: counts from 0.
+        optim: the recipe's section.
+        steps: length of the run.
     """
     warmup = optim.warmup_steps
     if step < warmup:
@@ -40,14 +45,19 @@ def set_lr(optimizer: Optimizer, lr: float) -> float:
 def build_optimizer(
     model: nn.Module, optim: Optim, lr_scale: Callable[[str], float] = lambda name: 1.0
 ) -> Optimizer:
-    """The recipe's optimizer over the model's trainable parameters.
+    """Build the recipe's optimizer over the model's trainable parameters.
 
     Groups "decay": parameters of two or more dimensions. "no_decay": biases, norms, scalars, which
     get no weight decay and no LARS adaptation unless optim.decay_one_dim. Told apart by shape,
     since names differ from backbone to backbone.
-    lr_scale: a parameter's name -> what its learning rate is multiplied by; each value makes groups
-    of its own.
+
+    Args:
+        model: its parameters that require a gradient.
+        optim: the recipe's section.
+        lr_scale: a parameter's name -> what its learning rate is multiplied by; each value makes
+            groups of its own.
     """
+    # groups: by learning rate, then with and without decay
     members: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
@@ -64,6 +74,7 @@ def build_optimizer(
             members.items(), key=lambda item: (-item[0][0], not item[0][1])
         )
     ]
+    # the optimizer over them
     match optim.kind:
         case "sgd":
             return SGD(groups, lr=optim.peak_lr, momentum=optim.momentum, nesterov=optim.nesterov)
@@ -81,8 +92,11 @@ def build_optimizer(
 
 
 def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
-    """One line a group: its name, tensors, numbers, weight decay, whether LARS adapts it, and how
-    many tensors of which kind it holds ("20 BatchNorm2d.bias")."""
+    """Describe each group in one line.
+
+    Its name, tensors, numbers, weight decay, whether LARS adapts it, and how many tensors of which
+    kind it holds ("20 BatchNorm2d.bias").
+    """
     kinds = {
         parameter: f"{type(module).__name__}.{name}"
         for module in model.modules()
@@ -107,8 +121,17 @@ class LARS(Optimizer):
     For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
     |w| / |u| (1 where |w| or |u| is 0), v = momentum v + lr ratio u, w = w - v. The learning rate
     stands inside the momentum, as in SimCLR's code, so a changed rate leaves past steps alone.
-    lr, momentum, weight_decay, trust_coefficient: >= 0. adapt: false in a group means ratio 1.
-    Source: You et al. 2017, arXiv:1708.03888, alg. 1; google-research/simclr lars_optimizer.py.
+
+    Args:
+        params: tensors, or groups.
+        lr: >= 0, like momentum, weight_decay and trust_coefficient.
+        momentum: of the velocity v.
+        weight_decay: added to the gradient before the ratio.
+        trust_coefficient: the ratio's factor.
+        adapt: False, in a group too, means ratio 1.
+
+    Source:
+        You et al. 2017, arXiv:1708.03888, alg. 1; google-research/simclr lars_optimizer.py.
     """
 
     def __init__(
@@ -145,6 +168,7 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all groups; return the closure's loss, if there is a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -20,9 +20,13 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_integers(*words: ArrayLike) -> NDArray[np.uint64]:
-    """One uniform 64-bit word for each tuple of integers; the arguments broadcast.
+    """Hash each tuple of integers to one uniform 64-bit word.
 
-    Order matters: (1, 2) and (2, 1) differ. Returns an array of the broadcast shape, uint64.
+    Args:
+        words: integers or arrays of them, which broadcast. Order matters: (1, 2) and (2, 1) differ.
+
+    Returns:
+        An array of the broadcast shape, uint64.
     """
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
         state = np.zeros((), np.uint64)
@@ -35,10 +39,18 @@ def hash_integers(*words: ArrayLike) -> NDArray[np.uint64]:
 def uniform(
     seed: int, epoch: int, ids: ArrayLike, view: int, lanes: int | NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Independent numbers in [0, 1) for one view of each sample.
+    """Draw independent numbers in [0, 1) for one view of each sample.
 
-    ids: (n,) integers; lanes: their numbers, or how many from 0 on. Returns (n, lanes) float64; row
-    i depends on seed, epoch, ids[i] and view, a column on its lane's number too.
+    Args:
+        seed: of the run.
+        epoch: counts from 0.
+        ids: (n,) integers, of the samples.
+        view: 0 or 1.
+        lanes: the lanes' numbers, or how many from 0 on.
+
+    Returns:
+        (n, lanes) float64; row i depends on seed, epoch, ids[i] and view, a column on its lane's
+        number too, and nothing on anything else.
     """
     rows = np.asarray(ids, dtype=np.int64)[:, None]
     numbers = np.arange(lanes) if isinstance(lanes, int) else lanes
@@ -47,6 +59,6 @@ def uniform(
 
 
 def permutation(n: int, *words: int) -> NDArray[np.int64]:
-    """A permutation of range(n) named by `words`: the order of their hashes. Returns (n,) int64."""
+    """Permute range(n) as `words` say, by the order of hashes; return (n,) int64."""
     keys: Any = hash_integers(*words, np.arange(n))
     return np.argsort(keys, kind="stable").astype(np.int64)

@@ -11,14 +11,22 @@ T = TypeVar("T")
 
 
 def build(
-    table: Mapping[str, Callable[..., T]], component: Component, *, section: str, **given: Any
+    table: Mapping[str, Callable[..., T]], component: Component, *, section: str, **defaults: Any
 ) -> T:
     """Call the constructor that `component.kind` names with the recipe's arguments.
 
-    section: the recipe's section ("loss"), for messages. given: arguments that come from the
-    program, not from the recipe (mean and std of the data, say); one that the constructor
-    does not take is left out, and the recipe's own value wins.
-    Raises: RecipeError naming the key, its value and the nearest valid one.
+    Args:
+        table: names and constructors.
+        component: the recipe's section.
+        section: its name ("loss"), for messages.
+        defaults: arguments that come from the program (mean and std of the data, say). The recipe's
+            own value wins; one that the constructor does not take is dropped.
+
+    Returns:
+        What the constructor returns.
+
+    Raises:
+        RecipeError: naming the key, its value and the nearest valid one.
     """
     if component.kind not in table:
         hint = did_you_mean(component.kind, table)
@@ -36,9 +44,9 @@ def build(
                 f"{section}.{key} is not an argument of {section}.kind = {component.kind!r}"
                 f"{did_you_mean(key, parameters)}; it takes: {', '.join(parameters) or 'none'}"
             )
-    given = {k: v for k, v in given.items() if (k in parameters or takes_any)}
+    defaults = {key: v for key, v in defaults.items() if key in parameters or takes_any}
     try:
-        return constructor(**{**given, **arguments})
+        return constructor(**{**defaults, **arguments})
     except RecipeError:
         raise
     except (TypeError, ValueError) as error:

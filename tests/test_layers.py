@@ -21,7 +21,7 @@ ROWS = (
     ("losses", "models", "optim"),
     ("data",),
     ("registry",),
-    ("recipe", "distributed", "random"),
+    ("recipe", "distributed", "random", "precision"),
     ("errors", "faults", "portable"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}

@@ -18,9 +18,9 @@ def anything(**arguments: object) -> dict[str, object]:
 TABLE = {"crop": crop, "anything": anything}
 
 
-def made(kind: str, arguments: dict[str, object], **given: object) -> object:
+def made(kind: str, arguments: dict[str, object], **defaults: object) -> object:
     component = Component.model_validate({"kind": kind, **arguments})
-    return build(TABLE, component, section="augment", **given)
+    return build(TABLE, component, section="augment", **defaults)
 
 
 def test_the_named_constructor_gets_the_recipes_arguments():

@@ -8,14 +8,14 @@ Images are float32 and planar; formulas: torchvision.transforms.v2 on float tens
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sslpipe.precision import full_float32
 
 TOGETHER_PX = 96  # images up to this long are read whole, those of many views in one call
 # Taps of a Gaussian beyond this many sigmas weigh less than 2^-25 of the middle one: adding them
@@ -34,17 +34,6 @@ class Taps(NamedTuple):
     def rows(self, part: slice) -> "Taps":
         """Return some of the lines."""
         return Taps(self.places[part], self.weight[part])
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Compute matrix products in full float32, whatever the training loop allows for its own."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class Crops(NamedTuple):

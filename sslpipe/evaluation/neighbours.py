@@ -12,7 +12,6 @@ every row that may belong to the k nearest is one. A bank of few rows is compare
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.errors import DataError
+from sslpipe.precision import full_float32
 
 Search = Literal["torch", "faiss"]
 Number = TypeVar("Number", np.float32, np.int16)
@@ -87,17 +87,6 @@ def nearest(
     return Neighbours(
         torch.from_numpy(indices).to(device), torch.from_numpy(similarities).to(device)
     )
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Matrix products in true float32, whatever training had set (TF32, bf16)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def fixed_point_units(rows: Tensor) -> Tensor:

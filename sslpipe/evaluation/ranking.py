@@ -13,9 +13,9 @@ from sslpipe.evaluation.neighbours import (
     exact_similarities,
     fixed_point_units,
     float32_error,
-    full_float32,
     rank_keys,
 )
+from sslpipe.precision import full_float32
 
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
 

@@ -41,11 +41,11 @@ def _read_torchvision(folder: Path) -> list[nn.Module]:
     """Load torchvision's own model with the file's weights; only its head may be missing there."""
     import torchvision
 
-    from sslpipe.models.backbones import HEADS
+    from sslpipe.models.backbones import CLASSIFIERS
 
     (path,) = (folder / "torchvision").glob("*.safetensors")
     network = torchvision.models.get_model(path.stem, weights=None)
-    head = HEADS[type(network).__name__]
+    head = CLASSIFIERS[type(network).__name__]
     in_head = [key for key in network.state_dict() if key.startswith(f"{head}.")]
     result = network.load_state_dict(load_file(path), strict=False)
     if sorted(result.missing_keys) != sorted(in_head) or result.unexpected_keys:

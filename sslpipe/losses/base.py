@@ -18,7 +18,7 @@ from sslpipe.losses.engine.contrast import (
     gather_anchors,
 )
 from sslpipe.losses.engine.products import Products
-from sslpipe.losses.engine.tiles import Term
+from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
 
 class Objective(nn.Module):
@@ -102,7 +102,7 @@ class ContrastiveLoss(Objective):
     @property
     def terms(self) -> tuple[Term, ...]:
         """The sums over an anchor's negatives that the loss needs."""
-        return (Term(),)
+        return ONE_SUM
 
     @property
     def engine(self) -> Engine:

@@ -9,7 +9,7 @@ from torch import Tensor
 from sslpipe.losses.base import InBatchLoss, positive_similarities
 from sslpipe.losses.engine.contrast import Anchors, Sums
 from sslpipe.losses.engine.products import Products
-from sslpipe.losses.engine.tiles import Term
+from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
 
 class HardNegativeLoss(InBatchLoss):
@@ -55,7 +55,7 @@ class HardNegativeLoss(InBatchLoss):
     @property
     def terms(self) -> tuple[Term, ...]:
         """Log sums of e^((1 + beta) s) and of the weights e^(beta s); their difference is log g."""
-        return (Term(1 + self.beta), Term(self.beta, sign=-1)) if self.beta else (Term(),)
+        return (Term(1 + self.beta), Term(self.beta, sign=-1)) if self.beta else ONE_SUM
 
     def row_loss(self, v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:
         """Compute eq. 4, all in logarithms: softplus(log M + log g - s+)."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.distributed import all_gather_rows
-from sslpipe.losses.base import InBatchLoss, positive_similarities
+from sslpipe.losses.base import InBatchLoss
 from sslpipe.losses.engine.contrast import Anchors, Classes, Sums, gather_anchors
 from sslpipe.losses.engine.products import Products
 
@@ -55,9 +55,11 @@ class SupConLoss(InBatchLoss):
         assert anchors.classes is not None
         index, sizes = anchors.classes
         positives = 2 * sizes[index] - 1  # (N,) of an anchor
-        total = torch.logaddexp(positive_similarities(v), sums[0])  # (N, 2), over all other views
+        v_a, v_b = v.unbind(1)
+        positive = (v_a * v_b).sum(1, keepdim=True)  # (N, 1)
+        total = torch.logaddexp(positive, sums[0])  # (N, 2), over all other views
         # the sum of an anchor's positives: all views of its class, without itself
-        class_sums = v.new_zeros(len(sizes), v.shape[2]).index_add(0, index, v.sum(1))
+        class_sums = v.new_zeros(len(sizes), v.shape[2]).index_add(0, index, v_a + v_b)
         others = class_sums[index][:, None] - v  # (N, 2, D)
         values: Tensor = total - (v * others).sum(2) / positives[:, None]  # (N, 2)
         return values.mean()

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows
+from sslpipe.losses.engine.queue import enqueue
 from sslpipe.metric_learning.losses.pairwise import References
 
 
@@ -37,14 +38,9 @@ class EmbeddingQueue(nn.Module):
 
     @torch.no_grad()
     def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
-        size = len(self.labels)
         rows = [all_gather_rows(part) for part in (embeddings, labels, ids)]
-        pushed = len(rows[1])
-        places = (self.head + torch.arange(pushed, device=self.head.device)) % size
-        for kept, new in zip((self.embeddings, self.labels, self.ids), rows, strict=True):
-            kept[places[-size:]] = new[-size:].to(kept.dtype)  # of more than size rows, the last
-        self.head.copy_((self.head + pushed) % size)
-        self.count.copy_((self.count + pushed).clamp_max(size))
+        buffers = self.embeddings, self.labels, self.ids
+        enqueue(buffers, rows, self.head, self.count)
 
     def references(self) -> References | None:
         """Copies: the next push changes the buffers, which autograd may still need."""

@@ -1,1 +1,6 @@
-"""Backbones, projectors and how they are put together."""
+"""Networks: backbones by name, the projector, SimCLR's and MoCo's arrangement of them.
+
+For training, export and evaluation, which build the same network from the same recipe. Start with
+`simclr.py`; `backbones.py` holds the table BACKBONES, `momentum.py` the momentum encoder,
+`sync_batchnorm.py` BatchNorm over all ranks, `blocks.py` what layer-wise learning rates count.
+"""

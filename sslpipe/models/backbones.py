@@ -27,11 +27,17 @@ STEMS: dict[str, str] = {
 class Backbone(nn.Module):
     """A network without its classifier: (B, 3, H, W) normalised floats -> (B, num_features).
 
-    num_features: F, the width of the pooled features, or of the embedding where there is one.
-    embedding: a last linear layer of metric learning; normalize: features have length 1.
-    stem: which first layers a ResNet got ("imagenet", "small_pool", "small"); None where the
-        architecture has no choice. An export needs it to build the same network again.
     State dict keys: `network.` and the keys of the architecture's own library.
+
+    Args:
+        network: (B, 3, H, W) -> pooled features.
+        num_features: F, the width of the pooled features, or of the embedding where there is one.
+        stem: which first layers a ResNet got ("imagenet", "small_pool", "small"); None where the
+            architecture has no choice. An export needs it to build the same network again.
+
+    Attributes:
+        embedding: a last linear layer of metric learning, or None.
+        normalize: features have length 1.
     """
 
     def __init__(self, network: nn.Module, num_features: int, stem: Stem | None = None) -> None:
@@ -43,29 +49,31 @@ class Backbone(nn.Module):
         self.normalize = False
 
     def forward(self, images: Tensor) -> Tensor:
+        """Compute features (B, num_features)."""
         features = self.raw(images)  # (B, F)
         return F.normalize(features, dim=1) if self.normalize else features
 
     def raw(self, images: Tensor) -> Tensor:
-        """The features before they are normalised: what losses and heads take."""
+        """Compute features before they are normalised: what losses and heads take."""
         features: Tensor = self.network(images)
         return features if self.embedding is None else self.embedding(features)
 
 
 def build_backbone(component: Component, *, crop_px: int) -> Backbone:
-    """The network that `backbone.kind` names, with random weights from torch's generator.
+    """Build the network that `backbone.kind` names, with random weights from torch's generator.
 
-    crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
-    does not, and the position table of a vision transformer.
-    embedding_dim, normalize: arguments of any kind; a linear layer behind the pooled features, and
-    whether what comes out gets length 1 (see Backbone).
-    Raises: RecipeError for a kind, an architecture or an argument that does not exist.
+    Args:
+        component: the recipe's section. Any kind takes `embedding_dim`, a linear layer behind the
+            pooled features, and `normalize`, whether features get length 1 (see Backbone).
+        crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
+            does not, and the position table of a vision transformer.
+
+    Raises:
+        RecipeError: a kind, an architecture or an argument that does not exist.
     """
     arguments = component.arguments
-    embedding_dim, normalize = (
-        arguments.pop("embedding_dim", None),
-        arguments.pop("normalize", False),
-    )
+    embedding_dim = arguments.pop("embedding_dim", None)
+    normalize = arguments.pop("normalize", False)
     family, _, architecture = component.kind.partition("/")
     if family in NAMED and not architecture:
         raise RecipeError(
@@ -75,8 +83,9 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     if family in BACKBONES and architecture and family not in NAMED:
         raise RecipeError(f"backbone.kind = {component.kind!r}: write {family!r}")
     inner = Component.model_validate({"kind": family, **arguments})
-    given = {"architecture": architecture, "crop_px": crop_px}
-    backbone = build(BACKBONES, inner, section="backbone", **given)
+    backbone = build(
+        BACKBONES, inner, section="backbone", architecture=architecture, crop_px=crop_px
+    )
     if embedding_dim is not None:
         backbone.embedding = nn.Linear(backbone.num_features, embedding_dim)
         backbone.num_features = embedding_dim
@@ -85,7 +94,7 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
 
 
 def fitting_stem(crop_px: int) -> Stem:
-    """The stem for square images of this size.
+    """Choose the stem for square images of this size.
 
     32 px: every reference recipe drops both strides; 64 px: W-MSE (Ermolov et al. 2021, their
     code) keeps the max-pool; from 65 px on the ImageNet stem.
@@ -94,19 +103,28 @@ def fitting_stem(crop_px: int) -> Stem:
 
 
 def stem_warning(component: Component, crop_px: int) -> str | None:
-    """One sentence where a stem asked for does not fit the image size; None where it does."""
-    asked = component.arguments.get("stem", "auto")
+    """Say in one sentence that a requested stem does not fit the image size; None where it does."""
+    requested = component.arguments.get("stem", "auto")
     fitting = fitting_stem(crop_px)
-    if asked in ("auto", fitting) or asked not in STEMS:
+    if requested in ("auto", fitting) or requested not in STEMS:
         return None
     return (
-        f"backbone.stem = {asked!r} ({STEMS[asked]}) does not fit {crop_px} px crops; "
+        f"backbone.stem = {requested!r} ({STEMS[requested]}) does not fit {crop_px} px crops; "
         f"{fitting!r} ({STEMS[fitting]}) does: leave the key out, or set it to 'auto'"
     )
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut. Source: He et al. 2015, arXiv:1512.03385, fig. 2."""
+    """Two 3x3 convolutions and a shortcut.
+
+    Args:
+        in_width: channels in.
+        width: channels out.
+        stride: of the first convolution.
+
+    Source:
+        He et al. 2015, arXiv:1512.03385, fig. 2.
+    """
 
     def __init__(self, in_width: int, width: int, stride: int) -> None:
         super().__init__()
@@ -121,16 +139,19 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute (B, width, H / stride, W / stride) from x (B, in_width, H, W)."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out)) + self.shortcut(x)
         return self.relu(out)  # type: ignore[no-any-return]
 
 
 def small_resnet(widths: tuple[int, ...] = (32, 64, 128), blocks: int = 1) -> Backbone:
-    """A ResNet for small images on a CPU: a 4x4 stride-2 stem, one stage of basic blocks a width.
+    """Build a ResNet for small images on a CPU: a 4x4 stride-2 stem, one stage a width.
 
-    widths: channels of the stages; each but the first halves the resolution. The last is the
-    number of features. blocks: basic blocks in each stage.
+    Args:
+        widths: channels of the stages; each but the first halves the resolution. The last is the
+            number of features.
+        blocks: basic blocks in each stage.
     """
     if not widths or min(widths) < 1 or blocks < 1:
         raise ValueError(f"widths = {widths} and blocks = {blocks} must be positive")
@@ -153,7 +174,7 @@ def small_resnet(widths: tuple[int, ...] = (32, 64, 128), blocks: int = 1) -> Ba
 
 
 # torchvision's classes and the attribute that holds the classifier behind the pooled features
-HEADS = {
+CLASSIFIERS = {
     "ConvNeXt": "classifier.2",
     "DenseNet": "classifier",
     "EfficientNet": "classifier",
@@ -184,11 +205,15 @@ PREFIXES = (
 def torchvision_backbone(
     architecture: str, *, crop_px: int, stem: str = "auto", zero_init_residual: bool = False
 ) -> Backbone:
-    """A torchvision classifier with its head cut off, initialised as torchvision does.
+    """Build a torchvision classifier with its head cut off, initialised as torchvision does.
 
-    stem: "auto", or one of STEMS; only ResNets have the choice.
-    zero_init_residual: ResNets only; the last BatchNorm scale of each block starts at 0.
+    Args:
+        architecture: its name in torchvision.
+        crop_px: side of the images.
+        stem: "auto", or one of STEMS; only ResNets have the choice.
+        zero_init_residual: ResNets only; the last BatchNorm scale of each block starts at 0.
     """
+    # the architecture and its arguments, refused before anything is built
     every = torchvision.models.list_models(module=torchvision.models)
     known = [name for name in every if name.startswith(PREFIXES)]
     if architecture not in known:
@@ -206,21 +231,26 @@ def torchvision_backbone(
         arguments["image_size"] = crop_px
     network = torchvision.models.get_model(architecture, weights=None, **arguments)
 
-    parent_name, _, head_name = HEADS[type(network).__name__].rpartition(".")
+    # the classifier goes, the stem fits the images
+    parent_name, _, head_name = CLASSIFIERS[type(network).__name__].rpartition(".")
     parent = network.get_submodule(parent_name)
     head = parent.get_submodule(head_name)
     linear = next(module for module in head.modules() if isinstance(module, nn.Linear))
     setattr(parent, head_name, nn.Identity())
-    stem_is = _set_stem(network, torchvision.models.ResNet, stem, crop_px)
-    return Backbone(network, linear.in_features, stem_is)
+    stem_name = _set_stem(network, torchvision.models.ResNet, stem, crop_px)
+    return Backbone(network, linear.in_features, stem_name)
 
 
 def timm_backbone(
     architecture: str, *, crop_px: int, stem: str = "auto", **arguments: Any
 ) -> Backbone:
-    """A timm model with num_classes=0. arguments: go to timm.create_model (drop_path_rate, ...).
+    """Build a timm model with num_classes=0.
 
-    stem: "auto", or one of STEMS; only ResNets with timm's plain 7x7 stem have the choice.
+    Args:
+        architecture: its name in timm.
+        crop_px: side of the images.
+        stem: "auto", or one of STEMS; only ResNets with timm's plain 7x7 stem have the choice.
+        arguments: go to timm.create_model (drop_path_rate, ...).
     """
     import timm  # takes seconds, and most runs have no use for it
 
@@ -236,8 +266,8 @@ def timm_backbone(
     if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
         _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
         network.set_input_size(img_size=(crop_px, crop_px))
-    stem_is = _set_stem(network, timm.models.ResNet, stem, crop_px)
-    return Backbone(network, int(network.head_hidden_size), stem_is)
+    stem_name = _set_stem(network, timm.models.ResNet, stem, crop_px)
+    return Backbone(network, int(network.head_hidden_size), stem_name)
 
 
 def _check_patches(architecture: str, patch_px: int, crop_px: int) -> None:
@@ -249,7 +279,7 @@ def _check_patches(architecture: str, patch_px: int, crop_px: int) -> None:
 
 
 def _set_stem(network: nn.Module, resnet: type[nn.Module], stem: str, crop_px: int) -> Stem | None:
-    """Give a ResNet the stem asked for, in place; return what it now has, None without a choice."""
+    """Give a ResNet the requested stem, in place; return what it now has, None without a choice."""
     valid = ("auto", *get_args(Stem))
     if stem not in valid:
         raise RecipeError(
@@ -273,7 +303,7 @@ def _set_stem(network: nn.Module, resnet: type[nn.Module], stem: str, crop_px: i
     return chosen
 
 
-# families whose kind goes on with a slash and an architecture
+# families whose kind continues with a slash and an architecture
 NAMED = {"torchvision": "torchvision/resnet18", "timm": "timm/vit_small_patch16_224"}
 
 BACKBONES: dict[str, Callable[..., Backbone]] = {

@@ -9,7 +9,7 @@ _ROWS_OF_BLOCKS = {"blocks", "features", "layers", "stages"}
 
 
 def block_names(network: nn.Module) -> list[str]:
-    """Names of the submodules that are the blocks, in forward order.
+    """List the names of the submodules that are the blocks, in forward order.
 
     A residual block, a transformer layer, a convolution outside of them and its norm count as one
     each. Parameters outside all of them (a class token, position tables) belong to the first.
@@ -31,9 +31,9 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[str]:
 
 
 def block_of(parameter: str, blocks: list[str]) -> int:
-    """Which of the blocks a parameter's name lies in; 0 where in none."""
-    found = [number for number, name in enumerate(blocks) if parameter.startswith(f"{name}.")]
-    return found[0] if found else 0
+    """Find which of the blocks a parameter's name lies in; 0 where in none."""
+    matches = [number for number, name in enumerate(blocks) if parameter.startswith(f"{name}.")]
+    return matches[0] if matches else 0
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -14,19 +14,22 @@ from sslpipe.recipe.pretrain import Momentum, Projector
 class MomentumPair(nn.Module):
     """Backbone and projector, trained, beside a copy whose weights follow them slowly.
 
-    forward: views (2B, 3, S, S) -> z (2B, D), not normalised: queries of the first views, then keys
-    of the second views, which carry no gradient.
-    follow: call it after an optimizer step; weights of the copy = momentum * they + (1 - momentum)
-    * the trained ones. Before the first call both are equal.
-    embed: images (B, 3, S, S) -> h (B, F) of the trained backbone: what is evaluated and exported.
     The copy is all buffers, so the optimizer and DDP leave it alone, and checkpoints and the
-    undoing of a bad step include it; its BatchNorms keep running statistics of their own.
+    undoing of a skipped step include it; its BatchNorms keep running statistics of their own.
+    Before the first `follow` both are equal.
+
     BatchNorm: queries and keys are normalised apart, each over its views of the global batch
     (batchnorm = "global"). MoCo normalises over one GPU's few images, whose statistics tell which
     keys belong to a query, and shuffles the keys over the GPUs against that. Statistics of the
     global batch are the same for all its images, so there is nothing to shuffle, and none is done.
-    Source: He et al. 2019 (MoCo), arXiv:1911.05722, eq. 2, alg. 1 and section 3.3; Chen et al. 2020
-    (MoCo v2), arXiv:2003.04297.
+
+    Args:
+        backbone: images -> features.
+        projector: the recipe's section.
+
+    Source:
+        He et al. 2019 (MoCo), arXiv:1911.05722, eq. 2, alg. 1 and section 3.3; Chen et al. 2020
+        (MoCo v2), arXiv:2003.04297.
     """
 
     def __init__(self, backbone: Backbone, projector: Projector) -> None:
@@ -36,6 +39,11 @@ class MomentumPair(nn.Module):
         self.momentum = _without_parameters(copy.deepcopy(trained))
 
     def forward(self, views: Tensor) -> Tensor:
+        """Compute queries of the first views, then keys of the second, which carry no gradient.
+
+        Shape:
+            views (2B, 3, S, S) -> z (2B, D), not normalised.
+        """
         view_a, view_b = views.chunk(2)  # (B, 3, S, S) each
         queries = self.projector(self.backbone(view_a))  # (B, D)
         with torch.no_grad():
@@ -43,18 +51,20 @@ class MomentumPair(nn.Module):
         return torch.cat([queries, keys])
 
     def embed(self, images: Tensor) -> Tensor:
+        """Compute features (B, F) of images (B, 3, S, S) by the trained backbone, for use."""
         h: Tensor = self.backbone(images)  # (B, F)
         return h
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
+        """Move the copy after an optimizer step: momentum * it + (1 - momentum) * the trained."""
         slow = dict(self.momentum.named_buffers())
         trained = dict(self.named_parameters())
         torch._foreach_lerp_([slow[name] for name in trained], list(trained.values()), 1 - momentum)
 
 
 def _without_parameters(module: SimCLR) -> SimCLR:
-    """The module with every parameter turned into a buffer of the same name."""
+    """The module with every parameter replaced by a buffer of the same name."""
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             delattr(part, name)
@@ -63,11 +73,18 @@ def _without_parameters(module: SimCLR) -> SimCLR:
 
 
 def momentum_at(step: int, settings: Momentum, steps: int) -> float:
-    """The momentum of one step, from settings.start at step 0; step counts from 0.
+    """Compute the momentum of one step, from settings.start at step 0.
 
     "constant": always that. "cosine": rises to 1 at step = steps, one past the last:
     1 - (1 - start) (1 + cos(pi step / steps)) / 2.
-    Source: Grill et al. 2020 (BYOL), arXiv:2006.07733, section 3.3.
+
+    Args:
+        step: counts from 0.
+        settings: the recipe's section.
+        steps: length of the run.
+
+    Source:
+        Grill et al. 2020 (BYOL), arXiv:2006.07733, section 3.3.
     """
     if settings.schedule == "constant":
         return settings.start

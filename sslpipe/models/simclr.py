@@ -7,13 +7,15 @@ from sslpipe.recipe.pretrain import Projector
 
 
 def build_projector(num_features: int, projector: Projector) -> nn.Sequential:
-    """An MLP (B, num_features) -> (B, out_dim): ReLU between its linear layers.
+    """Build an MLP (B, num_features) -> (B, out_dim) with ReLU between its linear layers.
 
     With BatchNorm, every linear layer is followed by one and has no bias of its own; the last
     BatchNorm has neither scale nor shift. SimCLR's code keeps a learned scale there (`center=False`
     only); MoCo v3's drops both, as here: the loss normalises z, and a shift would move every z
     towards one point.
-    Source: Chen et al. 2020, arXiv:2002.05709, section 4.2; Chen et al. 2021, arXiv:2104.02057.
+
+    Source:
+        Chen et al. 2020, arXiv:2002.05709, section 4.2; Chen et al. 2021, arXiv:2104.02057.
     """
     widths = [num_features, *[projector.hidden_dim] * (projector.num_layers - 1), projector.out_dim]
     layers: list[nn.Module] = []
@@ -30,9 +32,12 @@ def build_projector(num_features: int, projector: Projector) -> nn.Sequential:
 class SimCLR(nn.Module):
     """Backbone and projector; weights as torch and torchvision initialise them.
 
-    forward: views (2B, 3, S, S) -> z (2B, D), not normalised; the loss normalises.
-    embed: images (B, 3, S, S) -> h (B, F), the features that are evaluated and exported.
-    Source: Chen et al. 2020, arXiv:2002.05709, fig. 2.
+    Args:
+        backbone: images -> features.
+        projector: the recipe's section.
+
+    Source:
+        Chen et al. 2020, arXiv:2002.05709, fig. 2.
     """
 
     def __init__(self, backbone: Backbone, projector: Projector) -> None:
@@ -41,10 +46,12 @@ class SimCLR(nn.Module):
         self.projector = build_projector(backbone.num_features, projector)
 
     def forward(self, views: Tensor) -> Tensor:
+        """Compute z (2B, D) of views (2B, 3, S, S), not normalised; the loss normalises."""
         h = self.backbone(views)  # (2B, F)
         z: Tensor = self.projector(h)  # (2B, D)
         return z
 
     def embed(self, images: Tensor) -> Tensor:
+        """Compute features (B, F) of images (B, 3, S, S): what is evaluated and exported."""
         h: Tensor = self.backbone(images)  # (B, F)
         return h

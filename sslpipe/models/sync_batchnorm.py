@@ -14,13 +14,22 @@ from sslpipe.distributed import current_rank
 
 
 def sync_batchnorm(module: nn.Module, world: int) -> nn.Module:
-    """The module with every BatchNorm replaced by `SyncBatchNorm`; itself when world is 1.
+    """Replace every BatchNorm of the module by `SyncBatchNorm`, in place.
 
     Parameters, buffers, their names, mode and device stay, so checkpoints and exports are
-    unchanged. A norm that applies children afterwards (timm's
-    BatchNormAct2d: drop, act) keeps them.
-    Raises: TypeError for a BatchNorm subclass whose forward is not known to be one of these;
-    ValueError where DDP wraps the module already.
+    unchanged. A norm that applies children afterwards (timm's BatchNormAct2d: drop, act) keeps
+    them.
+
+    Args:
+        module: the model, before DDP wraps it.
+        world: number of processes; with 1 nothing is replaced.
+
+    Returns:
+        The module, or its replacement where it is a BatchNorm itself.
+
+    Raises:
+        TypeError: a BatchNorm subclass whose forward is not known to be one of these.
+        ValueError: DDP wraps the module already.
     """
     if isinstance(module, DistributedDataParallel):
         raise ValueError("BatchNorm is made global before DDP wraps the model, not after")
@@ -59,7 +68,12 @@ class SyncBatchNorm(_BatchNorm):
     float32 at least, from squared distances to the mean. The gradients of weight and bias are this
     rank's share; DDP's mean completes them as it does all others. In eval mode: plain BatchNorm.
     Not a subclass of torch's SyncBatchNorm: DDP refuses that one on CPU.
-    Shape: (rows, channels, ...) -> the same, in the same dtype and memory format.
+
+    Args:
+        num_features: channels; this and the other arguments are those of nn.BatchNorm.
+
+    Shape:
+        (rows, channels, ...) -> the same, in the same dtype and memory format.
     """
 
     def _check_input_dim(self, x: Tensor) -> None:
@@ -67,6 +81,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"BatchNorm needs (rows, channels, ...), got shape {tuple(x.shape)}")
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise x by the statistics of all ranks' rows; in eval mode, by the running ones."""
         self._check_input_dim(x)
         by_batch = self.training or self.running_mean is None
         y = self._normalised_by_batch(x) if by_batch else self._normalised_by_running(x)
@@ -101,10 +116,16 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (C,), biased variance (C,) and count () of x (rows, C, ...) over the rows of all ranks.
+    """Compute mean, biased variance and count per channel over the rows of all ranks. Collective.
 
-    float64 whatever x is. Each rank's squares are about its own mean, and the parts are merged in
-    float64 by Chan's formula, so a mean far larger than the spread costs no digits. Collective.
+    Each rank's squares are about its own mean, and the parts are merged in float64 by Chan's
+    formula, so a mean far larger than the spread costs no digits.
+
+    Args:
+        x: (rows, C, ...), any float dtype.
+
+    Returns:
+        Mean (C,), variance (C,) and count (), float64.
     """
     channels = x.shape[1]
     count = x.numel() // channels
@@ -186,7 +207,7 @@ def _channel_sums(factor: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tens
 
 
 def _affine(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
-    """gain * x + offset by channel, in x's dtype and memory format, in one pass over memory."""
+    """Compute gain * x + offset by channel in one pass; dtype and memory format are those of x."""
     dtype = _wide_dtype(x)  # an eval-mode BatchNorm computes in this one and rounds once
     one = torch.ones_like(gain, dtype=dtype)
     zero = torch.zeros_like(one)

@@ -19,12 +19,12 @@ from sslpipe.augment.resample import (
     crop_by_products,
     crop_taps,
     crop_together,
-    full_float32,
     gaussian_blur,
     num_crop_taps,
     plan_crops,
     transposed,
 )
+from sslpipe.precision import full_float32
 
 COUNT = 12
 CROPS = (crop_together, crop_apart, crop_by_products)

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import Rank, all_gather_rows, current_rank, row_counts
 from sslpipe.losses.engine.products import Multiply, Products
-from sslpipe.losses.engine.tiles import Term, Tiles
+from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles
 
 Sums = tuple[Tensor, ...]
 RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]
@@ -78,12 +78,14 @@ class Anchors(NamedTuple):
         """Mean number of negatives of an anchor: views of other groups and classes."""
         if self.classes is None:
             return self.mean_unmasked
-        positives = 2 * (self.classes.sizes[self.classes.index] - 1).double().mean()
-        return self.mean_unmasked - float(positives)
+        index, sizes = self.classes
+        return self.mean_unmasked - float(2 * (sizes[index] - 1).double().mean())
 
     @property
     def masked_pairs(self) -> int:
         """Ordered (anchor, view of another image) pairs that are masked."""
+        if self.negatives is None:
+            return 0
         return round(2 * self.images * (2 * self.images - 2 - self.mean_unmasked))
 
 
@@ -137,7 +139,7 @@ class Engine(NamedTuple):
     temperature: float
     products: Products = "float32"
     tile_rows: int | None = None
-    terms: tuple[Term, ...] = (Term(),)
+    terms: tuple[Term, ...] = ONE_SUM
 
     @property
     def largest(self) -> float:

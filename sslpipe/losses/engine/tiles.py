@@ -45,6 +45,9 @@ class Term(NamedTuple):
     sign: int = 1
 
 
+ONE_SUM = (Term(),)  # the log-sum-exp of similarities, all that most losses need
+
+
 class BlockGroups(NamedTuple):
     """The groups of one block's rows or columns: (r,) int64, ascending, and its ends as numbers."""
 
@@ -79,7 +82,7 @@ class Tiles:
         largest: float,
         multiply: Multiply,
         tile_rows: int,
-        terms: tuple[Term, ...] = (Term(),),
+        terms: tuple[Term, ...] = ONE_SUM,
         symmetric: bool = False,
         pairs_at: int | None = None,
         groups: tuple[Tensor, Tensor] | None = None,
@@ -87,7 +90,7 @@ class Tiles:
         self.rows, self.columns, self.multiply, self.terms = rows, columns, multiply, terms
         self.symmetric, self.pairs_at = symmetric, pairs_at
         # with exponents this small neither a sum nor a term leaves float32's normal range
-        self.plain = largest <= LARGEST_PLAIN_EXPONENT and terms == (Term(),)
+        self.plain = largest <= LARGEST_PLAIN_EXPONENT and terms == ONE_SUM
         tile_rows += tile_rows % 2  # a tile never cuts an image's two views apart
         self.tile_rows = tile_rows
         self.buffers: dict[int, Tensor] = {}
