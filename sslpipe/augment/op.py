@@ -25,7 +25,7 @@ class Draws:
         seed, epoch: of all rows.
         ids: (2B,) int64, the samples.
         views: (2B,) int64 in {0, 1}. These four name a row's random numbers.
-        params: what each op has drawn: name -> (2B, ...).
+        params: the parameters of each op: name -> (2B, ...).
     """
 
     seed: int
