@@ -1,6 +1,6 @@
 """What an augmentation is: an Op. Ops themselves, and the list of them, stand in ops.py."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,7 +25,7 @@ class Draws:
         seed, epoch: of all rows.
         ids: (2B,) int64, the samples.
         views: (2B,) int64 in {0, 1}. These four name a row's random numbers.
-        params: what each op has drawn: name -> (2B, ...).
+        params: the parameters of each op: name -> (2B, ...).
     """
 
     seed: int
@@ -43,9 +43,9 @@ class Draws:
         yield from (self.seed, self.epoch, self.ids, self.views)
         yield from self.params.values()
 
-    def rows(self, index: Tensor | slice) -> "Draws":
-        """Return some of the rows, in the order of `index`."""
-        params = {name: values[index] for name, values in self.params.items()}
+    def rows(self, index: Tensor | slice, names: Iterable[str] | None = None) -> "Draws":
+        """Return some of the rows, in the order of `index`, with all parameters or those named."""
+        params = {name: self.params[name][index] for name in names or self.params}
         return Draws(self.seed, self.epoch, self.ids[index], self.views[index], params)
 
     def to(self, device: torch.device | str) -> "Draws":
@@ -160,13 +160,20 @@ class MaskedOp(Op):
         if rows is not None:
             chosen = rows if isinstance(rows, slice) else rows.to(views.device)
             part = views[chosen]
-            changed = self.change(part, chunk._replace(draws=chunk.draws.rows(rows)))
+            own = chunk._replace(draws=chunk.draws.rows(rows, self.params))
+            changed = self.change(part, own)
             if changed is not part or not isinstance(rows, slice):  # else it is done, in place
                 views[chosen] = changed
         return views
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change all views given; `chunk.draws` has a row for each, other fields may have more."""
+        """Change all views given.
+
+        Args:
+            views: (n, 3, S, S) float32 in [0, 1].
+            chunk: its `draws` have a row for each, and this op's parameters only; other fields may
+                have more rows.
+        """
         raise NotImplementedError
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:

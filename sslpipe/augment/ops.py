@@ -311,7 +311,7 @@ def _spec_of(ops: tuple[Op, ...]) -> type[ViewSpec]:
 def ops_for(specs: Sequence[ViewSpec]) -> list[Op]:
     """Return the ops, in order, whose settings these views have.
 
-    Views built before an op was registered go on without it.
+    Views built before an op was registered do not have it.
     """
     return [op for op in OPS if all(hasattr(specs[0], name) for name in op.settings)]
 

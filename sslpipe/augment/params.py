@@ -33,14 +33,14 @@ def draws(
     sizes = np.asarray(sizes, dtype=np.int64)
     ops = ops_for(specs)
     lanes = np.concatenate([np.asarray(op.lanes) for op in ops])
-    drawn: dict[str, list[NDArray[np.generic]]] = {name: [] for op in ops for name in op.params}
+    params: dict[str, list[NDArray[np.generic]]] = {name: [] for op in ops for name in op.params}
     for view, spec in enumerate(specs):
         u = uniform(seed, epoch, ids, view, lanes)  # (B, lanes)
         first = 0
         for op in ops:
             last = first + len(op.lanes)
             for name, values in zip(op.params, op.draw(u[:, first:last], sizes, spec), strict=True):
-                drawn[name].append(values)
+                params[name].append(values)
             first = last
     views = np.repeat(np.arange(len(specs)), len(ids))
     return Draws(
@@ -48,5 +48,5 @@ def draws(
         epoch,
         torch.from_numpy(np.tile(ids, len(specs))),
         torch.from_numpy(views),
-        {name: torch.from_numpy(np.concatenate(values)) for name, values in drawn.items()},
+        {name: torch.from_numpy(np.concatenate(values)) for name, values in params.items()},
     )

@@ -85,9 +85,10 @@ def _rows(batch: Batch, augment: Views, seed: int, epochs: range) -> list[list[_
                 cells.append(_original(batch, row, params, augment.crop_px * factor))
             for view, spec in enumerate(augment.specs):
                 place = row + view * count
-                draw, size = params.rows(slice(place, place + 1)), batch.sizes[row].tolist()
+                draw = params.rows(slice(place, place + 1))
+                height, width = batch.sizes[row].tolist()
                 ops = ops_for(augment.specs)
-                words = [word for op in ops for word in op.describe(draw, spec, size)]
+                words = [word for op in ops for word in op.describe(draw, spec, (height, width))]
                 lines = _wrap(words, _CELL_PX)
                 cells.append(_Cell(_to_image(views[place], factor), lines, _VIEW_COLOURS[view]))
     return rows

@@ -142,7 +142,7 @@ def gaussian_blur(
         images: (n, c, S, S) float32.
         sigma: (n,) in pixels, none over largest_sigma.
         kernel_px: its taps, odd, less than 2 S.
-        largest_sigma: taps that float32 cannot see at this sigma are left out.
+        largest_sigma: taps that float32 cannot see at this sigma are skipped.
         bfloat16: across, pixels, weights and sums are rounded to it (each to a relative 2^-9),
             products are accumulated in float32; not for kernels of _FEW_TAPS, which need no
             products.
@@ -244,9 +244,9 @@ def blur_taps(sigma: Tensor, kernel_px: int, side_px: int, largest_sigma: float)
 
     Args:
         sigma: (n,) in pixels, none over largest_sigma.
-        kernel_px: taps of the whole kernel, odd; those that float32 cannot see are left out.
+        kernel_px: taps of the whole kernel, odd; those that float32 cannot see are skipped.
         side_px: length of a line.
-        largest_sigma: which taps are left out.
+        largest_sigma: of the whole batch: it decides which taps are skipped.
     """
     reach = kernel_px // 2
     kept = min(reach, math.ceil(_LAST_SIGMAS * largest_sigma))

@@ -24,7 +24,9 @@ GOLDEN_ORDERS = [[3, 2, 1, 0], [1, 2, 3, 0]]
 GOLDEN_HUES = [0.16725275, 0.12976809]
 
 
-def drawn(spec: ViewSpec = SIMCLR, size: tuple[int, int] = (375, 500), count: int = COUNT) -> Draws:
+def draw_params(
+    spec: ViewSpec = SIMCLR, size: tuple[int, int] = (375, 500), count: int = COUNT
+) -> Draws:
     return draws(3, 1, np.arange(count), np.tile(size, (count, 1)), (spec,))
 
 
@@ -39,7 +41,7 @@ def test_crop_boxes_follow_torchvisions_distribution(size: tuple[int, int]) -> N
     image = torch.empty(3, *size, device="meta")
     params = [crop.make_params([image]) for _ in range(COUNT)]
     theirs = np.array([[p["top"], p["left"], p["height"], p["width"]] for p in params], float)
-    ours = drawn(size=size).boxes.numpy().astype(float)
+    ours = draw_params(size=size).boxes.numpy().astype(float)
     for column in range(4):
         assert same_distribution(ours[:, column], theirs[:, column])
     assert same_distribution(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3])
@@ -47,7 +49,7 @@ def test_crop_boxes_follow_torchvisions_distribution(size: tuple[int, int]) -> N
 
 
 def test_boxes_lie_inside_the_image_and_reach_its_last_pixel() -> None:
-    top, left, height, width = drawn(size=(20, 31)).boxes.unbind(1)
+    top, left, height, width = draw_params(size=(20, 31)).boxes.unbind(1)
     assert (torch.stack([top, left]) >= 0).all()
     assert (torch.stack([height, width]) >= 1).all()
     assert (top + height).max() == 20
@@ -60,7 +62,7 @@ def test_the_central_fallback_is_torchvisions(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     crop = transforms.RandomResizedCrop(224, scale=spec.crop_area, ratio=spec.crop_ratio)
     expected = crop.make_params([torch.empty(3, *size, device="meta")])
-    ours = drawn(spec, size, count=5).boxes
+    ours = draw_params(spec, size, count=5).boxes
     assert ours.tolist() == [[expected[k] for k in ("top", "left", "height", "width")]] * 5
 
 
@@ -71,14 +73,14 @@ def test_jitter_factors_follow_torchvisions_distribution() -> None:
     )  # 1.4: the interval is cut at 0
     jitter = transforms.ColorJitter(*spec.jitter_strengths)
     params = [jitter.make_params([]) for _ in range(COUNT)]
-    ours = drawn(spec).factors.numpy()
+    ours = draw_params(spec).factors.numpy()
     for column, name in enumerate(("brightness", "contrast", "saturation", "hue")):
         theirs = np.array([p[f"{name}_factor"] for p in params])
         assert same_distribution(ours[:, column], theirs), name
 
 
 def test_every_op_order_is_equally_frequent() -> None:
-    orders, counts = drawn().order.unique(dim=0, return_counts=True)
+    orders, counts = draw_params().order.unique(dim=0, return_counts=True)
     assert orders.sort(dim=1).values.tolist() == [[0, 1, 2, 3]] * 24
     assert stats.chisquare(counts.numpy()).pvalue > P_VALUE
 
@@ -86,7 +88,7 @@ def test_every_op_order_is_equally_frequent() -> None:
 def test_blur_sigma_and_rotation_follow_torchvisions_distribution() -> None:
     torch.manual_seed(0)
     blur, rotation = transforms.GaussianBlur(23, (0.1, 2.0)), transforms.RandomRotation(20)
-    ours = drawn(dataclasses.replace(SIMCLR, rotation_deg=20))
+    ours = draw_params(dataclasses.replace(SIMCLR, rotation_deg=20))
     sigma = np.array([blur.make_params([])["sigma"][0] for _ in range(COUNT)])
     angle = np.array([rotation.make_params([])["angle"] for _ in range(COUNT)])
     assert same_distribution(ours.sigma.numpy(), sigma)
@@ -95,7 +97,7 @@ def test_blur_sigma_and_rotation_follow_torchvisions_distribution() -> None:
 
 def test_ops_are_done_as_often_as_the_spec_says() -> None:
     spec = dataclasses.replace(SIMCLR, solarize_prob=0.2, flip_prob=0.35)
-    ours = drawn(spec)
+    ours = draw_params(spec)
     for name, field in (
         ("flip", "flip_prob"),
         ("jitter", "jitter_prob"),
@@ -108,7 +110,7 @@ def test_ops_are_done_as_often_as_the_spec_says() -> None:
 
 
 def test_no_two_parameters_of_a_view_are_correlated() -> None:
-    ours = drawn(dataclasses.replace(SIMCLR, rotation_deg=20, solarize_prob=0.5))
+    ours = draw_params(dataclasses.replace(SIMCLR, rotation_deg=20, solarize_prob=0.5))
     room = torch.tensor([375, 500]) - ours.boxes[:, 2:]
     place = ours.boxes[:, :2] / room.clamp_min(1)  # where the box lies in the room it has
     sides = ours.boxes[:, 2:].log()

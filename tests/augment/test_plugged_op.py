@@ -78,7 +78,7 @@ def test_a_new_op_leaves_every_number_of_the_others_as_it_was(
     assert torch.equal(changed[~done], views[~done])
     levels = params.levels[:, None, None, None]
     assert torch.equal(changed[done], ((views * levels).round() / levels)[done])
-    # views from before go on without it
+    # views built before do not have it
     assert torch.equal(plain(batch, params_for(batch, plain)), views)
 
 

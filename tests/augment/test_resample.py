@@ -80,20 +80,20 @@ def test_crop_and_flip_equal_torchvisions(
     memory_format: torch.memory_format,
     crop: Callable[..., Tensor],
 ) -> None:
-    images, drawn = canvas(height, width), parameters(side, height, width)
+    images, params = canvas(height, width), parameters(side, height, width)
     images = images.to(dtype, memory_format=memory_format)
     # a box of every kind: all of the image, one pixel, one line
-    drawn.boxes[:3] = torch.tensor([[0, 0, height, width], [3, 5, 1, 1], [2, 0, 1, width]])
+    params.boxes[:3] = torch.tensor([[0, 0, height, width], [3, 5, 1, 1], [2, 0, 1, width]])
     source = torch.arange(COUNT).flip(0)
-    ours = cropped(crop, images, source, drawn.boxes, drawn.flip, side)
+    ours = cropped(crop, images, source, params.boxes, params.flip, side)
     expected = []
     for row in range(COUNT):
         pixels = images[source[row]].float() / 255
-        box = drawn.boxes[row].tolist()
+        box = params.boxes[row].tolist()
         view = reference.resized_crop(pixels, *box, size=[side, side], antialias=True)
-        expected.append(reference.horizontal_flip(view) if drawn.flip[row] else view)
-    assert drawn.flip.any()
-    assert not drawn.flip.all()
+        expected.append(reference.horizontal_flip(view) if params.flip[row] else view)
+    assert params.flip.any()
+    assert not params.flip.all()
     assert gap(ours, expected) <= (2e-6 if side <= 96 else 2e-5)
 
 
@@ -161,12 +161,12 @@ def test_blur_refuses_a_kernel_wider_than_the_image() -> None:
 
 
 def test_views_stay_exact_where_training_allows_low_precision_products() -> None:
-    drawn, source = parameters(224, 300, 300), torch.arange(COUNT)
-    taps = blur_taps(drawn.sigma, 23, 224, 2.0)
+    params, source = parameters(224, 300, 300), torch.arange(COUNT)
+    taps = blur_taps(params.sigma, 23, 224, 2.0)
 
     def products() -> list[Tensor]:
         return [
-            cropped(crop_by_products, canvas(300, 300), source, drawn.boxes, drawn.flip, 224),
+            cropped(crop_by_products, canvas(300, 300), source, params.boxes, params.flip, 224),
             blur_by_products(noise(224), taps, torch.float32),
         ]
 
