@@ -73,7 +73,7 @@ class Gallery:
 
     def enrol(self, names: Sequence[str], embeddings: Tensor) -> None:
         """Add one row a name, of as many names as there are rows; a name may come again."""
-        rows = self._checked(embeddings)
+        rows = self._checked(embeddings, names)
         if len(rows) != len(names):
             raise UserError(f"{len(names)} names for {len(rows)} embeddings")
         places = [self._names.setdefault(name, len(self._names)) for name in names]
@@ -167,20 +167,22 @@ class Gallery:
             raise UserError(f"{name!r} is not in the gallery{hint}")
         return self._names[name]
 
-    def _checked(self, embeddings: Tensor) -> Tensor:
+    def _checked(self, embeddings: Tensor, names: Sequence[str] = ()) -> Tensor:
         """(n, D) of length 1, in the fixed point in which they are compared."""
         rows = embeddings.detach().cpu().reshape(-1, embeddings.shape[-1])
         if rows.shape[1] != self.dim:
             raise UserError(f"embeddings have {rows.shape[1]} features, the gallery {self.dim}")
         if not len(rows) or not bool(rows.isfinite().all()):
             raise UserError("embeddings must be finite, and at least one")
+        _refuse_zeros(rows, names)
         return fixed_point_units(rows)
 
 
 def similarity(first: Tensor, second: Tensor) -> float:
     """The cosine of two embeddings (D,), to the bit what a gallery would score."""
-    found = nearest(first.reshape(1, -1), second.reshape(1, -1), 1)
-    return float(found.similarities[0, 0])
+    one, other = first.reshape(1, -1), second.reshape(1, -1)
+    _refuse_zeros(torch.cat([one, other]), ("first", "second"))
+    return float(nearest(one, other, 1).similarities[0, 0])
 
 
 def threshold_at(scores: Tensor, far: float) -> float:
@@ -217,6 +219,17 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
         for a, b in zip(first.split(2**16), second.split(2**16), strict=True)
     ]
     return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _refuse_zeros(rows: Tensor, names: Sequence[str]) -> None:
+    """A zero vector has no direction: its cosine with everything would be 0."""
+    zeros = (rows == 0).all(1).nonzero()[:, 0].tolist()
+    if zeros:
+        whose = f" ({names[zeros[0]]!r})" if len(names) > zeros[0] else ""
+        raise UserError(
+            f"embedding {zeros[0]}{whose} is all zeros: it has no direction to compare; "
+            "embed the image again, or leave it out"
+        )
 
 
 def _has_faiss() -> bool:

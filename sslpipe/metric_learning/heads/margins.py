@@ -150,8 +150,9 @@ class Curricular(nn.Module):
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
         target = take_target(cosines, labels)
         if self.training:
-            mean = all_gather_rows(target).mean()
-            self.t.mul_(1 - self.momentum).add_(self.momentum * mean)
+            targets = all_gather_rows(target)
+            if len(targets):
+                self.t.mul_(1 - self.momentum).add_(self.momentum * targets.mean())
         threshold = torch.cos(angle(target) + self.margin)
         hard = cosines > threshold[:, None]  # (B, C)
         logits = torch.where(hard, cosines * (self.t.to(cosines.dtype) + cosines), cosines)
@@ -184,7 +185,8 @@ class Adaptive(nn.Module):
         if self.training:
             every = all_gather_rows(norms)
             spread = every.std() if len(every) > 1 else every.new_zeros(())
-            for kept, new in ((self.mean, every.mean()), (self.std, spread)):
+            running = ((self.mean, every.mean()), (self.std, spread)) if len(every) else ()
+            for kept, new in running:
                 kept.mul_(1 - self.momentum).add_(self.momentum * new)
         quality = (self.h * (norms - self.mean) / (self.std + 0.001)).clamp(-1, 1)
         quality = quality.to(cosines.dtype)  # (B,)

@@ -8,7 +8,8 @@ import math
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, row_counts
@@ -43,9 +44,17 @@ class LabelledRows(NamedTuple):
         """(n, M) dot products: cosines where the loss normalises."""
         return self.anchors @ self.columns.T
 
+    def centered(self) -> "LabelledRows":
+        """Take all rows from the columns' mean: distances stay, and keep their digits."""
+        if not len(self.columns):
+            return self
+        center = self.columns.detach().mean(0)
+        return self._replace(anchors=self.anchors - center, columns=self.columns - center)
+
     def distances(self, kind: Distance) -> Tensor:
         """(n, M). "squared": of the Euclidean distance; "cosine": 1 - dot product of unit rows.
 
+        Both sides are taken from the columns' mean first, so that a common offset costs no digits.
         Rows that rounding cannot tell apart have distance 0, without gradient.
         """
         if kind == "cosine":
@@ -68,6 +77,41 @@ class Pairs(NamedTuple):
     positive: Tensor  # (n, M) bool
     negative: Tensor  # (n, M) bool
     triplets: Tensor | None = None
+
+
+def labelled_rows(
+    embeddings: Tensor, labels: Tensor, num_classes: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Check embeddings (n, D) and labels (n,); return them in float32 at least, and in int64.
+
+    Args:
+        embeddings: Of any float dtype; a numpy array or a list is taken too.
+        labels: int64, < 0 for none; a numpy array or a list is taken too.
+        num_classes: Labels must be below it.
+
+    Raises:
+        ValueError: naming the shape, the dtype or the label.
+    """
+    embeddings = torch.as_tensor(embeddings)
+    labels = torch.as_tensor(labels, device=embeddings.device)
+    if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"embeddings must be (n, D) and labels (n,), got {tuple(embeddings.shape)} "
+            f"and {tuple(labels.shape)}"
+        )
+    if not embeddings.dtype.is_floating_point:
+        raise ValueError(f"embeddings must be of a float dtype, got {embeddings.dtype}")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels must be int64, got {labels.dtype}; convert them with .long()")
+    if num_classes is not None and len(labels) and (top := int(labels.max())) >= num_classes:
+        raise ValueError(f"label {top} is out of range: num_classes = {num_classes}")
+    return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a layer in x's dtype, whatever the dtype of its weights."""
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return F.linear(x, layer.weight.to(x.dtype), bias)
 
 
 def compare(
@@ -117,6 +161,9 @@ class _Distances(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, squared: bool) -> Tensor:
+        if len(b):  # distances know no origin, rounding does
+            center = b.mean(0)
+            a, b = a - center, b - center
         length_a, length_b = a.square().sum(1, keepdim=True), b.square().sum(1)
         d = a.new_empty(len(a), len(b))
         for rows in tiles(len(a), len(b) // 4):  # wider than others, for the products' sake

@@ -16,6 +16,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
     Pairs,
     PerAnchor,
+    linear,
     per_pair,
     per_row,
 )
@@ -144,7 +145,7 @@ class _RankingAndTagsTerms(nn.Module):
         """(rows,): the mean over the tags; 0 for rows without a label, which are in no pair."""
         tags = self.tags[labels.clamp_min(0)]  # (rows, T)
         each = [
-            F.cross_entropy(classifier(x), tags[:, t], reduction="none")
+            F.cross_entropy(linear(classifier, x), tags[:, t], reduction="none")
             for t, classifier in enumerate(self.classifiers)
         ]
         return torch.stack(each).mean(0).masked_fill(labels < 0, 0)
