@@ -78,13 +78,11 @@ class MetricLoss(Configured):
         if missing:
             raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
         row_terms: Any = type(self).row_terms
-        self.rule: Callable[..., Any]
-        if inspect.isclass(row_terms):
-            self.rule, self.conventions = row_terms(**conventions), {}  # a module, with weights
-        else:
-            self.rule, self.conventions = row_terms, conventions
-            if current_rank().world_size == 1:  # a rule may communicate
-                self._try_out()
+        is_module = inspect.isclass(row_terms)  # with weights of its own
+        self.rule: Callable[..., Any] = row_terms(**conventions) if is_module else row_terms
+        self.conventions = {} if is_module else conventions
+        if not is_module and current_rank().world_size == 1:  # a rule may communicate
+            self._try_out()
 
     def forward(
         self,

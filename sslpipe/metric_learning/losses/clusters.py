@@ -17,7 +17,7 @@ from sslpipe.metric_learning.losses.triplet_sums import triplet_sums
 
 
 class Groups(NamedTuple):
-    """The labelled columns of a batch, put together by label (and cluster)."""
+    """Hold the labelled columns of a batch, put together by label (and cluster)."""
 
     means: Tensor  # (G, D) with gradient to all ranks' rows
     sizes: Tensor  # (G,)
@@ -26,7 +26,7 @@ class Groups(NamedTuple):
 
 
 def group(columns: Tensor, labels: Tensor, clusters: Tensor | None = None) -> Groups:
-    """columns (M, D), labels (M,) -> their groups; clusters (M,) int64 part a label further."""
+    """Group columns (M, D) by labels (M,); clusters (M,) int64 part a label further."""
     keys = torch.stack([labels, torch.zeros_like(labels) if clusters is None else clusters], 1)
     known = labels >= 0
     distinct, place = torch.unique(keys[known], dim=0, return_inverse=True)
@@ -83,7 +83,7 @@ class MagnetLoss(MetricLoss, normalize=False):
 
 @torch.no_grad()
 def k_means(x: Tensor, labels: Tensor, k: int, rounds: int = 10) -> Tensor:
-    """Clusters 0..k-1 within each label: (M, D), (M,) -> (M,) int64. Deterministic.
+    """Find clusters 0..k-1 within each label: (M, D), (M,) -> (M,) int64. Deterministic.
 
     Starts from a row of the label and, k - 1 times, the row farthest from all chosen ones.
     """
@@ -174,7 +174,7 @@ class _HierarchicalTripletTerms(nn.Module):
         return [sums._replace(total=0.5 * sums.total)]
 
     def margins(self) -> Tensor:
-        """(C, C): margin of an anchor of class i against a negative of class j."""
+        """Return (C, C): margin of an anchor of class i against a negative of class j."""
         # 2 - 2 |mean|^2 is the mean squared distance over all pairs of rows, a row's distance of 0
         # from itself among them: those are taken out
         others = (1 - self.self_share).clamp_min(torch.finfo(self.means.dtype).eps)
@@ -246,7 +246,7 @@ def follow_means(
 
 
 def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
-    """(C, C) distances of classes -> (C, C) threshold of the level that first merges the two.
+    """Find the threshold of the level that first merges two classes: (C, C) -> (C, C).
 
     Level l merges what is nearer than d_l = l (4 - start) / levels + start, through others too: the
     smallest possible largest step of a path between the classes decides. 0 on the diagonal.
@@ -274,11 +274,13 @@ def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
 
 
 def neighbouring_classes(between: Tensor, anchors: Tensor, size: int) -> Tensor:
-    """Classes of an anchor-neighbour batch: (A,) classes -> (A, size), anchors first.
+    """Choose the classes of an anchor-neighbour batch: (A,) -> (A, size), anchors first.
 
     between (A, C): distances of the anchor classes from all. Each anchor class comes with its
     size - 1 nearest others, so that negatives are hard from the start.
-    Source: Ge et al. 2018, arXiv:1810.06951, section 3.
+
+    Source:
+        Ge et al. 2018, arXiv:1810.06951, section 3.
     """
     others = between.scatter(1, anchors[:, None], -torch.inf)
     return torch.sort(others, dim=1, stable=True).indices[:, :size]
