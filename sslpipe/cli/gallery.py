@@ -188,9 +188,9 @@ def _open(
     made_with = {"backbone_sha256": backbone.config.weights_sha256}
     engine = cast(Search | None, search)  # Gallery refuses any other
     if not path.exists() and not must_exist:
-        return Gallery(backbone.num_features, search=engine, facts=made_with)
+        return Gallery(backbone.num_features, search=engine, metadata=made_with)
     book = Gallery.load(path, search=engine)
-    if book.facts != made_with:
+    if book.metadata != made_with:
         raise UserError(
             f"{path} was made with another model; its embeddings mean nothing to this one: "
             "give that --model, or enrol into a new file"

@@ -58,6 +58,7 @@ class Configured(nn.Module):
         cls.__signature__ = inspect.Signature(own)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check and remember the arguments."""
         parameters = cls.__signature__.parameters
         for name in kwargs:
             if name not in parameters:

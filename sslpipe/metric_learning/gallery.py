@@ -23,29 +23,32 @@ FORMAT_VERSION = 1
 
 
 class Match(NamedTuple):
-    """A name and its score: a cosine in [-1, 1]."""
+    """Hold a name and its score, a cosine in [-1, 1]."""
 
     name: str
     score: float
 
 
 class Gallery:
-    """Names and their embeddings, on the CPU.
+    """Keep names and their embeddings, on the CPU.
 
-    dim: D of the embeddings; their length means nothing. search: "faiss" (a flat index) gives the
-    same matches as "torch", ties included; None: faiss where it is installed.
-    threshold: a query scoring below it is nobody in the gallery; -1 accepts all. `calibrate` sets
-    it. facts: plain values kept with the file (which model made the embeddings).
+    A query scoring below `threshold` is nobody in the gallery; -1 accepts all. `calibrate` sets it.
+
+    Args:
+        dim: D of the embeddings; their length means nothing, but it may not be 0.
+        search: "faiss" (a flat index) gives the same matches as "torch", ties included; None: faiss
+            where it is installed.
+        metadata: Plain values kept with the file (which model made the embeddings).
     """
 
     def __init__(
-        self, dim: int, *, search: Search | None = None, facts: dict[str, Any] | None = None
+        self, dim: int, *, search: Search | None = None, metadata: dict[str, Any] | None = None
     ) -> None:
         if dim < 1:
             raise UserError(f"dim = {dim} must be at least 1")
         if search is not None and search not in ENGINES:
             raise UserError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")
-        self.dim, self.facts, self.threshold = dim, dict(facts or {}), -1.0
+        self.dim, self.metadata, self.threshold = dim, dict(metadata or {}), -1.0
         self.search: Search = search or ("faiss" if _has_faiss() else "torch")
         self._names: dict[str, int] = {}  # name -> its place
         self._embeddings = torch.zeros(0, dim)  # (R, D), of one name together
@@ -53,7 +56,7 @@ class Gallery:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order in which they came."""
+        """The names in the order in which they came."""
         return tuple(self._names)
 
     def __len__(self) -> int:
@@ -63,7 +66,7 @@ class Gallery:
         return name in self._names
 
     def embeddings(self, name: str) -> Tensor:
-        """(n, D), of length 1."""
+        """Return a name's embeddings (n, D), of length 1."""
         return self._embeddings[self._owner == self._place(name)]
 
     def add(self, name: str, embeddings: Tensor) -> None:
@@ -73,7 +76,7 @@ class Gallery:
 
     def enrol(self, names: Sequence[str], embeddings: Tensor) -> None:
         """Add one row a name, of as many names as there are rows; a name may come again."""
-        rows = self._checked(embeddings)
+        rows = self._checked(embeddings, names)
         if len(rows) != len(names):
             raise UserError(f"{len(names)} names for {len(rows)} embeddings")
         places = [self._names.setdefault(name, len(self._names)) for name in names]
@@ -89,9 +92,11 @@ class Gallery:
         self._names = {other: n for n, other in enumerate(x for x in self._names if x != name)}
 
     def rank(self, queries: Tensor, top: int = 1) -> list[list[Match]]:
-        """The `top` best names of each query, best first, whatever the threshold. (Q, D) or (D,).
+        """Return the `top` best names of each query, best first, whatever the threshold.
 
-        Of equal scores the embedding enrolled first counts.
+        Args:
+            queries: (Q, D) or (D,).
+            top: How many names. Of equal scores the embedding enrolled first counts.
         """
         rows = self._checked(queries)
         if not self._names:
@@ -101,10 +106,10 @@ class Gallery:
         largest = int(self._owner.bincount().max())
         # top - 1 names cannot fill more rows than this, so the next row has another name
         k = min(len(self._owner), (top - 1) * largest + 1)
-        found = nearest(self._embeddings, rows, k, search=self.search)
+        neighbours = nearest(self._embeddings, rows, k, search=self.search)
         names, ranked = self.names, []
         for places, scores in zip(
-            self._owner[found.indices].tolist(), found.similarities.tolist(), strict=True
+            self._owner[neighbours.indices].tolist(), neighbours.similarities.tolist(), strict=True
         ):
             best: dict[int, float] = {}
             for place, score in zip(places, scores, strict=True):
@@ -113,30 +118,33 @@ class Gallery:
         return ranked
 
     def identify(self, queries: Tensor) -> list[Match | None]:
-        """Who each query is: the best name, or None where it scores below the threshold."""
+        """Say who each query is: the best name, or None where it scores below the threshold."""
         best = [matches[0] for matches in self.rank(queries)]
         return [match if match.score >= self.threshold else None for match in best]
 
     def calibrate(self, strangers: Tensor, far: float) -> float:
         """Set the threshold at which at most the share `far` of strangers is taken for somebody.
 
-        strangers: (Q, D) embeddings of identities that are not in the gallery. This share, the
-        false-positive identification rate, grows with the number of names: calibrate again after
-        the gallery has grown much.
+        This share, the false-positive identification rate, grows with the number of names:
+        calibrate again after the gallery has grown much.
+
+        Args:
+            strangers: (Q, D) embeddings of identities that are not in the gallery.
+            far: False accept rate, in 0..1.
         """
         scores = torch.tensor([matches[0].score for matches in self.rank(strangers)])
         self.threshold = threshold_at(scores, far)
         return self.threshold
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file: embeddings, owners, and names, threshold, facts as JSON."""
+        """Write one safetensors file: embeddings, owners; names, threshold, metadata as JSON."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {
             "format_version": FORMAT_VERSION,
             "names": self.names,
             "threshold": self.threshold,
-            "facts": self.facts,
+            "facts": self.metadata,
         }
         tensors = {"embeddings": self._embeddings, "owner": self._owner}
         with replacing(path) as temporary:
@@ -144,14 +152,18 @@ class Gallery:
 
     @classmethod
     def load(cls, path: str | Path, *, search: Search | None = None) -> "Gallery":
-        """A gallery as it was saved. Raises: DataError where the file is none of ours."""
+        """Read a gallery as it was saved.
+
+        Raises:
+            DataError: the file holds no gallery.
+        """
         try:
             with safetensors.safe_open(str(path), framework="pt") as file:
                 about = json.loads((file.metadata() or {})["gallery"])
                 embeddings, owner = file.get_tensor("embeddings"), file.get_tensor("owner")
             if about["format_version"] != FORMAT_VERSION:
                 raise DataError(f"{path}: format_version = {about['format_version']!r} is unknown")
-            gallery = cls(embeddings.shape[1], search=search, facts=about["facts"])
+            gallery = cls(embeddings.shape[1], search=search, metadata=about["facts"])
             gallery._names = {name: place for place, name in enumerate(about["names"])}
             gallery.threshold = float(about["threshold"])
             gallery._embeddings, gallery._owner = embeddings, owner
@@ -167,27 +179,33 @@ class Gallery:
             raise UserError(f"{name!r} is not in the gallery{hint}")
         return self._names[name]
 
-    def _checked(self, embeddings: Tensor) -> Tensor:
+    def _checked(self, embeddings: Tensor, names: Sequence[str] = ()) -> Tensor:
         """(n, D) of length 1, in the fixed point in which they are compared."""
         rows = embeddings.detach().cpu().reshape(-1, embeddings.shape[-1])
         if rows.shape[1] != self.dim:
             raise UserError(f"embeddings have {rows.shape[1]} features, the gallery {self.dim}")
         if not len(rows) or not bool(rows.isfinite().all()):
             raise UserError("embeddings must be finite, and at least one")
+        _refuse_zeros(rows, names)
         return fixed_point_units(rows)
 
 
 def similarity(first: Tensor, second: Tensor) -> float:
-    """The cosine of two embeddings (D,), to the bit what a gallery would score."""
-    found = nearest(first.reshape(1, -1), second.reshape(1, -1), 1)
-    return float(found.similarities[0, 0])
+    """Return the cosine of two embeddings (D,), to the bit what a gallery would score."""
+    one, other = first.reshape(1, -1), second.reshape(1, -1)
+    _refuse_zeros(torch.cat([one, other]), ("first", "second"))
+    return float(nearest(one, other, 1).similarities[0, 0])
 
 
 def threshold_at(scores: Tensor, far: float) -> float:
-    """The lowest threshold that at most the share `far` of (n,) impostors' scores reaches.
+    """Return the lowest threshold that at most the share `far` of impostors' scores reaches.
 
-    Ties are accepted together. For `verify`, scores are those of pairs of two identities; with
-    fewer than 1 / far of them, it lies just above the highest.
+    Ties are accepted together.
+
+    Args:
+        scores: (n,). For `verify` those of pairs of two identities; with fewer than 1 / far of
+            them, the threshold lies just above the highest.
+        far: False accept rate, in 0..1.
     """
     if not 0 <= far <= 1 or not len(scores):
         raise UserError(f"far = {far} must be in [0, 1], and there must be a score to set it by")
@@ -200,13 +218,13 @@ def threshold_at(scores: Tensor, far: float) -> float:
 
 
 def verify(first: Tensor, second: Tensor, threshold: float) -> tuple[bool, float]:
-    """Whether two embeddings (D,) show one identity, and their similarity."""
+    """Say whether two embeddings (D,) show one identity, and their similarity."""
     score = similarity(first, second)
     return score >= threshold, score
 
 
 def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tensor:
-    """Similarities of all pairs of rows with two labels: impostors' scores for `threshold_at`."""
+    """Return similarities of all pairs of two labels: impostors' scores for `threshold_at`."""
     labels = torch.as_tensor(labels)
     units = fixed_point_units(embeddings).double()
     first, second = torch.triu_indices(len(units), len(units), 1)
@@ -217,6 +235,17 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
         for a, b in zip(first.split(2**16), second.split(2**16), strict=True)
     ]
     return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _refuse_zeros(rows: Tensor, names: Sequence[str]) -> None:
+    """A zero vector has no direction: its cosine with everything would be 0."""
+    zeros = (rows == 0).all(1).nonzero()[:, 0].tolist()
+    if zeros:
+        whose = f" ({names[zeros[0]]!r})" if len(names) > zeros[0] else ""
+        raise UserError(
+            f"embedding {zeros[0]}{whose} is all zeros: it has no direction to compare; "
+            "embed the image again, or leave it out"
+        )
 
 
 def _has_faiss() -> bool:

@@ -9,15 +9,19 @@ from sslpipe.metric_learning.losses.pairwise import References
 
 
 class EmbeddingQueue(nn.Module):
-    """The last `size` rows that all ranks pushed, oldest overwritten first; equal on all ranks.
+    """Keep the last rows that all ranks pushed, oldest overwritten first; equal on all ranks.
 
-    push: embeddings (n, D), labels (n,), ids (n,) of this rank; n may differ between ranks. Rows
-    enter in rank order, without gradient, in float32. Collective.
-    references: what is there so far, in storage order; None while that is nothing.
     All state (rows, labels, ids, head, count) lies in buffers: it moves with the module, is saved
-    with it, and is put back when a step is undone.
-    Source: Wang et al. 2020 (cross-batch memory), arXiv:1912.06798, alg. 1. There the current batch
-    enters before it is compared; here it is compared as itself, with its gradient, so push after.
+    with it, and is restored when a step is undone.
+
+    Args:
+        size: How many rows.
+        dim: D of the embeddings.
+
+    Source:
+        Wang et al. 2020 (cross-batch memory), arXiv:1912.06798, alg. 1. There the current batch
+        enters before it is compared; here it is compared as itself, with its gradient, so push
+        after.
     """
 
     embeddings: Tensor
@@ -38,12 +42,19 @@ class EmbeddingQueue(nn.Module):
 
     @torch.no_grad()
     def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
+        """Take in embeddings (n, D), labels (n,), ids (n,) of this rank. Collective.
+
+        n may differ between ranks. Rows enter in rank order, without gradient, in float32.
+        """
         rows = [all_gather_rows(part) for part in (embeddings, labels, ids)]
         buffers = self.embeddings, self.labels, self.ids
         enqueue(buffers, rows, self.head, self.count)
 
     def references(self) -> References | None:
-        """Copies: the next push changes the buffers, which autograd may still need."""
+        """Return what is there so far, in storage order; None while that is nothing.
+
+        These are copies: the next push changes the buffers, which autograd may still need.
+        """
         filled = int(self.count)
         if not filled:
             return None

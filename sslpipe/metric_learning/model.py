@@ -11,12 +11,16 @@ from sslpipe.models.blocks import block_names, block_of
 
 
 class MetricTask(nn.Module):
-    """Images and labels -> the weighted sum of the losses, and the embeddings.
+    """Turn images and labels into the weighted sum of the losses, and the embeddings.
 
-    losses: entries of METRIC_LOSSES, with their weights; the miner goes to each of them. queue: its
-    rows are further references from the call on that says so.
-    forward: views (B, 3, S, S), labels (B,), ids (B,) -> (), (B, D) not normalised.
     Everything is in one module, so that DDP sees one forward.
+
+    Args:
+        backbone: Makes the embeddings.
+        losses: Entries of METRIC_LOSSES and HEADS.
+        weights: Of the losses, one each.
+        miner: Goes to each of them.
+        queue: Its rows are further references from the call on that says so.
     """
 
     def __init__(
@@ -34,6 +38,11 @@ class MetricTask(nn.Module):
     def forward(
         self, views: Tensor, labels: Tensor, ids: Tensor, use_queue: bool = False
     ) -> tuple[Tensor, Tensor]:
+        """Compute the loss and the embeddings.
+
+        Shape:
+            views (B, 3, S, S), labels (B,), ids (B,) -> (), (B, D) not normalised.
+        """
         embeddings = self.backbone.raw(views)  # (B, D)
         ref = self.queue.references() if self.queue is not None and use_queue else None
         terms = [
@@ -46,10 +55,15 @@ class MetricTask(nn.Module):
 def freeze_layers(
     backbone: Backbone, *, frozen: bool, last_blocks: int | None, batchnorm: bool
 ) -> None:
-    """Take layers of the pretrained network out of training, in place; the embedding stays in.
+    """Freeze layers of the pretrained network, in place; the embedding stays in training.
 
-    frozen: all of them. last_blocks: all but so many of the last. Frozen blocks are in eval mode:
-    neither their statistics nor their dropout change. batchnorm: so are all BatchNorms.
+    Frozen blocks are in eval mode: neither their statistics nor their dropout change.
+
+    Args:
+        backbone: Whose network.
+        frozen: Freeze all of them.
+        last_blocks: Freeze all but so many of the last; None: none.
+        batchnorm: All BatchNorms are in eval mode.
     """
     network = backbone.network
     names = block_names(network)
@@ -67,10 +81,13 @@ def freeze_layers(
 def learning_rate_scale(
     backbone: Backbone, *, backbone_lr: float, layer_decay: float, loss_lr: float
 ) -> Callable[[str], float]:
-    """A parameter's name in MetricTask -> its factor on the learning rate.
+    """Return the function from a parameter's name in MetricTask to its learning rate's factor.
 
-    The last block of the network gets backbone_lr, each one before it layer_decay times the next
-    one's; the embedding layer 1; the losses' own weights loss_lr.
+    Args:
+        backbone: The task's.
+        backbone_lr: Factor of the network's last block.
+        layer_decay: Each block before it gets so much of the next one's.
+        loss_lr: Factor of the losses' own weights. The embedding layer's is 1.
     """
     names, prefix = block_names(backbone.network), "backbone.network."
 

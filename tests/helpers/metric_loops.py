@@ -316,7 +316,11 @@ def class_means(x, y):
 def tree_margins(x, y, beta, levels):
     """alpha_z for each ordered pair of classes: the levels one by one, merging sets of classes."""
     means = class_means([row.detach() for row in unit(x)], y)
-    within = {c: 2 - 2 * float(m @ m) for c, m in means.items()}
+    within = dict.fromkeys(means, 0.0)  # mean over pairs of two rows; 0 for a class with one
+    for c in means:
+        own = [row.detach() for row, label in zip(unit(x), y, strict=True) if label == c]
+        apart = [float(d2(a, b)) for i, a in enumerate(own) for b in own[:i]]
+        within[c] = sum(apart) / max(1, len(apart))
     between = {(c, k): 2 - 2 * float(means[c] @ means[k]) for c in means for k in means}
     start = mean(list(within.values()))
     nodes, merged = [{c} for c in means], {}

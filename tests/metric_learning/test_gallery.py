@@ -153,13 +153,13 @@ def test_different_pairs_are_all_pairs_of_two_labels():
 
 def test_a_saved_gallery_is_the_same_after_loading(tmp_path):
     gallery = filled()
-    gallery.facts["backbone_sha256"] = "abc"
+    gallery.metadata["backbone_sha256"] = "abc"
     gallery.calibrate(some(50, 6), far=0.1)
     gallery.remove("person 0")
     gallery.save(tmp_path / "folder" / "people.safetensors")
     again = Gallery.load(tmp_path / "folder" / "people.safetensors")
     assert again.names == gallery.names
-    assert (again.threshold, again.facts) == (gallery.threshold, gallery.facts)
+    assert (again.threshold, again.metadata) == (gallery.threshold, gallery.metadata)
     assert again.rank(some(30, 2), 4) == gallery.rank(some(30, 2), 4)
     assert again.identify(some(30, 2)) == gallery.identify(some(30, 2))
 

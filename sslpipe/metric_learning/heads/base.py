@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import global_mean
 from sslpipe.metric_learning.configured import Configured
-from sslpipe.metric_learning.losses.pairwise import References
+from sslpipe.metric_learning.losses.pairwise import References, labelled_rows
 
 
 class Head(Configured):
     """Compare embeddings with weights of their classes.
 
     Shape:
-        embeddings (B, D), labels (B,) int64 in 0..C-1 -> (), equal on all ranks; B may differ
-        between them. The gradient is W times the own part, so that DDP's mean equals one process.
+        embeddings (B, D), labels (B,) int64 in 0..C-1, < 0 for none: such rows are skipped
+        embeddings (B, D), labels (B,) int64 in 0..C-1, < 0 for none: such rows are skipped. -> (),
         Products are float32 at least, also under autocast.
 
     Args:
@@ -41,9 +41,12 @@ class Head(Configured):
         miner: nn.Module | None = None,
     ) -> Tensor:
         """Return the loss of the rows of all ranks; ids, ref and miner mean nothing to a head."""
-        with torch.autocast(embeddings.device.type, enabled=False):
-            # half precision rounds a cosine by 0.002, times 64 in a logit
-            x = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+        # float32 at least: half precision rounds a cosine by 0.002, times 64 in a logit
+        x, labels = labelled_rows(embeddings, labels, self.num_classes)
+        known = labels >= 0
+        if not bool(known.all()):
+            x, labels = x[known], labels[known]
+        with torch.autocast(x.device.type, enabled=False):
             return self.compute_loss(x, labels)
 
     @abstractmethod

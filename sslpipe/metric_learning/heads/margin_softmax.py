@@ -17,7 +17,7 @@ from sslpipe.metric_learning.heads.margins import (
     NoMargin,
     Scaled,
 )
-from sslpipe.metric_learning.losses.pairwise import unit
+from sslpipe.metric_learning.losses.pairwise import linear, unit
 
 Lengths = Literal["embedding", "both"]
 
@@ -109,7 +109,7 @@ class Softmax(Head):
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
         """Average the cross entropy. Collective."""
-        return row_mean(focal_cross_entropy(self.linear(x), labels, self.focal_gamma))
+        return row_mean(focal_cross_entropy(linear(self.linear, x), labels, self.focal_gamma))
 
 
 class ModifiedSoftmax(MarginSoftmax):

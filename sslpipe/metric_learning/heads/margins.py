@@ -23,31 +23,37 @@ COSINE_LIMIT = 1e-7  # acos has an infinite slope at 1 and -1: angles are taken 
 
 
 def angle(cosines: Tensor) -> Tensor:
-    """acos, finite with its gradient everywhere; the gradient is 0 at 1 and -1."""
+    """Take acos, finite with its gradient everywhere; the gradient is 0 at 1 and -1."""
     return torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
 
 
 def take_target(cosines: Tensor, labels: Tensor) -> Tensor:
-    """(B, C), (B,) -> (B,): each row's entry at its label."""
+    """Take each row's entry at its label: (B, C), (B,) -> (B,)."""
     return cosines.gather(1, labels[:, None])[:, 0]
 
 
 def with_target(logits: Tensor, labels: Tensor, target: Tensor) -> Tensor:
-    """The logits with each row's entry at its label replaced."""
+    """Replace each row's entry at its label: (B, C), (B,), (B,) -> (B, C)."""
     return logits.scatter(1, labels[:, None], target[:, None].to(logits.dtype))
 
 
 class NoMargin(nn.Module):
-    """lengths * cos: the modified softmax, and the plain one without its bias."""
+    """Use lengths * cos: the modified softmax, and the plain one without its bias."""
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
         return lengths * cosines
 
 
 class Scaled(nn.Module):
-    """scale * cos. learned: the scale is a parameter that starts at `scale`.
+    """Use scale * cos.
 
-    Source: Wang et al. 2017 (NormFace), arXiv:1704.06369, eq. 6 and section 3.3.
+    Args:
+        scale: Of the cosines, or where it starts.
+        learned: The scale is a parameter.
+
+    Source:
+        Wang et al. 2017 (NormFace), arXiv:1704.06369, eq. 6 and section 3.3.
     """
 
     def __init__(self, scale: float, learned: bool) -> None:
@@ -55,16 +61,26 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(scale)), requires_grad=learned)
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
         return self.scale * cosines
 
 
 class AdditiveMargins(nn.Module):
-    """Target scale * (cos(m1 th + m2) - m3), the others scale * cos th.
+    """Use scale * (cos(m1 th + m2) - m3) for the target, scale * cos th for the others.
 
-    m2 alone is ArcFace, m3 alone CosFace. beyond: what the target is where m1 th + m2 > pi, and the
-    cosine turns upwards again: "linear" takes scale * (cos th - m2 sin m2 - m3), which goes on
-    falling (ArcFace's released code; needs m1 = 1), "cosine" the formula as it stands.
-    Source: Deng et al. 2019, arXiv:1801.07698, eq. 3 and 4.
+    m2 alone is ArcFace, m3 alone CosFace.
+
+    Args:
+        scale: Of all.
+        m1: A factor on the angle.
+        m2: Added to the angle, in radians.
+        m3: Taken off the cosine.
+        beyond: What the target is where m1 th + m2 > pi, and the cosine rises again: "linear" takes
+            scale * (cos th - m2 sin m2 - m3), which keeps falling (ArcFace's released code; needs
+            m1 = 1), "cosine" the formula as it stands.
+
+    Source:
+        Deng et al. 2019, arXiv:1801.07698, eq. 3 and 4.
     """
 
     def __init__(
@@ -78,11 +94,12 @@ class AdditiveMargins(nn.Module):
         self.scale, self.m1, self.m2, self.m3, self.beyond = scale, m1, m2, m3, beyond
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
         target = take_target(cosines, labels)
         return self.scale * with_target(cosines, labels, self.with_margin(target) - self.m3)
 
     def with_margin(self, target: Tensor) -> Tensor:
-        """cos th -> cos(m1 th + m2)."""
+        """Return cos(m1 th + m2) of cos th."""
         if self.m1 == 1 and self.m2 == 0:  # exact, without the way through the angle
             return target
         shifted = self.m1 * angle(target) + self.m2
@@ -94,14 +111,21 @@ class AdditiveMargins(nn.Module):
 
 
 class MultipliedAngle(nn.Module):
-    """Target lengths * psi(th), psi = (-1)^k cos(m th) - 2k on [k pi / m, (k + 1) pi / m].
+    """Use lengths * psi(th) for the target.
 
-    psi falls from 1 to 1 - 2m over 0 to pi; cos(m th) alone would rise again at pi / m.
-    lam: the target is (lam cos th + psi) / (1 + lam), with
-    lam = max(lam_last, lam_first / (1 + lam_decay * steps)), steps = training forwards so far:
-    0 and 0 are the papers' formula, 1000, 5 and 0.12 what SphereFace was trained with.
-    Source: Liu et al. 2016 (L-Softmax), arXiv:1612.02295, eq. 5 and 6; Liu et al. 2017
-    (SphereFace), arXiv:1704.08063, eq. 7.
+    psi = (-1)^k cos(m th) - 2k on [k pi / m, (k + 1) pi / m] falls from 1 to 1 - 2m over 0 to pi;
+    cos(m th) alone would rise again at pi / m. The target is (lam cos th + psi) / (1 + lam), with
+    lam = max(lam_last, lam_first / (1 + lam_decay * steps)), steps = training forwards so far.
+
+    Args:
+        m: A whole number of at least 1.
+        lam_first: 0 is the papers' formula, 1000 what SphereFace was trained with.
+        lam_last: 0 is the papers' formula, 5 what SphereFace was trained with.
+        lam_decay: 0.12 is what SphereFace was trained with.
+
+    Source:
+        Liu et al. 2016 (L-Softmax), arXiv:1612.02295, eq. 5 and 6; Liu et al. 2017 (SphereFace),
+        arXiv:1704.08063, eq. 7.
     """
 
     steps: Tensor
@@ -114,6 +138,7 @@ class MultipliedAngle(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
         if self.training:
             self.steps += 1
         lam = max(self.lam_last, self.lam_first / (1 + self.lam_decay * int(self.steps)))
@@ -122,6 +147,7 @@ class MultipliedAngle(nn.Module):
         return lengths * with_target(cosines, labels, target)
 
     def psi(self, cos: Tensor) -> Tensor:
+        """Return psi of the angle whose cosine is given, (B,) -> (B,)."""
         k = (angle(cos.detach()) * self.m / math.pi).floor().clamp_max(self.m - 1)
         before, multiple = torch.ones_like(cos), cos  # cos(0 th), cos(1 th)
         for _ in range(self.m - 1):  # cos((j + 1) th) = 2 cos th cos(j th) - cos((j - 1) th)
@@ -130,13 +156,19 @@ class MultipliedAngle(nn.Module):
 
 
 class Curricular(nn.Module):
-    """ArcFace's target; a negative with cos th_j > cos(th_y + m) becomes cos th_j (t + cos th_j).
+    """Use ArcFace's target; cos th_j > cos(th_y + margin) becomes cos th_j (t + cos th_j).
 
     t, a buffer that starts at 0, is the running mean of the target cosines over all processes:
     t = momentum * mean + (1 - momentum) * t, taken before it is used, in training only.
-    momentum: the new batch's weight; 0.01 in the released code. The paper's text puts its 0.99 on
-    the new batch, which would make it no average.
-    Source: Huang et al. 2020, arXiv:2004.00288, eq. 5 to 7.
+
+    Args:
+        scale: Of the logits.
+        margin: Of the target's angle, in radians.
+        momentum: The new batch's weight; 0.01 in the released code. The paper's text puts its 0.99
+            on the new batch, which would make it no average.
+
+    Source:
+        Huang et al. 2020, arXiv:2004.00288, eq. 5 to 7.
     """
 
     t: Tensor
@@ -148,10 +180,12 @@ class Curricular(nn.Module):
         self.register_buffer("t", torch.zeros(()))
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
         target = take_target(cosines, labels)
         if self.training:
-            mean = all_gather_rows(target).mean()
-            self.t.mul_(1 - self.momentum).add_(self.momentum * mean)
+            targets = all_gather_rows(target)
+            if len(targets):
+                self.t.mul_(1 - self.momentum).add_(self.momentum * targets.mean())
         threshold = torch.cos(angle(target) + self.margin)
         hard = cosines > threshold[:, None]  # (B, C)
         logits = torch.where(hard, cosines * (self.t.to(cosines.dtype) + cosines), cosines)
@@ -159,15 +193,23 @@ class Curricular(nn.Module):
 
 
 class Adaptive(nn.Module):
-    """AdaFace: target scale * (cos(th - margin q) - margin q - margin), q from the norm.
+    """Use scale * (cos(th - margin q) - margin q - margin) for the target, q from the norm.
 
     q = clip(h (norm - mean) / (std + 0.001), -1, 1) stands for an image's quality: a long embedding
     gets CosFace-like margins, a short one ArcFace-like. mean and std (unbiased) are running ones
     over all processes, without gradient, updated in training before they are used:
     x = momentum * batch's + (1 - momentum) * x, from 20 and 100. Norms are clipped to 0.001..100.
     The angle th - margin q is kept inside 0..pi.
-    momentum: the new batch's weight; 0.01 in the released code, where the paper's text has 0.99.
-    Source: Kim et al. 2022, arXiv:2204.00964, eq. 10 to 13, and its code for clipping and start.
+
+    Args:
+        scale: Of the logits.
+        margin: Of angle and cosine, times q.
+        h: Concentration of q.
+        momentum: The new batch's weight; 0.01 in the released code, where the paper's text has
+            0.99.
+
+    Source:
+        Kim et al. 2022 (AdaFace), arXiv:2204.00964, eq. 10 to 13; clipping and start: its code.
     """
 
     mean: Tensor
@@ -180,11 +222,13 @@ class Adaptive(nn.Module):
         self.register_buffer("std", torch.tensor(100.0))
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
         norms = norms.detach().clamp(0.001, 100)
         if self.training:
             every = all_gather_rows(norms)
             spread = every.std() if len(every) > 1 else every.new_zeros(())
-            for kept, new in ((self.mean, every.mean()), (self.std, spread)):
+            running = ((self.mean, every.mean()), (self.std, spread)) if len(every) else ()
+            for kept, new in running:
                 kept.mul_(1 - self.momentum).add_(self.momentum * new)
         quality = (self.h * (norms - self.mean) / (self.std + 0.001)).clamp(-1, 1)
         quality = quality.to(cosines.dtype)  # (B,)
@@ -194,11 +238,17 @@ class Adaptive(nn.Module):
 
 
 class CircleMargins(nn.Module):
-    """Circle loss on class weights: the softmax logits whose cross entropy it is.
+    """Make the softmax logits whose cross entropy is circle loss on class weights.
 
     Negatives gamma a_n (cos - m), target gamma a_p (cos - 1 + m), with the weights
     a_n = [cos + m]+, a_p = [1 + m - cos]+ taken without gradient.
-    Source: Sun et al. 2020, arXiv:2002.10857, eq. 6 and 8 with one positive.
+
+    Args:
+        gamma: Scale.
+        margin: m.
+
+    Source:
+        Sun et al. 2020, arXiv:2002.10857, eq. 6 and 8 with one positive.
     """
 
     def __init__(self, gamma: float, margin: float) -> None:
@@ -206,6 +256,7 @@ class CircleMargins(nn.Module):
         self.gamma, self.margin = gamma, margin
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
         m = self.margin
         target = take_target(cosines, labels)
         others = (cosines.detach() + m).clamp_min(0) * (cosines - m)

@@ -90,7 +90,7 @@ class ProxyAnchor(Head):
         push = (self.alpha * (cosines + self.delta)).masked_fill(own, -math.inf)
         pulls = torch.cat([one, pull]).logsumexp(0)  # (C,), 0 for a class not in the batch
         pushes = torch.cat([one, push]).logsumexp(0)
-        return pulls.sum() / own.any(0).sum() + pushes.mean()
+        return pulls.sum() / own.any(0).sum().clamp_min(1) + pushes.mean()
 
 
 class SoftTriple(Head):
@@ -145,14 +145,14 @@ class SoftTriple(Head):
     def _spread(self, w: Tensor) -> Tensor:
         classes, k, _ = w.shape
         first, second = torch.triu_indices(k, k, 1, device=w.device)
-        d2 = 2 - 2 * (w[:, first] * w[:, second]).sum(2)  # (C, K (K - 1) / 2)
+        d2 = (w[:, first] - w[:, second]).square().sum(2)  # (C, K (K - 1) / 2)
         return d2.clamp_min(TINY_D2).sqrt().sum() / (classes * k * (k - 1))
 
 
 class CenterLoss(Head):
-    """Pull rows to their class's centre: weight / 2 times the sum of squared distances.
+    """Pull rows to their class's centre: weight / 2 times the squared distances.
 
-    The sum is over the global batch. The centres are no parameters: after a training forward
+    Over the global batch. The centres are no parameters: after a training forward
     c_j -= alpha sum_{y_i = j} (c_j - x_i) / (1 + n_j), n_j rows of class j in the global batch.
     They start at 0. It is a second term: alone it pulls everything to one point.
 
@@ -161,7 +161,8 @@ class CenterLoss(Head):
         dim: D.
         weight: Of the term.
         alpha: The centres' learning rate.
-        reduction: "sum" is the paper's; "mean" does not grow with the batch.
+        reduction: "mean" goes with heads whose cross entropy is a mean, as all here are: `weight`
+            is then the paper's lambda. "sum" is the paper's, whose cross entropy is a sum too.
 
     Source:
         Wen et al. 2016, ECCV, eq. 2 to 5.
@@ -175,7 +176,7 @@ class CenterLoss(Head):
         dim: int,
         weight: float = 0.003,
         alpha: float = 0.5,
-        reduction: Literal["sum", "mean"] = "sum",
+        reduction: Literal["sum", "mean"] = "mean",
     ) -> None:
         super().__init__(num_classes, dim)
         if reduction not in ("sum", "mean"):

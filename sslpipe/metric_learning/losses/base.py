@@ -14,6 +14,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     Pairs,
     References,
     compare,
+    labelled_rows,
     unit,
 )
 
@@ -77,13 +78,11 @@ class MetricLoss(Configured):
         if missing:
             raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
         row_terms: Any = type(self).row_terms
-        self.rule: Callable[..., Any]
-        if inspect.isclass(row_terms):
-            self.rule, self.conventions = row_terms(**conventions), {}  # a module, with weights
-        else:
-            self.rule, self.conventions = row_terms, conventions
-            if current_rank().world_size == 1:  # a rule may communicate
-                self._try_out()
+        is_module = inspect.isclass(row_terms)  # with weights of its own
+        self.rule: Callable[..., Any] = row_terms(**conventions) if is_module else row_terms
+        self.conventions = {} if is_module else conventions
+        if not is_module and current_rank().world_size == 1:  # a rule may communicate
+            self._try_out()
 
     def forward(
         self,
@@ -103,20 +102,16 @@ class MetricLoss(Configured):
             ref: Further columns, from a queue.
             miner: Narrows the pairs down, see MINERS.
         """
-        if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1]:
-            raise ValueError(
-                f"embeddings must be (n, D) and labels (n,), got {tuple(embeddings.shape)} "
-                f"and {tuple(labels.shape)}"
-            )
-        if labels.dtype != torch.int64:
-            raise ValueError(f"labels must be int64, got {labels.dtype}")
-        with torch.autocast(embeddings.device.type, enabled=False):
-            x = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+        x, labels = labelled_rows(embeddings, labels, self.settings.get("num_classes"))
+        with torch.autocast(x.device.type, enabled=False):
             if self.normalize:
                 x = unit(x)
                 if ref is not None:
                     ref = ref._replace(embeddings=unit(ref.embeddings.to(x.dtype)))
             batch, pairs = compare(x, labels, ids, ref)
+            if not len(batch.columns):  # no rows on any rank
+                self.last_count = self.last_active = 0.0
+                return 0 * (x.sum(1) if self.reduction == "none" else x.sum())
             if miner is not None:
                 with torch.no_grad():
                     pairs = miner(batch, pairs, loss=lambda some: self._reduce(batch, some))

@@ -1,6 +1,6 @@
 """Losses that compare rows with groups of rows: clusters, their means, a tree of classes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from sslpipe.metric_learning.losses.triplet_sums import triplet_sums
 
 
 class Groups(NamedTuple):
-    """The labelled columns of a batch, put together by label (and cluster)."""
+    """Hold the labelled columns of a batch, put together by label (and cluster)."""
 
     means: Tensor  # (G, D) with gradient to all ranks' rows
     sizes: Tensor  # (G,)
@@ -26,7 +26,7 @@ class Groups(NamedTuple):
 
 
 def group(columns: Tensor, labels: Tensor, clusters: Tensor | None = None) -> Groups:
-    """columns (M, D), labels (M,) -> their groups; clusters (M,) int64 part a label further."""
+    """Group columns (M, D) by labels (M,); clusters (M,) int64 part a label further."""
     keys = torch.stack([labels, torch.zeros_like(labels) if clusters is None else clusters], 1)
     known = labels >= 0
     distinct, place = torch.unique(keys[known], dim=0, return_inverse=True)
@@ -61,12 +61,17 @@ class MagnetLoss(MetricLoss, normalize=False):
             raise ValueError(f"clusters_per_class = {clusters_per_class} must be at least 1")
         if clusters_per_class > 1:
             parts = k_means(batch.columns.detach(), batch.column_labels, clusters_per_class)
+        batch = batch.centered()
         groups = group(batch.columns, batch.column_labels, parts)
         known = groups.column_group >= 0
+        if not len(groups.means):
+            return [per_row(batch.anchors.sum(1) * 0, batch.labels >= 0)]
         own = groups.means[groups.column_group.clamp_min(0)]  # (M, D)
         spread = (batch.columns - own).square().sum(1).masked_fill(~known, 0).sum()
-        tiny = torch.finfo(spread.dtype).eps  # all rows of each cluster are one: s2 = 0
-        scale = 0.5 / (spread / (known.sum() - 1).clamp_min(1)).clamp_min(tiny)
+        # where all rows of each cluster are one, s2 = 0: it is kept above rounding, at any scale
+        info, rows = torch.finfo(spread.dtype), batch.columns.detach()[known]
+        least = (info.eps * (rows - rows.mean(0)).square().sum(1).mean()).clamp_min(info.tiny)
+        scale = 0.5 / torch.maximum(spread / (known.sum() - 1).clamp_min(1), least)
 
         mine = slice(batch.first, batch.first + len(batch.labels))
         x = -scale * batch._replace(columns=groups.means).distances("squared")  # (n, G)
@@ -78,14 +83,14 @@ class MagnetLoss(MetricLoss, normalize=False):
 
 @torch.no_grad()
 def k_means(x: Tensor, labels: Tensor, k: int, rounds: int = 10) -> Tensor:
-    """Clusters 0..k-1 within each label: (M, D), (M,) -> (M,) int64. Deterministic.
+    """Find clusters 0..k-1 within each label: (M, D), (M,) -> (M,) int64. Deterministic.
 
     Starts from a row of the label and, k - 1 times, the row farthest from all chosen ones.
     """
     out = torch.zeros_like(labels)
     for label in torch.unique(labels[labels >= 0]).tolist():
         rows = (labels == label).nonzero()[:, 0]
-        part = x[rows]
+        part = x[rows] - x[rows].mean(0)  # distances know no origin, rounding does
         centers = part[:1]
         while len(centers) < min(k, len(part)):
             farthest = torch.cdist(part, centers).amin(1).argmax()
@@ -114,6 +119,7 @@ class HardClusterLoss(MetricLoss, normalize=False):
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs, *, margin: float = 0.2) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
+        batch = batch.centered()
         groups = group(batch.columns, batch.column_labels)
         to_means = batch._replace(anchors=groups.means).distances("euclidean")  # (G, M)
         member = (
@@ -135,6 +141,7 @@ class _HierarchicalTripletTerms(nn.Module):
 
     means: Tensor
     seen: Tensor
+    self_share: Tensor
 
     def __init__(
         self,
@@ -150,6 +157,12 @@ class _HierarchicalTripletTerms(nn.Module):
         self.beta, self.levels, self.momentum = beta, levels, momentum
         self.register_buffer("means", torch.zeros(num_classes, dim))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
+        # of the pairs behind a squared mean, the share of a row with itself: 1/n after one batch
+        self.register_buffer("self_share", torch.zeros(num_classes))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.setdefault(f"{prefix}self_share", self.self_share)  # a checkpoint without it
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         if self.training:
@@ -161,10 +174,12 @@ class _HierarchicalTripletTerms(nn.Module):
         return [sums._replace(total=0.5 * sums.total)]
 
     def margins(self) -> Tensor:
-        """(C, C): margin of an anchor of class i against a negative of class j."""
-        spread = 2 - 2 * self.means.square().sum(
-            1
-        )  # of pairs with themselves, so no batch size enters
+        """Return (C, C): margin of an anchor of class i against a negative of class j."""
+        # 2 - 2 |mean|^2 is the mean squared distance over all pairs of rows, a row's distance of 0
+        # from itself among them: those are taken out
+        others = (1 - self.self_share).clamp_min(torch.finfo(self.means.dtype).eps)
+        spread = (2 - 2 * self.means.square().sum(1)) / others
+        spread = spread.masked_fill(self.self_share >= 1, 0)  # a class with one row so far
         between = 2 - 2 * self.means @ self.means.T
         start = float(spread[self.seen].mean()) if bool(self.seen.any()) else 0.0
         merged = merge_levels(between, self.levels, start)
@@ -176,7 +191,11 @@ class _HierarchicalTripletTerms(nn.Module):
     def _follow(self, batch: LabelledRows) -> None:
         rows = len(batch.column_labels) - batch.references
         columns, labels = batch.columns[:rows].detach(), batch.column_labels[:rows]
-        follow_means(self.means, self.seen, columns, labels, self.momentum)
+        known = self.seen.clone()
+        groups = follow_means(self.means, self.seen, columns, labels, self.momentum)
+        new, old = 1 / groups.sizes.to(self.means.dtype), self.self_share[groups.labels]
+        running = (1 - self.momentum) ** 2 * old + self.momentum**2 * new
+        self.self_share[groups.labels] = torch.where(known[groups.labels], running, new)
 
 
 class HierarchicalTripletLoss(MetricLoss, normalize=True):
@@ -205,20 +224,29 @@ class HierarchicalTripletLoss(MetricLoss, normalize=True):
 
 def follow_means(
     means: Tensor, seen: Tensor, rows: Tensor, labels: Tensor, momentum: float
-) -> None:
+) -> Groups:
     """Move the means (C, D) of the labels among `rows` (M, D), in place; the first is taken whole.
 
-    seen: (C,) bool, which means there are already.
+    Args:
+        means: (C, D) running means of unit rows.
+        seen: (C,) bool, which means there are already.
+        rows: (M, D).
+        labels: (M,) int64, < 0 for none.
+        momentum: The weight of the new rows.
+
+    Returns:
+        The groups of `rows`.
     """
     groups = group(rows, labels)
     new = groups.means.to(means.dtype)
     old, known = means[groups.labels], seen[groups.labels, None]
     means[groups.labels] = torch.where(known, old + momentum * (new - old), new)
     seen[groups.labels] = True
+    return groups
 
 
 def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
-    """(C, C) distances of classes -> (C, C) threshold of the level that first merges the two.
+    """Find the threshold of the level that first merges two classes: (C, C) -> (C, C).
 
     Level l merges what is nearer than d_l = l (4 - start) / levels + start, through others too: the
     smallest possible largest step of a path between the classes decides. 0 on the diagonal.
@@ -246,11 +274,13 @@ def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
 
 
 def neighbouring_classes(between: Tensor, anchors: Tensor, size: int) -> Tensor:
-    """Classes of an anchor-neighbour batch: (A,) classes -> (A, size), anchors first.
+    """Choose the classes of an anchor-neighbour batch: (A,) -> (A, size), anchors first.
 
     between (A, C): distances of the anchor classes from all. Each anchor class comes with its
     size - 1 nearest others, so that negatives are hard from the start.
-    Source: Ge et al. 2018, arXiv:1810.06951, section 3.
+
+    Source:
+        Ge et al. 2018, arXiv:1810.06951, section 3.
     """
     others = between.scatter(1, anchors[:, None], -torch.inf)
     return torch.sort(others, dim=1, stable=True).indices[:, :size]

@@ -16,6 +16,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
     Pairs,
     PerAnchor,
+    linear,
     per_pair,
     per_row,
     positive_slots,
@@ -100,7 +101,7 @@ class _DeepID2Terms(nn.Module):
 
     def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         known = batch.labels >= 0
-        logits = self.classifier(batch.anchors)  # (n, C)
+        logits = linear(self.classifier, batch.anchors)  # (n, C)
         identification = F.cross_entropy(logits, batch.labels.clamp_min(0), reduction="none")
         verification = ContrastiveLoss.row_terms(batch, pairs, margin=self.margin)
         weighted = [term._replace(total=self.weight * term.total) for term in verification]

@@ -8,7 +8,8 @@ import math
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, row_counts
@@ -16,13 +17,11 @@ from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad,
 Distance = Literal["euclidean", "squared", "cosine"]
 
 NEVER = -1e30  # in a log-sum-exp: a term that is not there; finite, so that its gradient is 0
-
-
 TILE_NUMBERS = 2**16  # of a tile: it stays in a core's cache
 
 
 class References(NamedTuple):
-    """Rows from outside the batch, a queue's say: without gradient, equal on all ranks."""
+    """Hold rows from outside the batch, a queue's say: without gradient, equal on all ranks."""
 
     embeddings: Tensor  # (R, D)
     labels: Tensor  # (R,) int64
@@ -30,7 +29,7 @@ class References(NamedTuple):
 
 
 class LabelledRows(NamedTuple):
-    """Anchors are this rank's rows; columns all ranks' rows in rank order, then references."""
+    """Hold anchors, this rank's rows, and columns: all ranks' in rank order, then references."""
 
     anchors: Tensor  # (n, D) float32 at least
     columns: Tensor  # (M, D), with gradient to every rank's rows, without to references
@@ -40,12 +39,24 @@ class LabelledRows(NamedTuple):
     references: int  # the last so many columns
 
     def similarities(self) -> Tensor:
-        """(n, M) dot products: cosines where the loss normalises."""
+        """Return (n, M) dot products: cosines where the loss normalises."""
         return self.anchors @ self.columns.T
 
-    def distances(self, kind: Distance) -> Tensor:
-        """(n, M). "squared": of the Euclidean distance; "cosine": 1 - dot product of unit rows.
+    def centered(self) -> "LabelledRows":
+        """Take all rows from the columns' mean: distances stay, and keep their digits."""
+        if not len(self.columns):
+            return self
+        center = self.columns.detach().mean(0)
+        return self._replace(anchors=self.anchors - center, columns=self.columns - center)
 
+    def distances(self, kind: Distance) -> Tensor:
+        """Return (n, M) distances.
+
+        Args:
+            kind: "euclidean"; "squared", of the Euclidean distance; "cosine", 1 - dot product of
+                unit rows.
+
+        Both sides are taken from the columns' mean first, so that a common offset costs no digits.
         Rows that rounding cannot tell apart have distance 0, without gradient.
         """
         if kind == "cosine":
@@ -58,16 +69,51 @@ class LabelledRows(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """What counts. A miner takes pairs or triplets away; it never adds one.
+    """Say what counts. A miner takes pairs or triplets away; it never adds one.
 
-    triplets (n, P, M): for the anchor's p-th positive, in column order, which negatives form a
-    triplet with it; None: every positive with every negative. Only losses of triplets look at it,
-    so `positive` and `negative` hold what is left in at least one triplet.
+    triplets holds, for the anchor's p-th positive in column order, which negatives form a triplet
+    with it; None: every positive with every negative. Only losses of triplets look at it, so
+    `positive` and `negative` hold what is left in at least one triplet.
     """
 
     positive: Tensor  # (n, M) bool
     negative: Tensor  # (n, M) bool
-    triplets: Tensor | None = None
+    triplets: Tensor | None = None  # (n, P, M) bool
+
+
+def labelled_rows(
+    embeddings: Tensor, labels: Tensor, num_classes: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Check embeddings (n, D) and labels (n,); return them in float32 at least, and in int64.
+
+    Args:
+        embeddings: Of any float dtype; a numpy array or a list is taken too.
+        labels: int64, < 0 for none; a numpy array or a list is taken too.
+        num_classes: Labels must be below it.
+
+    Raises:
+        ValueError: naming the shape, the dtype or the label.
+    """
+    embeddings = torch.as_tensor(embeddings)
+    labels = torch.as_tensor(labels, device=embeddings.device)
+    if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"embeddings must be (n, D) and labels (n,), got {tuple(embeddings.shape)} "
+            f"and {tuple(labels.shape)}"
+        )
+    if not embeddings.dtype.is_floating_point:
+        raise ValueError(f"embeddings must be of a float dtype, got {embeddings.dtype}")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels must be int64, got {labels.dtype}; convert them with .long()")
+    if num_classes is not None and len(labels) and (top := int(labels.max())) >= num_classes:
+        raise ValueError(f"label {top} is out of range: num_classes = {num_classes}")
+    return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a layer in x's dtype, whatever the dtype of its weights."""
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return F.linear(x, layer.weight.to(x.dtype), bias)
 
 
 def compare(
@@ -75,8 +121,14 @@ def compare(
 ) -> tuple[LabelledRows, Pairs]:
     """Gather the batch over the ranks (collective) and find its positives and negatives.
 
-    embeddings (n, D); labels (n,) int64. n may differ between ranks. A row is no pair with itself,
-    nor with a reference of the same id: an old copy of the same sample.
+    A row is no pair with itself, nor with a reference of the same id: an old copy of the same
+    sample.
+
+    Args:
+        embeddings: (n, D); n may differ between ranks.
+        labels: (n,) int64; rows with a label < 0 are in no pair.
+        ids: (n,) int64, which sample each row shows.
+        ref: Further columns.
     """
     counts = row_counts(embeddings.shape[0], embeddings.device)
     rank = current_rank().rank
@@ -104,7 +156,7 @@ def compare(
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows (n, D) at length 1, at any scale; a zero row stays zero and gets no gradient."""
+    """Bring rows (n, D) to length 1, at any scale; a zero row stays zero and gets no gradient."""
     largest = x.detach().abs().amax(1, keepdim=True)
     # a constant factor: directions know no length
     x = x * (1 / largest).masked_fill(largest < torch.finfo(x.dtype).tiny, 0)
@@ -117,6 +169,9 @@ class _Distances(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, squared: bool) -> Tensor:
+        if len(b):  # distances know no origin, rounding does
+            center = b.mean(0)
+            a, b = a - center, b - center
         length_a, length_b = a.square().sum(1, keepdim=True), b.square().sum(1)
         d = a.new_empty(len(a), len(b))
         for rows in tiles(len(a), len(b) // 4):  # wider than others, for the products' sake
@@ -147,7 +202,7 @@ class _Distances(torch.autograd.Function):
 
 
 def masked_lse(x: Tensor, mask: Tensor, scale: float = 1.0) -> Tensor:
-    """(n, M) -> (n,): log of the sum of e^(scale x) over a row's mask; about NEVER if empty."""
+    """Take the log of the sum of e^(scale x) over a row's mask: (n, M) -> (n,); empty: NEVER."""
     return cast(Tensor, _MaskedLSE.apply(x, mask, scale))
 
 
@@ -176,13 +231,13 @@ class _MaskedLSE(torch.autograd.Function):
 
 
 def tiles(rows: int, numbers_a_row: int) -> list[slice]:
-    """Blocks of rows small enough for a core's cache."""
+    """Part rows into blocks small enough for a core's cache."""
     size = max(1, TILE_NUMBERS // max(1, numbers_a_row))
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 class PerAnchor(NamedTuple):
-    """One term of a loss: its items (pairs, triplets, anchors) added up for each anchor."""
+    """Hold one term of a loss: its items (pairs, triplets, anchors), added up for each anchor."""
 
     total: Tensor  # (n,) with gradient
     items: Tensor  # (n,) how many
@@ -190,34 +245,34 @@ class PerAnchor(NamedTuple):
 
 
 def per_pair(values: Tensor, mask: Tensor) -> PerAnchor:
-    """Items are the pairs of `mask` (n, M)."""
+    """Add up values (n, M) of the pairs of `mask` (n, M), the term's items."""
     values = values.masked_fill(~mask, 0)
     return PerAnchor(values.sum(1), mask.sum(1), (values.detach() > 0).sum(1))
 
 
 def per_row(values: Tensor, mask: Tensor) -> PerAnchor:
-    """Items are the anchors of `mask` (n,)."""
+    """Keep values (n,) of the anchors of `mask` (n,), the term's items."""
     values = values.masked_fill(~mask, 0)
     return PerAnchor(values, mask.long(), (values.detach() > 0).long())
 
 
 class Slots(NamedTuple):
-    """Each anchor's positives side by side: P >= 1 is small where the columns M are many."""
+    """Hold each anchor's positives side by side: P >= 1 is small where the columns M are many."""
 
     columns: Tensor  # (n, P) int64; 0 where there is none
     filled: Tensor  # (n, P) bool
 
     def take(self, x: Tensor) -> Tensor:
-        """(n, M) -> (n, P)."""
+        """Gather (n, M) -> (n, P)."""
         return x.gather(1, self.columns)
 
     def lse(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        """(n, M) -> (n,): `masked_lse` over the positives."""
+        """Take `masked_lse` over the positives: (n, M) -> (n,)."""
         return (scale * self.take(x)).masked_fill(~self.filled, NEVER).logsumexp(1)
 
 
 def positive_slots(positive: Tensor) -> Slots:
-    """(n, M) bool -> the columns of each row's positives, ascending."""
+    """Find the columns of each row's positives, ascending, from a mask (n, M)."""
     at = positive.flatten().nonzero()[:, 0]  # in less time than rows and columns at once
     rows, columns = at // positive.shape[1], at % positive.shape[1]
     counts = rows.bincount(minlength=len(positive))  # (n,)
@@ -230,7 +285,7 @@ def positive_slots(positive: Tensor) -> Slots:
 
 
 def occurrence(labels: Tensor) -> Tensor:
-    """(M,) -> (M,) int64: 0 for a label's first row, 1 for its second, and so on."""
+    """Number each label's rows: (M,) -> (M,) int64, 0 for its first, 1 for its second, ..."""
     ordered, order = labels.sort(stable=True)
     start = torch.searchsorted(ordered, ordered)
     place = torch.empty_like(order)
@@ -245,7 +300,7 @@ def hardest_pairs(
     negative_share: float,
     distance: Distance,
 ) -> Pairs:
-    """`HardestShareMiner` with a share for each kind. Collective."""
+    """Select as `HardestShareMiner` does, with a share for each kind. Collective."""
     rows = len(batch.column_labels) - batch.references
     everyone = batch._replace(anchors=batch.columns[:rows]).distances(distance)  # (N, M)
     mine = slice(batch.first, batch.first + len(batch.labels))

@@ -4,7 +4,7 @@ Each is a `MetricLoss`: its formula is `row_terms(batch, pairs, *, settings) -> 
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
     Pairs,
     PerAnchor,
+    linear,
     per_pair,
     per_row,
 )
@@ -144,7 +145,7 @@ class _RankingAndTagsTerms(nn.Module):
         """(rows,): the mean over the tags; 0 for rows without a label, which are in no pair."""
         tags = self.tags[labels.clamp_min(0)]  # (rows, T)
         each = [
-            F.cross_entropy(classifier(x), tags[:, t], reduction="none")
+            F.cross_entropy(linear(cast(nn.Linear, classifier), x), tags[:, t], reduction="none")
             for t, classifier in enumerate(self.classifiers)
         ]
         return torch.stack(each).mean(0).masked_fill(labels < 0, 0)

@@ -23,12 +23,17 @@ def triplet_sums(
     shape: Shape = "hinge",
     kind: Kind = "all",
 ) -> PerAnchor:
-    """f(near_ap - far_an + margin), added up for each anchor over the triplets of `pairs`.
+    """Add up f(near_ap - far_an + margin) for each anchor over the triplets of `pairs`.
 
-    near, far (n, M): distances; far: None if they are the same, or with a margin of its own.
-    shape: "hinge" f = [v]+, "softplus" log(1 + e^v), "ratio" 2 / (1 + e^-v)^2.
-    kind: which triplets count: "all"; "violating" v > 0; "hard" v > margin, that is
-    far_an < near_ap; "semi_hard" 0 < v < margin.
+    Args:
+        near: (n, M) distances.
+        far: (n, M), with a margin of its own say; None: `near`.
+        pairs: What counts.
+        margin: Of v = near_ap - far_an + margin.
+        shape: "hinge" f = [v]+, "softplus" log(1 + e^v), "ratio" 2 / (1 + e^-v)^2.
+        kind: Which triplets count: "all"; "violating" v > 0; "hard" v > margin, that is
+            far_an < near_ap; "semi_hard" 0 < v < margin.
+
     O(n M) memory. Time O(n M P) for P positives an anchor; for hinges with more than MOST_POSITIVES
     O(n M log M): negatives are sorted once a row and each positive meets a prefix of them, whose
     sum is known.
@@ -104,7 +109,7 @@ def _direct_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tens
 
 
 def _leave_out(v: Tensor, rule: _Rule, rows: slice) -> None:
-    """v = -inf, where f and its slope are 0, for triplets of another kind."""
+    """Set v = -inf, where f and its slope are 0, for triplets of another kind."""
     if rule.pairs.triplets is not None:
         v.masked_fill_(~rule.pairs.triplets[rows], -torch.inf)
     if rule.kind in ("violating", "semi_hard"):
@@ -116,7 +121,7 @@ def _leave_out(v: Tensor, rule: _Rule, rows: slice) -> None:
 
 
 def _curve(v: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-    """f(v) and f'(v)."""
+    """Return f(v) and f'(v)."""
     if shape == "hinge":
         return v.clamp_min_(0), v.sign()
     p = torch.sigmoid(v)

@@ -193,7 +193,7 @@ class MultiSimilarityLoss(MetricLoss, normalize=True):
     """Weigh each pair by its own similarity and by those of the anchor's other pairs.
 
     1/alpha log(1 + sum_P e^{-alpha (S - base)}) + 1/beta log(1 + sum_N e^{beta (S - base)}). Mean
-    over anchors with a positive or a negative.
+    over the batch's anchors, also over those of which a miner kept no pair.
 
     Args:
         alpha: Steepness for positives.
@@ -217,7 +217,7 @@ class MultiSimilarityLoss(MetricLoss, normalize=True):
         s, slots = batch.similarities(), positive_slots(pairs.positive)
         pull = F.softplus(slots.lse(s, -alpha) + alpha * base) / alpha
         push = F.softplus(masked_lse(s, pairs.negative, beta) - beta * base) / beta
-        return [per_row(pull + push, slots.filled[:, 0] | pairs.negative.any(1))]
+        return [per_row(pull + push, batch.labels >= 0)]
 
 
 class UnifiedLoss(MetricLoss, normalize=True):

@@ -2,12 +2,19 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from sslpipe.metric_learning.configured import Configured
-from sslpipe.metric_learning.losses.pairwise import LabelledRows, Pairs, compare, unit
+from sslpipe.metric_learning.losses.pairwise import (
+    LabelledRows,
+    Pairs,
+    compare,
+    labelled_rows,
+    unit,
+)
 from sslpipe.random import uniform
 
 Loss = Callable[[Pairs], Tensor]
@@ -39,12 +46,10 @@ class Miner(Configured):
         Collective: all ranks call it.
         """
         with torch.no_grad():
-            if isinstance(rows, LabelledRows):
-                assert isinstance(pairs, Pairs)
-                return self.select(rows, pairs, loss=loss)
-            assert isinstance(pairs, Tensor)
-            x = rows.to(torch.promote_types(rows.dtype, torch.float32))
-            return self.select(*compare(x, pairs, None, None), loss=loss)
+            if not isinstance(rows, LabelledRows):
+                rows, pairs = compare(*labelled_rows(rows, cast(Tensor, pairs)), None, None)
+            pairs = cast(Pairs, pairs)
+            return self.select(rows, pairs, loss=loss) if len(rows.columns) else pairs
 
     @abstractmethod
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:

@@ -44,37 +44,44 @@ MOST_PASSES = 16  # over the data in one epoch; see PKOrder
 
 
 class Plan(NamedTuple):
-    """One epoch's batches.
+    """Hold one epoch's batches."""
 
-    ids (T, B): each batch's samples: K of each of its P classes, then the random ones.
-    chunks (T, B): the global step of the underlying order in which each of them is read.
-    used, dropped: samples of the first pass that stand in a batch, that had to leave the buffer.
-    """
-
-    ids: Integers
-    chunks: Integers
-    used: int
-    dropped: int
+    ids: Integers  # (T, B) each batch's samples: K of each of its P classes, then the random ones
+    chunks: Integers  # (T, B) the global step of the underlying order in which each is read
+    used: int  # samples of the first pass that stand in a batch
+    dropped: int  # that had to leave the buffer
 
 
 class PKOrder:
-    """Which samples stand in which batch, for a whole run.
+    """Plan which samples stand in which batch, for a whole run.
 
-    classes_per_batch, images_per_class: P and K. random_images: R further samples of other classes
-    in each batch, the ones that wait longest (FaceNet's random negatives); B = P K + R.
-    buffer: samples that may wait, at least 2 B. Beyond it the oldest is dropped; beyond a label's
-    share of it, buffer / P, that label's newest.
-    neighbours: the P classes come in groups of one and so many that lie nearest to it, of those
-    not in the batch yet; where the buffer is too full to wait for them, or a whole pass has gone
-    by, those of the row that are ready, then any.
-    nearest: epoch -> (C, P) rows of `classes`, each with the nearest first, itself before them;
-    None, and it is None until it is set: no groups. An epoch's plan asks for it once. It sorts
-    distances of means: near-ties may fall differently with another number of processes.
-    num_streams, window: of the underlying `Order`. without: sorted ids that are never served.
     An epoch has as many batches as the first pass over the data gives in epoch 0; where a later
-    epoch's first pass gives fewer, it goes on into another one. Samples without a label, and
-    classes with fewer than K samples, are left out.
-    Raises: DataError where P classes with K samples are not there, or do not meet in the buffer.
+    epoch's first pass gives fewer, it takes another one. Samples without a label, and classes with
+    fewer than K samples, are skipped.
+
+    `nearest` is an attribute: epoch -> (C, P) rows of `classes`, each with the nearest first,
+    itself before them; None, and it is None until it is set: no groups. An epoch's plan asks for it
+    once. It sorts distances of means: near-ties may fall differently with another number of
+    processes.
+
+    Args:
+        split: Whose labels are planned on.
+        seed: Of the order.
+        classes_per_batch: P.
+        images_per_class: K.
+        buffer: Samples that may wait, at least 2 B, B = P K + R. Beyond it the oldest is dropped;
+            beyond a label's share of it, buffer / P, that label's newest.
+        random_images: R further samples of other classes in each batch, the ones that wait longest
+            (FaceNet's random negatives).
+        neighbours: The P classes come in groups of one and so many that lie nearest to it, of those
+            not in the batch yet; where the buffer is too full to wait for them, or a whole pass has
+            gone by, those of the row that are ready, then any.
+        num_streams: Of the underlying `Order`.
+        window: Of the underlying `Order`.
+        without: Sorted ids that are never served.
+
+    Raises:
+        DataError: P classes with K samples are not there, or do not meet in the buffer.
     """
 
     def __init__(
@@ -133,7 +140,7 @@ class PKOrder:
         self.samples, self.used, self.dropped = self.order.samples, first.used, first.dropped
 
     def ids(self, step: int) -> Integers:
-        """(B,) sample ids of one step, over all processes."""
+        """Return (B,) sample ids of one step, over all processes."""
         epoch, within = divmod(step, self.steps_per_epoch)
         ids: Integers = self.epoch(epoch).ids[within]
         return ids
@@ -196,11 +203,13 @@ def pk_batches(
     device: torch.device = CPU,
     on_bad: OnBad,
 ) -> Generator[Batch]:
-    """This rank's rows of every step's batch from `first_step` on, endless.
+    """Yield this rank's rows of every step's batch from `first_step` on, endless.
 
     The ranks' rows, put together in rank order, are the one-process batch; their numbers may differ
     by one. A bad sample's place is taken by its class's next good one that is not in the batch.
-    Raises: DataError where a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
+
+    Raises:
+        DataError: a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
     reader = open_reader(split, run)
     store = ImageStore(reader, canvas_px=canvas_px, keep=run.cache == "memory", on_bad=on_bad)
@@ -268,5 +277,5 @@ def _stand_in(store: ImageStore, order: PKOrder, step: int, sample: int) -> tupl
             return candidate, image
     raise DataError(
         f"no good sample of class {int(order.labels[sample])} is left to stand in for id {sample}, "
-        f"after {len(tries)} tries; `python -m tools.shards verify` lists every bad one"
+        f"after {len(tries)} tries; `sslpipe shards verify` lists every bad one"
     )

@@ -5,10 +5,18 @@ from itertools import islice
 
 
 class ClassBuffer:
-    """Samples waiting for others of their label; the order of arrival decides everything.
+    """Hold samples until a batch of their classes is complete; the order of arrival decides all.
 
-    nearest: label -> labels, itself first; a batch's labels then come in groups of `group`, which
-    wait for each other until the buffer is full, or a sample comes again that is still waiting.
+    Args:
+        classes: Labels in a batch, P.
+        images: Samples of each, K.
+        others: Further samples of other labels, the ones that wait longest.
+        capacity: Samples that may wait. Beyond it the oldest is dropped; beyond a label's share,
+            capacity / classes, that label's newest.
+        nearest: Label -> labels, itself first; a batch's labels then come in groups of `group`,
+            which wait for each other until the buffer is full, or a sample comes again that is
+            still waiting.
+        group: Labels in a group.
     """
 
     def __init__(
@@ -29,7 +37,7 @@ class ClassBuffer:
         self.dropped = 0
 
     def add(self, sample: int, label: int, chunk: int) -> list[tuple[int, int]] | None:
-        """Take a sample in; if that makes a batch, its samples with their chunks."""
+        """Take a sample in; if that makes a batch, return its samples with their chunks."""
         members = self._of_label[label]
         again = sample in self._waiting  # a whole pass has gone by: enough of waiting
         if not again:

@@ -13,15 +13,21 @@ PART = 1024  # classes compared with all others at a time
 
 
 class ClassNeighbours(nn.Module):
-    """Each class's nearest ones, by the running means of their embeddings; a table an epoch.
+    """Tabulate each class's nearest ones by the running means of their embeddings; once an epoch.
 
     Reading is ahead of training. So an epoch's table is made when the epoch before it begins, and
     the first two have none. An epoch must not be shorter than the reader's lead.
-    num_classes: C. dim: D. size: how many classes a row of the table names, itself the first.
-    momentum: of the running means of unit rows; see `HierarchicalTriplet`.
     All state lies in buffers, and is saved. Tables are equal on all ranks, so that their plans are;
     means to rounding, and again at each epoch's beginning: on a GPU sums are in no fixed order.
-    Source: Ge et al. 2018, arXiv:1810.06951, section 3.
+
+    Args:
+        num_classes: C.
+        dim: D of the embeddings.
+        size: How many classes a row of the table names, itself the first.
+        momentum: Of the running means of unit rows; see `HierarchicalTripletLoss`.
+
+    Source:
+        Ge et al. 2018, arXiv:1810.06951, section 3.
     """
 
     means: Tensor
@@ -44,7 +50,7 @@ class ClassNeighbours(nn.Module):
 
     @torch.no_grad()
     def begin(self, epoch: int) -> None:
-        """`epoch` begins: make the table of the one after it, rank 0's on all. Collective."""
+        """Make the table of the epoch after `epoch`, which begins; rank 0's on all. Collective."""
         broadcast_(self.means)
         table = self.tables[(epoch + 1) % 2]
         classes = torch.arange(len(table), device=table.device)
@@ -55,7 +61,7 @@ class ClassNeighbours(nn.Module):
         broadcast_(table)
 
     def nearest_classes(self, epoch: int) -> NDArray[np.int64] | None:
-        """(C, size) for the epoch under way or the next; None: not known yet."""
+        """Return (C, size) for the current epoch or the next; None: not known yet."""
         if epoch < 2:
             return None
         table: NDArray[np.int64] = self.tables[epoch % 2].cpu().numpy().copy()

@@ -381,7 +381,7 @@ def test_row_41_soft_triple_is_a_soft_maximum_over_centres_with_the_regulariser(
 
 
 def test_row_29_center_loss_sums_over_samples_and_moves_the_centres_by_the_papers_rule():
-    head, x = head_of("center", weight=0.01, alpha=0.5), rows()
+    head, x = head_of("center", weight=0.01, alpha=0.5, reduction="sum"), rows()
     centers = [[0.0] * D for _ in range(C)]
     for _ in range(3):
         ours = float(head(x, LABELS))
@@ -399,7 +399,7 @@ def test_row_29_center_loss_sums_over_samples_and_moves_the_centres_by_the_paper
         torch.testing.assert_close(head.centers, torch.tensor(centers, dtype=torch.float64))
     mean = head_of("center", weight=0.01, reduction="mean")
     assert float(mean(x, LABELS)) == pytest.approx(
-        float(head_of("center", weight=0.01)(x, LABELS)) / len(x)
+        float(head_of("center", weight=0.01, reduction="sum")(x, LABELS)) / len(x)
     )
 
 

@@ -151,9 +151,9 @@ TRAPS = {
             )
         ),
     ),
-    "row_29_over_the_classes": (lambda: value("center"), center_over_classes),
+    "row_29_over_the_classes": (lambda: value("center", reduction="sum"), center_over_classes),
     "row_29_without_lambda": (lambda: value("center"), lambda: value("center", weight=1.0)),
-    "row_29_mean_over_the_batch": (lambda: value("center"), center_over_the_batch),
+    "row_29_mean_over_the_batch": (lambda: value("center", reduction="sum"), center_over_the_batch),
     "row_29_without_alpha": (second_center_value, center_moved_at_once),
     "row_30_raw_cosine": (
         lambda: value("l_softmax"),

@@ -1,0 +1,207 @@
+"""Numbers that float32 or a wrong divisor would spoil, and batches that hold next to nothing."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sslpipe.errors import UserError
+from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS, CenterLoss
+from sslpipe.metric_learning.gallery import Gallery, similarity
+from tests.helpers import metric_loops as loops
+
+SIZES = {"num_classes": 4, "dim": 66}
+OURS = sorted(set(METRIC_LOSSES) - {"pml"})
+LABELS = torch.arange(16) // 4
+
+
+def noise(size=16, dim=66, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, dim, generator=generator)
+
+
+def made(name, **arguments):
+    table = HEADS if name in HEADS else METRIC_LOSSES
+    asked = inspect.signature(table[name]).parameters
+    torch.manual_seed(0)
+    sizes = {k: v for k, v in SIZES.items() if k in asked and name != "margin"}
+    return table[name](**sizes, **arguments)
+
+
+def value_and_grad(loss, x, labels=LABELS, **given):
+    x = x.detach().requires_grad_()
+    value = loss(x, labels, **given)
+    return value.detach().double(), torch.autograd.grad(value, x)[0].double()
+
+
+EUCLIDEAN = {
+    "batch_hard": {"soft": True},
+    "contrastive": {},
+    "margin": {"normalize": False},
+    "triplet": {"distance": "euclidean", "normalize": False},
+    "lifted": {},
+    "triplet_ratio": {},
+    "hard_cluster": {},
+}
+
+
+@pytest.mark.parametrize("name", EUCLIDEAN)
+@pytest.mark.parametrize("case", ["near collapse", "common offset"])
+def test_distances_of_rows_that_share_an_offset_are_those_of_float64(name, case):
+    direction = noise(1, seed=7) / noise(1, seed=7).norm()
+    x = direction + 1e-4 * F.normalize(noise()) if case == "near collapse" else noise() + 1000
+    value, grad = value_and_grad(made(name, **EUCLIDEAN[name]), x)
+    exact, exact_grad = value_and_grad(made(name, **EUCLIDEAN[name]), x.double())
+    torch.testing.assert_close(value, exact, rtol=1e-5, atol=1e-6)
+    assert exact_grad.norm() > 0
+    assert float((grad - exact_grad).norm() / exact_grad.norm()) < 1e-4
+
+
+def test_multi_similarity_with_its_miner_divides_by_the_batch():
+    """Equation 15: an anchor without a pair left adds 0 to the sum, and counts."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(12, 6, generator=generator, dtype=torch.float64)
+    labels = torch.arange(12) // 2
+    loss = METRIC_LOSSES["multi_similarity"](reduction="none")
+    each = loss(x, labels, miner=MINERS["multi_similarity"](epsilon=-0.4))
+    assert 0 < int((each > 0).sum()) < 12
+    loss = METRIC_LOSSES["multi_similarity"]()
+    value = loss(x, labels, miner=MINERS["multi_similarity"](epsilon=-0.4))
+    torch.testing.assert_close(value, each.sum() / 12)
+    assert loss.last_count == 12
+
+
+def test_hierarchical_triplet_leaves_a_row_and_itself_out_of_the_mean_within_a_class():
+    x = F.normalize(noise(dim=6).double())
+    loss = made_tree()
+    loss(x, LABELS)
+    within = [
+        sum(float(loops.d2(a, b)) for a in own for b in own) / 12 for own in x.split(4)
+    ]  # 4 * 3 ordered pairs
+    margins = loss.rule.margins()
+    level = margins + torch.tensor(within)[:, None] - loss.rule.beta
+    torch.testing.assert_close(level, level.T)  # what is left is the tree's, equal both ways
+    # the running means of many batches know the distance as well: no batch size enters
+    for seed in range(200):
+        loss(F.normalize(noise(dim=6, seed=seed).double()), LABELS)
+    spread = loss.rule.beta - loss.rule.margins().diagonal()
+    assert float(spread.mean()) == pytest.approx(2.0, abs=0.1)  # of random directions
+
+
+def made_tree():
+    return METRIC_LOSSES["hierarchical_triplet"](num_classes=4, dim=6).double()
+
+
+def test_a_tree_of_an_older_checkpoint_loads():
+    old = made_tree().state_dict()
+    assert old.pop("rule.self_share") is not None
+    made_tree().load_state_dict(old)
+
+
+def test_softmax_and_center_are_the_papers_sum_divided_by_the_batch():
+    """Wen et al. 2016, eq. 5: both terms are sums over the batch, so both are means here."""
+    x, weight = noise().double(), 0.01
+    head, center = made("softmax").double(), CenterLoss(**SIZES, weight=weight).double()
+    center.centers += noise(4, seed=1).double()
+    logits = head.linear(x)
+    summed = F.cross_entropy(logits, LABELS, reduction="sum")
+    paper = summed + weight / 2 * (x - center.centers[LABELS]).square().sum()
+    torch.testing.assert_close(head(x, LABELS) + center(x, LABELS), paper / len(x))
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1.0, 1e4])
+def test_magnet_knows_no_scale(scale):
+    x = noise() + 2 * noise(4, seed=1)[LABELS]
+    exact = METRIC_LOSSES["magnet"](alpha=8.0)(x.double(), LABELS)
+    assert float(exact) > 0
+    value = METRIC_LOSSES["magnet"](alpha=8.0)(scale * x, LABELS)
+    torch.testing.assert_close(value.double(), exact, rtol=1e-4, atol=0)
+
+
+def test_soft_triple_pulls_centres_together_that_are_already_near():
+    loss = made("soft_triple", centers=2)
+    base = F.normalize(noise(4, seed=2))
+    with torch.no_grad():
+        loss.weight.copy_(torch.stack([base, base + 1e-5 * noise(4, seed=3)], 1))
+    assert float(loss._spread(F.normalize(loss.weight, dim=2)).detach()) > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", [*OURS, *HEADS])
+def test_weights_and_rows_of_half_precision_train(name, dtype):
+    loss = made(name).to(dtype)
+    value, grad = value_and_grad(loss, noise().to(dtype))
+    assert bool(value.isfinite())
+    assert bool(grad.isfinite().all())
+    exact = value_and_grad(made(name).double(), noise().to(dtype).double())[0]
+    torch.testing.assert_close(value, exact, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("unlabelled", [-1, -100])
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_skip_rows_without_a_label(name, unlabelled, train):
+    x, labels = noise(), LABELS.clone()
+    labels[[2, 9]] = unlabelled
+    keep = labels >= 0
+    some, every = made(name).train(train), made(name).train(train)
+    expected, expected_grad = value_and_grad(some, x[keep], labels[keep])
+    value, grad = value_and_grad(every, x, labels)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(grad[keep], expected_grad)
+    assert not grad[~keep].any()
+    for one, other in zip(some.buffers(), every.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", [*HEADS, "deep_id2", "ranking_and_tags", "hierarchical_triplet"])
+def test_a_label_beyond_the_classes_is_named(name):
+    with pytest.raises(ValueError, match="label 4 is out of range: num_classes = 4"):
+        made(name)(noise(), LABELS + 1)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", [*OURS, *HEADS])
+def test_a_batch_without_rows_or_without_labels_gives_zero(name, train):
+    for x, labels in ((noise()[:0], LABELS[:0]), (noise(), LABELS * 0 - 1)):
+        # the second term of soft_triple is of its weights alone
+        loss = made(name, **({"tau": 0.0} if name == "soft_triple" else {}))
+        value, grad = value_and_grad(loss.train(train), x, labels)
+        assert float(value) == 0
+        assert not grad.any()
+        for buffer in loss.buffers():
+            assert bool(buffer.isfinite().all())
+
+
+@pytest.mark.parametrize("name", sorted(set(MINERS) - {"maximum_loss"}))
+def test_a_miner_of_a_batch_without_rows_keeps_nothing(name):
+    assert MINERS[name]()(noise()[:0], LABELS[:0]).positive.shape == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["triplet", "arcface"])
+def test_numpy_arrays_and_lists_are_taken_and_wrong_labels_named(name):
+    expected = made(name)(noise(), LABELS)
+    for labels in (LABELS.numpy(), LABELS.tolist()):
+        assert torch.equal(made(name)(noise(), labels), expected)
+        assert torch.equal(made(name)(noise().numpy(), labels), expected)
+    for labels in (LABELS.int(), LABELS.numpy().astype(np.int32)):
+        with pytest.raises(ValueError, match=r"labels must be int64, got torch\.int32"):
+            made(name)(noise(), labels)
+    with pytest.raises(ValueError, match=r"float dtype, got torch\.int64"):
+        made(name)(noise().long(), LABELS)
+    assert MINERS["batch_hard"]()(noise().numpy(), LABELS.numpy()).positive.any()
+
+
+def test_a_gallery_refuses_a_zero_vector_and_names_it():
+    gallery, x = Gallery(66, search="torch"), noise()
+    x[3] = 0
+    with pytest.raises(UserError, match=r"embedding 3 \('d'\) is all zeros"):
+        gallery.enrol(list("abcdefghijklmnop"), x)
+    assert not gallery.names
+    gallery.add("a", x[0])
+    with pytest.raises(UserError, match="embedding 3 is all zeros"):
+        gallery.identify(x)
+    with pytest.raises(UserError, match="'second'"):
+        similarity(x[0], x[3])
