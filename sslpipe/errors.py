@@ -1,4 +1,4 @@
-"""What a user can mend: raised with the key, file or sample, the value found, and the remedy."""
+"""Errors that a user can mend: raised with the key, file or sample, its value, and the remedy."""
 
 import difflib
 from collections.abc import Iterable
@@ -25,6 +25,6 @@ class ExportError(UserError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' for the nearest known name, or '' where none is near."""
+    """Return '; did you mean X?' for the nearest known name, or '' where none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -12,12 +12,20 @@ _seen: Counter[str] = Counter()
 def fault(point: str) -> None:
     """Act where the environment's SSLPIPE_FAULT names this point and this is its n-th visit.
 
-    SSLPIPE_FAULT: `point:n` (`point:*`: every visit), then `@rank` for one rank alone, then
-    `=action`. Actions: exit (the default): at once with status 9, as a power cut would; hang: for
-    an hour, as a lost disk or network would; slow: for a fifth of a second; full: OSError, as a
-    full disk gives; term: SIGTERM, as a scheduler sends; memory: torch's error of a device without
-    memory.
+    SSLPIPE_FAULT is `point:n` (`point:*`: every visit), then `@rank` for one rank alone, then
+    `=action`. Actions:
+
+    - exit (the default): at once with status 9, as a power cut would
+    - hang: for an hour, as a lost disk or network would
+    - slow: for a fifth of a second
+    - full: OSError, as a full disk gives
+    - term: SIGTERM, as a scheduler sends
+    - memory: torch's error of a device without memory
+
+    Args:
+        point: The name of the place that calls.
     """
+    # does the variable name this place, this rank and this visit?
     wanted = os.environ.get("SSLPIPE_FAULT", "")
     if not wanted:
         return

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: they follow the page's colours, light or dark, and need no library."""
+"""Draw charts as inline SVG: they follow the page's colours, light or dark, without a library."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 34
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px
 MOST_DOTS = 30  # of a line whose points are marked
 MAP_SIDE, MAP_MARGIN, PICTURE_PX = 560, 24, 34
-MOST_NAMES = 20  # classes whose colours can be told apart, with some effort
+MOST_NAMES = 20  # classes whose colours can be distinguished, with some effort
 # Tableau 10, as in matplotlib's default cycle: seen on white and on black
 TEN_COLOURS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
@@ -25,7 +25,17 @@ Numbers = NDArray[np.float64]
 
 
 class Series(NamedTuple):
-    """x, y: (n,) with NaN for "none". low, high: (n,) ends of intervals. colour: a CSS value."""
+    """A line of a chart.
+
+    Args:
+        name: For the legend.
+        x: (n,).
+        y: (n,), NaN for "none".
+        colour: A CSS value.
+        low: (n,) lower ends of intervals; None: none are drawn.
+        high: (n,) upper ends.
+        dashed: Whether the line is.
+    """
 
     name: str
     x: Numbers
@@ -37,7 +47,7 @@ class Series(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Ticks of an axis and what stands beside them."""
+    """Ticks of an axis: their places, and the text beside each."""
 
     places: list[float]
     texts: list[str]
@@ -53,20 +63,28 @@ def line_chart(
     last_values: bool = True,
     within: tuple[float, ...] = (),
 ) -> str:
-    """A <figure>: caption with the last value, lines, and a legend where there are several.
+    """Draw a <figure>: caption with the last value, lines, and a legend where there are several.
 
-    x_marks, y_marks: instead of round numbers; the x axis then has room at both ends.
-    within: values that the y axis shows in any case.
+    Args:
+        title: Above the chart.
+        series: The lines.
+        x_label: Below the x axis.
+        x_marks: Instead of round numbers; the x axis then has room at both ends.
+        y_marks: Instead of round numbers.
+        last_values: Whether the caption says each line's last value.
+        within: Values that the y axis shows in any case.
     """
+    # caption
     series = [thinned(each) for each in series]
     shown = [each for each in series if np.isfinite(each.y).any()]
     last = ", ".join(_last(each, named=len(series) > 1) for each in shown) if last_values else ""
     head = f"<b>{escape(title)}</b> <span class='last'>{last}</span>"
     if not shown:
         return f"<figure class='chart'><figcaption>{head}no finite value</figcaption></figure>"
+    # the ranges of both axes
     x_all = np.concatenate([each.x for each in shown])
     y_all = np.concatenate(
-        [part for each in shown for part in (each.y, each.low, each.high) if part is not None]
+        [values for each in shown for values in (each.y, each.low, each.high) if values is not None]
     )
     x_low, x_high = _widened(x_all, 0.06 if x_marks else 0.0)
     y_low, y_high = _widened(np.append(y_all[np.isfinite(y_all)], within), 0.06)
@@ -77,12 +95,13 @@ def line_chart(
         inner_w, inner_h = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
         return LEFT + along * inner_w, TOP + (1 - up) * inner_h
 
+    # axes, lines, and the same in words
     x_marks = x_marks or marks(x_low, x_high, 5)
-    parts = _axes(place, x_marks, y_marks or marks(y_low, y_high, 5), (x_low, y_low), x_label)
+    elements = _axes(place, x_marks, y_marks or marks(y_low, y_high, 5), (x_low, y_low), x_label)
     dots = max(len(each.x) for each in shown) <= MOST_DOTS
     for each in shown:
-        parts += _line(each, place, dots=dots)
-    alt = escape(f"{title}: " + "; ".join(_told(each) for each in shown), quote=True)
+        elements += _line(each, place, dots=dots)
+    alt = escape(f"{title}: " + "; ".join(_in_words(each) for each in shown), quote=True)
     legend = ""
     if len(series) > 1:
         keys = "".join(
@@ -91,14 +110,13 @@ def line_chart(
             for each in series
         )
         legend = f"<ul class='legend'>{keys}</ul>"
-    svg = (
-        f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{alt}'>{''.join(parts)}</svg>"
-    )
+    box = f"viewBox='0 0 {WIDTH} {HEIGHT}'"
+    svg = f"<svg {box} role='img' aria-label='{alt}'>{''.join(elements)}</svg>"
     return f"<figure class='chart'><figcaption>{head}</figcaption>{svg}{legend}</figure>"
 
 
 def thinned(series: Series) -> Series:
-    """At most MOST_POINTS points: of each stretch the lowest and the highest, so spikes stay."""
+    """Keep MOST_POINTS points at most: of each stretch the lowest and highest, so spikes stay."""
     count = len(series.x)
     if count <= MOST_POINTS or series.low is not None:
         return series
@@ -113,7 +131,7 @@ def thinned(series: Series) -> Series:
 
 
 def marks(low: float, high: float, about: int) -> Marks:
-    """Round numbers within [low, high], about so many: steps of 1, 2 or 5 times a power of ten."""
+    """Choose about so many round numbers in [low, high]: steps of 1, 2 or 5 by a power of ten."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -124,7 +142,7 @@ def marks(low: float, high: float, about: int) -> Marks:
 
 
 def number(value: float) -> str:
-    """Four digits at most: 12k, 0.05, 1e-05, 3.142."""
+    """Write a number with four digits at most: 12k, 0.05, 1e-05, 3.142."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -143,16 +161,23 @@ def scatter(
     pictures: dict[int, str] | None = None,
     aspect: float = 1.0,
 ) -> str:
-    """A map of points (n, 2): a dot each, coloured by label, class names at their medians.
+    """Draw a map of points: a dot each, coloured by label, class names at their medians.
 
-    pictures: row -> data URI; drawn at their points, over dots that are then fainter.
-    aspect: width to height of the map.
+    Args:
+        alt: What the map shows, for those who do not see it.
+        points: (n, 2).
+        labels: (n,) int64.
+        names: Of all classes, by label.
+        pictures: Row -> data URI; shown at their points, over dots that are then fainter.
+        aspect: Width to height of the map.
     """
+    # a path of dots for each label
     places = _placed(points, aspect)
     dots = ""
     for label in np.unique(labels).tolist():
         path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places[labels == label])
         dots += f"<path class='dots' stroke='{class_colour(label, len(names))}' d='{path}'/>"
+    # over them pictures, or the names of the classes
     over = ""
     for row, uri in (pictures or {}).items():
         x, y = places[row] - PICTURE_PX / 2
@@ -176,7 +201,7 @@ def scatter(
 
 
 def apart(points: Numbers, aspect: float = 1.0) -> list[int]:
-    """Rows whose pictures do not overlap on the map, taken in order."""
+    """Choose rows whose pictures do not overlap on the map, taken in order."""
     places = _placed(points, aspect)
     kept: list[int] = []
     for row, place in enumerate(places):
@@ -187,7 +212,7 @@ def apart(points: Numbers, aspect: float = 1.0) -> list[int]:
 
 
 def _placed(points: Numbers, aspect: float) -> Numbers:
-    """Points (n, 2) in SVG units: each axis filled, y upwards, room for half a picture around."""
+    """Scale points (n, 2) to SVG units: y upwards, room for half a picture around."""
     low, span = points.min(axis=0), np.maximum(np.ptp(points, axis=0), 1e-9)
     share = (points - low) / span
     share[:, 1] = 1 - share[:, 1]
@@ -197,7 +222,7 @@ def _placed(points: Numbers, aspect: float) -> Numbers:
 
 
 def _names_apart(medians: dict[str, Numbers]) -> str:
-    """Names at their places, moved down where they would cover one above."""
+    """Write names at their places, moved down where they would cover one above."""
     texts, taken = "", list[tuple[float, float, float]]()
     for name, (x, y) in sorted(medians.items(), key=lambda item: float(item[1][1])):
         half = 4.2 * len(name)  # SVG units: about half the width of the text
@@ -209,6 +234,7 @@ def _names_apart(medians: dict[str, Numbers]) -> str:
 
 
 def class_colour(label: int, classes: int) -> str:
+    """Return the CSS colour of a label among so many classes; grey for no label."""
     if label < 0:
         return "var(--faint)"
     if classes <= len(TEN_COLOURS):
@@ -222,24 +248,24 @@ Place = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
 def _axes(
     place: Place, x_marks: Marks, y_marks: Marks, corner: tuple[float, float], x_label: str
 ) -> list[str]:
-    """Grid lines, their numbers and the name of the x axis. corner: lowest x and y shown."""
+    """Draw grid lines, their numbers and the x axis' name; `corner`: the lowest x and y shown."""
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    parts = []
+    elements = []
     _, heights = place(np.full(len(y_marks.places), corner[0]), np.array(y_marks.places))
     for y, text in zip(heights, y_marks.texts, strict=True):
-        parts.append(f"<path class='grid' d='M{LEFT} {y:.1f}H{right}'/>")
-        parts.append(f"<text class='y' x='{LEFT - 6}' y='{y + 4:.1f}'>{escape(text)}</text>")
+        elements.append(f"<path class='grid' d='M{LEFT} {y:.1f}H{right}'/>")
+        elements.append(f"<text class='y' x='{LEFT - 6}' y='{y + 4:.1f}'>{escape(text)}</text>")
     columns, _ = place(np.array(x_marks.places), np.full(len(x_marks.places), corner[1]))
     for x, text in zip(columns, x_marks.texts, strict=True):
-        parts.append(f"<path class='grid' d='M{x:.1f} {bottom}v4'/>")
-        parts.append(f"<text class='x' x='{x:.1f}' y='{bottom + 16}'>{escape(text)}</text>")
-    parts.append(f"<path class='axis' d='M{LEFT} {bottom}H{right}'/>")
+        elements.append(f"<path class='grid' d='M{x:.1f} {bottom}v4'/>")
+        elements.append(f"<text class='x' x='{x:.1f}' y='{bottom + 16}'>{escape(text)}</text>")
+    elements.append(f"<path class='axis' d='M{LEFT} {bottom}H{right}'/>")
     middle = (LEFT + right) / 2
-    return [*parts, f"<text class='x' x='{middle}' y='{HEIGHT - 4}'>{escape(x_label)}</text>"]
+    return [*elements, f"<text class='x' x='{middle}' y='{HEIGHT - 4}'>{escape(x_label)}</text>"]
 
 
 def _line(series: Series, place: Place, *, dots: bool) -> list[str]:
-    """The line, broken where there is no number; its intervals; dots at the points."""
+    """Draw the line, broken where there is no number; its intervals; dots at the points."""
     columns, heights = place(series.x, series.y)
     stroke = f"style='stroke:{series.colour}'"
     finite = np.isfinite(series.y)
@@ -248,10 +274,10 @@ def _line(series: Series, place: Place, *, dots: bool) -> list[str]:
         for k in np.flatnonzero(finite)
     ]
     dash = " stroke-dasharray='5 4'" if series.dashed else ""
-    parts = [f"<path class='line' {stroke}{dash} d='{''.join(steps)}'/>"]
+    elements = [f"<path class='line' {stroke}{dash} d='{''.join(steps)}'/>"]
     if dots:
         points = "".join(f"M{columns[k]:.1f} {heights[k]:.1f}h0" for k in np.flatnonzero(finite))
-        parts.append(f"<path class='points' {stroke} d='{points}'/>")
+        elements.append(f"<path class='points' {stroke} d='{points}'/>")
     if series.low is not None and series.high is not None:
         _, lows = place(series.x, series.low)
         _, highs = place(series.x, series.high)
@@ -259,12 +285,12 @@ def _line(series: Series, place: Place, *, dots: bool) -> list[str]:
             f"M{x - 3:.1f} {low:.1f}h6M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {high:.1f}h6"
             for x, low, high in zip(columns, lows, highs, strict=True)
         )
-        parts.append(f"<path class='bar' {stroke} d='{bars}'/>")
-    return parts
+        elements.append(f"<path class='bar' {stroke} d='{bars}'/>")
+    return elements
 
 
 def _widened(values: Numbers, share: float) -> tuple[float, float]:
-    """The range of the values and a share more on both sides; never empty."""
+    """Return the range of the values and a share more on both sides; never empty."""
     low, high = float(values.min()), float(values.max())
     room = (high - low) * share
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
@@ -277,8 +303,8 @@ def _last(series: Series, *, named: bool) -> str:
     return f"{escape(series.name)} {text}" if named else text
 
 
-def _told(series: Series) -> str:
-    """The series in words, for those who do not see it."""
+def _in_words(series: Series) -> str:
+    """Describe a series for those who do not see it."""
     rows = np.flatnonzero(np.isfinite(series.y))
     first, last = (
         f"{number(float(series.y[row]))} at {number(float(series.x[row]))}"

@@ -1,4 +1,4 @@
-"""Several runs on one page: what differs, their results side by side, their curves in one chart."""
+"""Show several runs on one page: what differs, results side by side, curves in one chart."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ from sslpipe.report.sections import (
     trained_sentence,
 )
 
-SAME_TEST = ("data_sha256", "split", "train_split")  # facts that two results must share
+SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
 
 
 def names_apart(run_dirs: Sequence[Path], runs: Sequence[Run]) -> list[str]:
-    """A name for each run: the recipe's where that tells them apart, with the folder's else."""
+    """Name each run by its recipe, and by its folder too where recipes have the same name."""
     names = [str(run.recipe["name"]) for run in runs]
     if len(set(names)) == len(names):
         return names
@@ -43,7 +43,13 @@ def names_apart(run_dirs: Sequence[Path], runs: Sequence[Run]) -> list[str]:
 def build_comparison(
     runs: Sequence[Run], names: Sequence[str], embedded: Sequence[Features | None]
 ) -> str:
-    """The whole HTML file. names: one for each run, all different. embedded: test features."""
+    """Return the whole HTML file.
+
+    Args:
+        runs: At least two.
+        names: One for each run, all different.
+        embedded: Test embeddings of each run; None: there are none.
+    """
     named = dict(zip(names, runs, strict=True))
     title = " against ".join(names)
     sentences = "".join(
@@ -63,7 +69,7 @@ def build_comparison(
 
 
 def differences(named: dict[str, Run]) -> str:
-    """Settings, data and environment that are not the same in all runs."""
+    """Tabulate settings, data and environment that are not the same in all runs."""
     trees = [
         dict(
             flat(
@@ -94,7 +100,8 @@ def differences(named: dict[str, Run]) -> str:
 
 
 def results(named: dict[str, Run]) -> str:
-    """One table where the runs were evaluated on the same test data, else one for each."""
+    """Show one table where the runs were evaluated on the same test data, else one for each."""
+    # what can be compared
     evaluated = {name: run.evaluation for name, run in named.items() if run.evaluation}
     without = "".join(
         f"<p class='missing'>{escape(name)} has not been evaluated.</p>"
@@ -113,6 +120,7 @@ def results(named: dict[str, Run]) -> str:
             "<p class='missing'>These runs were not evaluated on the same test data: their numbers "
             f"are not comparable, and stand apart.</p>{tables}{without}"
         )
+    # one table, a curve for each run, further metrics
     together = merged(evaluated)
     colours = {row["features"]: "var(--faint)" for row in together["rows"]}
     colours |= {name: run_colour(place) for place, name in enumerate(named)}
@@ -123,14 +131,22 @@ def results(named: dict[str, Run]) -> str:
 
 
 def merged(evaluations: dict[str, Tree]) -> Tree:
-    """One evaluation with the features of each run under its name; a baseline that is the same for
-    all stands once. A column whose protocols differ is split, a column for each protocol."""
+    """Merge the eval.json of several runs, with each run's features under its name.
+
+    A baseline that is the same for all stands once. A column whose protocols differ is split, a
+    column for each protocol.
+
+    Args:
+        evaluations: eval.json by the run's name.
+    """
+    # rows of all, under the run's name
     rows: list[Tree] = []
     for name, tree in evaluations.items():
         rows += [
             {**row, "features": name if row["features"] == "ssl" else row["features"], "run": name}
             for row in [*tree["rows"], *tree.get("geometry", [])]
         ]
+    # baselines: once where they are equal, else under the run's name
     for baseline in {row["features"] for row in rows} - set(evaluations):
         measured = {
             name: [
@@ -149,6 +165,7 @@ def merged(evaluations: dict[str, Tree]) -> Tree:
                 if row["features"] == baseline:
                     row["features"] = f"{NAMES.get(baseline, baseline)} of {row['run']}"
                     row["baseline"] = baseline in BASELINES
+    # columns: a name stands for one protocol
     columns = list(
         dict.fromkeys(column for tree in evaluations.values() for column in tree["columns"])
     )
@@ -160,16 +177,16 @@ def merged(evaluations: dict[str, Tree]) -> Tree:
             for row in rows:
                 if row["column"] == column:
                     row["column"] = f"{column}: {row['protocol']}"
-    left_out = [
+    not_measured = [
         f"{name}: {text}" for name, tree in evaluations.items() for text in tree["left_out"]
     ]
-    facts = next(iter(evaluations.values()))["facts"]
-    return {"facts": facts, "columns": columns, "rows": rows, "left_out": left_out}
+    metadata = next(iter(evaluations.values()))["facts"]
+    return {"facts": metadata, "columns": columns, "rows": rows, "left_out": not_measured}
 
 
 def charts(named: dict[str, Run], wanted: Sequence[Chart]) -> str:
-    """Each chart with a line for each run that has its numbers; a second number is dashed."""
-    drawn = ""
+    """Draw each chart with a line for each run that has its numbers; a second number is dashed."""
+    figures = ""
     for title, keys, kind, within in wanted:
         series = []
         for place, (name, run) in enumerate(named.items()):
@@ -187,31 +204,30 @@ def charts(named: dict[str, Run], wanted: Sequence[Chart]) -> str:
                 )
         series = [each for each in series if len(each.x)]
         if series:
-            drawn += line_chart(title, series, within=within, last_values=False)
-    return f"<div class='charts'>{drawn}</div>" if drawn else "<p>No run has logged a step.</p>"
+            figures += line_chart(title, series, within=within, last_values=False)
+    if not figures:
+        return "<p>No run has logged a step.</p>"
+    return f"<div class='charts'>{figures}</div>"
 
 
 def quality(named: dict[str, Run], embedded: Sequence[Features | None]) -> str:
-    """ROC and spectrum of the runs that have test embeddings of the same data."""
+    """Draw ROC and spectrum of the runs, where their test embeddings are of the same data."""
     there = {name: each for name, each in zip(named, embedded, strict=True) if each is not None}
     without = "".join(
         missing(f"{name} has no embeddings of the test split.", EMBED.format("test"))
         for name in named
         if name not in there
     )
-    if (
-        len({(each.facts.get("data_sha256"), each.facts.get("split")) for each in there.values()})
-        > 1
-    ):
-        return (
-            "<p class='missing'>The embeddings of these runs are not of the same data.</p>"
-            + without
-        )
+    embedded_data = {(e.facts.get("data_sha256"), e.facts.get("split")) for e in there.values()}
+    if len(embedded_data) > 1:
+        note = "<p class='missing'>The embeddings of these runs are not of the same data.</p>"
+        return note + without
     return (embedding_quality(there) if there else "") + without
 
 
 def speed_table(named: dict[str, Run]) -> str:
-    """Steps, time, images a second, wait for data, skipped steps and quarantine of each run."""
+    """Tabulate steps, time, images a second, wait for data, skipped steps and quarantine."""
+    # a row for each run
     rows = ""
     for name, run in named.items():
         speed = measured_speed(run)
@@ -225,21 +241,10 @@ def speed_table(named: dict[str, Run]) -> str:
             f"{len(run.quarantine):,}",
             ", ".join(standing_alarms(run)).replace("_", " ") or "none",
         )
-        rows += f"<tr><th scope='row'>{escape(name)}</th>" + "".join(
-            f"<td>{escape(cell)}</td>" for cell in cells
-        )
-        rows += "</tr>"
-    heads = (
-        "run",
-        "steps",
-        "time",
-        "images/s",
-        "waiting for data",
-        "skipped",
-        "quarantined",
-        "alarms",
-    )
-    head = "".join(f"<th scope='col'>{text}</th>" for text in heads)
+        filled = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rows += f"<tr><th scope='row'>{escape(name)}</th>{filled}</tr>"
+    heads = "run, steps, time, images/s, waiting for data, skipped, quarantined, alarms"
+    head = "".join(f"<th scope='col'>{text}</th>" for text in heads.split(", "))
     return (
         "<div class='wide'><table class='numbers'>"
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"

@@ -1,4 +1,4 @@
-"""What a linear probe takes for what: a matrix, or lists where classes are many. From eval.json."""
+"""Show what a linear probe confuses: a matrix, or lists where classes are many."""
 
 from html import escape
 from typing import Any
@@ -14,7 +14,12 @@ MOST_CLASSES = 20  # of a confusion matrix that is shown whole
 
 
 def confusion(evaluation: Tree, classes: list[str]) -> str:
-    """The linear probe's matrix, or the most frequent confusions where classes are many."""
+    """Return the linear probe's matrix, or the most frequent confusions where classes are many.
+
+    Args:
+        evaluation: eval.json.
+        classes: Names by label.
+    """
     cell = next(
         (
             line.cells[LINEAR]
@@ -34,8 +39,8 @@ def confusion(evaluation: Tree, classes: list[str]) -> str:
         + ", chosen on a held-out part of train.</p>"
     )
     if len(counts) <= MOST_CLASSES:
-        drawn = _matrix(counts, names) + _confusions(counts, names, 8)
-        return f"{note}<div class='side'>{drawn}</div>"
+        tables = _matrix(counts, names) + _confusions(counts, names, 8)
+        return f"{note}<div class='side'>{tables}</div>"
     return (
         f"{note}<p>A matrix of {len(counts)} classes is not drawn.</p><div class='side'>"
         f"{_worst(counts, names)}{_confusions(counts, names, 20)}</div>"
@@ -55,9 +60,9 @@ def _matrix(counts: Any, names: list[str]) -> str:
         share = f"{100 * row[label] / total:.0f} %" if row.sum() else "–"
         body += f"<tr><th scope='row'>{escape(names[label])}</th>{cells}<td>{share}</td></tr>"
     return (
-        "<div><p class='note'>Rows: the true class; columns: the predicted one; last: the share "
-        "found.</p><div class='wide'><table class='matrix'>"
-        f"<thead><tr><td></td>{head}<th scope='col'><span>found</span></th></tr></thead>"
+        "<div><p class='note'>Rows: the true class; columns: the predicted one; last: the recall."
+        "</p><div class='wide'><table class='matrix'>"
+        f"<thead><tr><td></td>{head}<th scope='col'><span>recall</span></th></tr></thead>"
         f"<tbody>{body}</tbody></table></div></div>"
     )
 
@@ -68,7 +73,7 @@ def _confusions(counts: Any, names: list[str], most: int) -> str:
     order = np.argsort(off, axis=None, kind="stable")[::-1][:most]
     pairs = [divmod(int(place), len(off)) for place in order]
     items = "".join(
-        f"<li>{escape(names[true])} taken for {escape(names[other])}: {off[true, other]}</li>"
+        f"<li>{escape(names[true])} predicted as {escape(names[other])}: {off[true, other]}</li>"
         for true, other in pairs
         if off[true, other]
     )
@@ -82,6 +87,6 @@ def _worst(counts: Any, names: list[str]) -> str:
     shares = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), np.inf)
     rows = [int(label) for label in np.argsort(shares, kind="stable")[:10] if totals[label]]
     items = "".join(
-        f"<li>{escape(names[row])}: {100 * shares[row]:.0f} % found</li>" for row in rows
+        f"<li>{escape(names[row])}: recall {100 * shares[row]:.0f} %</li>" for row in rows
     )
-    return f"<div><h3>Found worst</h3><ol class='confusions'>{items}</ol></div>"
+    return f"<div><h3>Lowest recall</h3><ol class='confusions'>{items}</ol></div>"

@@ -1,4 +1,4 @@
-"""The parts of a report that are drawn from embeddings: maps, neighbours, separation, spectrum."""
+"""Make the sections of a report that need embeddings: map, neighbours, separation, spectrum."""
 
 from html import escape
 from typing import NamedTuple
@@ -51,14 +51,14 @@ PAIRS = 10_000  # of one class, and as many of two
 
 
 class Features(NamedTuple):
-    """Embeddings of one split and the facts saved with them."""
+    """Embeddings of one split, and the metadata saved with them (`facts` in their file)."""
 
     rows: Embeddings
     facts: dict[str, object]
 
 
 class Curve(NamedTuple):
-    """A ROC and what it is of: the curve's points, and sentences for people."""
+    """A ROC curve, whose it is, and its main numbers in words."""
 
     name: str
     roc: Roc
@@ -66,8 +66,13 @@ class Curve(NamedTuple):
 
 
 def measured_curve(name: str, rows: Embeddings) -> Curve | None:
-    """The ROC of "of one class?" by the cosine of seeded pairs, as `sslpipe evaluate verification`
-    draws them; None where the labelled rows have no pairs of both kinds."""
+    """Compute the ROC of "of one class?" by the cosine of pairs.
+
+    The pairs are those of `sslpipe evaluate verification`: seeded, PAIRS of each kind at most.
+
+    Returns:
+        None where the labelled rows have no pairs of both kinds.
+    """
     labelled = rows.rows((rows.labels >= 0).nonzero()[:, 0])
     classes = np.unique(labelled.labels.numpy(), return_counts=True)[1]
     if len(classes) < 2 or classes.max() < 2:
@@ -76,30 +81,31 @@ def measured_curve(name: str, rows: Embeddings) -> Curve | None:
     curve = roc(scores_of(labelled, pairs), pairs.same)
     same = int(pairs.same.sum())
     others = len(pairs.same) - same
-    found, taken_in = 100 * tar_at_far(curve, 0.01), 100 * fpr_at_tpr(curve, 0.95)
+    tpr, fpr = 100 * tar_at_far(curve, 0.01), 100 * fpr_at_tpr(curve, 0.95)
     note = (
-        f"area under the ROC {auc(curve):.3f}; where 1 % of the {others:,} pairs of "
-        f"two classes may be taken in, {found:.1f} % of the {same:,} pairs of one class are found; "
-        f"to find 95 % of these, {taken_in:.1f} % of the others are taken in"
+        f"area under the ROC {auc(curve):.3f}; true positive rate {tpr:.1f} % at a false positive "
+        f"rate of 1 %; false positive rate {fpr:.1f} % at a true positive rate of 95 % "
+        f"({same:,} pairs of one class, {others:,} pairs of two)"
     )
     return Curve(name, curve, note)
 
 
 def spectrum(rows: Embeddings) -> NDArray[np.float64]:
-    """The share of the variance of unit-length features on each main axis, largest first: (F,)."""
+    """Return the share of the variance on each main axis of unit-length features, largest first."""
     unit = unit_rows(rows)
     centred = unit - unit.mean(axis=0)
     values = np.linalg.svd(centred, compute_uv=False) ** 2
     shares: NDArray[np.float64] = values / max(values.sum(), 1e-30)
-    return shares
+    return shares  # (min(n, F),)
 
 
 def run_colour(place: int) -> str:
+    """Return the CSS colour of the run at this place of a comparison."""
     return f"var(--series-{place % 6 + 1})"
 
 
 def evaluated_curves(evaluation: Tree | None) -> list[Series]:
-    """The ROCs that eval.json holds, of plain features: ours and the baselines'."""
+    """Return the ROCs that eval.json holds, of plain features: the run's and the baselines'."""
     curves = []
     for row in evaluation["rows"] if evaluation else ():
         if "roc" in row["details"] and not row["whitened"]:
@@ -112,29 +118,36 @@ def evaluated_curves(evaluation: Tree | None) -> list[Series]:
 
 
 def embedding_quality(sets: dict[str, Features], evaluation: Tree | None = None) -> str:
-    """ROC and spectrum of the test embeddings of each run. evaluation: its ROCs, where it has any,
-    instead of one of the embeddings alone: they come with those of the baselines."""
+    """Draw ROC and spectrum of the test embeddings of each run.
+
+    Args:
+        sets: Embeddings by the name of their run.
+        evaluation: eval.json; its ROCs, where it has any, are drawn instead of one of the
+            embeddings alone, as they come with those of the baselines.
+    """
+    # curves, spectra and their main numbers
     curves, axes, notes = [], [], []
     for place, (name, features) in enumerate(sets.items()):
-        colour, said = run_colour(place), f"{escape(name)}: " if len(sets) > 1 else ""
-        found = measured_curve(name, features.rows)
-        if found is None:
-            notes.append(f"{said}no ROC: no labels, a single class, or one image of each")
+        colour, owner = run_colour(place), f"{escape(name)}: " if len(sets) > 1 else ""
+        curve = measured_curve(name, features.rows)
+        if curve is None:
+            notes.append(f"{owner}no ROC: no labels, a single class, or one image of each")
         else:
-            notes.append(said + found.note)
-            shown = found.roc.false >= LOWEST_FPR
-            x, y = np.log10(found.roc.false[shown]), 100 * found.roc.true[shown]
+            notes.append(owner + curve.note)
+            shown = curve.roc.false >= LOWEST_FPR
+            x, y = np.log10(curve.roc.false[shown]), 100 * curve.roc.true[shown]
             curves.append(Series(name, x, y, colour))
         shares = spectrum(mapped_rows(features.rows))
         kept = shares[shares >= LOWEST_SHARE]
         x = np.arange(1, len(kept) + 1, dtype=np.float64)
         axes.append(Series(name, x, np.log10(kept), colour))
         most = int(np.searchsorted(np.cumsum(shares), 0.9)) + 1
-        notes.append(f"{said}{most} of {len(shares)} axes hold 90 % of the variance")
+        notes.append(f"{owner}{most} of {len(shares)} axes hold 90 % of the variance")
     curves = evaluated_curves(evaluation) or curves
-    drawn = roc_chart(curves) if curves else ""
+    # the two charts
+    charts = roc_chart(curves) if curves else ""
     powers = np.arange(round(np.log10(LOWEST_SHARE)), 1)
-    drawn += line_chart(
+    charts += line_chart(
         "spectrum: share of the variance",
         axes,
         x_label="main axis, largest first",
@@ -142,38 +155,45 @@ def embedding_quality(sets: dict[str, Features], evaluation: Tree | None = None)
         last_values=False,
         within=(float(powers[0]), 0.0),
     )
-    told = "".join(f"<li>{note}.</li>" for note in notes)
+    items = "".join(f"<li>{note}.</li>" for note in notes)
     return (
         "<p>Test embeddings of length 1. ROC: the cosine of two images as a test for being of one "
         f"class, over up to {PAIRS:,} pairs of each kind. Spectrum: how many directions the "
         "features use; a line that falls early is a collapse.</p>"
-        f"<div class='charts pair'>{drawn}</div><ul class='note'>{told}</ul>"
+        f"<div class='charts pair'>{charts}</div><ul class='note'>{items}</ul>"
     )
 
 
 def roc_chart(curves: list[Series]) -> str:
-    """Series with log10 of the false positive rate and percent of true positives."""
+    """Draw series of true positive rate in % over log10 of the false positive rate."""
     decades = np.arange(round(np.log10(LOWEST_FPR)), 1).tolist()
     chance = np.linspace(decades[0], 0, 60)
     by_chance = Series("by chance", chance, 100 * 10**chance, "var(--faint)", dashed=True)
     return line_chart(
-        "ROC: pairs of one class found, %",
+        "ROC: true positive rate, %",
         [*curves, by_chance],
-        x_label="pairs of two classes taken in, %",
+        x_label="false positive rate, %",
         x_marks=Marks(decades, [f"{100 * 10.0**d:g}" for d in decades]),
         last_values=False,
         within=(0.0, 100.0),
     )
 
 
-def embedding_map(facts: Run, queries: Features | None, split: Split | None) -> str:
-    """PCA and t-SNE of some test features, and t-SNE again under the images themselves."""
+def embedding_map(run: Run, queries: Features | None, split: Split | None) -> str:
+    """Draw PCA and t-SNE of some test features, and t-SNE again under the images themselves.
+
+    Args:
+        run: Whose class names colour the points.
+        queries: Test embeddings, if there are any.
+        split: Their images; None: no images are shown.
+    """
     if queries is None:
         return missing("No embeddings of the test split yet.", EMBED.format("test"))
     rows = mapped_rows(queries.rows)
     if len(rows.ids) < FEWEST_MAPPED:
         return f"<p class='missing'>{len(rows.ids)} embeddings are too few for a map.</p>"
-    names, labels = facts.classes, rows.labels.numpy()
+    # points, and a name for each label
+    names, labels = run.classes, rows.labels.numpy()
     count = max(len(names), int(labels.max()) + 1)
     names = [*names, *(f"class {label}" for label in range(len(names), count))]
     flat, held = pca_map(rows)
@@ -194,6 +214,7 @@ def embedding_map(facts: Run, queries: Features | None, split: Split | None) -> 
         maps["t-SNE with the images"] = scatter(
             f"t-SNE of {of} with {len(at)} of the images", near, labels, names, at, aspect=ASPECT
         )
+    # legend, and what does not fit together
     legend = "".join(
         f"<li><i class='dot' style='--c:{class_colour(label, count)}'></i>{escape(name)}</li>"
         for label, name in enumerate(names)
@@ -205,7 +226,7 @@ def embedding_map(facts: Run, queries: Features | None, split: Split | None) -> 
     )
     many = f"; colours repeat in hue, as there are {count} classes" if count > MOST_NAMES else ""
     without = missing("No images beside it without --data.", REPORT) if split is None else ""
-    evaluated = facts.evaluation["facts"].get("backbone_sha256") if facts.evaluation else None
+    evaluated = run.evaluation["facts"].get("backbone_sha256") if run.evaluation else None
     if evaluated and queries.facts.get("backbone_sha256") != evaluated:
         without += missing(
             "These embeddings are not of the backbone in the results.", EMBED.format("test")
@@ -217,13 +238,21 @@ def embedding_map(facts: Run, queries: Features | None, split: Split | None) -> 
 
 
 def nearest_neighbours(
-    facts: Run,
+    run: Run,
     queries: Features | None,
     split: Split | None,
     bank: Features | None,
     bank_split: Split | None,
 ) -> str:
-    """Some test images with what is nearest to them; without a bank, among the test images."""
+    """Show some test images with what is nearest to them.
+
+    Args:
+        run: Whose class names are shown.
+        queries: Test embeddings, if there are any.
+        split: Their images; None: nothing is shown.
+        bank: Embeddings to search in; None: the test embeddings.
+        bank_split: Their images.
+    """
     if queries is None:
         return missing("No embeddings of the test split yet.", EMBED.format("test"))
     if split is None:
@@ -234,12 +263,12 @@ def nearest_neighbours(
     if len(bank.rows.ids) < 2:
         return "<p class='missing'>One embedding has no neighbour.</p>"
     rows = neighbour_rows(bank.rows, queries.rows, same_split=same_split)
-    found = {i for row in rows for i in row.neighbour_ids}
+    neighbours = {i for row in rows for i in row.neighbour_ids}
     sheet = neighbour_sheet(
         rows,
-        facts.classes,
+        run.classes,
         thumbnails(split, (row.id for row in rows)),
-        thumbnails(bank_split, found),
+        thumbnails(bank_split, neighbours),
         f"the split {bank_split.name!r} ({len(bank.rows.ids):,} images)",
     )
     note = missing("Searched among the test images themselves.", EMBED.format("train"))

@@ -1,11 +1,11 @@
-"""Retrieval, verification and geometry of a report: tables beside that of accuracies."""
+"""Tables of retrieval, verification and geometry, beside that of accuracies."""
 
 from html import escape
 
-from sslpipe.report.results import results_of, table_lines
+from sslpipe.report.results import feature_table, table_lines
 from sslpipe.report.run import Tree
 
-MORE = {  # heading -> what it is, and metric -> title of its column
+TABLES = {  # heading -> what it is, and metric -> title of its column
     "Retrieval": (
         "Each test image against all others, in %.",
         {
@@ -39,17 +39,17 @@ MORE = {  # heading -> what it is, and metric -> title of its column
 
 
 def more_tables(evaluation: Tree) -> str:
-    """Retrieval, verification and geometry, where they were measured; '' where they were not."""
-    every = [*evaluation["rows"], *evaluation.get("geometry", [])]
-    drawn = ""
-    for heading, (note, metrics) in MORE.items():
-        rows = [{**row, "column": row["metric"]} for row in every if row["metric"] in metrics]
+    """Return retrieval, verification and geometry as HTML; '' where none was measured."""
+    all_rows = [*evaluation["rows"], *evaluation.get("geometry", [])]
+    tables = ""
+    for heading, (note, metrics) in TABLES.items():
+        rows = [{**row, "column": row["metric"]} for row in all_rows if row["metric"] in metrics]
         if rows:
             columns = [each for each in metrics if any(row["metric"] == each for row in rows)]
             lines = table_lines({"rows": rows})
             protocols = ", ".join(sorted({escape(row["protocol"]) for row in rows}))
-            drawn += (
+            tables += (
                 f"<h3>{heading}</h3><p class='note'>{note} <code>{protocols}</code></p>"
-                f"{results_of(lines, columns, metrics, mark=heading != 'Geometry')}"
+                f"{feature_table(lines, columns, metrics, mark=heading != 'Geometry')}"
             )
-    return drawn
+    return tables

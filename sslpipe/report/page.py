@@ -1,19 +1,25 @@
-"""The HTML file around the sections of a report: title, links, style; nothing from a network."""
+"""Put the HTML file around the sections of a report: title, links, style; nothing is fetched."""
 
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
+from importlib import resources
 
 
 def html_page(title: str, head: str, sections: Mapping[str, str]) -> str:
-    """head: HTML above the links. sections: heading -> HTML; each heading becomes an anchor."""
+    """Return the whole HTML file.
+
+    Args:
+        title: Plain text, escaped here.
+        head: HTML above the links.
+        sections: Heading -> HTML; each heading becomes an anchor.
+    """
     anchors = {heading: heading.lower().replace(" ", "-") for heading in sections}
     links = "".join(f"<a href='#{anchor}'>{heading}</a>" for heading, anchor in anchors.items())
     body = "".join(
         f"<section id='{anchors[heading]}'><h2>{heading}</h2>{html}</section>"
         for heading, html in sections.items()
     )
-    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    style = (resources.files("sslpipe.report") / "report.css").read_text(encoding="utf-8")
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"

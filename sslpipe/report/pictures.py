@@ -1,4 +1,4 @@
-"""Pictures of a report: thumbnails as data URIs, flat maps of embeddings, nearest neighbours."""
+"""Make thumbnails as data URIs, flat maps of embeddings, and rows of nearest neighbours."""
 
 import base64
 import io
@@ -20,13 +20,21 @@ from sslpipe.random import permutation
 MOST_MAPPED = 2000  # points of a map: t-SNE takes seconds, and more would cover each other
 FEWEST_MAPPED = 10
 NEIGHBOURS = 8
-DRAWN_QUERIES, WRONG_QUERIES = 8, 4
+RANDOM_QUERIES, WRONG_QUERIES = 8, 4
 THUMB_PX = 64
 MOST_PNG_BYTES = 1_500_000
 
 
 class Row(NamedTuple):
-    """A query and its nearest rows of the bank; ids and labels as they stand in the features."""
+    """A query and its nearest rows of the bank, nearest first.
+
+    Args:
+        id: Sample id of the query.
+        label: Of the query; -1 for none.
+        neighbour_ids: Sample ids.
+        neighbour_labels: Their labels.
+        similarities: Their cosines with the query.
+    """
 
     id: int
     label: int
@@ -36,17 +44,22 @@ class Row(NamedTuple):
 
     @property
     def wrong(self) -> bool:
+        """Say whether the nearest row has another label."""
         return self.neighbour_labels[0] != self.label
 
 
 def mapped_rows(rows: Embeddings, seed: int = 0) -> Embeddings:
-    """At most MOST_MAPPED rows, by a hash of seed, in the order of the hash."""
+    """Return at most MOST_MAPPED rows, by a hash of seed, in the order of the hash."""
     chosen = permutation(len(rows.ids), seed)[:MOST_MAPPED]
     return rows.rows(torch.from_numpy(np.asarray(chosen, dtype=np.int64)))
 
 
 def pca_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
-    """(n, 2) places of unit-length features on their two main axes, and the variance these hold."""
+    """Map unit-length features to their two main axes.
+
+    Returns:
+        (n, 2) places, and the share of the variance that these axes hold.
+    """
     from sklearn.decomposition import PCA
 
     pca = PCA(2, svd_solver="full")
@@ -55,7 +68,11 @@ def pca_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
 
 
 def tsne_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
-    """(n, 2) places by t-SNE of unit-length features (50 main axes at most), and the perplexity."""
+    """Map unit-length features by t-SNE, from 50 main axes at most.
+
+    Returns:
+        (n, 2) places, and the perplexity.
+    """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -68,18 +85,23 @@ def tsne_map(rows: Embeddings) -> tuple[NDArray[np.float64], float]:
 
 
 def unit_rows(rows: Embeddings) -> NDArray[np.float64]:
-    """Features of length 1, (n, F)."""
+    """Return features of length 1, (n, F)."""
     return F.normalize(rows.features.double(), dim=1).numpy()
 
 
 def neighbour_rows(bank: Embeddings, queries: Embeddings, *, same_split: bool) -> list[Row]:
-    """DRAWN_QUERIES by a hash, then WRONG_QUERIES among those whose nearest has another label.
+    """Search the neighbours of RANDOM_QUERIES, then of WRONG_QUERIES.
 
-    same_split: bank and queries are one split, so that a query must not find itself.
+    The first are chosen by a hash, the others among those whose nearest has another label.
+
+    Args:
+        bank: Embeddings to search in.
+        queries: Embeddings to choose from.
+        same_split: Bank and queries are one split, so that a query must not find itself.
     """
     some = mapped_rows(queries, seed=1)
     k = min(NEIGHBOURS, len(bank.ids) - same_split)
-    found = nearest(
+    neighbours = nearest(
         bank.features,
         some.features,
         k,
@@ -89,15 +111,15 @@ def neighbour_rows(bank: Embeddings, queries: Embeddings, *, same_split: bool) -
     rows = [
         Row(query, label, bank.ids[near].tolist(), bank.labels[near].tolist(), similar.tolist())
         for query, label, near, similar in zip(
-            some.ids.tolist(), some.labels.tolist(), *found, strict=True
+            some.ids.tolist(), some.labels.tolist(), *neighbours, strict=True
         )
     ]
-    wrong = [row for row in rows[DRAWN_QUERIES:] if row.wrong]
-    return [*rows[:DRAWN_QUERIES], *wrong[:WRONG_QUERIES]]
+    wrong = [row for row in rows[RANDOM_QUERIES:] if row.wrong]
+    return [*rows[:RANDOM_QUERIES], *wrong[:WRONG_QUERIES]]
 
 
 def thumbnails(split: Split, ids: Iterable[int]) -> dict[int, str]:
-    """id -> data URI, no side above THUMB_PX; samples that cannot be decoded are left out."""
+    """Return id -> data URI, no side above THUMB_PX; what cannot be decoded is skipped."""
     wanted = np.unique(np.fromiter(ids, dtype=np.int64))
     pictures: dict[int, str] = {}
     for batch in one_pass(split, ids=wanted, num_workers=0, on_bad=lambda bad: None):
@@ -111,7 +133,7 @@ def thumbnails(split: Split, ids: Iterable[int]) -> dict[int, str]:
 
 
 def data_uri(image: Image.Image) -> str:
-    """PNG for what is small or has few colours, else JPEG: whichever is shorter."""
+    """Encode as PNG what is small or has few colours, else as JPEG: whichever is shorter."""
     files = []
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 85})):
         file = io.BytesIO()
@@ -122,7 +144,7 @@ def data_uri(image: Image.Image) -> str:
 
 
 def png_uri(raw: bytes) -> str:
-    """A PNG file as it is, or, where it is large, as JPEG."""
+    """Return a PNG file as a data URI: as it is, or, where it is large, as JPEG."""
     if len(raw) <= MOST_PNG_BYTES:
         return f"data:image/png;base64,{base64.b64encode(raw).decode()}"
     return data_uri(Image.open(io.BytesIO(raw)))

@@ -1,4 +1,4 @@
-"""The measured part of a report: verdict, table, few-shot curve. From eval.json."""
+"""Show what eval.json holds: verdict, table, few-shot curve."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,14 @@ _FEW = re.compile(rf"{KNN}, (\d+)/class")
 
 
 class Line(NamedTuple):
-    """A row of the table: features, plain or whitened, and its results by column."""
+    """A row of the table.
+
+    Args:
+        features: "ssl" for the run's own, "pixels", "random", or another name.
+        whitened: Whether they are.
+        cells: Results by column.
+        baseline: Whether they are a baseline.
+    """
 
     features: str
     whitened: bool
@@ -30,11 +37,12 @@ class Line(NamedTuple):
 
     @property
     def title(self) -> str:
+        """Say what the features are, in words."""
         return NAMES.get(self.features, self.features) + (", whitened" if self.whitened else "")
 
 
 def table_lines(evaluation: Tree) -> list[Line]:
-    """Our rows first, then whatever else was measured, then the baselines."""
+    """Return the run's own rows first, then whatever else was measured, then the baselines."""
     lines: dict[tuple[str, bool], Line] = {}
     for row in evaluation["rows"]:
         key = (row["features"], row["whitened"])
@@ -53,7 +61,7 @@ def table_lines(evaluation: Tree) -> list[Line]:
 
 
 def clear_best(lines: list[Line], column: str) -> list[Line]:
-    """The lines whose whole interval is better than those of all other features; [] if none is.
+    """Return the lines whose whole interval is better than those of all other features.
 
     Plain and whitened features of one backbone do not compete.
     """
@@ -67,7 +75,7 @@ def clear_best(lines: list[Line], column: str) -> list[Line]:
 
 
 def _is_better(ours: Tree, theirs: Tree) -> bool:
-    """Whether our interval lies wholly on the better side of theirs."""
+    """Say whether our interval lies wholly on the better side of theirs."""
     (low, high), (their_low, their_high) = ours["interval95"], theirs["interval95"]
     if ours["metric"].startswith(SMALL_IS_GOOD):
         return bool(high < their_low)
@@ -75,7 +83,7 @@ def _is_better(ours: Tree, theirs: Tree) -> bool:
 
 
 def accuracy_sentence(run: Run) -> str:
-    """How good the plain features are by kNN, against the stronger form of each baseline."""
+    """Say how good the plain features are by kNN, against the stronger form of each baseline."""
     if run.evaluation is None:
         return "It has not been evaluated yet."
     lines = table_lines(run.evaluation)
@@ -101,39 +109,46 @@ def accuracy_sentence(run: Run) -> str:
 
 
 def result_table(evaluation: Tree) -> str:
-    """Rows: features; columns: those of eval.json; percent with intervals; the protocols below."""
+    """Tabulate features by the columns of eval.json, in percent with intervals; protocols below."""
     lines, columns = table_lines(evaluation), evaluation["columns"]
     first = evaluation["rows"][0]
-    left_out = "".join(
+    not_measured = "".join(
         f"<p class='missing'>Not measured: {escape(text)}.</p>" for text in evaluation["left_out"]
     )
     return (
         f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
         "test images. <b class='best'>Marked</b> only where the whole interval is better than "
         "those of all other features; a column without a mark has no clear best.</p>"
-        f"{results_of(lines, columns)}{_caveats(evaluation)}{left_out}{_protocols(evaluation)}"
-        f"{_all_numbers(evaluation)}"
+        f"{feature_table(lines, columns)}{_caveats(evaluation)}{not_measured}"
+        f"{_protocols(evaluation)}{_all_numbers(evaluation)}"
     )
 
 
 def _caveats(evaluation: Tree) -> str:
-    """A line for each fit that a reader should know more of, as one at the edge of its grid."""
+    """Write a line for each fit that a reader should know more of, as one at its grid's edge."""
     return "".join(
         f"<p class='note'>{escape(Line(row['features'], row['whitened'], {}).title)}, "
-        f"<code>{escape(row['protocol'])}</code>: {escape(said)}.</p>"
+        f"<code>{escape(row['protocol'])}</code>: {escape(caveat)}.</p>"
         for row in evaluation["rows"]
-        for said in caveats(row["details"])
+        for caveat in caveats(row["details"])
     )
 
 
-def results_of(
+def feature_table(
     lines: list[Line],
     columns: list[str],
     titles: Mapping[str, str] | None = None,
     *,
     mark: bool = True,
 ) -> str:
-    """Rows: features; columns: results with intervals. mark: whether a clear best is marked."""
+    """Tabulate features by columns, results with intervals.
+
+    Args:
+        lines: The rows.
+        columns: The keys of their cells to show.
+        titles: Of columns, where not their keys.
+        mark: Whether a clear best is marked.
+    """
     winners = {column: clear_best(lines, column) if mark else [] for column in columns}
     head = "".join(
         f"<th scope='col'>{escape((titles or {}).get(column, column))}</th>" for column in columns
@@ -159,11 +174,18 @@ def few_shot_chart(
     whitened: bool = True,
     dashed: Collection[str] = (),
 ) -> str:
-    """Accuracy of the kNN columns over the labelled images a class; '' for a single column.
+    """Draw the accuracy of the kNN columns over the labelled images a class.
 
-    colours: of features, instead of the usual ones. whitened: whether these are drawn, too.
-    dashed: features whose line is.
+    Args:
+        evaluation: eval.json.
+        colours: Of features, instead of the usual ones.
+        whitened: Whether whitened features are shown, too.
+        dashed: Features whose line is.
+
+    Returns:
+        '' where there is a single column.
     """
+    # rows of more labels a class than the table shows are taken in by their protocol
     colours = {**COLOURS, **(colours or {})}
     classes = _classes(evaluation)
     series: list[Series] = []
@@ -174,6 +196,7 @@ def few_shot_chart(
         else row
         for row in evaluation["rows"]
     ]
+    # a line for each kind of features
     for line in table_lines({"rows": rows}):
         points = sorted(_labels_a_class(line, classes))
         if len(points) < 2 or (line.whitened and not whitened):
@@ -235,7 +258,7 @@ def _measured(evaluation: Tree) -> str:
 
 
 def _protocols(evaluation: Tree) -> str:
-    """What each column is: protocol, and the labelled images it used."""
+    """Say what each column is: protocol, and the labelled images it used."""
     items = ""
     for column in evaluation["columns"]:
         of_column = [row for row in evaluation["rows"] if row["column"] == column]
@@ -263,7 +286,7 @@ def _all_numbers(evaluation: Tree) -> str:
 
 
 def _classes(evaluation: Tree) -> int:
-    """Classes in the bank: few-shot banks hold n labels of each."""
+    """Count the classes in the bank: few-shot banks hold n labels of each."""
     for row in evaluation["rows"]:
         few = _FEW.fullmatch(row["column"] or "")
         if few:
@@ -272,7 +295,7 @@ def _classes(evaluation: Tree) -> int:
 
 
 def _labels_a_class(line: Line, classes: int) -> Iterator[tuple[float, str, Tree]]:
-    """(labels a class, text of its tick, result) of each kNN column; all labels: the mean."""
+    """Yield (labels a class, text of its tick, result) of each kNN column; all labels: the mean."""
     for column, cell in line.cells.items():
         few = _FEW.fullmatch(column)
         if few:

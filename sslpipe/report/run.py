@@ -1,4 +1,4 @@
-"""What a report reads: the files of a run directory, without places and secrets."""
+"""Read the files of a run directory for a report, without secrets and absolute folders."""
 
 import json
 import re
@@ -20,10 +20,21 @@ _FOLDERS = re.compile(
 
 
 class Run(NamedTuple):
-    """recipe, data, environment: recipe.json, data.json, run.json, cleaned to be shown;
-    given_recipe: as it stands. train, evals, alarms: lines of metrics.jsonl by step. evaluation:
-    eval.json, None while there is none; views_png: likewise. classes: names by label, not cleaned,
-    of the data set that was evaluated; empty where there are none."""
+    """A run as a report shows it.
+
+    Args:
+        given_recipe: recipe.json as it stands.
+        recipe: recipe.json, cleaned to be shown.
+        data: data.json, cleaned.
+        environment: run.json, cleaned.
+        train: Lines of metrics.jsonl with what training logged, by step.
+        evals: Lines of metrics.jsonl with what evaluations during training logged, by step.
+        alarms: Lines of metrics.jsonl with alarms raised and over, by step.
+        quarantine: Lines of quarantine.jsonl, cleaned.
+        evaluation: eval.json, cleaned; None while there is none.
+        views_png: views.png; None while there is none.
+        classes: Names by label, not cleaned, of the data set that was evaluated; empty: none.
+    """
 
     given_recipe: Tree
     recipe: Tree
@@ -39,7 +50,12 @@ class Run(NamedTuple):
 
 
 def read_run(run_dir: Path) -> Run:
-    """Everything a report needs of a run. Raises: UserError where it is none, or not readable."""
+    """Read everything that a report needs of a run.
+
+    Raises:
+        UserError: The directory is no run, or a file is not readable.
+    """
+    # the evaluation, if there is one that this program can read
     if not (run_dir / "recipe.json").is_file():
         raise UserError(
             f"{run_dir} is not a run directory: it has no recipe.json; "
@@ -53,6 +69,7 @@ def read_run(run_dir: Path) -> Run:
             f"{eval_json}: schema_version = {version!r}, this program reads {SCHEMA_VERSION}; "
             "write it again with `python -m tools.evaluate suite`"
         )
+    # what every run has
     recipe, data = _read_json(run_dir / "recipe.json"), _read_json(run_dir / "data.json")
     classes = evaluation["facts"].get("classes") if evaluation else None
     return Run(
@@ -73,13 +90,13 @@ def read_run(run_dir: Path) -> Run:
 
 
 def cleaned(tree: Tree) -> Tree:
-    """The tree with values that name secrets blanked and no absolute folder in any text."""
+    """Return the tree with secrets blanked and no absolute folder in any text."""
     result: Tree = _without_places(without_secrets(tree))
     return result
 
 
 def without_places(text: str) -> str:
-    """Names instead of absolute paths; URLs without user, password and signature.
+    """Replace absolute paths by names, and strip user, password and signature from URLs.
 
     "no such file /home/ann/data/a.tar" -> "no such file …/a.tar"
     """
@@ -106,7 +123,7 @@ def _read_json(path: Path) -> Tree:
 
 
 def _read_quarantine(path: Path) -> list[Tree]:
-    """One line a bad sample; a line that a kill cut off is left out, as in `read_metrics`."""
+    """Read one line a bad sample; a line that a kill cut off is skipped, as in `read_metrics`."""
     lines: list[Tree] = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:

@@ -1,4 +1,4 @@
-"""The sections of a report as HTML. Every text that comes from files is escaped."""
+"""Make the sections of a report that need the run alone; every text from a file is escaped."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -11,38 +11,54 @@ from sslpipe.report.pictures import Row
 from sslpipe.report.results import accuracy_sentence
 from sslpipe.report.run import Run, Tree
 
-Chart = tuple[str, dict[str, str], str, tuple[float, ...]]
-CHARTS: tuple[Chart, ...] = (  # title; key -> name; kind of line; values the axis shows in any case
-    ("loss", {"loss": "loss"}, "train", ()),
-    ("held-out kNN top-1", {"holdout_knn": "top-1"}, "eval", ()),
-    ("learning rate", {"lr": "learning rate"}, "train", (0.0,)),
-    ("gradient norm", {"grad_norm": "norm"}, "train", (0.0,)),
-    ("alignment", {"alignment": "alignment"}, "train", (0.0,)),
-    ("uniformity", {"uniformity": "uniformity"}, "train", ()),
-    ("effective rank", {"effective_rank": "rank"}, "train", (1.0,)),
-    ("embedding std", {"embedding_std": "std"}, "train", (0.0, 1.0)),
-    (
+
+class Chart(NamedTuple):
+    """A chart of logged numbers.
+
+    Args:
+        title: Above the chart.
+        keys: Key in metrics.jsonl -> name of its line.
+        kind: Of the lines of metrics.jsonl: "train" or "eval".
+        within: Values that the y axis shows in any case.
+    """
+
+    title: str
+    keys: dict[str, str]
+    kind: str
+    within: tuple[float, ...] = ()
+
+
+CHARTS = (
+    Chart("loss", {"loss": "loss"}, "train"),
+    Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, "eval"),
+    Chart("learning rate", {"lr": "learning rate"}, "train", (0.0,)),
+    Chart("gradient norm", {"grad_norm": "norm"}, "train", (0.0,)),
+    Chart("alignment", {"alignment": "alignment"}, "train", (0.0,)),
+    Chart("uniformity", {"uniformity": "uniformity"}, "train"),
+    Chart("effective rank", {"effective_rank": "rank"}, "train", (1.0,)),
+    Chart("embedding std", {"embedding_std": "std"}, "train", (0.0, 1.0)),
+    Chart(
         "cosine",
         {"positive_similarity": "positive", "negative_similarity": "negative"},
         "train",
         (0.0, 1.0),
     ),
 )
-FINETUNE_CHARTS: tuple[Chart, ...] = (
-    ("loss", {"loss": "loss"}, "train", ()),
-    (
-        "retrieval in classes kept from training",
+FINETUNE_CHARTS = (
+    Chart("loss", {"loss": "loss"}, "train"),
+    Chart(
+        "retrieval in held-out classes",
         {"validation_recall_at_1": "Recall@1", "validation_map_at_r": "MAP@R"},
         "eval",
         (0.0, 1.0),
     ),
-    ("pairs or triplets that still cost something", {"active": "active"}, "train", (0.0,)),
-    *(chart for chart in CHARTS if chart[0] in ("learning rate", "gradient norm")),
-    *(chart for chart in CHARTS if chart[0] in ("effective rank", "cosine")),
+    Chart("active pairs or triplets (their loss is not 0)", {"active": "active"}, "train", (0.0,)),
+    *(chart for chart in CHARTS if chart.title in ("learning rate", "gradient norm")),
+    *(chart for chart in CHARTS if chart.title in ("effective rank", "cosine")),
 )
-SPEED_CHARTS: tuple[Chart, ...] = (
-    ("images a second", {"images_per_s": "images/s"}, "train", (0.0,)),
-    ("waiting for data, % of the time", {"data_wait_percent": "wait"}, "train", (0.0,)),
+SPEED_CHARTS = (
+    Chart("images a second", {"images_per_s": "images/s"}, "train", (0.0,)),
+    Chart("waiting for data, % of the time", {"data_wait_percent": "wait"}, "train", (0.0,)),
 )
 HEALTH = (
     "Alignment: mean squared distance of the two views of an image on the unit sphere (0: equal). "
@@ -58,7 +74,13 @@ MOST_QUARANTINED = 100
 
 
 class Speed(NamedTuple):
-    """seconds: of training, evaluation and saving not counted. images_per_s, wait: over all."""
+    """How fast a run trained, over all its steps.
+
+    Args:
+        seconds: Of training; evaluation and saving are not counted.
+        images_per_s: Images a second.
+        data_wait_percent: Share of the time without data.
+    """
 
     seconds: float
     images_per_s: float
@@ -66,17 +88,18 @@ class Speed(NamedTuple):
 
 
 def missing(text: str, command: str) -> str:
+    """Say what is missing, and the command that makes it."""
     return f"<p class='missing'>{escape(text)} Run: <code>{escape(command)}</code></p>"
 
 
 def measured_speed(run: Run) -> Speed | None:
-    """From the lines of metrics.jsonl: steps between two lines, at the speed the later one says."""
+    """Sum over metrics.jsonl: steps between two lines, at the speed that the later one says."""
     batch_size = batch_images(run)
     before, seconds, waited_s = 0, 0.0, 0.0
     for line in run.train:
-        part_s = (line["step"] - before) * batch_size / line["images_per_s"]
-        seconds += part_s
-        waited_s += part_s * line["data_wait_percent"] / 100
+        passed_s = (line["step"] - before) * batch_size / line["images_per_s"]
+        seconds += passed_s
+        waited_s += passed_s * line["data_wait_percent"] / 100
         before = line["step"]
     if not seconds:
         return None
@@ -84,7 +107,7 @@ def measured_speed(run: Run) -> Speed | None:
 
 
 def batch_images(run: Run) -> int:
-    """Images of a global step: the recipe's own number, or the PK batch of a fine-tuning."""
+    """Count the images of a global step: the recipe's number, or a fine-tuning's PK batch."""
     if (sampler := run.recipe.get("sampler")) is None:
         return int(run.recipe["data"]["batch_size"])
     grouped = sampler["classes_per_batch"] * sampler["images_per_class"]
@@ -92,7 +115,7 @@ def batch_images(run: Run) -> int:
 
 
 def trained_sentence(run: Run) -> str:
-    """What was trained on what, for how long, and where."""
+    """Say what was trained on what, for how long, and where."""
     recipe, data, speed = run.recipe, run.data, measured_speed(run)
     split = recipe["data"]["split"]
     steps, epochs = (run.train[-1][key] if run.train else 0 for key in ("step", "epoch"))
@@ -109,7 +132,7 @@ def trained_sentence(run: Run) -> str:
 
 
 def header(run: Run) -> str:
-    """Title, one sentence on what was trained, one on how good it is, and the main numbers."""
+    """Write title, a sentence on what was trained, one on how good it is, and the main numbers."""
     recipe, speed = run.recipe, measured_speed(run)
     tiles = {
         "views": f"{recipe['augment'].get('preset', recipe['augment']['kind'])}",
@@ -131,7 +154,7 @@ def header(run: Run) -> str:
 
 
 def _last_eval(run: Run) -> dict[str, str]:
-    """The last number on samples that were kept from training, under its name."""
+    """Return the last number on held-out samples, under its name."""
     last = run.evals[-1] if run.evals else {}
     names = {"holdout_knn": "held-out kNN", "validation_recall_at_1": "Recall@1, unseen classes"}
     shown = {name: f"{100 * last[key]:.1f} %" for key, name in names.items() if key in last}
@@ -139,10 +162,10 @@ def _last_eval(run: Run) -> dict[str, str]:
 
 
 def charts(run: Run, wanted: Sequence[Chart]) -> str:
-    """A chart for each entry that metrics.jsonl has numbers for; the others are named."""
+    """Draw each chart that metrics.jsonl has numbers for; the others are named."""
     if not run.train:
         return "<p class='missing'>No step of training is logged in metrics.jsonl.</p>"
-    drawn, left_out = "", []
+    figures, missing_titles = "", []
     for title, keys, kind, within in wanted:
         lines = run.train if kind == "train" else run.evals
         series = [
@@ -155,19 +178,19 @@ def charts(run: Run, wanted: Sequence[Chart]) -> str:
             for place, (key, name) in enumerate(keys.items())
         ]
         if all(len(each.x) for each in series):
-            drawn += line_chart(title, series, within=within)
+            figures += line_chart(title, series, within=within)
         else:
-            left_out.append(title)
-    note = f"<p class='missing'>Not in metrics.jsonl: {escape(', '.join(left_out))}.</p>"
-    return f"<div class='charts'>{drawn}</div>" + (note if left_out else "")
+            missing_titles.append(title)
+    note = f"<p class='missing'>Not in metrics.jsonl: {escape(', '.join(missing_titles))}.</p>"
+    return f"<div class='charts'>{figures}</div>" + (note if missing_titles else "")
 
 
 def steps_note(run: Run) -> str:
-    """Steps that were skipped, and losses that are no number."""
+    """Count steps that were skipped, and losses that are not finite."""
     if not run.train:
         return ""
     skipped = run.train[-1]["skipped_steps"]
-    wild = sum(not np.isfinite(line["loss"]) for line in run.train)
+    not_finite = sum(not np.isfinite(line["loss"]) for line in run.train)
     last = run.train[-1]
     compared = {
         "negatives_per_anchor": "negatives an anchor",
@@ -175,13 +198,13 @@ def steps_note(run: Run) -> str:
     }
     counts = "".join(f"{number(last[k])} {name}; " for k, name in compared.items() if k in last)
     text = f"{counts}{skipped} steps skipped as not finite"
-    bad = f"; {wild} logged losses are no finite number" if wild else ""
+    bad = f"; {not_finite} logged losses are not finite" if not_finite else ""
     health = FINETUNE_HEALTH if "sampler" in run.recipe else HEALTH
     return f"<p class='note'>{text}{bad}. {health}</p>"
 
 
 def standing_alarms(run: Run) -> list[str]:
-    """Names of the alarms that were raised and are not over."""
+    """Return the names of the alarms that were raised and are not over."""
     standing: dict[str, None] = {}
     for line in run.alarms:
         standing |= dict.fromkeys(line["raised"])
@@ -190,7 +213,7 @@ def standing_alarms(run: Run) -> list[str]:
 
 
 def alarms(run: Run) -> str:
-    """When the embeddings collapsed, and when that was over."""
+    """Say when the embeddings collapsed, and when that was over."""
     if not run.alarms:
         return "<p>No alarm: neither the embeddings nor their rank collapsed.</p>"
     items = "".join(
@@ -217,7 +240,15 @@ def neighbour_sheet(
     bank_pictures: dict[int, str],
     bank_name: str,
 ) -> str:
-    """A table: the query, then its neighbours, framed by whether they are of its class."""
+    """Tabulate each query and its neighbours, framed by whether they are of its class.
+
+    Args:
+        rows: Of `pictures.neighbour_rows`.
+        names: Classes by label.
+        query_pictures: Sample id -> data URI.
+        bank_pictures: Sample id -> data URI.
+        bank_name: Where the neighbours were searched, in words.
+    """
     head = "".join(f"<th scope='col'>{k + 1}</th>" for k in range(len(rows[0].neighbour_ids)))
     body = ""
     for row in rows:
@@ -236,10 +267,10 @@ def neighbour_sheet(
         name = _class_name(row.label, names)
         picture = _picture(query_pictures.get(row.id), f"query {row.id}, {name}")
         body += f"<tr><th scope='row'>{picture}{escape(name)}</th>{cells}</tr>"
-    drawn = "the first were drawn at random, the last among those whose nearest is of another class"
+    chosen = "the first are chosen at random, the last where the nearest is of another class"
     return (
         "<p class='note'>Test images (left) and their nearest neighbours in "
-        f"{escape(bank_name)} by cosine; {drawn}. Solid frame and ✓: of the same class; dashed "
+        f"{escape(bank_name)} by cosine; {chosen}. Solid frame and ✓: of the same class; dashed "
         "frame and ✗: of another. Below: the cosine.</p>"
         "<div class='wide pixels'><table class='sheet'>"
         f"<thead><tr><th scope='col'>query</th>{head}</tr></thead><tbody>{body}</tbody>"
@@ -248,9 +279,9 @@ def neighbour_sheet(
 
 
 def quarantine(run: Run) -> str:
-    """The samples that could not be used, or that there were none."""
+    """List the samples that could not be used, or say that there are none."""
     if not run.quarantine:
-        return "<p>No sample had to be left out.</p>"
+        return "<p>No sample was skipped.</p>"
     rows = "".join(
         f"<tr><td>{escape(str(line['id']))}</td><td><code>{escape(str(line['shard']))}</code></td>"
         f"<td><code>{escape(str(line['key']))}</code></td><td>{escape(str(line['reason']))}</td></tr>"
@@ -266,7 +297,7 @@ def quarantine(run: Run) -> str:
 
 
 def settings(run: Run) -> str:
-    """Recipe, data set, environment, and where the evaluated features come from; folded."""
+    """Show recipe, data set, environment, and where the evaluated features come from; folded."""
     trees: dict[str, Tree] = {
         "Recipe": run.recipe,
         "Data set": run.data,
@@ -274,21 +305,21 @@ def settings(run: Run) -> str:
     }
     if run.evaluation:
         trees["Evaluation"] = run.evaluation["facts"]
-    parts = ""
+    details = ""
     for title, tree in trees.items():
         rows = "".join(
             f"<tr><td><code>{escape(key)}</code></td><td><code>{escape(value)}</code></td></tr>"
             for key, value in flat(tree)
         )
-        parts += (
+        details += (
             f"<details><summary>{title}</summary><div class='wide'><table class='settings'>"
             f"<tbody>{rows}</tbody></table></div></details>"
         )
-    return parts
+    return details
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """("data.batch_size", "256"), ... ; lists as one text."""
+    """Yield ("data.batch_size", "256") and so on; lists as one text."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -311,17 +342,19 @@ def _class_name(label: int, names: Sequence[str]) -> str:
 
 
 def _machine(run: Run) -> str:
-    """'one GPU (NVIDIA H200), bf16'; 'a CPU (x86_64), 2 processes, fp32'."""
-    facts, world = run.environment["environment"], run.environment["world"]
+    """Say 'GPU (NVIDIA H200), one process, bf16' or 'CPU (x86_64), 2 processes, fp32'."""
+    versions, world = run.environment["environment"], run.environment["world"]
     device = (
-        f"GPU ({facts['cuda_device']})" if facts["cuda_device"] else f"CPU ({facts['machine']})"
+        f"GPU ({versions['cuda_device']})"
+        if versions["cuda_device"]
+        else f"CPU ({versions['machine']})"
     )
     processes = "one process" if world == 1 else f"{world} processes"
     return f"{escape(device)}, {processes}, {escape(run.environment['precision'])}"
 
 
 def duration(seconds: float) -> str:
-    """'43 s', '3 min 5 s', '2 h 10 min'."""
+    """Write '43 s', '3 min 5 s', '2 h 10 min'."""
     whole = round(seconds)
     for size, unit, smaller, small_unit in ((3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

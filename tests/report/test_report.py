@@ -24,7 +24,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinned
 from sslpipe.report.compare import differences, results
 from sslpipe.report.confusion import confusion
-from sslpipe.report.pictures import DRAWN_QUERIES, NEIGHBOURS, neighbour_rows, thumbnails
+from sslpipe.report.pictures import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows, thumbnails
 from sslpipe.report.results import Line, accuracy_sentence, clear_best, few_shot_chart, result_table
 from sslpipe.report.run import read_run, without_places
 from sslpipe.report.sections import alarms, standing_alarms
@@ -280,7 +280,7 @@ def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
         "sslpipe preview RECIPE",
         "No embeddings of the test split yet",
         "python -m tools.embed RUN",
-        "No sample had to be left out",
+        "No sample was skipped",
     ):
         assert words in page.text, words
     assert not page.all("img")
@@ -439,7 +439,7 @@ def test_many_classes_give_lists_instead_of_a_matrix():
     assert "<table" not in html
     assert "class 9: 6" in html
     assert f"{EVIL}" not in html
-    assert "40 % found" in html
+    assert "recall 40 %" in html
 
 
 def test_thumbnails_are_the_samples(whole):
@@ -462,7 +462,7 @@ def test_neighbours_are_those_of_a_loop_over_all_cosines(same_split):
     if not same_split:
         queries = queries._replace(features=torch.randn(30, 5, generator=generator))
     rows = neighbour_rows(bank, queries, same_split=same_split)
-    assert len({r.id for r in rows}) == len(rows) > DRAWN_QUERIES
+    assert len({r.id for r in rows}) == len(rows) > RANDOM_QUERIES
     for r in rows:
         query = queries.features[r.id].double()
         cosines = {
@@ -475,7 +475,7 @@ def test_neighbours_are_those_of_a_loop_over_all_cosines(same_split):
         assert r.neighbour_ids == nearest
         assert r.neighbour_labels == bank.labels[nearest].tolist()
         assert r.similarities == pytest.approx([cosines[i] for i in nearest], abs=1e-6)
-    assert all(r.wrong for r in rows[DRAWN_QUERIES:])
+    assert all(r.wrong for r in rows[RANDOM_QUERIES:])
 
 
 def test_a_long_line_keeps_its_ends_and_its_spikes():
