@@ -21,6 +21,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.resident import free_bytes
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.run.allocator import keep_freed_memory
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.lock import RunLock
@@ -197,3 +198,11 @@ def test_a_windows_path_names_the_index_beside_its_shards(tmp_path, monkeypatch)
     monkeypatch.setattr(portable.os, "sep", "\\")
     location = f"{tmp_path}/data".replace("/", "\\")
     assert load_index(location).folder == f"{tmp_path}/data"
+
+
+def test_apples_gpus_have_no_float64_and_are_given_none():
+    assert portable.wide_dtype("mps") == torch.float32
+    assert {portable.wide_dtype(name) for name in ("cpu", "cuda", "cuda:1")} == {torch.float64}
+    rows = Embeddings(torch.ones(2, 3), torch.zeros(2), torch.arange(2))
+    assert {tensor.device.type for tensor in rows.to("mps")} == {"cpu"}
+    assert portable.to_float64(torch.ones(2)).dtype == torch.float64

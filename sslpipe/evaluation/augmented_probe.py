@@ -85,7 +85,7 @@ def augmented_sgd_probe(
     held_test = embed(backbone, view, test, **options)
     latest: dict[int, Embeddings] = {}  # the pass of two epochs that was made last
 
-    def of_epoch(epoch: int) -> Embeddings:
+    def epoch_features(epoch: int) -> Embeddings:
         number, half = divmod(epoch, 2)
         if number not in latest:
             second = f" and {epoch + 2}" if epoch + 1 < epochs else ""
@@ -100,7 +100,7 @@ def augmented_sgd_probe(
 
     area = f"{crop_area[0]:g}..{crop_area[1]:g}"
     return sgd_results(
-        of_epoch,
+        epoch_features,
         plain,
         held_test,
         rates=rates,

@@ -52,7 +52,10 @@ class Embeddings(NamedTuple):
 class View(Protocol):
     """A module that makes images for the backbone, and one row a sample of their features."""
 
-    def to(self, device: torch.device | str) -> Any: ...
+    def to(self, device: torch.device | str) -> Any:
+        """Move to where the backbone is."""
+        ...
+
     def of(self, batch: Batch) -> Tensor:
         """Make the backbone's images, (n B, 3, S, S)."""
         ...

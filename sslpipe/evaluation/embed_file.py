@@ -158,5 +158,5 @@ def _join(
         raise DataError(f"split {split.name!r}: no sample of it could be read")
     together = joined(rows)
     assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
-    assert len(together.ids) + len(left_out) == len(split), "a sample was left out silently"
+    assert len(together.ids) + len(left_out) == len(split), "a sample was skipped silently"
     save_embeddings(out, together, {**facts, "left_out": left_out}, dtype)

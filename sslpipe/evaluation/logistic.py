@@ -149,7 +149,7 @@ def _minimise(
         step[active] = new_points - points[active]
         change[active] = new_gradients - gradients[active]
         product = (step * change).sum(1)
-        enough = product > 1e-12 * change.square().sum(1)  # else the pair is rounding: left out
+        enough = product > 1e-12 * change.square().sum(1)  # else the pair is rounding: skipped
         inverse = torch.where(enough, 1 / product.where(enough, 1), 0)
         pairs = [*pairs[-(PAIRS - 1) :], (step, change, inverse)]
         points[active], values[active], gradients[active] = new_points, new_values, new_gradients

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from sslpipe.distributed import Rank, all_gather_rows, current_rank, row_counts
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import Term, Tiles
+from sslpipe.portable import wide_dtype
 
 Sums = tuple[Tensor, ...]
 RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]
@@ -78,7 +79,8 @@ class Anchors(NamedTuple):
         """Mean number of negatives of an anchor: views of other groups and classes."""
         if self.classes is None:
             return self.mean_unmasked
-        positives = 2 * (self.classes.sizes[self.classes.index] - 1).double().mean()
+        others = self.classes.sizes[self.classes.index] - 1
+        positives = 2 * others.to(wide_dtype(others.device)).mean()
         return self.mean_unmasked - float(positives)
 
     @property
@@ -128,7 +130,7 @@ def gather_anchors(
     _, group, sizes = torch.unique(group, return_inverse=True, return_counts=True)
     if sizes.numel() == images:
         return Anchors(counts)
-    return Anchors(counts, group, (2 * images - 2 * sizes[group]).double())
+    return Anchors(counts, group, (2 * images - 2 * sizes[group]).to(wide_dtype(sizes.device)))
 
 
 class Engine(NamedTuple):
@@ -321,7 +323,7 @@ def normalised(z: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
     if z.dtype == torch.float64:
         largest = z.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
         z = z / largest
-    norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64)
+    norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=wide_dtype(z.device))
     factors = norms.reciprocal_().mul_(length).to(z.dtype)
     factors = factors.nan_to_num_(nan=math.nan, posinf=0)  # 1 / 0 is 0, and NaN is to be seen
     return z * factors, factors if largest is None else factors / largest
