@@ -28,7 +28,7 @@ from sslpipe.run.lock import RunLock
 from sslpipe.run.stop import StopRequest
 from sslpipe.sharding.index import index_folder
 from sslpipe.sharding.sources import Images
-from sslpipe.sharding.writer import Layout, Part, write_split
+from sslpipe.sharding.writer import Layout, SplitImages, write_split
 from tests.helpers.dataset import picture, png, write_dataset
 
 LINUX_MEMORY_BYTES = portable.free_memory_bytes() if portable.PROC.is_dir() else None
@@ -66,7 +66,7 @@ def built(folder):
     )
     folder.mkdir()
     layout = Layout(seed=0, samples_per_shard=4, max_shard_bytes=10**9, scatter=False)
-    part = Part(images, np.arange(9), "train")
+    part = SplitImages(images, np.arange(9), "train")
     options = {"workers": 2, "skip_bad": False, "advance": lambda count: None}
     write_split(folder, "train", part, layout, **options)
     index_folder(

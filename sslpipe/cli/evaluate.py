@@ -337,7 +337,9 @@ def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     Returns:
         The text with its Returns block, without headings; and each argument's line of Args.
     """
-    summary, helps, name = [], {}, ""
+    summary: list[str] = []
+    helps: dict[str, str] = {}
+    name = ""
     for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
         heading, _, block = paragraph.partition("\n")
         if heading == "Args:":
