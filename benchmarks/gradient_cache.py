@@ -45,7 +45,7 @@ def measure(images: int, micro_batch: int, px: int) -> dict[str, float]:
         batch = Batch(pixels, sizes, torch.full((images,), -1), ids, ids, 0)
         drawn = draws(0, 0, ids, sizes, augment.specs)
 
-        def views_of(rows: Tensor) -> Tensor:
+        def make_views(rows: Tensor) -> Tensor:
             return augment(batch.rows(rows), drawn.rows(torch.cat([rows, rows + images])))
 
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
@@ -57,8 +57,8 @@ def measure(images: int, micro_batch: int, px: int) -> dict[str, float]:
                 model,
                 statistics,
                 micro_batch_rows(images, 1, images // micro_batch),
-                views_of=views_of,
-                loss_of=partial(loss_fn, ids=batch.source_ids),
+                make_views=make_views,
+                compute_loss=partial(loss_fn, ids=batch.source_ids),
                 backward=lambda loss: loss.backward(),
                 seed=lambda micro_batch: None,
             )

@@ -103,7 +103,9 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
                 run.backward(loss)
             else:  # the same negatives and gradient, a slice of every stream at a time
                 make_views = partial(views_of_rows, augment, batch, params, run.dtype)
-                z_a, z_b, loss = micro_batches(views_of=make_views, loss_of=compute_loss, seed=seed)
+                z_a, z_b, loss = micro_batches(
+                    make_views=make_views, compute_loss=compute_loss, seed=seed
+                )
 
             moved = run.optimizer_step(step, batch, loss)  # a non-finite step changes nothing
             if moved and isinstance(model, MomentumPair) and recipe.momentum:

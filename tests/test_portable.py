@@ -21,13 +21,14 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.resident import free_bytes
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.run.allocator import keep_freed_memory
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.lock import RunLock
 from sslpipe.run.stop import StopRequest
 from sslpipe.sharding.index import index_folder
 from sslpipe.sharding.sources import Images
-from sslpipe.sharding.writer import Layout, Part, write_split
+from sslpipe.sharding.writer import Layout, SplitImages, write_split
 from tests.helpers.dataset import picture, png, write_dataset
 
 LINUX_MEMORY_BYTES = portable.free_memory_bytes() if portable.PROC.is_dir() else None
@@ -65,7 +66,7 @@ def built(folder):
     )
     folder.mkdir()
     layout = Layout(seed=0, samples_per_shard=4, max_shard_bytes=10**9, scatter=False)
-    part = Part(images, np.arange(9), "train")
+    part = SplitImages(images, np.arange(9), "train")
     options = {"workers": 2, "skip_bad": False, "advance": lambda count: None}
     write_split(folder, "train", part, layout, **options)
     index_folder(
@@ -197,3 +198,11 @@ def test_a_windows_path_names_the_index_beside_its_shards(tmp_path, monkeypatch)
     monkeypatch.setattr(portable.os, "sep", "\\")
     location = f"{tmp_path}/data".replace("/", "\\")
     assert load_index(location).folder == f"{tmp_path}/data"
+
+
+def test_apples_gpus_have_no_float64_and_are_given_none():
+    assert portable.wide_dtype("mps") == torch.float32
+    assert {portable.wide_dtype(name) for name in ("cpu", "cuda", "cuda:1")} == {torch.float64}
+    rows = Embeddings(torch.ones(2, 3), torch.zeros(2), torch.arange(2))
+    assert {tensor.device.type for tensor in rows.to("mps")} == {"cpu"}
+    assert portable.to_float64(torch.ones(2)).dtype == torch.float64

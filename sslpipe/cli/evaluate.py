@@ -308,18 +308,18 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
                 _write_json(out, rows)
         end_processes()
 
+    summary, helps = documentation(evaluate)
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("train", kind, annotation=TrainFile),
         inspect.Parameter("test", kind, annotation=TestFile),
-        *(_option(p) for p in accepted if p.name != "process"),
+        *(_option(p, helps.get(p.name)) for p in accepted if p.name != "process"),
         inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
         inspect.Parameter("device", kind, annotation=Device, default="auto"),
         inspect.Parameter("out", kind, annotation=JsonFile, default=None),
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    summary = inspect.cleandoc(evaluate.__doc__ or "")
     app.command(
         name,
         help=summary,
@@ -331,13 +331,35 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
 _EXTRA = {"few-shot": " --labels-per-class 10", "knn": " --k 10 --k 20 --vote majority"}
 
 
-def _option(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A sequence becomes a repeatable option; everything else is as it is."""
+def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Split a docstring into what a command's help says and what each option's says.
+
+    Returns:
+        The text with its Returns block, without headings; and each argument's line of Args.
+    """
+    summary: list[str] = []
+    helps: dict[str, str] = {}
+    name = ""
+    for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
+        heading, _, block = paragraph.partition("\n")
+        if heading == "Args:":
+            for line in map(str.rstrip, inspect.cleandoc(block).splitlines()):
+                if not line.startswith(" "):
+                    name, _, line = line.partition(": ")
+                helps[name] = f"{helps.get(name, '')} {line.strip()}".strip()
+        elif heading == "Returns:":
+            summary.append(inspect.cleandoc(block))
+        elif heading not in ("Raises:", "Source:"):
+            summary.append(paragraph)
+    return "\n\n".join(summary), helps
+
+
+def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter:
+    """A sequence becomes a repeatable option; everything else is as it is. text: its help."""
     annotation, default = parameter.annotation, parameter.default
     if get_origin(annotation) is Sequence:
         annotation, default = GenericAlias(list, get_args(annotation)), list(default)
-    if default is inspect.Parameter.empty:
-        annotation = Annotated[annotation, typer.Option()]
+    annotation = Annotated[annotation, typer.Option(help=text)]
     return parameter.replace(annotation=annotation, default=default)
 
 

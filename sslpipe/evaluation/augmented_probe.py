@@ -36,12 +36,12 @@ class TrainingView(nn.Module):
     ) -> None:
         super().__init__()
         self.seed, self.epoch = seed, epoch
-        given = view.config()
+        config = view.config()
         self.views = FusedViews(
             "simclr",
             crop_px=view.crop_px,
-            mean=given["mean"],
-            std=given["std"],
+            mean=config["mean"],
+            std=config["std"],
             jitter_strength=0.0,
             grayscale_prob=0.0,
             blur_prob=0.0,
@@ -50,11 +50,13 @@ class TrainingView(nn.Module):
         )
 
     def of(self, batch: Batch) -> Tensor:
+        """Make both augmented views of each image, (2B, 3, S, S)."""
         drawn = draws(self.seed, self.epoch, batch.ids, batch.sizes, self.views.specs)
         images: Tensor = self.views(batch, drawn)  # (2B, 3, S, S)
         return images
 
     def reduced(self, features: Tensor) -> Tensor:
+        """Put the features of both views side by side: (2B, F) -> (B, 2 F)."""
         return torch.cat(features.chunk(2), dim=1)  # (B, 2 F)
 
 
@@ -74,7 +76,7 @@ def augmented_sgd_probe(
     say: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> list[Result]:
-    """`sgd_probe` on features of augmented train images, tested on the evaluation view.
+    """Run `sgd_probe` on features of augmented train images; test on the evaluation view.
 
     The backbone is frozen, so an epoch's features are computed at once, two epochs in one pass over
     the images, and its hash is compared after each. options: those of `embed`. Collective.
@@ -83,7 +85,7 @@ def augmented_sgd_probe(
     held_test = embed(backbone, view, test, **options)
     latest: dict[int, Embeddings] = {}  # the pass of two epochs that was made last
 
-    def of_epoch(epoch: int) -> Embeddings:
+    def epoch_features(epoch: int) -> Embeddings:
         number, half = divmod(epoch, 2)
         if number not in latest:
             second = f" and {epoch + 2}" if epoch + 1 < epochs else ""
@@ -98,7 +100,7 @@ def augmented_sgd_probe(
 
     area = f"{crop_area[0]:g}..{crop_area[1]:g}"
     return sgd_results(
-        of_epoch,
+        epoch_features,
         plain,
         held_test,
         rates=rates,

@@ -15,11 +15,15 @@ PIXELS_PX = 32  # larger images are reduced: 3 x 224 x 224 numbers a sample are 
 
 
 def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embeddings]:
-    """Raw pixels in [0, 1] at the view's size, flattened, (N, 3 S S), for each split.
+    """Flatten each split's pixels, in [0, 1] at the view's size: (N, 3 S S) features.
 
     Views larger than PIXELS_PX are made again at that size. Where red, green and blue are equal
     in every image of all splits, one channel is kept, (N, S S): cosines do not change.
-    options: those of `embed`.
+
+    Args:
+        *splits: Whose samples to take.
+        view: Of the backbone that is compared.
+        **options: Those of `embed`.
     """
     scale = min(1.0, PIXELS_PX / view.crop_px)
     raw = EvalView(
@@ -28,18 +32,18 @@ def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embed
         mean=(0.0, 0.0, 0.0),
         std=(1.0, 1.0, 1.0),
     )
-    every = [embed(nn.Flatten(), raw, split, **options) for split in splits]
-    channels = [rows.features.view(len(rows.ids), 3, -1) for rows in every]
+    splits_rows = [embed(nn.Flatten(), raw, split, **options) for split in splits]
+    channels = [rows.features.view(len(rows.ids), 3, -1) for rows in splits_rows]
     if all(bool((c == c[:, :1]).all()) for c in channels):
         return [
             rows._replace(features=c[:, 0].contiguous())
-            for rows, c in zip(every, channels, strict=True)
+            for rows, c in zip(splits_rows, channels, strict=True)
         ]
-    return every
+    return splits_rows
 
 
 def random_backbone(component: Component, crop_px: int, seed: int = 0) -> Backbone:
-    """The recipe's network with weights drawn from `seed`; torch's generator is left as it was."""
+    """Build the recipe's network with weights drawn from `seed`; torch's generator stays."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build_backbone(component, crop_px=crop_px)

@@ -25,7 +25,13 @@ from sslpipe.portable import replacing, wide_dtype
 
 
 class Embeddings(NamedTuple):
-    """features: (N, F) float32, not normalised; labels: (N,) int64, -1 none; ids: (N,) int64."""
+    """Rows of features.
+
+    Args:
+        features: (N, F) float32, not normalised.
+        labels: (N,) int64, -1 for none.
+        ids: (N,) int64, the samples' places in their split.
+    """
 
     features: Tensor
     labels: Tensor
@@ -46,9 +52,17 @@ class Embeddings(NamedTuple):
 class View(Protocol):
     """A module that makes images for the backbone, and one row a sample of their features."""
 
-    def to(self, device: torch.device | str) -> Any: ...
-    def of(self, batch: Batch) -> Tensor: ...
-    def reduced(self, features: Tensor) -> Tensor: ...
+    def to(self, device: torch.device | str) -> Any:
+        """Move to where the backbone is."""
+        ...
+
+    def of(self, batch: Batch) -> Tensor:
+        """Make the backbone's images, (n B, 3, S, S)."""
+        ...
+
+    def reduced(self, features: Tensor) -> Tensor:
+        """Join the features of a sample's n images: (n B, F) -> one row a sample."""
+        ...
 
 
 def embed(
@@ -66,15 +80,26 @@ def embed(
     on_bad: OnBad | None = None,
     reader: Reader | None = None,
 ) -> Embeddings:
-    """Features of each sample of the split (or of `ids`), exactly once, in id order, on the CPU.
+    """Compute features of each sample, exactly once, in id order, on the CPU. Collective.
 
-    backbone: images (B, 3, S, S) -> (B, F); used in eval mode without gradient, its train mode is
-    put back, and neither its parameters nor its buffers change (checked by hash).
-    process: this process's part; where torch.distributed runs, every process returns all rows.
-    progress: called with the number of samples of each batch done on this process.
-    on_bad: told of each sample that cannot be decoded, which then has no row; without it, a
-        DataError.
-    reader: of the split, where how it reads matters; see one_pass.
+    Args:
+        backbone: Images (B, 3, S, S) -> (B, F). Used in eval mode without gradient; its train mode
+            is restored, and neither its parameters nor its buffers change (checked by hash).
+        view: Makes its images.
+        split: Where the samples are.
+        ids: (n,) the samples wanted, sorted; all of the split by default.
+        process: This process, which embeds its share; every process returns all rows.
+        batch_size: Samples a forward.
+        canvas_px: Images with a longer side are reduced to it when they are decoded.
+        num_workers: Threads that decode.
+        device: Where the backbone is.
+        progress: Called with the number of samples of each batch done on this process.
+        on_bad: Called for each sample that cannot be decoded, which then has no row; without it, a
+            DataError.
+        reader: Of the split, where how it reads matters; see `one_pass`.
+
+    Raises:
+        DataError: No sample can be read, or one that is bad where there is no `on_bad`.
     """
     local = embed_here(
         backbone,
@@ -113,7 +138,7 @@ def embed_here(
     on_bad: OnBad | None,
     reader: Reader | None = None,
 ) -> Embeddings:
-    """This process's rows of `embed`, (0, 0) features where it has none; not collective."""
+    """Compute this process's rows of `embed`; (0, 0) features where it has none. Not collective."""
     before = module_sha256(backbone)
     batches = one_pass(
         split,
@@ -143,13 +168,13 @@ def embed_here(
 
 
 def joined(parts: list[Embeddings]) -> Embeddings:
-    """The rows of all parts, one after the other."""
+    """Join the rows of all parts, one after the other."""
     return Embeddings(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every submodule is in the mode it was in."""
+    """Set eval mode inside; afterwards every submodule is in the mode it was in."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -160,7 +185,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def module_sha256(module: nn.Module) -> str:
-    """sha256 over names, types, shapes and bytes of all parameters and buffers."""
+    """Compute a sha256 over names, types, shapes and bytes of all parameters and buffers."""
     state = hashlib.sha256()
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
@@ -187,9 +212,14 @@ def save_embeddings(
 ) -> None:
     """Write a safetensors file, or numpy's npz where the name ends so.
 
-    facts: where they come from (backbone hash, data, view, split). dtype: of the features in the
-    file, float32 or float16.
-    Raises: DataError where features are beyond float16.
+    Args:
+        path: Its folder is made where it is not there.
+        embeddings: The rows.
+        facts: Where they come from (backbone hash, data, view, split).
+        dtype: Of the features in the file, float32 or float16.
+
+    Raises:
+        DataError: Features are beyond float16.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,9 +242,10 @@ def save_embeddings(
 
 
 def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
-    """Rows, features as float32, and facts as they were saved; nothing is unpickled.
+    """Read rows, features as float32, and facts as they were saved; nothing is unpickled.
 
-    Raises: DataError where the file is none of ours, has no rows, or features that are not finite.
+    Raises:
+        DataError: The file is none of ours, has no rows, or features that are not finite.
     """
     rows, facts = read_embeddings(Path(path))
     check_embeddings(rows, str(path), labelled=False)
@@ -222,7 +253,7 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
 
 
 def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
-    """`load_embeddings` without a look at the numbers."""
+    """Read as `load_embeddings` does, without checking the numbers."""
     try:
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except (OSError, ValueError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
@@ -247,7 +278,16 @@ COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px", "dtype")
 
 
 def check_comparable(train: dict[str, Any], test: dict[str, Any], *, itself: bool = True) -> None:
-    """Raise DataError unless two files' features were made alike. itself: of one split is fine."""
+    """Check that two files' features were made alike.
+
+    Args:
+        train: Facts of the one file.
+        test: Facts of the other.
+        itself: Whether both may be of one split.
+
+    Raises:
+        DataError: They were not.
+    """
     for key in COMPARED:
         if train.get(key) != test.get(key):
             raise DataError(
@@ -277,7 +317,11 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
 
 
 def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:
-    """Raise one DataError for wrong shapes or types, non-finite features or missing labels."""
+    """Check shapes, types, that features are finite and, if `labelled`, that labels are there.
+
+    Raises:
+        DataError: Something is wrong; `name` says where.
+    """
     features, labels, ids = rows
     if features.dtype != torch.float32 or features.ndim != 2:
         raise DataError(

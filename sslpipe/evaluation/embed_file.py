@@ -1,8 +1,8 @@
-"""The embedding pass of `sslpipe.cli.embed`: several processes, one file, stopped and gone on with.
+"""The embedding pass of `sslpipe embed`: several processes, one file, stopped and resumed.
 
 While it runs, OUT's neighbour `.OUT.parts/` holds one file for each PART_SAMPLES consecutive ids,
-whole or not there. Parts do not depend on the number of processes, so a pass that was killed goes
-on with any number of them and gives the same bytes.
+whole or not there. Parts do not depend on the number of processes, so a pass that was killed is
+resumed with any number of them and gives the same bytes.
 """
 
 import json
@@ -52,14 +52,30 @@ def embed_to_file(
     bar: Bar | None = None,
     on_bad: OnBad | None = None,
 ) -> None:
-    """Write features, labels and ids of each sample of the split, once, in id order, to `out`.
+    """Write features, labels and ids of each sample of the split, once, in id order. Collective.
 
-    facts: what decides the features, plain values; parts of other facts are thrown away. The file
-    carries them, and `left_out`: the samples that could not be decoded. finish: what is done to the
-    rows of each part, whitening say. bar: given the number of samples left to this process, a
-    context that is told of each batch done.
-    Collective. Raises: DataError as `embed`; what was done until then is kept.
+    Args:
+        out: The file; see `save_embeddings` for its kinds.
+        backbone: Images (B, 3, S, S) -> (B, F).
+        view: Makes its images.
+        split: Where the samples are.
+        facts: What decides the features, plain values; parts of other facts are thrown away. The
+            file carries them, and `left_out`: the samples that could not be decoded.
+        process: This process, which embeds every world_size-th part.
+        dtype: Of the features in the file, float32 or float16.
+        finish: What is done to the rows of each part: whitening, say.
+        batch_size: Samples a forward.
+        canvas_px: Images with a longer side are reduced to it when they are decoded.
+        num_workers: Threads that decode.
+        device: Where the backbone is.
+        bar: Takes the number of samples left to this process and gives a context; what that yields
+            is called with the size of each batch done.
+        on_bad: As in `embed`.
+
+    Raises:
+        DataError: As `embed`; what was done until then is kept.
     """
+    # which parts are missing: one answer on all processes
     parts = out.with_name(f".{out.name}.parts")
     facts = {**facts, "canvas_px": canvas_px, "dtype": str(dtype).removeprefix("torch.")}
     numbers = range(-(-len(split) // PART_SAMPLES))
@@ -68,6 +84,8 @@ def embed_to_file(
     agree(False)  # the others wait for rank 0
     done = {number for number in numbers if _part(parts, number).is_file()}
     agree(False)  # all have looked before the first writes
+
+    # each process embeds its share of them
     todo = [number for number in numbers if number not in done][process.rank :: process.world_size]
     left = sum(len(_ids(split, number)) for number in todo)
     with nullcontext() if bar is None else bar(left) as progress:
@@ -91,6 +109,8 @@ def embed_to_file(
             left_out = [one._asdict() for one in sorted(bad)]
             save_embeddings(_part(parts, number), rows, {"left_out": left_out}, dtype)
     agree(False)
+
+    # rank 0 joins them into one file
     if process.rank == 0:
         _join(out, [_part(parts, number) for number in numbers], split, facts, dtype)
         shutil.rmtree(parts)
@@ -131,12 +151,12 @@ def _join(
     rows: list[Embeddings] = []
     left_out: list[dict[str, Any]] = []
     for path in files:
-        part, told = read_embeddings(path)
-        left_out += told["left_out"]
+        part, metadata = read_embeddings(path)
+        left_out += metadata["left_out"]
         rows += [part] if len(part.ids) else []
     if not rows:
         raise DataError(f"split {split.name!r}: no sample of it could be read")
     together = joined(rows)
     assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
-    assert len(together.ids) + len(left_out) == len(split), "a sample was left out silently"
+    assert len(together.ids) + len(left_out) == len(split), "a sample was skipped silently"
     save_embeddings(out, together, {**facts, "left_out": left_out}, dtype)

@@ -17,7 +17,7 @@ from sslpipe.evaluation.verification import pairs_of
 from sslpipe.portable import to_float64
 from sslpipe.random import permutation
 
-GROUPS = 10  # of samples, left out in turn for an interval
+GROUPS = 10  # of samples, held out in turn for an interval
 
 
 def geometry(
@@ -28,26 +28,43 @@ def geometry(
     most_rows: int = 4096,
     seed: int = 0,
 ) -> list[Result]:
-    """Alignment, uniformity, effective rank and spread of the queries; the bank takes no part.
+    """Measure alignment, uniformity, effective rank and spread; the bank takes no part.
 
-    alignment: mean squared distance of unit features of two samples of one label, over `pairs`
-    seeded pairs; 0 to 4 (training logs that of two views of one image). uniformity: log of the
-    mean of exp(-2 squared distance) over all pairs of at most `most_rows` samples; 0 (one point)
-    to -4 (a sphere). Wang and Isola 2020, arXiv:2005.10242, alpha = t = 2. effective_rank: exp of
-    the entropy of the normalised singular values of all features, not centred (RankMe, Garrido et
-    al. 2023, arXiv:2210.02885, eq. 1); 1 to F. std: mean over the dimensions of the standard
-    deviation of unit features, times sqrt(F); 0 (collapsed) to 1.
-    details: singular_values of the features, std_spectrum, the sorted standard deviations of unit
-    features. None of these is an accuracy, and more is not always better. Intervals: bootstrap over
-    pairs (alignment), else a jackknife over samples.
+    None of these is an accuracy, and more is not always better.
+
+    Args:
+        bank: Checked only.
+        queries: Labelled rows.
+        pairs: Of one label, for alignment.
+        most_rows: Samples, at most, for uniformity.
+        seed: Of the pairs and of the rows' order.
+
+    Returns:
+        alignment: mean squared distance of unit features of two samples of one label, over `pairs`
+        seeded pairs; 0 to 4 (training logs that of two views of one image).
+        uniformity: log of the mean of exp(-2 squared distance) over all pairs of at most
+        `most_rows` samples; 0 (one point) to -4 (a sphere).
+        effective_rank: exp of the entropy of the normalised singular values of all features, not
+        centred; 1 to F. details["singular_values"]: of the features.
+        std: mean over the dimensions of the standard deviation of unit features, times sqrt(F); 0
+        (collapsed) to 1. details["std_spectrum"]: the sorted standard deviations.
+        Intervals: bootstrap over pairs (alignment), else a jackknife over samples.
+
+    Source:
+        Wang and Isola 2020, arXiv:2005.10242, alpha = t = 2; Garrido et al. 2023 (RankMe),
+        arXiv:2210.02885, eq. 1.
     """
     check_pair(bank, queries)
     if most_rows <= GROUPS:
         raise DataError(f"most_rows = {most_rows} must be above {GROUPS}")
+
+    # rows in an order that depends on ids and seed alone
     shuffled = torch.from_numpy(permutation(len(queries.ids), seed))
     rows = queries.rows(torch.argsort(queries.ids).cpu()[shuffled].to(queries.ids.device))
     features = rows.features.double()
     unit = features / features.norm(dim=1, keepdim=True).clamp_min(1e-300)
+
+    # numbers
     chosen = pairs_of(rows, pairs, seed)
     a, b = (torch.from_numpy(part[chosen.same]) for part in (chosen.first, chosen.second))
     squared = (unit[a] - unit[b]).square().sum(dim=1).cpu().numpy()
@@ -88,19 +105,28 @@ def stability(
     k: int = 20,
     search: Search = "torch",
 ) -> list[Result]:
-    """How many of a sample's k nearest neighbours are the same in both files, 0 to 1.
+    """Measure how many of a sample's k nearest neighbours are the same in both files, 0 to 1.
 
-    before, after: features of the same samples from two checkpoints (TRAIN and TEST on the command
-    line are these two files); a sample is not its own neighbour. The mean over the samples of the
-    shared neighbours / k; k / (N - 1) for unrelated features.
-    Raises: DataError where the ids differ.
+    A sample is not its own neighbour.
+
+    Args:
+        before: Features of some samples from one checkpoint (TRAIN on the command line).
+        after: Of the same samples from another one (TEST on the command line).
+        k: Neighbours of a sample.
+        search: "torch" or "faiss"; both find the same neighbours.
+
+    Returns:
+        The mean over the samples of the shared neighbours / k; k / (N - 1) for unrelated features.
+
+    Raises:
+        DataError: The ids differ.
     """
     check_embeddings(before, "the first file", labelled=False)
     check_embeddings(after, "the second file", labelled=False)
     before, after = (rows.rows(torch.argsort(rows.ids)) for rows in (before, after))
     if not torch.equal(before.ids, after.ids):
         raise DataError("the two files are not of the same samples; embed one split with both")
-    found = [
+    neighbours = [
         nearest(
             rows.features,
             rows.features,
@@ -111,7 +137,7 @@ def stability(
         ).indices.sort(dim=1)
         for rows in (before, after)
     ]
-    first, second = (one.values for one in found)
+    first, second = (one.values for one in neighbours)
     at = torch.searchsorted(second, first).clamp_max(k - 1)
     shared = (second.gather(1, at) == first).double().mean(dim=1, keepdim=True).cpu().numpy()
     (interval,) = bootstrap_means95(shared)
@@ -161,9 +187,10 @@ def _jackknife95(whole: float, without: Sequence[float]) -> tuple[float, Interva
 
 
 def effective_rank(rows: Tensor) -> Tensor:
-    """exp(entropy of s / sum(s)), s the singular values of rows (R, D); NaN if one is not finite.
+    """Compute exp(entropy of s / sum(s)), s the singular values of rows (R, D), in float64.
 
-    From the smaller Gram matrix, in float64.
+    From the smaller Gram matrix; NaN if one number is not finite. On the CPU for tensors on a
+    device without float64.
     """
     rows = to_float64(rows)  # squaring halves the digits of small singular values
     gram = rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
@@ -171,7 +198,7 @@ def effective_rank(rows: Tensor) -> Tensor:
 
 
 def singular_values(gram: Tensor) -> Tensor:
-    """Of the rows with this Gram matrix (n, n), from the largest; NaN if one is not finite."""
+    """Compute those of the rows with this Gram matrix (n, n), from the largest; or NaN."""
     if not bool(torch.isfinite(gram).all()):  # eigvalsh would raise
         return gram.new_full((len(gram),), math.nan)
     squares: Tensor = torch.linalg.eigvalsh(gram)
@@ -179,19 +206,19 @@ def singular_values(gram: Tensor) -> Tensor:
 
 
 def rank_of(s: Tensor) -> Tensor:
-    """exp(entropy of s / sum(s)) of singular values s (n,)."""
+    """Compute exp(entropy of s / sum(s)) of singular values s (n,)."""
     p = s / s.sum().clamp_min(torch.finfo(s.dtype).tiny)
     entropy: Tensor = torch.special.entr(p).sum()
     return entropy.exp()
 
 
 def potentials(u: Tensor) -> Tensor:
-    """exp(-2 |u_i - u_j|^2) of the rows u (M, D) of unit length, (M, M); 0 on the diagonal."""
+    """Compute exp(-2 |u_i - u_j|^2) of the unit rows u (M, D): (M, M), 0 on the diagonal."""
     return (u @ u.T).mul_(4).sub_(4).exp_().fill_diagonal_(0)
 
 
 def uniformity(u: Tensor) -> Tensor:
-    """log of the mean of exp(-2 |u_i - u_j|^2) over i != j; 0 for a single row."""
+    """Compute the log of the mean of exp(-2 |u_i - u_j|^2) over i != j; 0 for a single row."""
     if len(u) < 2:
         return u.new_zeros(())
     mean: Tensor = potentials(u).sum() / (len(u) * (len(u) - 1))

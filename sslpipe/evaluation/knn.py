@@ -151,23 +151,33 @@ def knn_results(
     search: Search = "torch",
     exclude_same_id: bool = False,
 ) -> list[Result]:
-    """Top-1 accuracy for each k (and each vote, with "both"), all from one exact search.
+    """Score each k (and each vote, with "both"), all from one exact search.
 
-    bank, queries: features of any scale, compared by cosine; every row labelled, by any int64 >= 0.
-    temperature: T of the weighted vote; > 0.
-    exclude_same_id: leave one out, for bank and queries of the same split.
-    Raises: DataError for missing labels, features that are not finite, k larger than the bank.
+    Args:
+        bank: Features of any scale, compared by cosine; every row labelled, by any int64 >= 0.
+        queries: As bank.
+        k: Numbers of neighbours.
+        temperature: T > 0 of the weighted vote.
+        vote: "weighted", "majority" or "both".
+        search: "torch" or "faiss"; both find the same neighbours.
+        exclude_same_id: Leave one out, for bank and queries of the same split.
+
+    Returns:
+        Top-1 accuracies.
+
+    Raises:
+        DataError: Labels are missing, features are not finite, or k is larger than the bank.
     """
     if vote not in ("weighted", "majority", "both"):
         raise DataError(f"vote = {vote!r} is unknown; known: weighted, majority, both")
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
-    found = _found(bank, queries, k, temperature, search, exclude_same_id)
+    neighbours = _neighbours(bank, queries, k, temperature, search, exclude_same_id)
     labels = queries.labels.cpu().numpy()
     suffix = " leave-one-out" if exclude_same_id else ""
     return [
         accuracy(
             protocol_id(each, temperature, one) + suffix,
-            _vote(found, bank.labels, each, temperature, one),
+            _vote(neighbours, bank.labels, each, temperature, one),
             labels,
             bank=len(bank.ids),
         )
@@ -186,12 +196,15 @@ def knn_predictions(
     search: Search = "torch",
     exclude_same_id: bool = False,
 ) -> dict[int, NDArray[np.int64]]:
-    """The predicted label of each query, (Q,) int64, for each k; arguments as in `knn_results`."""
-    found = _found(bank, queries, k, temperature, search, exclude_same_id)
-    return {each: _vote(found, bank.labels, each, temperature, vote) for each in sorted(set(k))}
+    """Predict the label of each query, (Q,) int64, for each k; arguments as in `knn_results`."""
+    neighbours = _neighbours(bank, queries, k, temperature, search, exclude_same_id)
+    return {
+        each: _vote(neighbours, bank.labels, each, temperature, vote) for each in sorted(set(k))
+    }
 
 
 def protocol_id(k: int, temperature: float, vote: Vote) -> str:
+    """Name the protocol, as a `Result` carries it."""
     weighting = f" T={temperature:g}" if vote == "weighted" else ""
     return f"knn-{vote} k={k}{weighting} cosine"
 
@@ -208,13 +221,28 @@ def few_shot_knn(
     vote: Vote = "weighted",
     search: Search = "torch",
 ) -> list[Result]:
-    """Mean top-1 over banks of a few labels a class; one result for each k.
+    """Average top-1 over banks of a few labels a class; one result for each k.
 
     Draw d takes labels_per_class rows of each class, chosen by hashes of seed, d and the row's
-    place among the sorted ids: the same rows for every backbone. details["draws"]: the accuracy
-    of each; details["spread"]: their standard deviation (n - 1). The interval is over queries and
-    draws.
-    Raises: DataError where a class has fewer rows.
+    place among the sorted ids: the same rows for every backbone.
+
+    Args:
+        bank: Labelled rows to draw from.
+        queries: Labelled rows to score.
+        labels_per_class: Rows of each class in a bank.
+        k: Numbers of neighbours.
+        draws: Banks, at least 2.
+        seed: Of the draws.
+        temperature: T > 0 of the weighted vote.
+        vote: "weighted" or "majority".
+        search: "torch" or "faiss"; both find the same neighbours.
+
+    Returns:
+        details["draws"]: the accuracy of each; details["spread"]: their standard deviation (n - 1).
+        The interval is over queries and draws.
+
+    Raises:
+        DataError: A class has fewer rows.
     """
     check_pair(bank, queries)
     if draws < 2:
@@ -250,7 +278,7 @@ def few_shot_knn(
 
 
 def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> Tensor:
-    """Row numbers of one draw, sorted, (classes * labels_per_class,) int64."""
+    """Choose the rows of one draw, sorted, (classes * labels_per_class,) int64."""
     order = torch.argsort(bank.ids).cpu().numpy()  # so that the rows' own order does not matter
     shuffled = order[permutation(len(order), seed, draw)]
     labels = bank.labels.cpu().numpy()
@@ -268,7 +296,7 @@ def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> T
 
 
 def check_pair(bank: Embeddings, queries: Embeddings) -> None:
-    """Raise DataError unless both sides are complete, labelled and of one width."""
+    """Check that both sides are complete, labelled and of one width. Raises: DataError."""
     check_embeddings(bank, "the bank")
     check_embeddings(queries, "the queries")
     if bank.features.shape[1] != queries.features.shape[1]:
@@ -278,7 +306,7 @@ def check_pair(bank: Embeddings, queries: Embeddings) -> None:
         )
 
 
-def _found(
+def _neighbours(
     bank: Embeddings,
     queries: Embeddings,
     k: Sequence[int],
@@ -303,18 +331,18 @@ def _found(
 
 
 def _vote(
-    found: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote
+    neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote
 ) -> NDArray[np.int64]:
     """Label with the most votes among the k nearest; of equal ones, the one met first."""
-    known, classes_of = torch.unique(labels, return_inverse=True)  # labels may be any int64
+    known, class_index = torch.unique(labels, return_inverse=True)  # labels may be any int64
     rows = max(1, VOTE_NUMBERS // len(known))
     predicted = []
     for indices, similarities in zip(
-        torch.split(found.indices, rows),
-        torch.split(found.similarities, rows),
+        torch.split(neighbours.indices, rows),
+        torch.split(neighbours.similarities, rows),
         strict=True,
     ):
-        classes = classes_of[indices[:, :k]]  # (q, k)
+        classes = class_index[indices[:, :k]]  # (q, k)
         near = similarities[:, :k].double()
         # the nearest has weight 1: the same winner as exp(S / T), without overflow at small T
         weights = ((near - near[:, :1]) / temperature).exp()

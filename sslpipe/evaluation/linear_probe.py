@@ -32,15 +32,26 @@ def linear_probe(
     holdout: float = 0.15,
     seed: int = 0,
 ) -> list[Result]:
-    """Top-1 accuracy on test of logistic regression fitted on all of train.
+    """Score logistic regression fitted on all of train by its top-1 accuracy on test.
 
-    grid: values of C, the inverse strength of the L2 penalty (scikit-learn's), all solved together;
-    the one with the best accuracy on a class-stratified share `holdout` of train is taken, the
-    smallest among equals. Test is read once, after that. Features are standardised with train's
-    mean and spread.
-    details: C, C_at_edge (the grid may be too narrow), converged (the last fit reached its
-    tolerance), holdout_top1 for each C, per-class accuracy (null where test has none), the
-    confusion matrix (rows: true class; null beyond CONFUSION_CLASSES), a bootstrap interval.
+    Features are standardised with train's mean and spread. Test is read once, after C was chosen.
+
+    Args:
+        train: Labelled rows.
+        test: Labelled rows.
+        grid: Values of C, the inverse strength of the L2 penalty (scikit-learn's), all solved
+            together; the one with the best accuracy on the held-out part is taken, the smallest
+            among equals.
+        holdout: Class-stratified share of train that chooses C.
+        seed: Of that share.
+
+    Returns:
+        details: C, C_at_edge (the grid may be too narrow), converged (the last fit reached its
+        tolerance), holdout_top1 for each C, per-class accuracy (null where test has none), the
+        confusion matrix (rows: true class; null beyond CONFUSION_CLASSES), a bootstrap interval.
+
+    Raises:
+        DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
     """
     classes = num_classes(train, test)
     parameters = (train.features.shape[1] + 1) * classes
@@ -71,7 +82,7 @@ def linear_probe(
 def choose_c(
     train: Embeddings, *, grid: Sequence[float], holdout: float, seed: int, num_classes: int
 ) -> tuple[float, dict[float, float]]:
-    """The best C of the grid on a held-out part of train, and the accuracy of each."""
+    """Find the best C of the grid on a held-out part of train. Returns it and each accuracy."""
     if not grid or min(grid) <= 0:
         raise DataError(f"grid = {tuple(grid)} must hold values of C > 0")
     fit, check = split_train(train, holdout, seed)
@@ -106,12 +117,21 @@ def ridge_probe(
     holdout: float = 0.15,
     seed: int = 0,
 ) -> list[Result]:
-    """Top-1 accuracy on test of ridge regression onto one-hot labels, fitted on all of train.
+    """Score ridge regression onto one-hot labels, fitted on all of train, by top-1 on test.
 
-    grid: penalties, in units of the features' mean variance (1, as they are standardised); chosen
-    as in the logistic probe, the largest among equals. All penalties come from one
-    eigendecomposition; a second one, of all of train, gives the fit that meets test.
-    details: as the logistic probe's, with `penalty` for C.
+    All penalties come from one eigendecomposition; a second one, of all of train, gives the fit
+    that meets test.
+
+    Args:
+        train: Labelled rows.
+        test: Labelled rows.
+        grid: Penalties, in units of the features' mean variance (1, as they are standardised);
+            chosen as in the logistic probe, the largest among equals.
+        holdout: Class-stratified share of train that chooses the penalty.
+        seed: Of that share.
+
+    Returns:
+        details: as the logistic probe's, with `penalty` for C.
     """
     classes = num_classes(train, test)
     if not grid or min(grid) <= 0:
@@ -145,9 +165,15 @@ def ridge_probe(
 def fit_ridge(
     features: Tensor, labels: Tensor, grid: Sequence[float], num_classes: int
 ) -> list[Linear]:
-    """For each penalty the minimiser of mean |x W + b - onehot|^2 + penalty |W|^2; b is free.
+    """Find each penalty's minimiser of mean |x W + b - onehot|^2 + penalty |W|^2; b is free.
 
-    scikit-learn's Ridge(alpha=penalty * N). features: standardised, (N, F). Float64.
+    It is scikit-learn's Ridge(alpha=penalty * N), in float64.
+
+    Args:
+        features: (N, F), standardised.
+        labels: (N,) int64, below num_classes.
+        grid: Penalties > 0.
+        num_classes: C, the columns of W.
     """
     x = features.double()
     mean = x.mean(dim=0)
@@ -164,7 +190,7 @@ def fit_ridge(
 
 
 def num_classes(train: Embeddings, test: Embeddings) -> int:
-    """One more than the largest label of both; both sides are checked."""
+    """Count the classes: one more than the largest label of both; both sides are checked."""
     check_pair(train, test)
     classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
     if classes > MOST_CLASSES:
@@ -184,7 +210,7 @@ def probe_result(
     bank: int,
     **details: Any,
 ) -> Result:
-    """Accuracy with the details that every linear probe gives. predicted: (Q,) int64."""
+    """Make a Result with the details that every linear probe gives. predicted: (Q,) int64."""
     labels: NDArray[np.int64] = test.labels.cpu().numpy()
     rows: NDArray[np.int64] = predicted.cpu().numpy()
     totals = np.bincount(labels, minlength=classes).tolist()
@@ -206,24 +232,33 @@ def probe_result(
 
 
 def chosen_by(holdout: float, grid: Sequence[float], seed: int) -> str:
+    """Name the rule by which a value of the grid was chosen, for the protocol."""
     return f"holdout={holdout:g} grid={min(grid):g}..{max(grid):g}/{len(set(grid))} seed={seed}"
 
 
 def at_edge(chosen: float, grid: Sequence[float]) -> bool:
+    """Say whether the value chosen is an end of a grid of several: it may be too narrow."""
     return len(grid) > 1 and chosen in (min(grid), max(grid))
 
 
 def split_train(train: Embeddings, fraction: float, seed: int) -> tuple[Embeddings, Embeddings]:
-    """What is fitted on and what is held out."""
+    """Split train into what is fitted on and what is held out."""
     held = holdout_rows(train, fraction, seed)
     return train.rows(~held), train.rows(held)
 
 
 def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
-    """(N,) bool: which rows are held out; in each class the share `fraction`, at least one row.
+    """Choose the rows that are held out, (N,) bool: in each class a share, at least one row.
 
     A function of ids and seed, so the same samples for every backbone.
-    Raises: DataError where a class has a single row.
+
+    Args:
+        train: Labelled rows.
+        fraction: The share, in (0, 1).
+        seed: Of the choice.
+
+    Raises:
+        DataError: A class has a single row.
     """
     if not 0 < fraction < 1:
         raise DataError(f"holdout = {fraction} must lie between 0 and 1")
@@ -240,7 +275,7 @@ def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
 
 
 def standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread of each column, (F,) float32; a constant column has spread 1."""
+    """Compute each column's mean and spread, (F,) float32; a constant column has spread 1."""
     spread, mean = torch.std_mean(features.double(), dim=0, correction=0)
     constant = spread <= 1e-7 * (mean.abs() + 1)
     return mean.float(), torch.where(constant, torch.ones_like(spread), spread).float()

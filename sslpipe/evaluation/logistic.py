@@ -13,9 +13,12 @@ PART_ROWS = 4096  # rows scored at a time: the scores of a grid stay in the cach
 
 
 class Linear(NamedTuple):
-    """Scores of standardised features x: x @ weight + bias. weight: (F, C), bias: (C,).
+    """A linear classifier: standardised features x have scores x @ weight + bias.
 
-    converged: whether the minimiser was reached, where it was sought step by step.
+    Args:
+        weight: (F, C).
+        bias: (C,).
+        converged: Whether the minimiser was reached, where it was sought step by step.
     """
 
     weight: Tensor
@@ -24,7 +27,7 @@ class Linear(NamedTuple):
 
 
 def predict(fitted: Linear, features: Tensor) -> Tensor:
-    """The class of each row, (N,) int64. features: standardised as in fitting."""
+    """Predict the class of each row, (N,) int64. features: standardised as in fitting."""
     scores = features.to(fitted.weight.dtype) @ fitted.weight + fitted.bias  # (N, C)
     return scores.argmax(dim=1)
 
@@ -38,16 +41,24 @@ def fit_logistic(
     tolerance: float,
     dtype: torch.dtype = torch.float64,
 ) -> list[Linear]:
-    """For each C the minimiser of sum of cross entropies + |weight|^2 / (2 C); the bias is free.
+    """Find each C's minimiser of sum of cross entropies + |weight|^2 / (2 C); the bias is free.
 
-    The objective of scikit-learn's LogisticRegression(C=C). features: standardised, (N, F).
+    It is the objective of scikit-learn's LogisticRegression(C=C).
     All C are solved together, each by its own L-BFGS with backtracking: one matrix product scores
     the rows for every C that is not done. The weight is sought as P v in principal axes,
     P = (h covariance + I / (C N))^-1/2, h the mean curvature p (1 - p) at zero: the Hessian in v is
     then near the identity, and what is left to gain when a C is done, no entry of the mean loss's
     gradient in v above `tolerance`, is about half that gradient's square.
-    dtype: of scores and gradients; the steps themselves are in float64.
+
+    Args:
+        features: (N, F), standardised.
+        labels: (N,) int64, below num_classes.
+        grid: Values of C > 0.
+        num_classes: Columns of the weight.
+        tolerance: See above.
+        dtype: Of scores and gradients; the steps themselves are in float64.
     """
+    # principal axes, in which the problem is well conditioned
     curvature = max((num_classes - 1) / num_classes**2, 1e-3)
     wide = features.double()
     variances, axes = torch.linalg.eigh(wide.T @ wide / len(wide))
@@ -138,7 +149,7 @@ def _minimise(
         step[active] = new_points - points[active]
         change[active] = new_gradients - gradients[active]
         product = (step * change).sum(1)
-        enough = product > 1e-12 * change.square().sum(1)  # else the pair is rounding: left out
+        enough = product > 1e-12 * change.square().sum(1)  # else the pair is rounding: skipped
         inverse = torch.where(enough, 1 / product.where(enough, 1), 0)
         pairs = [*pairs[-(PAIRS - 1) :], (step, change, inverse)]
         points[active], values[active], gradients[active] = new_points, new_values, new_gradients

@@ -1,13 +1,14 @@
-"""Is the backbone getting better? kNN inside a slice of train that training never sees."""
+"""Measure the backbone during training, inside a slice of train that it never sees."""
+
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
-from sslpipe.data.reader import Reader
+from sslpipe.data.loader import Quarantined
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_accuracies
@@ -22,35 +23,30 @@ def monitor(
     split: Split,
     ids: NDArray[np.int64],
     process: Rank,
-    *,
-    canvas_px: int,
-    num_workers: int,
-    device: torch.device,
-    reader: Reader | None = None,
+    **options: Any,
 ) -> dict[str, float]:
-    """Leave-one-out weighted kNN over the held-out samples `ids`: {"holdout_knn": top-1 in [0, 1]}.
+    """Score leave-one-out weighted kNN among some held-out samples. Collective.
 
-    Every rank embeds its part and has all rows afterwards; train or eval mode, weights and buffers
-    are as before. A sample that cannot be decoded is left out.
+    Every rank embeds its share; train or eval mode, weights and buffers are as before. A sample
+    that cannot be decoded is skipped.
+
+    Args:
+        backbone: Images (B, 3, S, S) -> (B, F).
+        view: Makes its images.
+        split: Where the samples are.
+        ids: (n,) the samples.
+        process: This process.
+        **options: canvas_px, num_workers, device and reader, as in `embed`.
+
+    Returns:
+        {"holdout_knn": top-1 in [0, 1]} on rank 0; empty on the others, and where fewer than two
+        samples can be decoded.
     """
-    features = embed(
-        backbone,
-        view,
-        split,
-        ids=ids,
-        process=process,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        device=device,
-        reader=reader,
-        on_bad=lambda _: None,  # quarantine.jsonl lists what training meets; this is a monitor
-    )
-    if process.rank != 0:
+    rows = embed(backbone, view, split, ids=ids, process=process, on_bad=_skip, **options)
+    k = min(MONITOR_K, len(rows.ids) - 1)
+    if process.rank != 0 or k < 1:
         return {}
-    k = min(MONITOR_K, len(features.ids) - 1)
-    if k < 1:  # all but one could not be decoded
-        return {}
-    (accuracy,) = knn_accuracies(features, features, k=(k,), exclude_same_id=True).values()
+    (accuracy,) = knn_accuracies(rows, rows, k=(k,), exclude_same_id=True).values()
     return {"holdout_knn": accuracy}
 
 
@@ -60,34 +56,34 @@ def retrieval_monitor(
     split: Split,
     ids: NDArray[np.int64],
     process: Rank,
-    *,
-    canvas_px: int,
-    num_workers: int,
-    device: torch.device,
-    reader: Reader | None = None,
+    **options: Any,
 ) -> dict[str, float]:
-    """Leave-one-out retrieval among the samples `ids`, of classes that training never sees.
+    """Score leave-one-out retrieval among samples of held-out classes. Collective.
 
-    {"validation_recall_at_1": share of queries whose nearest other sample is of their class,
-    "validation_map_at_r": mean average precision within the first R, R the others of the class}.
+    Args:
+        backbone: As in `monitor`, and so is all else.
+        view: Makes its images.
+        split: Where the samples are.
+        ids: (n,) the samples.
+        process: This process.
+        **options: canvas_px, num_workers, device and reader, as in `embed`.
+
+    Returns:
+        On rank 0 {"validation_recall_at_1": share of queries whose nearest other sample is of their
+        class, "validation_map_at_r": mean average precision within the first R, R the others of the
+        class}; empty on the others.
     """
-    features = embed(
-        backbone,
-        view,
-        split,
-        ids=ids,
-        process=process,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        device=device,
-        reader=reader,
-        on_bad=lambda _: None,
-    )
+    rows = embed(backbone, view, split, ids=ids, process=process, on_bad=_skip, **options)
     if process.rank != 0:
         return {}
-    every = retrieval_per_query(features, features, k=(1,), exclude_same_id=True)
-    values = dict(zip(every.names, every.values[every.matches > 0].mean(0).tolist(), strict=True))
+    scores = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
+    means = scores.values[scores.matches > 0].mean(0).tolist()
+    values = dict(zip(scores.names, means, strict=True))
     return {
         "validation_recall_at_1": values["hit_rate@1"],
         "validation_map_at_r": values["map_at_r"],
     }
+
+
+def _skip(bad: Quarantined) -> None:
+    """Nothing: quarantine.jsonl lists what training meets, and this is a monitor."""

@@ -34,7 +34,12 @@ SPARE = 32  # rows that faiss is asked for beyond k: most queries are then prove
 
 
 class Neighbours(NamedTuple):
-    """indices: (Q, k) int64 rows of the bank, nearest first; similarities: (Q, k) float32."""
+    """The nearest rows of some queries.
+
+    Args:
+        indices: (Q, k) int64 rows of the bank, nearest first.
+        similarities: (Q, k) float32 cosines.
+    """
 
     indices: Tensor
     similarities: Tensor
@@ -49,23 +54,32 @@ def nearest(
     bank_ids: Tensor | None = None,
     query_ids: Tensor | None = None,
 ) -> Neighbours:
-    """The k nearest rows of the bank for each query.
+    """Find the k nearest rows of the bank for each query.
 
-    bank: (N, F), queries: (Q, F) float32, any scale, on one device.
-    bank_ids, query_ids: (N,), (Q,) int64; where given, a query never finds a row of its own id.
-    Raises: DataError where k is larger than the number of rows a query may find.
+    Args:
+        bank: (N, F) float32, any scale.
+        queries: (Q, F) float32, any scale, on the bank's device.
+        k: At least 1.
+        search: "torch" or "faiss"; both find the same neighbours.
+        bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
+        query_ids: (Q,) int64.
+
+    Raises:
+        DataError: k is larger than the number of rows a query may find.
     """
     if search not in ENGINES:
         raise DataError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")
-    left_out = 0
+    # how many rows a query may find
+    own_rows = 0  # at most, of one query
     if bank_ids is not None and query_ids is not None:
         known, times = torch.unique(bank_ids, return_counts=True)
-        found = times[torch.isin(known, query_ids)]
-        left_out = int(found.max()) if len(found) else 0
-    usable = len(bank) - left_out
+        shared = times[torch.isin(known, query_ids)]
+        own_rows = int(shared.max()) if len(shared) else 0
+    usable = len(bank) - own_rows
     if not 1 <= k <= usable:
         raise DataError(f"k = {k} does not fit a bank of {usable} rows; use 1 <= k <= {usable}")
 
+    # candidates by an engine, then their exact similarities
     device = bank.device
     bank, queries = fixed_point_units(bank), fixed_point_units(queries)
     if len(bank) <= SMALL_BANK and search == "torch":
@@ -77,7 +91,7 @@ def nearest(
     similarities = np.empty((len(values), k), np.float32)
     exactly = exact_similarities(rows)
     with full_float32():
-        for query, candidates in enumerate(ENGINES[search](bank, queries, k + left_out)):
+        for query, candidates in enumerate(ENGINES[search](bank, queries, k + own_rows)):
             if own is not None:
                 candidates = candidates[own[candidates] != own_of[query]]
             far = -exactly(candidates, values[query])
@@ -90,7 +104,7 @@ def nearest(
 
 
 def fixed_point_units(rows: Tensor) -> Tensor:
-    """Rows of length 1 in multiples of 2^-24, (N, F) float32; a row of zeros stays one."""
+    """Scale rows to length 1, in multiples of 2^-24, (N, F) float32; zeros stay zeros."""
     units = torch.empty_like(rows, dtype=torch.float32, memory_format=torch.contiguous_format)
     for part, out in zip(torch.split(rows, PART_ROWS), torch.split(units, PART_ROWS), strict=True):
         wide = part.double()
@@ -102,36 +116,41 @@ def fixed_point_units(rows: Tensor) -> Tensor:
 def exact_similarities(
     rows: NDArray[np.float32],
 ) -> Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.float32]]:
-    """A function of row numbers (n,) and one query (F,): (n,) float32. All are of fixed point."""
+    """Make a function of row numbers (n,) and a query (F,), both of fixed point: (n,) float32."""
     narrow = np.empty((PART_ROWS, rows.shape[1]), np.float32)  # used again: fresh memory is slow
     wide = np.empty((PART_ROWS, rows.shape[1]))
 
     def exactly(numbers: NDArray[np.int64], query: NDArray[np.float32]) -> NDArray[np.float32]:
-        found = np.empty(len(numbers), np.float32)
+        similarities = np.empty(len(numbers), np.float32)
         for at in range(0, len(numbers), PART_ROWS):
             part = numbers[at : at + PART_ROWS]
             np.take(rows, part, axis=0, out=narrow[: len(part)], mode="clip")
             wide[: len(part)] = narrow[: len(part)]
-            found[at : at + PART_ROWS] = wide[: len(part)] @ query.astype(np.float64)
-        return found
+            similarities[at : at + PART_ROWS] = wide[: len(part)] @ query.astype(np.float64)
+        return similarities
 
     return exactly
 
 
 def float32_error(width: int) -> float:
-    """How far a float32 dot product of unit vectors, and its rounding, can be off.
+    """Bound how far a float32 dot product of unit vectors, and its rounding, can be off.
 
-    The probabilistic bound of Higham and Mary 2019 (SIAM J. Sci. Comput. 41(5)) with lambda = 8:
-    exceeded with a chance of 3e-14 times the width, whatever the order of the sum.
+    The bound is probabilistic, with lambda = 8: exceeded with a chance of 3e-14 times the width,
+    whatever the order of the sum.
+
+    Source:
+        Higham and Mary 2019, SIAM J. Sci. Comput. 41(5).
     """
     unit_roundoff = 2.0**-24
     return float((8 * width**0.5 + 2) * unit_roundoff)
 
 
 def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
-    """(q, N) float32 -> int64, all different in a row: larger is nearer, of equal ones the first.
+    """Make int64 keys, all different in a row: larger is nearer, of equal ones the first.
 
-    rows: (N,) the bank's row of each column. -inf is smaller than every number; there are no NaN.
+    Args:
+        similarities: (q, N) float32; -inf is smaller than every number; there are no NaN.
+        rows: (N,) the bank's row of each column.
     """
     bits = (similarities + 0.0).view(torch.int32).long()  # + 0.0: -0 and 0 are equal
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
@@ -142,7 +161,7 @@ def _among_all(
     bank: Tensor, queries: Tensor, k: int, bank_ids: Tensor | None, ids: Tensor | None
 ) -> Neighbours:
     """The k nearest, every similarity computed exactly."""
-    wide, found = bank.double(), []
+    wide, parts = bank.double(), []
     columns = torch.arange(len(bank), device=bank.device)
     step = max(1, TILE_NUMBERS // 4 // len(bank))
     for start in range(0, len(queries), step):
@@ -151,8 +170,8 @@ def _among_all(
         if bank_ids is not None and ids is not None:
             similarities[bank_ids == ids[part, None]] = -torch.inf
         rows = rank_keys(similarities, columns).topk(k, dim=1).indices  # (q, k)
-        found.append(Neighbours(rows, similarities.gather(1, rows)))
-    return Neighbours(*(torch.cat(columns) for columns in zip(*found, strict=True)))
+        parts.append(Neighbours(rows, similarities.gather(1, rows)))
+    return Neighbours(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 Candidates = Iterator[NDArray[np.int64]]
@@ -160,7 +179,7 @@ Candidates = Iterator[NDArray[np.int64]]
 
 def _torch_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
     """For each query, ascending, all rows that may be among its k nearest."""
-    # at least k rows have a product of `floor` or more; what is left out is less similar than those
+    # at least k rows have a product of `floor` or more; other rows are less similar than those
     margin = 2 * float32_error(bank.shape[1]) + 2.0**-23
     coarse = _rounded(bank) if _bfloat16_pays(bank, queries) else None
     step = max(1, TILE_NUMBERS // len(bank))

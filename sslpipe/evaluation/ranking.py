@@ -23,10 +23,11 @@ Integers = NDArray[np.int64]
 
 
 class Ranks(NamedTuple):
-    """Of some queries, in order.
+    """The ranks of some queries' matches, in order of the queries.
 
-    ranks: (q, most matches) float64, ascending, 1 the nearest; inf behind a query's last match.
-    matches: (q,) rows of the gallery with the query's label, what is removed not counted.
+    Args:
+        ranks: (q, most matches) float64, ascending, 1 the nearest; inf behind the last match.
+        matches: (q,) rows of the gallery with the query's label, what is removed not counted.
     """
 
     ranks: NDArray[np.float64]
@@ -36,12 +37,17 @@ class Ranks(NamedTuple):
 def ranks_of_matches(
     gallery: Embeddings, queries: Embeddings, *, removed: Integers | None = None
 ) -> Iterator[Ranks]:
-    """Ranks of all matches by cosine, a tile of queries at a time.
+    """Rank all matches by cosine, a tile of queries at a time.
 
     Equal similarities (in float32, see `neighbours`) rank by the lower row of the gallery.
-    removed: (P, 2) pairs of a query's id and a gallery id that it does not see at all.
+
+    Args:
+        gallery: Labelled rows.
+        queries: Labelled rows.
+        removed: (P, 2) pairs of a query's id and a gallery id that it does not see at all.
     """
-    order = np.argsort(gallery.labels.cpu().numpy(), kind="stable")  # matches are neighbours
+    # the gallery sorted by label: a query's matches are neighbours there
+    order = np.argsort(gallery.labels.cpu().numpy(), kind="stable")
     labels = gallery.labels.cpu().numpy()[order]
     units = fixed_point_units(gallery.features)[torch.from_numpy(order).to(gallery.features.device)]
     wanted = queries.labels.cpu().numpy()
@@ -50,6 +56,7 @@ def ranks_of_matches(
     hidden = _hidden(gallery.ids.cpu().numpy()[order], queries.ids.cpu().numpy(), removed)
     sides = _Sides(units.cpu().numpy(), order, first, last, hidden)
 
+    # exact products rank many matches; of few, the doubtful ones are looked at again
     most = int((last - first).max(initial=0))
     find = sides.counted if most <= COUNTED else sides.sorted
     dtype = torch.float32 if most <= COUNTED else torch.float64  # exact, see `neighbours`

@@ -16,12 +16,17 @@ Interval = tuple[float, float]
 class Result:
     """One number and what is needed to compare it with another.
 
-    protocol: names everything that decides the number but the features and the data, as in
-        "knn-weighted k=20 T=0.07 cosine"; two results compare only where it is the same.
-    value: in [0, 1] where unit is "share". interval95: over test samples (and draws of labels,
-        where there are any).
-    queries: test samples scored, each counted once. bank: labelled train samples used.
-    details: chosen C, per-class accuracy, confusion matrix, spread over draws: plain JSON values.
+    Args:
+        protocol: Names everything that decides the number but the features and the data, as in
+            "knn-weighted k=20 T=0.07 cosine"; two results compare only where it is the same.
+        metric: "top1", "auc", ...
+        value: In [0, 1] where unit is "share".
+        interval95: Over test samples (and draws of labels, where there are any).
+        queries: Test samples scored, each counted once.
+        bank: Labelled train samples used.
+        details: Chosen C, per-class accuracy, confusion matrix, spread over draws: plain JSON
+            values.
+        unit: "share" or "number".
     """
 
     protocol: str
@@ -47,13 +52,13 @@ class Result:
 
 
 def caveats(details: Mapping[str, Any]) -> list[str]:
-    """What a reader should know of how a number was fitted; mostly nothing. details: a Result's."""
-    said = [
+    """List what a reader should know of how a number was fitted; mostly nothing."""
+    sentences = [
         f"{name} = {details[name]:g} is at the edge of its grid, which may be too narrow"
         for name in ("C", "penalty", "rate")
         if details.get(f"{name}_at_edge")
     ]
-    return said if details.get("converged", True) else [*said, "the fit did not converge"]
+    return sentences if details.get("converged", True) else [*sentences, "the fit did not converge"]
 
 
 def accuracy(
@@ -64,16 +69,17 @@ def accuracy(
     bank: int,
     **details: Any,
 ) -> Result:
-    """Share of right predictions with Wilson's interval. predicted, labels: (Q,) int64."""
+    """Count right predictions, with Wilson's interval. predicted, labels: (Q,) int64."""
     right = int((predicted == labels).sum())
     interval = wilson95(right, len(labels))
     return Result(protocol, "top1", right / len(labels), interval, len(labels), bank, details)
 
 
 def wilson95(right: int, total: int) -> Interval:
-    """Wilson's score interval of a share; within [0, 1] also at 0 % and 100 %.
+    """Compute Wilson's score interval of a share; within [0, 1] also at 0 % and 100 %.
 
-    Source: Wilson 1927, JASA 22(158), as in Brown, Cai and DasGupta 2001, eq. 4.
+    Source:
+        Wilson 1927, JASA 22(158), as in Brown, Cai and DasGupta 2001, eq. 4.
     """
     share, z2 = right / total, Z95**2
     centre = (share + z2 / (2 * total)) / (1 + z2 / total)
@@ -82,9 +88,12 @@ def wilson95(right: int, total: int) -> Interval:
 
 
 def bootstrap95(right: NDArray[np.bool_], *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Percentile interval of the mean over draws and queries, both drawn again.
+    """Compute a percentile interval of the mean over draws and queries, both resampled.
 
-    right: (draws, queries), whether each query was predicted right in each draw.
+    Args:
+        right: (draws, queries), whether each query was predicted right in each draw.
+        resamples: How many.
+        seed: Of the resamples.
     """
     generator = np.random.default_rng(seed)
     draws, queries = right.shape
@@ -101,7 +110,7 @@ def bootstrap95(right: NDArray[np.bool_], *, resamples: int = 2000, seed: int = 
 def bootstrap_means95(
     values: NDArray[np.float64], *, resamples: int = 1000, seed: int = 0
 ) -> list[Interval]:
-    """Percentile interval of each column's mean, rows drawn again. values: (rows, columns)."""
+    """Compute percentile intervals of the columns' means over resampled rows (rows, columns)."""
     generator = np.random.default_rng(seed)
     rows = len(values)
     means = np.empty((resamples, values.shape[1]))

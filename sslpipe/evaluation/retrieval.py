@@ -24,10 +24,13 @@ Floats = NDArray[np.float64]
 
 
 class PerQuery(NamedTuple):
-    """What each query scored; `gathered` puts the parts of all processes together.
+    """What each query scored; `gathered` puts the shares of all processes together.
 
-    names: of the metrics. ids: (Q,) int64. matches: (Q,) int64, 0 for a lone query.
-    values: (Q, metrics) float64; 0 in the rows of lone queries.
+    Args:
+        names: Of the metrics.
+        ids: (Q,) int64.
+        matches: (Q,) int64, 0 for a lone query.
+        values: (Q, metrics) float64; 0 in the rows of lone queries.
     """
 
     names: tuple[str, ...]
@@ -48,23 +51,38 @@ def retrieval(
     per_query: Path | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
-    """Means over the queries of all retrieval metrics, by cosine, over the whole gallery.
+    """Average all retrieval metrics over the queries, by cosine, over the whole gallery.
 
-    hit_rate@k: a match among the k nearest (Recall@k of metric learning, CMC@k of
-    re-identification). recall@k: matches among them / R, R all matches of the query.
-    precision@k: the same / k. map@k: mean over queries of sum of precision@i at the matches i <= k
-    / denominator: min(k,R), R, or hits, the matches among the k. map: over all ranks, / R.
-    r_precision: precision@R. map_at_r: sum of precision@i at the matches i <= R / R
-    (Musgrave et al. 2020, arXiv:2003.08505). mrr: 1 / rank of the first match.
-    lone: queries without a match are counted in details["lone"] and skipped, or score zero or one.
-    exclude_same_id: a query does not see the row of its own id: for two files of one split.
-    ignore: a CSV file without heading, a query's id and a gallery id that it does not see in each
-    line (the same camera's, say). per_query: a safetensors file to write, one row a query.
-    process: of several processes, each searches for its part of the queries; all get the same
-    results, bit for bit those of one process, and the first one writes. Collective.
-    Raises: DataError for missing labels, k beyond the gallery, no query with a match.
+    Collective: of several processes, each searches for its share of the queries; all get the same
+    results, bit for bit those of one process, and the first one writes.
+
+    Args:
+        gallery: Labelled rows that are searched.
+        queries: Labelled rows that search.
+        k: Ranks at which metrics are cut off.
+        denominator: Of map@k: min(k,R), R, or hits, the matches among the k.
+        lone: Queries without a match are counted in details["lone"] and skipped, or score zero or
+            one.
+        exclude_same_id: A query does not see the row of its own id: for two files of one split.
+        ignore: A CSV file without heading: in each line a query's id and a gallery id that it does
+            not see (the same camera's, say).
+        per_query: A safetensors file to write, one row a query.
+        process: This process.
+
+    Returns:
+        hit_rate@k: a match among the k nearest (Recall@k of metric learning, CMC@k of
+        re-identification). recall@k: matches among them / R, R all matches of the query.
+        precision@k: the same / k. map@k: mean over queries of sum of precision@i at the matches
+        i <= k / denominator. map: over all ranks, / R. r_precision: precision@R. map_at_r: sum of
+        precision@i at the matches i <= R / R. mrr: 1 / rank of the first match.
+
+    Raises:
+        DataError: Labels are missing, k is beyond the gallery, or no query has a match.
+
+    Source:
+        map_at_r: Musgrave et al. 2020, arXiv:2003.08505.
     """
-    every = retrieval_per_query(
+    scores = retrieval_per_query(
         gallery,
         queries,
         k=k,
@@ -74,13 +92,13 @@ def retrieval(
         process=process,
     )
     if process.world_size > 1:
-        every = gathered(every)
+        scores = gathered(scores)
     if per_query is not None and process.rank == 0:
-        save_per_query(per_query, every)
+        save_per_query(per_query, scores)
     rules = f"cosine lone={lone}"
     rules += " self-removed" if exclude_same_id else ""
     rules += f" ignoring={ignore.name}" if ignore is not None else ""
-    return summary(every, f"retrieval {rules}", lone=lone, bank=len(gallery.ids))
+    return summary(scores, f"retrieval {rules}", lone=lone, bank=len(gallery.ids))
 
 
 def retrieval_per_query(
@@ -93,9 +111,16 @@ def retrieval_per_query(
     ignore: Integers | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
-    """The metrics of this process's part of the queries, in order of their rows.
+    """Score this process's share of the queries, in order of their rows; see `gathered`.
 
-    ignore: (P, 2) int64, as in `retrieval`. process: a contiguous part; `gathered` joins them.
+    Args:
+        gallery: As in `retrieval`, and so is all else.
+        queries: Labelled rows that search.
+        k: Ranks at which metrics are cut off.
+        denominator: Of map@k.
+        exclude_same_id: A query does not see the row of its own id.
+        ignore: (P, 2) int64, ids of a query and of a row that it does not see.
+        process: This process.
     """
     check_pair(gallery, queries)
     ks = sorted(set(k))
@@ -125,6 +150,7 @@ def retrieval_per_query(
 
 
 def metric_names(ks: Sequence[int], denominator: Denominator) -> tuple[str, ...]:
+    """Name the metrics, those at each k first."""
     at = [
         name
         for k in ks
@@ -134,7 +160,7 @@ def metric_names(ks: Sequence[int], denominator: Denominator) -> tuple[str, ...]
 
 
 def metrics_of(tile: Ranks, ks: Sequence[int], denominator: Denominator) -> Floats:
-    """(q, metrics) in the order of `metric_names`; zeros for a lone query."""
+    """Compute (q, metrics) in the order of `metric_names`; zeros for a lone query."""
     ranks, total = tile.ranks, tile.matches[:, None].astype(np.float64)  # (q, M), (q, 1)
     precision = np.arange(1, ranks.shape[1] + 1) / ranks  # at each match; 0 behind the last
     some = np.maximum(total, 1)
@@ -160,18 +186,18 @@ def _sum(columns: Floats) -> Floats:
 
 
 def gathered(part: PerQuery) -> PerQuery:
-    """The table of all processes' queries, in rank order, on every process. Collective."""
+    """Join all processes' tables, in rank order, on every process. Collective."""
     device = message_device()
     parts = (torch.from_numpy(array).to(device) for array in part[1:])
     return PerQuery(part.names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
 
 
-def summary(every: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int = 0) -> list[Result]:
-    """The mean of each metric with a bootstrap interval over queries."""
+def summary(scores: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int = 0) -> list[Result]:
+    """Average each metric, with a bootstrap interval over queries."""
     if lone not in ("skip", "zero", "one"):
         raise DataError(f"lone = {lone!r} is unknown; known: skip, zero, one")
-    alone = every.matches == 0
-    values = every.values[~alone] if lone == "skip" else every.values.copy()
+    alone = scores.matches == 0
+    values = scores.values[~alone] if lone == "skip" else scores.values.copy()
     if lone == "one":
         values[alone] = 1
     if len(values) == 0:
@@ -180,12 +206,12 @@ def summary(every: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int = 
     intervals = bootstrap_means95(values)
     return [
         Result(protocol, name, float(mean), interval, len(values), bank, details)
-        for name, mean, interval in zip(every.names, values.mean(axis=0), intervals, strict=True)
+        for name, mean, interval in zip(scores.names, values.mean(axis=0), intervals, strict=True)
     ]
 
 
 def read_pairs(path: Path) -> Integers:
-    """(P, 2) int64 from a CSV file: a query's id and a gallery id in each line."""
+    """Read (P, 2) int64 from a CSV file: a query's id and a gallery id in each line."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             pairs = [(int(query), int(other)) for query, other in csv.reader(file)]
@@ -194,9 +220,9 @@ def read_pairs(path: Path) -> Integers:
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def save_per_query(path: Path, every: PerQuery) -> None:
-    """A safetensors file: ids, matches, and the values under each metric's name."""
-    columns: dict[str, NDArray[Any]] = {"ids": every.ids, "matches": every.matches}
-    columns |= {name: every.values[:, at] for at, name in enumerate(every.names)}
+def save_per_query(path: Path, scores: PerQuery) -> None:
+    """Write a safetensors file: ids, matches, and the values under each metric's name."""
+    columns: dict[str, NDArray[Any]] = {"ids": scores.ids, "matches": scores.matches}
+    columns |= {name: scores.values[:, at] for at, name in enumerate(scores.names)}
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: torch.from_numpy(c.copy()) for name, c in columns.items()}, path)

@@ -35,13 +35,27 @@ def sgd_probe(
     holdout: float = 0.15,
     seed: int = 0,
 ) -> list[Result]:
-    """Top-1 accuracy on test of a linear layer trained by SimCLR's protocol on all of train.
+    """Score a linear layer trained by SimCLR's protocol on all of train by its top-1 on test.
 
     SGD with Nesterov's momentum, cosine decay to zero, no warm-up, no weight decay, raw features.
-    rates: learning rates for 256 rows, scaled by batch_size / 256; several are trained together on
-    the rows that are not held out, and the best on the held-out part, the smallest among equals,
-    is trained again on all of train. Test is read once, after that.
-    details: as the logistic probe's, with `rate` for C.
+    Test is read once, after a rate was chosen.
+
+    Args:
+        train: Labelled rows.
+        test: Labelled rows.
+        rates: Learning rates for 256 rows, scaled by batch_size / 256. Several are trained together
+            on the rows that are not held out, and the best on the held-out part, the smallest among
+            equals, is trained again on all of train.
+        epochs: Passes over train.
+        batch_size: Rows of a step.
+        holdout: Class-stratified share of train that chooses among several rates.
+        seed: Of that share, and of the rows' order.
+
+    Returns:
+        details: as the logistic probe's, with `rate` for C.
+
+    Source:
+        Chen et al. 2020 (SimCLR), arXiv:2002.05709, appendix B.6.
     """
     return sgd_results(
         lambda epoch: train,
@@ -57,7 +71,7 @@ def sgd_probe(
 
 
 def sgd_results(
-    of_epoch: FeaturesOfEpoch,
+    epoch_features: FeaturesOfEpoch,
     train: Embeddings,
     test: Embeddings,
     *,
@@ -68,31 +82,43 @@ def sgd_results(
     seed: int,
     name: str,
 ) -> list[Result]:
-    """`sgd_probe` on features that change with the epoch, as those of augmented images do.
+    """Run `sgd_probe` on features that change with the epoch, as those of augmented images do.
 
-    of_epoch: epoch -> the rows of `train`, same ids in the same order, other features; asked for
-    epochs 0, 1, ... in order, once or, where a rate is chosen, twice.
-    train: features of the evaluation view, on which a rate is chosen.
+    Args:
+        epoch_features: Epoch -> the rows of `train`, same ids in the same order, other features;
+            asked for epochs 0, 1, ... in order, once or, where a rate is chosen, twice.
+        train: Features of the evaluation view, on which a rate is chosen.
+        test: As in `sgd_probe`.
+        rates: As in `sgd_probe`.
+        epochs: As in `sgd_probe`.
+        batch_size: As in `sgd_probe`.
+        holdout: As in `sgd_probe`.
+        seed: As in `sgd_probe`.
+        name: Of the features, for the protocol.
     """
     classes = num_classes(train, test)
     if not rates or min(rates) <= 0:
         raise DataError(f"rates = {tuple(rates)} must hold learning rates > 0")
     if epochs < 1 or batch_size < 1:
         raise DataError(f"epochs = {epochs} and batch_size = {batch_size} must be at least 1")
+
+    # a rate, where there are several
     chosen, scores = rates[0], {}
     path = sorted(set(rates))
     options = {"epochs": epochs, "batch_size": batch_size, "classes": classes, "seed": seed}
     if len(path) > 1:
         held = holdout_rows(train, holdout, seed)
         check = train.rows(held)
-        solutions = fit_sgd(of_epoch, (~held).nonzero()[:, 0], path, **options)
+        solutions = fit_sgd(epoch_features, (~held).nonzero()[:, 0], path, **options)
         scores = {
             rate: float((predict(fitted, check.features) == check.labels).double().mean())
             for rate, fitted in zip(path, solutions, strict=True)
         }
         chosen = min(rate for rate, score in scores.items() if score == max(scores.values()))
+
+    # all of train, then test once
     everything = torch.arange(len(train.ids), device=train.ids.device)
-    (fitted,) = fit_sgd(of_epoch, everything, [chosen], **options)
+    (fitted,) = fit_sgd(epoch_features, everything, [chosen], **options)
     selection = f"rate-by-{chosen_by(holdout, path, seed)}" if scores else f"rate={chosen:g}/256"
     return [
         probe_result(
@@ -110,7 +136,7 @@ def sgd_results(
 
 
 def fit_sgd(
-    of_epoch: FeaturesOfEpoch,
+    epoch_features: FeaturesOfEpoch,
     rows: Tensor,
     rates: Sequence[float],
     *,
@@ -119,17 +145,24 @@ def fit_sgd(
     classes: int,
     seed: int,
 ) -> list[Linear]:
-    """A linear layer for each rate, all trained together from zero on the same batches.
+    """Train a linear layer for each rate, all together from zero on the same batches.
 
-    rows: (n,) which rows of an epoch's features are trained on, each once an epoch, in an order
-    that is a function of seed and epoch; the last batch may be smaller.
+    Args:
+        epoch_features: As in `sgd_results`.
+        rows: (n,) which rows of an epoch's features are trained on, each once an epoch, in an order
+            that is a function of seed and epoch; the last batch may be smaller.
+        rates: Learning rates for 256 rows.
+        epochs: Passes over the rows.
+        batch_size: Rows of a step.
+        classes: Columns of the layer.
+        seed: Of the order.
     """
     steps_per_epoch = -(-len(rows) // batch_size)
     device = rows.device
     base = torch.tensor(list(rates), device=device) * (batch_size / 256)  # (G,)
     weight = velocity = torch.empty(0)  # (F + 1, G, C): the last row is the bias
     for epoch in range(epochs):
-        features, labels, _ = of_epoch(epoch)
+        features, labels, _ = epoch_features(epoch)
         if epoch == 0:  # the width is known now
             weight = features.new_zeros(features.shape[1] + 1, len(rates), classes)
             velocity = torch.zeros_like(weight)

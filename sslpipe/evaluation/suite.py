@@ -1,6 +1,6 @@
-"""Every evaluation for several sets of features under the same protocols: the table of a report.
+"""Every evaluation for several sets of features, by the same protocols: the table of a report.
 
-eval.json, what `run_suite` returns and `sslpipe.cli.evaluate suite` writes:
+The layout of eval.json, what `run_suite` returns and `sslpipe.cli.evaluate suite` writes:
 
     schema_version   1
     facts            where the features come from: plain values, whatever the caller gave
@@ -49,15 +49,29 @@ def run_suite(
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """kNN with all, 100, 10, 5 and 1 labels a class, retrieval and verification inside test, plain
-    and whitened, two linear probes and the geometry, of each set.
+    """Run every evaluation on each set of features.
 
-    sets: name -> (train, test). The table's kNN has k = 20, or as many as there are labels a class
-    where those are fewer; nothing is chosen on test. The linear probes standardise, so they are run
-    on plain features only. Verification and retrieval take pairs of test samples, each sample
-    against all others.
-    Raises: DataError where the sets are not of the same samples.
+    kNN with all, 100, 10, 5 and 1 labels a class, retrieval and verification inside test, plain
+    and whitened, two linear probes and the geometry. The table's kNN has k = 20, or as many as
+    there are labels a class where those are fewer; nothing is chosen on test. The linear probes
+    standardise, so they are run on plain features only. Verification and retrieval take pairs of
+    test samples, each sample against all others.
+
+    Args:
+        sets: Name -> (train, test), all of the same samples.
+        facts: Where the features come from, plain values.
+        search: "torch" or "faiss"; both find the same neighbours.
+        draws: Of a few labels a class.
+        seed: Of all that is drawn.
+        say: Called with what comes next.
+
+    Returns:
+        What eval.json holds.
+
+    Raises:
+        DataError: The sets are not of the same samples.
     """
+    # what these samples allow
     _check_same_samples(sets)
     train = next(iter(sets.values()))[0]
     smallest_class = int(np.unique(train.labels.cpu().numpy(), return_counts=True)[1].min())
@@ -69,6 +83,8 @@ def run_suite(
         if n not in few
     ]
     inside = _inside_test(next(iter(sets.values()))[1], seed, left_out)
+
+    # every set, plain and whitened
     rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
     for name, plain in sets.items():
@@ -126,6 +142,7 @@ def _inside_test(
 
 
 def few_column(labels_per_class: int) -> str:
+    """Name the table's column of so many labels a class."""
     return f"{KNN}, {labels_per_class}/class"
 
 
@@ -142,13 +159,13 @@ def _knn_rows(
     ks = [k for k in DINO_K if k <= len(bank.ids)] or [len(bank.ids)]
     in_table = protocol_id(20 if 20 in ks else ks[0], 0.07, "weighted")
     more = [k for k in FEWER_NEIGHBOURS if k <= len(bank.ids)]
-    every = knn_results(bank, queries, k=[*more, *ks], vote="both", search=search)
-    rows = [(KNN if result.protocol == in_table else None, result) for result in every]
+    results = knn_results(bank, queries, k=[*more, *ks], vote="both", search=search)
+    rows = [(KNN if result.protocol == in_table else None, result) for result in results]
     for n in [*few, *fewer]:
-        results = few_shot_knn(
+        few_results = few_shot_knn(
             bank, queries, labels_per_class=n, k=[min(20, n)], draws=draws, seed=seed, search=search
         )
-        rows += [(few_column(n) if n in few else None, result) for result in results]
+        rows += [(few_column(n) if n in few else None, result) for result in few_results]
     return rows
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.portable import sha256_of
 
 # Of the mean variance, added to every variance: directions of noise stay small. Chosen on train:
 # kNN on raw pixels, Fashion-MNIST, 8,000 of train against 2,000 of train: 86 %, with no floor 83 %.
@@ -17,16 +18,22 @@ FLOOR = 0.1
 
 
 class Whitening(NamedTuple):
-    """features -> (features - mean) @ projection. mean: (F,), projection: (F, D), float64."""
+    """A map of features: (features - mean) @ projection.
+
+    Args:
+        mean: (F,) float64.
+        projection: (F, D) float64.
+    """
 
     mean: Tensor
     projection: Tensor
 
     def __call__(self, rows: Embeddings) -> Embeddings:
+        """Whiten the features of some rows."""
         return rows._replace(features=self.apply(rows.features))
 
     def apply(self, features: Tensor) -> Tensor:
-        """(N, F) -> (N, D) float32."""
+        """Whiten features, (N, F) -> (N, D) float32."""
         mean, projection = self.mean.to(features.device), self.projection.to(features.device)
         parts = torch.split(features, 16384)  # float64 copies of a part at a time
         return torch.cat([((part.double() - mean) @ projection).float() for part in parts])
@@ -35,8 +42,14 @@ class Whitening(NamedTuple):
 def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = None) -> Whitening:
     """Rotate to the principal axes of `train` and divide each by its spread.
 
-    floor: added to each variance, as a share of the mean variance; 0 whitens fully and needs
-    more rows than features. dims: keep the axes of the largest variances only.
+    Args:
+        train: The rows to learn from.
+        floor: Added to each variance, as a share of the mean variance; 0 whitens fully and needs
+            more rows than features.
+        dims: Keep the axes of the largest variances only; by default all.
+
+    Raises:
+        DataError: dims is not one of 1 to F.
     """
     features = train.features
     if dims is not None and not 1 <= dims <= features.shape[1]:
@@ -57,11 +70,11 @@ def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = No
 def save_whitening(path: Path, whitening: Whitening) -> str:
     """Write a safetensors file; returns its sha256."""
     save_file(whitening._asdict(), path)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256_of(path)
 
 
 def load_whitening(path: Path, sha256: str) -> Whitening:
-    """What `save_whitening` wrote. Raises: ValueError where it is another file."""
+    """Read what `save_whitening` wrote. Raises: ValueError where it is another file."""
     raw = path.read_bytes()
     if hashlib.sha256(raw).hexdigest() != sha256:
         raise ValueError(f"{path.name} is not the file that config.json names")
@@ -69,6 +82,6 @@ def load_whitening(path: Path, sha256: str) -> Whitening:
 
 
 def whiten(fit_on: Embeddings, *others: Embeddings, floor: float = FLOOR) -> list[Embeddings]:
-    """`fit_on` and the others, all whitened with what was learned on `fit_on` alone."""
+    """Whiten `fit_on` and the others, all with what was learned on `fit_on` alone."""
     whitening = fit_whitening(fit_on, floor)
     return [whitening(rows) for rows in (fit_on, *others)]

@@ -16,11 +16,21 @@ from sslpipe.portable import to_float64
 
 
 def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:
-    """Which of a rank's rows each micro-batch takes: the k-th slice of every stream.
+    """Choose which of a rank's rows each micro-batch takes: the k-th slice of every stream.
 
-    images: B rows on this rank, stream-major over its `streams` streams. -> micro_batches tensors
-    (B / micro_batches,) int64. A stream belongs to one rank, so a micro-batch has the same members
-    over all ranks whatever their number. Raises: ValueError where the slices are not equal.
+    A stream belongs to one rank, so a micro-batch has the same members over all ranks whatever
+    their number.
+
+    Args:
+        images: B rows on this rank, stream-major.
+        streams: Of this rank.
+        micro_batches: How many to make.
+
+    Returns:
+        micro_batches tensors (B / micro_batches,) int64.
+
+    Raises:
+        ValueError: The slices are not equal.
     """
     if images % (streams * micro_batches):
         raise ValueError(
@@ -35,12 +45,12 @@ def cached_backward(
     statistics: "PooledStatistics",
     rows: list[Tensor],
     *,
-    views_of: Callable[[Tensor], Tensor],
-    loss_of: Callable[[Tensor, Tensor], Tensor],
+    make_views: Callable[[Tensor], Tensor],
+    compute_loss: Callable[[Tensor, Tensor], Tensor],
     backward: Callable[[Tensor], None],
     seed: Callable[[int], None],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """z_a, z_b (B, D) each and the loss () of the whole batch; adds its gradient to .grad.
+    """Add the gradient of the whole batch's loss to .grad, one micro-batch at a time.
 
     Pass 1 embeds every micro-batch without gradient. The loss of all embeddings gives dL/dz. Pass 2
     embeds every micro-batch again, now with gradient, and carries its part of dL/dz back. So the
@@ -48,33 +58,49 @@ def cached_backward(
     of one autograd graph over the same micro-batches. BatchNorm normalises over a micro-batch;
     without BatchNorm it is the gradient of the whole batch in one piece.
 
-    wrapped: the model, or DDP around it; ranks exchange gradients once. rows: `micro_batch_rows`.
-    views_of: rows (b,) -> views (2b, 3, S, S), the same ones each time. loss_of: called once.
-    backward: of the loss, scaled or not. seed: sets torch's generators for micro-batch k.
-    Collective. Source: Gao et al. 2021 (GradCache), arXiv:2101.06983, section 3.
+    Collective.
+
+    Args:
+        wrapped: The model, or DDP around it; ranks exchange gradients once.
+        statistics: Of the model's BatchNorms.
+        rows: From `micro_batch_rows`.
+        make_views: Rows (b,) -> views (2b, 3, S, S), the same ones each time.
+        compute_loss: (z_a, z_b) -> (); called once.
+        backward: Of the loss, scaled or not.
+        seed: Sets torch's generators for micro-batch k.
+
+    Returns:
+        z_a and z_b, (B, D) each, and the loss () of the whole batch.
+
+    Source:
+        Gao et al. 2021 (GradCache), arXiv:2101.06983, section 3.
     """
     model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
     images = sum(len(part) for part in rows)
     order = torch.cat(rows).argsort()  # from micro-batch order to the batch's
     before = [buffer.clone() for buffer in model.buffers()]
 
-    with statistics.of_micro_batches(images // len(rows)) as note:
+    with statistics.over_micro_batches(images // len(rows)) as note:
+        # pass 1: embed everything, keep no activations
         with torch.no_grad():
             embedded = []
             for k, part in enumerate(rows):
                 seed(k)
-                embedded.append(model(views_of(part)).chunk(2))
+                embedded.append(model(make_views(part)).chunk(2))
             z_a, z_b = (torch.cat(z)[order.to(z[0].device)] for z in zip(*embedded, strict=True))
             for buffer, value in zip(model.buffers(), before, strict=True):
                 buffer.copy_(value)  # as if pass 1 had not been
 
+        # the loss of all embeddings: dL/dz
         z_a, z_b = z_a.requires_grad_(), z_b.requires_grad_()
-        loss = loss_of(z_a, z_b)
+        loss = compute_loss(z_a, z_b)
         backward(loss)
+
+        # pass 2: embed again, with gradient, and carry each part of dL/dz back
         for k, part in enumerate(rows):
             seed(k)
             with _exchange_gradients(wrapped, k == len(rows) - 1):
-                z = wrapped(views_of(part))  # (2b, D)
+                z = wrapped(make_views(part))  # (2b, D)
                 here = part.to(z.device)
                 z.backward(torch.cat([_gradient(z_a)[here], _gradient(z_b)[here]]).to(z.dtype))
             note()
@@ -97,8 +123,13 @@ class PooledStatistics:
 
     They change once a step, by the mean and the unbiased variance of all micro-batches' values
     together, as one BatchNorm over the whole batch would have changed them had it seen these.
-    views: (2, 3, S, S), two views as the model takes them; their values do not matter.
-    Raises: TypeError for a BatchNorm that a forward uses twice: which use counts is not defined.
+
+    Args:
+        model: Bare; left as it was.
+        views: (2, 3, S, S), two views as the model takes them; their values do not matter.
+
+    Raises:
+        TypeError: A forward uses a BatchNorm twice: which use counts is not defined.
     """
 
     def __init__(self, model: nn.Module, views: Tensor) -> None:
@@ -116,8 +147,8 @@ class PooledStatistics:
         self._per_image = per_image.to(to_float64(views.new_zeros(())).device)
 
     @contextmanager
-    def of_micro_batches(self, images: int) -> Iterator[Callable[[], None]]:
-        """Inside, call what is given after each micro-batch of `images` images on this rank.
+    def over_micro_batches(self, images: int) -> Iterator[Callable[[], None]]:
+        """Yield what to call after each micro-batch of `images` images on this rank.
 
         The running statistics are those of the last micro-batch then; on leaving, what they were
         before, moved on by one step.
@@ -129,15 +160,15 @@ class PooledStatistics:
         momenta = [norm.momentum for norm in norms]
         before = self._running()
         steps = [_tracked(norm).clone() for norm in norms]
-        found: list[_Moments] = []
+        moments: list[_Moments] = []  # of each micro-batch
         for norm in norms:
             norm.momentum = 1.0  # a forward leaves its own moments
         try:
-            yield lambda: found.append(self._running())
+            yield lambda: moments.append(self._running())
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
-        pooled = self._pooled(found, images)
+        pooled = self._pooled(moments, images)
         rates = [
             1 / (float(n) + 1) if m is None else m for m, n in zip(momenta, steps, strict=True)
         ]
@@ -160,15 +191,15 @@ class PooledStatistics:
             _kept(norm.running_mean).copy_(m)
             _kept(norm.running_var).copy_(v)
 
-    def _pooled(self, found: list["_Moments"], images: int) -> "_Moments":
+    def _pooled(self, parts: list["_Moments"], images: int) -> "_Moments":
         """Mean and unbiased variance (C,) of all values, from those of equal parts of them."""
         n = self._per_image * images  # (C,) values of a channel in one part
-        means = to_float64(torch.stack([moments.mean for moments in found]))  # (K, C)
-        variances = to_float64(torch.stack([moments.var for moments in found]))
+        means = to_float64(torch.stack([part.mean for part in parts]))  # (K, C)
+        variances = to_float64(torch.stack([part.var for part in parts]))
         mean = means.mean(0)
         squares = ((n - 1) * variances + n * (means - mean).square()).sum(0)
-        var = squares / (n * len(found) - 1).clamp_min(1)
-        return _Moments(mean.to(found[0].mean), var.to(found[0].var))  # dtype and device
+        var = squares / (n * len(parts) - 1).clamp_min(1)
+        return _Moments(mean.to(parts[0].mean), var.to(parts[0].var))  # dtype and device
 
 
 class _Moments(NamedTuple):
@@ -177,8 +208,10 @@ class _Moments(NamedTuple):
 
 
 def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNorm, int]]:
-    """Each BatchNorm with running statistics that a forward uses, and how many values a channel of
-    it sees for one image, both views."""
+    """How many values a channel sees for one image, both views, of each norm that a forward uses.
+
+    Only BatchNorms with running statistics count.
+    """
     seen: dict[_BatchNorm, int] = {}
 
     def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -186,7 +219,7 @@ def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNor
         if norm in seen:
             raise TypeError(
                 "a BatchNorm that is used twice in a forward has no defined running statistics "
-                "over micro-batches; leave out data.micro_batch, or take another backbone"
+                "over micro-batches; drop data.micro_batch, or take another backbone"
             )
         seen[norm] = inputs[0].numel() // norm.num_features
 

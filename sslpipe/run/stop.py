@@ -27,6 +27,7 @@ class StopRequest:
         self._old = {number: signal.signal(number, self._handle) for number in stop_signals()}
 
     def __call__(self) -> bool:
+        """Say whether a stop was asked for."""
         now_s = time.monotonic()
         if self._stop_file and not self._flag and now_s - self._looked_s >= 1.0:
             self._looked_s = now_s

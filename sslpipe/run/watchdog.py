@@ -59,6 +59,7 @@ class Watchdog:
         self._thread.join()
 
     def __call__(self, step: int, phase: str) -> None:
+        """Note that this rank entered a phase of a step."""
         self._place, self._armed = (step, phase, time.monotonic()), True
 
     def _watch(self) -> None:

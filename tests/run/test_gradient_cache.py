@@ -75,8 +75,8 @@ def cached(model, loss_fn, views, micro_batches, wrapped=None, streams=STREAMS, 
         wrapped or model,
         PooledStatistics(model, views[:2]),
         rows,
-        views_of=partial(rows_of, views),
-        loss_of=partial(loss_fn, ids=ids, labels=None),
+        make_views=partial(rows_of, views),
+        compute_loss=partial(loss_fn, ids=ids, labels=None),
         backward=lambda loss: loss.backward(),
         seed=seed,
     )
@@ -187,7 +187,7 @@ def test_each_view_is_asked_for_twice_and_the_norms_see_nothing_else():
     assert int(model[1].num_batches_tracked) == 0
     rows = micro_batch_rows(IMAGES, STREAMS, 3)
 
-    def views_of(part):
+    def make_views(part):
         asked.append(part.tolist())
         return rows_of(views, part)
 
@@ -195,8 +195,8 @@ def test_each_view_is_asked_for_twice_and_the_norms_see_nothing_else():
         model,
         seen,
         rows,
-        views_of=views_of,
-        loss_of=lambda a, b: NTXentLoss()(a, b),
+        make_views=make_views,
+        compute_loss=lambda a, b: NTXentLoss()(a, b),
         backward=lambda loss: loss.backward(),
         seed=seed,
     )

@@ -74,8 +74,8 @@ def test_a_silent_rank_of_a_running_run_is_pointed_out(run_dir):
     found["ranks"] = [{**beat, "wall": time.time() - 100}, {**beat, "wall": time.time()}]
     (table,) = render(found).renderables
     rows = [str(cell) for cell in table.columns[1].cells][-2:]
-    assert "no sign of life for 100 s" in rows[0]
-    assert "no sign" not in rows[1]
+    assert "no heartbeat for 100 s" in rows[0]
+    assert "no heartbeat" not in rows[1]
 
 
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):

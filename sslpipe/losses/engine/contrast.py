@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from sslpipe.distributed import Rank, all_gather_rows, current_rank, row_counts
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles
+from sslpipe.portable import wide_dtype
 
 Sums = tuple[Tensor, ...]
 RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]
@@ -79,7 +80,8 @@ class Anchors(NamedTuple):
         if self.classes is None:
             return self.mean_unmasked
         index, sizes = self.classes
-        return self.mean_unmasked - float(2 * (sizes[index] - 1).double().mean())
+        positives = 2 * (sizes[index] - 1).to(wide_dtype(index.device)).mean()
+        return self.mean_unmasked - float(positives)
 
     @property
     def masked_pairs(self) -> int:
@@ -130,7 +132,7 @@ def gather_anchors(
     _, group, sizes = torch.unique(group, return_inverse=True, return_counts=True)
     if sizes.numel() == images:
         return Anchors(counts)
-    return Anchors(counts, group, (2 * images - 2 * sizes[group]).double())
+    return Anchors(counts, group, (2 * images - 2 * sizes[group]).to(wide_dtype(sizes.device)))
 
 
 class Engine(NamedTuple):
@@ -323,7 +325,7 @@ def normalised(z: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
     if z.dtype == torch.float64:
         largest = z.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
         z = z / largest
-    norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64)
+    norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=wide_dtype(z.device))
     factors = norms.reciprocal_().mul_(length).to(z.dtype)
     factors = factors.nan_to_num_(nan=math.nan, posinf=0)  # 1 / 0 is 0, and NaN is to be seen
     return z * factors, factors if largest is None else factors / largest
