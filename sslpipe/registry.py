@@ -1,17 +1,108 @@
-"""A table of names and constructors, and the one way from a recipe's section to an object."""
+"""Tables of names and constructors, parts of the user's own in them, and `build`.
 
+A package adds a part by an entry point, here an objective that recipes call "mine":
+
+    [project.entry-points."sslpipe.losses"]
+    mine = "my_package.losses:MyLoss"
+
+It is imported when a recipe or an option names it, never before. `--plugin MODULE` of any command
+imports a module that is not installed, or a .py file; it adds to the tables itself:
+`sslpipe.losses.LOSSES["mine"] = MyLoss`. A recipe alone imports nothing that is not installed.
+
+What decides trained weights (losses, augmentations, backbones, modules of `--plugin`) has the
+sha256 of its source in the run's digest: a run is not resumed after its code has changed.
+"""
+
+import hashlib
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
 
-from sslpipe.errors import RecipeError, did_you_mean
-from sslpipe.recipe.base import Component
+from sslpipe.errors import RecipeError, UserError, did_you_mean
 
 T = TypeVar("T")
 
+GROUPS = {
+    "sslpipe.losses": "sslpipe.losses.LOSSES",
+    "sslpipe.augmentations": "sslpipe.augment.ops.OPS",
+    "sslpipe.backbones": "sslpipe.models.backbones.BACKBONES",
+    "sslpipe.sources": "sslpipe.sharding.SOURCES",
+    "sslpipe.evaluations": "sslpipe.evaluation.EVALS",
+    "sslpipe.trackers": "sslpipe.run.log.TRACKERS",
+}
+"""Entry point group -> the table that it adds to."""
+
+DECIDE_WEIGHTS = ("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones")
+VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
+
+_fingerprints: dict[str, str] = {}
+
+
+class Entry(Protocol):
+    """A recipe's section that names an entry of a table and the arguments of its constructor."""
+
+    @property
+    def kind(self) -> str:
+        """The entry's name."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's keyword arguments."""
+
+
+class UnknownName(UserError, KeyError):
+    """A table has no entry of that name."""
+
+    def __str__(self) -> str:
+        """Give the message as it is: KeyError's own would quote it."""
+        return str(self.args[0])
+
+
+class Table(dict[str, T]):
+    """Names and what they stand for: built in, or added by an installed package.
+
+    Args:
+        what: "loss", "miner": for the message of an unknown name.
+        entries: The built-in names.
+        group: Of entry points, see GROUPS; None: packages cannot add to this table.
+
+    Raises:
+        UnknownName: By `table[name]`; says which name is near.
+    """
+
+    def __init__(self, what: str, entries: Mapping[str, T], group: str | None = None) -> None:
+        super().__init__(entries)
+        self.what, self.group = what, group
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it is built in, was added, or an installed package has it."""
+        return super().__contains__(name) or name in installed(self.group)
+
+    def __missing__(self, name: str) -> T:
+        """Load what an installed package calls so."""
+        if self.group is None or name not in installed(self.group):
+            known = self.names()
+            raise UnknownName(
+                f"no {self.what} is named {name!r}{did_you_mean(str(name), known)}; "
+                f"known: {', '.join(known)}"
+            )
+        self[name] = load(self.group, name)
+        return self[name]
+
+    def names(self) -> list[str]:
+        """List all names, those of installed packages too, without loading these."""
+        return list(dict.fromkeys([*self, *installed(self.group)]))
+
 
 def build(
-    table: Mapping[str, Callable[..., T]], component: Component, *, section: str, **defaults: Any
+    table: Mapping[str, Callable[..., T]], component: Entry, *, section: str, **defaults: Any
 ) -> T:
     """Call the constructor that `component.kind` names with the recipe's arguments.
 
@@ -29,10 +120,10 @@ def build(
         RecipeError: naming the key, its value and the nearest valid one.
     """
     if component.kind not in table:
-        hint = did_you_mean(component.kind, table)
+        known = table.names() if isinstance(table, Table) else list(table)
         raise RecipeError(
-            f"{section}.kind = {component.kind!r} is unknown{hint}; "
-            f"known: {', '.join(sorted(table))}"
+            f"{section}.kind = {component.kind!r} is unknown{did_you_mean(component.kind, known)}; "
+            f"known: {', '.join(sorted(known))}"
         )
     constructor = table[component.kind]
     parameters = inspect.signature(constructor).parameters
@@ -51,3 +142,106 @@ def build(
         raise
     except (TypeError, ValueError) as error:
         raise RecipeError(f"[{section}] kind = {component.kind!r}: {error}") from error
+
+
+def installed(group: str | None) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name; nothing is imported."""
+    return {} if group is None else {entry.name: entry for entry in entry_points(group=group)}
+
+
+def load(group: str, name: str) -> Any:
+    """Import what an entry point names.
+
+    Raises:
+        UserError: The import fails; names package and module.
+    """
+    entry = installed(group)[name]
+    try:
+        part = entry.load()
+    except Exception as error:  # a plug-in may fail in any way
+        package = entry.dist.name if entry.dist else "a package"
+        raise UserError(
+            f"{package}'s {entry.value} ({group}, {name!r}) cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if group in DECIDE_WEIGHTS:
+        _remember(sys.modules[entry.module])
+    return part
+
+
+def load_module(name: str) -> ModuleType:
+    """Import a module of `--plugin`: by its name, also from the working directory, or a .py file.
+
+    Raises:
+        UserError: There is no such module, or its import fails.
+    """
+    try:
+        if name.endswith(".py"):
+            module = _load_file(Path(name))
+        else:
+            if os.getcwd() not in sys.path:
+                sys.path.append(os.getcwd())
+            module = importlib.import_module(name)
+    except Exception as error:  # a plug-in may fail in any way
+        raise UserError(
+            f"--plugin {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    _remember(module)
+    return module
+
+
+def take_from(arguments: Iterable[str]) -> list[str]:
+    """Import every `--plugin MODULE` among a command line's words, and return the other words.
+
+    Raises:
+        UserError: A module is missing or fails.
+    """
+    words, rest, names = iter(arguments), [], []
+    for word in words:
+        if word == "--plugin":
+            names.append(next(words, ""))
+        elif word.startswith("--plugin="):
+            names.append(word.removeprefix("--plugin="))
+        else:
+            rest.append(word)
+    for name in names:
+        if not name:
+            raise UserError("--plugin needs a module's name or a .py file")
+        load_module(name)
+    if names:
+        os.environ[VARIABLE] = os.pathsep.join(names)
+    return rest
+
+
+def requested() -> list[str]:
+    """Return the modules of `--plugin`, of this process or of the one that started it."""
+    return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+
+
+def fingerprints() -> dict[str, str]:
+    """Return package or module -> sha256 of its source, of all loaded that decide weights."""
+    return dict(sorted(_fingerprints.items()))
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _remember(module: ModuleType) -> None:
+    """Hash the source of the top-level package that the module is of."""
+    top = sys.modules[module.__name__.partition(".")[0]]
+    if top.__file__ is None:
+        raise UserError(f"the plug-in {top.__name__} has no source file that could be hashed")
+    path = Path(top.__file__)
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    sha256 = hashlib.sha256()
+    for file in files:
+        sha256.update(f"{file.relative_to(path.parent).as_posix()}\0".encode())
+        sha256.update(file.read_bytes())
+    _fingerprints[top.__name__] = sha256.hexdigest()

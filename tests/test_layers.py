@@ -20,8 +20,8 @@ ROWS = (
     ("augment", "sharding"),
     ("losses", "models", "optim"),
     ("data",),
-    ("registry",),
-    ("recipe", "distributed", "random", "precision"),
+    ("recipe",),
+    ("registry", "distributed", "random", "precision"),
     ("errors", "faults", "portable"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}

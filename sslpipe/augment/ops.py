@@ -13,7 +13,7 @@ The reference of each op is kornia's, with these differences:
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslpipe import registry
 from sslpipe.augment import pixels
 from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op
 from sslpipe.augment.pixels import HUE
@@ -296,6 +297,21 @@ def register_op(op: Op, *, before: str | None = None) -> None:
         if op.name == other.name:
             raise ValueError(f"there is an op {op.name!r} already")
     OPS.insert(names.index(before) if before else len(OPS), op)
+
+
+def register_installed(keys: Iterable[str]) -> None:
+    """Register the ops of installed packages that some of these settings belong to.
+
+    An op belongs to a setting that begins with the name of its entry point: "posterize" to
+    "posterize_prob".
+
+    Args:
+        keys: Of [augment].
+    """
+    there = {op.name for op in OPS}
+    for name in registry.installed("sslpipe.augmentations"):
+        if name not in there and any(key.startswith(name) for key in keys):
+            register_op(registry.load("sslpipe.augmentations", name))
 
 
 def current_spec() -> type[ViewSpec]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sslpipe.augment.ops import current_spec
+from sslpipe.augment.ops import current_spec, register_installed
 from sslpipe.augment.spec import ViewSpec, is_interval
 from sslpipe.errors import RecipeError, did_you_mean
 
@@ -69,6 +69,7 @@ def view_specs(
             f"augment.preset = {preset!r} is unknown{did_you_mean(str(preset), PRESETS)}; "
             f"known: {', '.join(PRESETS)}"
         )
+    register_installed(overrides)
     spec = current_spec()
     fields = {field.name: field for field in dataclasses.fields(spec) if field.name != "crop_px"}
     known = [*fields, "jitter_strength"]

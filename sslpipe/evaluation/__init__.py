@@ -14,9 +14,10 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.sgd_probe import sgd_probe
 from sslpipe.evaluation.verification import verification
+from sslpipe.registry import Table
 
-# (bank, queries, *, options) -> results; each entry is a subcommand of `python -m tools.evaluate`
-EVALS: dict[str, Callable[..., list[Result]]] = {
+# (bank, queries, *, options) -> results; each entry is a subcommand of `sslpipe evaluate`
+_BUILT_IN: dict[str, Callable[..., list[Result]]] = {
     "few-shot": few_shot_knn,
     "geometry": geometry,
     "knn": knn_results,
@@ -27,3 +28,4 @@ EVALS: dict[str, Callable[..., list[Result]]] = {
     "stability": stability,
     "verification": verification,
 }
+EVALS = Table("evaluation", _BUILT_IN, "sslpipe.evaluations")

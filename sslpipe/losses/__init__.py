@@ -15,6 +15,7 @@ from sslpipe.losses.hard_negatives import HardNegativeLoss
 from sslpipe.losses.moco import MoCoLoss
 from sslpipe.losses.nt_xent import NTXentLoss
 from sslpipe.losses.sup_con import SupConLoss
+from sslpipe.registry import Table
 
 __all__ = [
     "LOSSES",
@@ -28,7 +29,7 @@ __all__ = [
     "SupConLoss",
 ]
 
-LOSSES: dict[str, Callable[..., Objective]] = {
+_BUILT_IN: dict[str, Callable[..., Objective]] = {
     "nt_xent": NTXentLoss,
     "dcl": DCLLoss,
     "dclw": partial(DCLLoss, sigma=0.5),
@@ -36,3 +37,4 @@ LOSSES: dict[str, Callable[..., Objective]] = {
     "hard_negatives": HardNegativeLoss,
     "moco": MoCoLoss,
 }
+LOSSES = Table("loss", _BUILT_IN, "sslpipe.losses")

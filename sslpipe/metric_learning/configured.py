@@ -1,42 +1,11 @@
-"""What losses, heads and miners share: checked and remembered arguments, tables of names."""
+"""What losses, heads and miners share: checked and remembered arguments."""
 
 import inspect
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
-from sslpipe.errors import UserError, did_you_mean
-
-T = TypeVar("T")
-
-
-class UnknownName(UserError, KeyError):
-    """A table has no entry of that name."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])  # KeyError's would quote the message
-
-
-class Table(dict[str, T]):
-    """Map names to constructors; an unknown name is an error that says which one is near.
-
-    Args:
-        what: "loss", "head", "miner": for the message.
-        entries: name -> constructor.
-
-    Raises:
-        UnknownName: by `table[name]`, a UserError and a KeyError.
-    """
-
-    def __init__(self, what: str, entries: dict[str, T]) -> None:
-        super().__init__(entries)
-        self.what = what
-
-    def __missing__(self, name: str) -> T:
-        raise UnknownName(
-            f"no {self.what} is named {name!r}{did_you_mean(str(name), self)}; "
-            f"known: {', '.join(self)}"
-        )
+from sslpipe.errors import did_you_mean
 
 
 class Configured(nn.Module):

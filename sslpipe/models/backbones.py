@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError, did_you_mean
 from sslpipe.recipe.base import Component
-from sslpipe.registry import build
+from sslpipe.registry import Table, build
 
 Stem = Literal["imagenet", "small_pool", "small"]
 STEMS: dict[str, str] = {
@@ -306,8 +306,9 @@ def _set_stem(network: nn.Module, resnet: type[nn.Module], stem: str, crop_px: i
 # families whose kind continues with a slash and an architecture
 NAMED = {"torchvision": "torchvision/resnet18", "timm": "timm/vit_small_patch16_224"}
 
-BACKBONES: dict[str, Callable[..., Backbone]] = {
+_BUILT_IN: dict[str, Callable[..., Backbone]] = {
     "small_resnet": small_resnet,
     "timm": timm_backbone,
     "torchvision": torchvision_backbone,
 }
+BACKBONES = Table("backbone", _BUILT_IN, "sslpipe.backbones")

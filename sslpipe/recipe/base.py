@@ -8,14 +8,23 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from sslpipe import registry
 from sslpipe.errors import RecipeError, did_you_mean
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+TRACKER_NAMES = ("wandb", "tensorboard", "trackio")
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -82,8 +91,9 @@ class Run(Section):
     """Optimizer steps between two checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """How many checkpoints stay; one of them may be in the middle of being written."""
-    trackers: tuple[Literal["wandb", "tensorboard", "trackio"], ...] = ()
-    """Where metrics are copied to, beside metrics.jsonl."""
+    trackers: tuple[str, ...] = ()
+    """Where metrics are copied to, beside metrics.jsonl: wandb, tensorboard, trackio, or what an
+    installed package adds."""
     num_workers: NonNegative = 2
     """Decoding threads of each process; 0: decode in the training thread."""
     prefetch: Positive = 4
@@ -109,6 +119,17 @@ class Run(Section):
     """auto: CUDA where torch sees it, else the CPU."""
     timeout_s: Positive = 1800
     """Seconds; a collective, a loader or a save that takes longer ends the job."""
+
+    @field_validator("trackers")
+    @classmethod
+    def _known_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        known = [*TRACKER_NAMES, *registry.installed("sslpipe.trackers")]
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"{name!r} is unknown{did_you_mean(name, known)}; known: {', '.join(known)}"
+                )
+        return names
 
 
 class RunRecipe(Section):
@@ -179,10 +200,24 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
     return tree
 
 
+def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str, Any]:
+    """Return everything that decides the trained weights, as plain values.
+
+    That is the recipe without [run] and name, the data, the order's algorithm and, where parts of
+    plug-ins are loaded, the hashes of their source: call it when all parts are built.
+    """
+    tree = {
+        "recipe": recipe.model_dump(mode="json", exclude={"run", "name"}),
+        "index_sha256": index_sha256,
+        "order_version": order_version,
+    }
+    loaded = registry.fingerprints()
+    return {**tree, "plugins": loaded} if loaded else tree
+
+
 def digest(recipe: Section, index_sha256: str, order_version: int) -> str:
-    """sha256 over everything that decides the trained weights: all but [run] and name."""
-    tree = recipe.model_dump(mode="json", exclude={"run", "name"})
-    tree = {"recipe": tree, "index_sha256": index_sha256, "order_version": order_version}
+    """Hash everything that decides the trained weights; see `identity`."""
+    tree = identity(recipe, index_sha256, order_version)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 

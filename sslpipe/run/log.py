@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sslpipe.data.loader import Quarantined
+from sslpipe.registry import Table
 from sslpipe.run.health import Alarm
 
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
@@ -33,7 +34,7 @@ class RunLog:
         config: The resolved recipe, for trackers; values of keys that name a secret are blanked.
         steps: Optimizer steps of the whole run.
         first_step: Where this start begins.
-        trackers: Names known to accelerate ("wandb", "tensorboard", "trackio").
+        trackers: Names of TRACKERS.
         enabled: Whether this process writes.
     """
 
@@ -222,6 +223,28 @@ def _restarts(path: Path) -> int:
     return sum(line["kind"] == "start" for line in _lines(path))
 
 
+def _accelerate_tracker(kind: str) -> Callable[[str, Path], Any]:
+    def start(name: str, run_dir: Path) -> Any:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        arguments: dict[str, dict[str, Any]] = {
+            "wandb": {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}},
+            "tensorboard": {"logging_dir": str(run_dir / "tensorboard")},
+        }
+        return LOGGER_TYPE_TO_CLASS[kind](name, **arguments.get(kind, {}))
+
+    return start
+
+
+# (run's name, run directory) -> what has start(), store_init_configuration(settings),
+# log(values, step=) and finish(), as accelerate.tracking.GeneralTracker
+TRACKERS = Table(
+    "tracker",
+    {kind: _accelerate_tracker(kind) for kind in ("wandb", "tensorboard", "trackio")},
+    "sslpipe.trackers",
+)
+
+
 def _start_trackers(
     names: tuple[str, ...], run_dir: Path, name: str, config: dict[str, Any], warn: Any
 ) -> dict[str, Any]:
@@ -229,20 +252,14 @@ def _start_trackers(
     if not names:
         return {}
     from accelerate import PartialState
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     PartialState()  # accelerate's trackers need one; in a run it is there already
     os.environ.setdefault("WANDB_MODE", "offline")
     os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
     trackers = {}
     for kind in names:
-        arguments: dict[str, Any] = {}
-        if kind == "wandb":
-            arguments = {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}}
-        if kind == "tensorboard":
-            arguments = {"logging_dir": str(run_dir / "tensorboard")}
         try:
-            tracker = LOGGER_TYPE_TO_CLASS[kind](name, **arguments)
+            tracker = TRACKERS[kind](name, run_dir)
             tracker.start()
             tracker.store_init_configuration(_flat(without_secrets(config)))
             trackers[kind] = tracker

@@ -25,7 +25,7 @@ from sslpipe.faults import fault
 from sslpipe.models.sync_batchnorm import sync_batchnorm
 from sslpipe.optim import describe_groups, lr_at, set_lr
 from sslpipe.random import hash_integers
-from sslpipe.recipe.base import RunRecipe, digest
+from sslpipe.recipe.base import RunRecipe, digest, identity
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
@@ -198,16 +198,11 @@ class Run:
         # weights, optimizer, loss; the gradient scaler where fp16 needs one
         everything = {**parts, "scaler": self.accelerator.scaler}
         self._parts = {name: part for name, part in everything.items() if part is not None}
-        identity = {
-            "digest": digest(recipe, index.sha256, order_version),
-            "recipe": recipe.model_dump(mode="json", exclude={"run", "name"}),
-            "index_sha256": index.sha256,
-            "order_version": order_version,
-        }
+        key = recipe, index.sha256, order_version
         self._checkpoints = Checkpointer(
             self.run_dir,
             keep=run_config.keep_checkpoints,
-            identity=identity,
+            identity={"digest": digest(*key), **identity(*key)},
             process=self.process,
             warn=lambda text: print(f"warning: {text}", flush=True),
         )

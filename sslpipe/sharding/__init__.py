@@ -6,6 +6,7 @@ dataset.json, which `sslpipe.data` reads. Tars made by others are indexed as the
 `scan`); `show` looks at the result. Start reading at SOURCES below, then at `writer.write_split`.
 """
 
+from sslpipe.registry import Table
 from sslpipe.sharding.layouts import (
     read_cars,
     read_cub,
@@ -23,7 +24,7 @@ from sslpipe.sharding.sources import (
 )
 
 # `--source NAME`; a source of one's own: a function of SourceOptions, and a line here
-SOURCES: dict[str, SourceReader] = {
+_BUILT_IN: dict[str, SourceReader] = {
     "folder": read_folder,
     "torchvision": read_torchvision,
     "csv": read_csv,
@@ -35,3 +36,4 @@ SOURCES: dict[str, SourceReader] = {
     "products": read_products,
     "omniglot": read_omniglot,
 }
+SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")

@@ -39,11 +39,11 @@ class Classes(NamedTuple):
     """Images that are positives of each other.
 
     Args:
-        index: (N,) int64, the class of each image.
+        of_image: (N,) int64, the class of each image.
         sizes: (classes,) int64, images of each class.
     """
 
-    index: Tensor
+    of_image: Tensor
     sizes: Tensor
 
 

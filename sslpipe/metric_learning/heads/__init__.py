@@ -9,7 +9,6 @@ and an export leaves them out. Start with `margin_softmax.MarginSoftmax`, whose 
 
 from collections.abc import Callable
 
-from sslpipe.metric_learning.configured import Table
 from sslpipe.metric_learning.heads.base import Head
 from sslpipe.metric_learning.heads.margin_softmax import (
     AdaFace,
@@ -27,6 +26,7 @@ from sslpipe.metric_learning.heads.margin_softmax import (
     SubCenterArcFace,
 )
 from sslpipe.metric_learning.heads.proxies import CenterLoss, ProxyAnchor, ProxyNCA, SoftTriple
+from sslpipe.registry import Table
 
 HEADS: Table[Callable[..., Head]] = Table(
     "head",

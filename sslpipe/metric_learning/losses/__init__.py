@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-from sslpipe.metric_learning.configured import Table
 from sslpipe.metric_learning.losses.angular import AngularLoss
 from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.cascade import HDCLoss
@@ -46,6 +45,7 @@ from sslpipe.metric_learning.losses.tuplet import (
     TupletMarginLoss,
     UnifiedLoss,
 )
+from sslpipe.registry import Table
 
 METRIC_LOSSES: Table[Callable[..., nn.Module]] = Table(
     "metric loss",

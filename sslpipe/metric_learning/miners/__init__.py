@@ -7,7 +7,6 @@ with `base.Miner`; a new miner is a class with `select` and a line below.
 
 from collections.abc import Callable
 
-from sslpipe.metric_learning.configured import Table
 from sslpipe.metric_learning.miners.base import Miner
 from sslpipe.metric_learning.miners.curriculum import CurriculumMiner
 from sslpipe.metric_learning.miners.pairs import (
@@ -27,6 +26,7 @@ from sslpipe.metric_learning.miners.triplets import (
     SemiHardMiner,
     TripletMiner,
 )
+from sslpipe.registry import Table
 
 MINERS: Table[Callable[..., Miner]] = Table(
     "miner",
