@@ -39,11 +39,11 @@ class Classes(NamedTuple):
     """Images that are positives of each other.
 
     Args:
-        of_image: (N,) int64, the class of each image.
+        class_index: (N,) int64, the class of each image.
         sizes: (classes,) int64, images of each class.
     """
 
-    of_image: Tensor
+    class_index: Tensor
     sizes: Tensor
 
 
