@@ -1,8 +1,12 @@
 """Pretraining: images become views, views become embeddings, embeddings become a loss."""
 
+import sys
 from collections.abc import Callable, Generator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -250,3 +254,15 @@ def labels_warning(recipe: Recipe, loss_fn: Objective, split: Split) -> str | No
     masks = bool(recipe.loss.arguments.get("mask_labels"))
     setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
     return f"{setting}, but the split {split.name!r} has no labels: it changes nothing here"
+
+
+class _CallableModule(ModuleType):
+    """Make `sslpipe.train(...)` train, though `sslpipe.train` is this module, too."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        """Pretrain or fine-tune from Python: see `sslpipe.api.train`."""
+        run: Callable[..., int] = import_module("sslpipe.api").train
+        return run(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule
