@@ -19,19 +19,19 @@ SLOW := KILLS=$(KILLS) FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(RUN)/python -m pytest -m
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --upgrade pip
-	$(RUN)/pip install --quiet -e ".[dev,report]"
+	$(RUN)/pip install --quiet -e ".[dev]"
 	touch $@
 
 demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluation -> export -> report
-	$(RUN)/python -m tools.shards build $(OUT)/data --source idx --root assets/fashion-mnist-10k --test-fraction 0.2 --scatter --name "scattered Fashion-MNIST"
+	$(RUN)/sslpipe shards build $(OUT)/data --source idx --root assets/fashion-mnist-10k --test-fraction 0.2 --scatter --name "scattered Fashion-MNIST"
 	$(RUN)/sslpipe check recipes/demo.toml --data $(OUT)/data/dataset.json $(STEPS)
 	$(RUN)/sslpipe preview recipes/demo.toml --data $(OUT)/data/dataset.json --out $(OUT)/run/views.png
 	OMP_NUM_THREADS=1 $(RUN)/accelerate launch --config_file launch/cpu2.yaml -m sslpipe train recipes/demo.toml --data $(OUT)/data/dataset.json --run-dir $(OUT)/run $(STEPS)
-	$(RUN)/python -m tools.evaluate suite $(OUT)/run --data $(OUT)/data/dataset.json --out $(OUT)/run/eval.json
-	$(RUN)/python -m tools.embed $(OUT)/run --data $(OUT)/data/dataset.json --split train --out $(OUT)/run/features/train.safetensors
-	$(RUN)/python -m tools.embed $(OUT)/run --data $(OUT)/data/dataset.json --split test --out $(OUT)/run/features/test.safetensors
+	$(RUN)/sslpipe evaluate suite $(OUT)/run --data $(OUT)/data/dataset.json --out $(OUT)/run/eval.json
+	$(RUN)/sslpipe embed $(OUT)/run --data $(OUT)/data/dataset.json --split train --out $(OUT)/run/features/train.safetensors
+	$(RUN)/sslpipe embed $(OUT)/run --data $(OUT)/data/dataset.json --split test --out $(OUT)/run/features/test.safetensors
 	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format all --overwrite
-	$(RUN)/python -m tools.report $(OUT)/run --data $(OUT)/data/dataset.json
+	$(RUN)/sslpipe report $(OUT)/run --data $(OUT)/data/dataset.json
 
 test: $(VENV)/.installed  ## the whole suite, on 2 cores in under 8 minutes
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)

@@ -1,1 +1,1 @@
-"""Programs over files, run as `python -m tools.NAME`; the library never imports them."""
+"""`python -m tools.NAME` is `sslpipe NAME`, run from a clone that is not installed."""

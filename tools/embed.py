@@ -1,6 +1,6 @@
-"""`python -m tools.embed` is `sslpipe embed`, run from a clone."""
+"""`python -m tools.embed` is `sslpipe embed`."""
 
-from sslpipe.cli.embed import app, run
+from sslpipe.cli.app import run
 
 if __name__ == "__main__":
-    run(app)
+    run("embed")

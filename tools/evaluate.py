@@ -1,7 +1,6 @@
-"""`python -m tools.evaluate` is `sslpipe evaluate`, run from a clone."""
+"""`python -m tools.evaluate` is `sslpipe evaluate`."""
 
-from sslpipe.cli.embed import run
-from sslpipe.cli.evaluate import app
+from sslpipe.cli.app import run
 
 if __name__ == "__main__":
-    run(app)
+    run("evaluate")

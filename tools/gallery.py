@@ -1,7 +1,6 @@
-"""`python -m tools.gallery` is `sslpipe gallery`, run from a clone."""
+"""`python -m tools.gallery` is `sslpipe gallery`."""
 
-from sslpipe.cli.embed import run
-from sslpipe.cli.gallery import app
+from sslpipe.cli.app import run
 
 if __name__ == "__main__":
-    run(app)
+    run("gallery")

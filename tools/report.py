@@ -1,7 +1,6 @@
-"""`python -m tools.report` is `sslpipe report`, run from a clone."""
+"""`python -m tools.report` is `sslpipe report`."""
 
-from sslpipe.cli.embed import run
-from sslpipe.cli.report import app
+from sslpipe.cli.app import run
 
 if __name__ == "__main__":
-    run(app)
+    run("report")

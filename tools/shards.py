@@ -1,7 +1,6 @@
-"""`python -m tools.shards` is `sslpipe shards`, run from a clone."""
+"""`python -m tools.shards` is `sslpipe shards`."""
 
-from sslpipe.cli.embed import run
-from sslpipe.cli.shards import app
+from sslpipe.cli.app import run
 
 if __name__ == "__main__":
-    run(app)
+    run("shards")

@@ -1,7 +1,6 @@
-"""`python -m tools.whiten` is `sslpipe whiten`, run from a clone."""
+"""`python -m tools.whiten` is `sslpipe whiten`."""
 
-from sslpipe.cli.embed import run
-from sslpipe.cli.whiten import app
+from sslpipe.cli.app import run
 
 if __name__ == "__main__":
-    run(app)
+    run("whiten")

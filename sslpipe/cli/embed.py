@@ -1,33 +1,30 @@
-"""A backbone and a split of shards -> features, one row a sample, in a safetensors or npz file."""
+"""`sslpipe embed`: a backbone and a split of shards -> features, one row a sample, in a file."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.cli.processes import start
 from sslpipe.cli.progress import progress
-from sslpipe.data.index import DatasetIndex, Split, load_index
-from sslpipe.data.loader import Quarantined
-from sslpipe.distributed import Rank, pick_device
+from sslpipe.cli.terminal import console, report_bad
+from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.embed_file import embed_to_file
-from sslpipe.export.load import FrozenBackbone
-from sslpipe.export.write import load_backbone
-from sslpipe.run.launch import end_processes, join_processes
+from sslpipe.evaluation.features import data_metadata, view_canvas_px
+from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.run.launch import end_processes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-console = Console(stderr=True)
 
 
 @app.command(
-    epilog="Examples: python -m tools.embed out/demo/export --data out/demo/data/dataset.json "
-    "--split test --out out/demo/test.safetensors | accelerate launch --config_file "
-    "launch/cpu2.yaml -m tools.embed ... (several processes, the same file)"
+    epilog="Examples: sslpipe embed out/backbone --data out/photos/dataset.json --split test "
+    "--out test.safetensors | accelerate launch --multi_gpu --num_processes 2 -m sslpipe embed "
+    "out/backbone --data out/photos/dataset.json --out test.safetensors (two processes, the same "
+    "file)"
 )
 def main(
     model: Annotated[Path, typer.Argument(help="An export's folder, or a run directory.")],
@@ -50,45 +47,30 @@ def main(
         typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
     ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Write the features, labels and ids of every sample of a split.
 
     Every sample has one row, in id order; one that cannot be decoded is reported and has none. A
-    pass that was stopped goes on where it was: start the same command again, with any number of
-    processes. Features are whitened where the export says so (`python -m tools.whiten`).
+    pass that was stopped resumes: start the same command again, with any number of processes.
+    Features are whitened where the export says so (`sslpipe whiten`).
     """
     if dtype not in ("float32", "float16"):
         raise UserError(f"--dtype {dtype} is unknown; use float32 or float16")
     target, process = start(device)
     backbone = load_backbone(model).to(target)
     index = load_index(data)
-    index.check_files(split) if split in index.manifest.splits else index.split(split)
-    given = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
-    settings = backbone.view.config() | {k: v for k, v in given.items() if v is not None}
-    try:
-        view = EvalView(**settings)
-    except ValueError as error:
-        raise UserError(f"--crops, --reduce, --resize-px: {error}") from error
-    if backbone.whitening is not None and view.config() != backbone.view.config():
-        raise UserError(
-            f"--crops, --reduce, --resize-px: {model} whitens features of its own view; leave them "
-            "out, or whiten an export anew with other views"
-        )
-    facts = {
-        "backbone_sha256": backbone.config.weights_sha256,
-        "backbone": backbone.config.backbone.model_dump(),
-        "view": view.config(),
-        **data_facts(index, split),
-        **whitening_facts(backbone),
-    }
+    if split in index.manifest.splits:
+        index.check_files(split)
+    options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
+    view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
     title = f"embed {split}" + (f", process {process.rank}" if process.world_size > 1 else "")
     embed_to_file(
         out,
         backbone.backbone,
         view,
-        index.split(split),
-        facts,
+        index.split(split),  # an unknown one is refused here
+        _metadata(backbone, view, index, split),
         process=process,
         dtype=getattr(torch, dtype),
         finish=None if backbone.whitening is None else backbone.whitening.__call__,
@@ -96,7 +78,7 @@ def main(
         canvas_px=canvas_px or view_canvas_px(view),
         num_workers=num_workers,
         device=target,
-        bar=lambda left: progress(title, left),
+        bar=lambda samples: progress(title, samples),
         on_bad=report_bad,
     )
     if process.rank == 0:
@@ -104,54 +86,29 @@ def main(
     end_processes()
 
 
-def whitening_facts(backbone: FrozenBackbone) -> dict[str, Any]:
-    sha256 = backbone.config.whitening_sha256
-    return {} if sha256 is None else {"whitening_sha256": sha256}
-
-
-def report_bad(bad: Quarantined) -> None:
-    """One line on stderr about a sample that cannot be decoded."""
-    console.print(
-        f"left out: {bad.shard}, key {bad.key!r} (id {bad.id}): {bad.reason}",
-        style="yellow",
-        highlight=False,
-        markup=False,
-    )
-
-
-def embed_split(
-    backbone: torch.nn.Module, view: Any, split: Split, *, title: str = "", **options: Any
-) -> Embeddings:
-    """`embed` with a progress bar; samples that cannot be decoded are named on stderr."""
-    with progress(title or f"embed {split.name}", len(split)) as advance:
-        return embed(backbone, view, split, progress=advance, on_bad=report_bad, **options)
-
-
-def data_facts(index: DatasetIndex, split: str) -> dict[str, Any]:
-    return {"data": index.manifest.name, "data_sha256": index.sha256, "split": split}
-
-
-def view_canvas_px(view: EvalView) -> int:
-    """A canvas that no picture of at most 2 : 1 loses by: it bounds the longer side, the view's
-    resize_px the shorter one."""
-    return max(256, 2 * view.resize_px)
-
-
-def start(device: str) -> tuple[str, Rank]:
-    """Where this process computes, and its place among the launcher's; `end_processes` ends it."""
-    target = pick_device(device, f"--device {device}")
-    process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
-    return f"cuda:{torch.cuda.current_device()}" if target == "cuda" else target, process
-
-
-def run(application: typer.Typer) -> None:
-    """Run a command line; a user's mistake is one line on stderr and exit status 2."""
+def _choose_view(backbone: FrozenBackbone, options: dict[str, Any], model: Path) -> EvalView:
+    """Return the export's view with the options instead of its own settings."""
     try:
-        application()
-    except UserError as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(2)
+        view = EvalView(**backbone.view.config() | options)
+    except ValueError as error:
+        raise UserError(f"--crops, --reduce, --resize-px: {error}") from error
+    if backbone.whitening is not None and view.config() != backbone.view.config():
+        raise UserError(
+            f"--crops, --reduce, --resize-px: {model} whitens features of its own view; leave them "
+            "out, or whiten an export anew with other views"
+        )
+    return view
 
 
-if __name__ == "__main__":
-    run(app)
+def _metadata(
+    backbone: FrozenBackbone, view: EvalView, index: DatasetIndex, split: str
+) -> dict[str, Any]:
+    """Return all that decides the features, for the file to carry."""
+    sha256 = backbone.config.whitening_sha256
+    return {
+        "backbone_sha256": backbone.config.weights_sha256,
+        "backbone": backbone.config.backbone.model_dump(),
+        "view": view.config(),
+        **data_metadata(index, split),
+        **({} if sha256 is None else {"whitening_sha256": sha256}),
+    }

@@ -1,7 +1,6 @@
-"""Embeddings files -> numbers: a subcommand for each entry of EVALS, and `suite` for all."""
+"""`sslpipe evaluate`: a subcommand for each entry of EVALS, and `suite` for all."""
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import GenericAlias
@@ -11,28 +10,26 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sslpipe.cli.embed import (
-    console,
-    data_facts,
-    embed_split,
-    report_bad,
-    run,
-    start,
-    view_canvas_px,
-)
+from sslpipe.cli.processes import refuse_several, start
+from sslpipe.cli.progress import progress
+from sslpipe.cli.terminal import console, report_bad, write_json
 from sslpipe.data.index import load_index
-from sslpipe.distributed import Rank
-from sslpipe.errors import DataError, UserError
+from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
-from sslpipe.evaluation.baselines import pixel_features, random_backbone
+from sslpipe.evaluation.baselines import random_backbone
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.features import (
+    data_metadata,
+    embed_with_baselines,
+    two_splits,
+    view_canvas_px,
+)
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.whiten import whiten
-from sslpipe.export.write import load_backbone
-from sslpipe.portable import write_atomically
+from sslpipe.export.load import load_backbone
 from sslpipe.run.launch import end_processes
 
 app = typer.Typer(
@@ -40,12 +37,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Measure frozen features. TRAIN and TEST are files of `python -m tools.embed`.",
-    epilog="Examples: python -m tools.evaluate knn train.safetensors test.safetensors --k 20 | "
-    "accelerate launch --config_file launch/cpu2.yaml -m tools.evaluate retrieval ... (several "
-    "processes share the queries; verification, too) | "
-    "python -m tools.evaluate suite out/demo/export --data out/demo/data/dataset.json "
-    "--out out/demo/eval.json",
+    help="Measure frozen features: kNN, linear probes, retrieval and more. TRAIN and TEST are "
+    "files of `sslpipe embed`.",
+    epilog="Examples: sslpipe evaluate knn train.safetensors test.safetensors --k 20 | "
+    "accelerate launch --multi_gpu --num_processes 2 -m sslpipe evaluate retrieval "
+    "train.safetensors test.safetensors (several processes share the queries; verification, too) | "
+    "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
 )
 
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
@@ -53,13 +50,13 @@ LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
 TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
 TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
 Whiten = Annotated[bool, typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
 
 
 @app.command(
-    epilog="Example: python -m tools.evaluate suite out/demo/export "
-    "--data out/demo/data/dataset.json --out out/demo/eval.json"
+    epilog="Example: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
+    "--out eval.json"
 )
 def suite(
     model: Annotated[
@@ -91,60 +88,40 @@ def suite(
     kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe; the same
     protocols, samples and draws for every row.
     """
-    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
-    facts: dict[str, Any] = {"seed": seed}
     target = _start_alone("suite", device)
+    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
+    metadata: dict[str, Any] = {"seed": seed}
     if model is not None:
         if data is None:
             raise DataError("a model needs --data DIR/dataset.json to embed")
         backbone, index = load_backbone(model), load_index(data)
-        if train_split == test_split:
-            raise DataError(
-                f"--train-split and --test-split are both {test_split!r}: every sample would find "
-                "itself; name two splits"
-            )
-        splits = [index.split(name) for name in (train_split, test_split)]
-        for name in (train_split, test_split):
-            index.check_files(name)
-        options = {
-            "batch_size": batch_size,
-            "canvas_px": canvas_px or view_canvas_px(backbone.view),
-            "num_workers": num_workers,
-            "device": target,
-        }
-        networks = {"ssl": backbone.backbone}
-        if baselines:
-            kind, crop_px = backbone.config.backbone, backbone.config.crop_px
-            networks["random"] = random_backbone(kind, crop_px, seed)
-        for name, network in networks.items():
-            network = network.to(target)
-            train, test = (
-                embed_split(network, backbone.view, split, title=f"{name}: {split.name}", **options)
-                for split in splits
-            )
-            sets[name] = (train, test)
-        if baselines:
-            train, test = pixel_features(
-                *splits, view=backbone.view, on_bad=lambda bad: None, **options
-            )
-            sets["pixels"] = (train, test)
-        facts |= {
-            "backbone": backbone.config.backbone.model_dump(),
-            "backbone_sha256": backbone.config.weights_sha256,
+        config, canvas_px = backbone.config, canvas_px or view_canvas_px(backbone.view)
+        untrained = random_backbone(config.backbone, config.crop_px, seed) if baselines else None
+        sets = embed_with_baselines(
+            backbone.backbone,
+            backbone.view,
+            two_splits(index, train_split, test_split),
+            untrained=untrained,
+            progress=progress,
+            on_bad=report_bad,
+            batch_size=batch_size,
+            canvas_px=canvas_px,
+            num_workers=num_workers,
+            device=target,
+        )
+        metadata |= {
+            "backbone": config.backbone.model_dump(),
+            "backbone_sha256": config.weights_sha256,
             "view": backbone.view.config(),
-            "canvas_px": options["canvas_px"],
-            **data_facts(index, test_split),
+            "canvas_px": canvas_px,
+            **data_metadata(index, test_split),
             "train_split": train_split,
             "classes": list(index.manifest.classes),
         }
-    for text in features or []:
-        name, train_file, test_file = _feature_files(text)
-        (bank, bank_facts), (queries, query_facts) = map(load_embeddings, (train_file, test_file))
-        check_comparable(bank_facts, query_facts, itself=False)
-        sets[name] = (bank, queries)
+    sets |= dict(map(_load_features, features or []))
     sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
-    report = run_suite(sets, facts, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
-    _write_json(out, report)
+    report = run_suite(sets, metadata, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
+    write_json(out, report)
     print_suite(report)
     for sentence in report["left_out"]:
         Console().print(f"not measured: {sentence}", highlight=False)
@@ -153,8 +130,8 @@ def suite(
 
 @app.command(
     "sgd-augmented",
-    epilog="Example: python -m tools.evaluate sgd-augmented out/demo/run "
-    "--data out/demo/data/dataset.json --epochs 10",
+    epilog="Example: sslpipe evaluate sgd-augmented runs/photos --data out/photos/dataset.json "
+    "--epochs 10",
 )
 def sgd_augmented(
     model: Annotated[Path, typer.Argument(help="An export's folder or a run directory.")],
@@ -179,13 +156,10 @@ def sgd_augmented(
     """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
     target = _start_alone("sgd-augmented", device)
     backbone, index = load_backbone(model), load_index(data)
-    splits = [index.split(name) for name in (train_split, test_split)]
-    for name in (train_split, test_split):
-        index.check_files(name)
     results = augmented_sgd_probe(
         backbone.backbone.to(target),
         backbone.view,
-        *splits,
+        *two_splits(index, train_split, test_split),
         rates=rates,
         epochs=epochs,
         batch_size=batch_size,
@@ -201,7 +175,7 @@ def sgd_augmented(
     )
     _print_results(f"sgd-augmented: {model}", results)
     if out is not None:
-        _write_json(out, [{"whitened": False, **result.to_json()} for result in results])
+        write_json(out, [{"whitened": False, **result.to_json()} for result in results])
 
 
 def print_suite(report: dict[str, Any]) -> None:
@@ -241,17 +215,15 @@ def _shown(result: Result) -> str:
     return f"{result.value:.4g} [{low:.4g}, {high:.4g}]"
 
 
-def _feature_files(text: str) -> tuple[str, str, str]:
+def _load_features(text: str) -> tuple[str, tuple[Embeddings, Embeddings]]:
+    """Read NAME=TRAIN,TEST: the name, and the features of both files."""
     name, _, files = text.partition("=")
     train_file, comma, test_file = files.partition(",")
     if not (name and train_file and comma and test_file):
         raise DataError(f"--features {text!r} is not NAME=TRAIN.safetensors,TEST.safetensors")
-    return name, train_file, test_file
-
-
-def _write_json(path: Path, tree: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(tree, indent=1) + "\n")
+    (train, train_metadata), (test, test_metadata) = map(load_embeddings, (train_file, test_file))
+    check_comparable(train_metadata, test_metadata, itself=False)
+    return name, (train, test)
 
 
 def _print_results(title: str, results: list[Result], *, whitened: bool = False) -> None:
@@ -275,10 +247,7 @@ def _print_results(title: str, results: list[Result], *, whitened: bool = False)
 
 def _start_alone(name: str, device: str) -> str:
     target, process = start(device)
-    if process.world_size > 1:
-        raise UserError(
-            f"{name} runs in one process, and the launcher started {process.world_size}"
-        )
+    refuse_several(name, process)
     return target
 
 
@@ -291,13 +260,15 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     def command(
         train: Path, test: Path, whiten_both: bool, device: str, out: Path | None, **options: Any
     ) -> None:
-        target, process = start(device) if shares_queries else (_start_alone(name, device), Rank())
+        target, process = start(device)
         if shares_queries:
             options["process"] = process
-        (bank, bank_facts), (queries, query_facts) = map(load_embeddings, (train, test))
+        else:
+            refuse_several(name, process)
+        (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
         if name != "stability":  # two backbones are its purpose
             itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
-            check_comparable(bank_facts, query_facts, itself=itself)
+            check_comparable(bank_metadata, query_metadata, itself=itself)
         if whiten_both:
             bank, queries = whiten(bank, queries)
         results = evaluate(bank.to(target), queries.to(target), **options)
@@ -305,7 +276,7 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
             _print_results(f"{name}: {train.name} -> {test.name}", results, whitened=whiten_both)
             if out is not None:
                 rows = [{"whitened": whiten_both, **result.to_json()} for result in results]
-                _write_json(out, rows)
+                write_json(out, rows)
         end_processes()
 
     summary, helps = documentation(evaluate)
@@ -323,8 +294,8 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     app.command(
         name,
         help=summary,
-        epilog=f"Example: python -m tools.evaluate {name} "
-        "train.safetensors test.safetensors" + _EXTRA.get(name, ""),
+        epilog=f"Example: sslpipe evaluate {name} train.safetensors test.safetensors"
+        + _EXTRA.get(name, ""),
     )(command)
 
 
@@ -365,7 +336,3 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
 
 for _name, _evaluate in EVALS.items():
     _add_command(_name, _evaluate)
-
-
-if __name__ == "__main__":
-    run(app)

@@ -1,4 +1,4 @@
-"""Enrol, identify and verify from the command line: a gallery in one file, images in folders."""
+"""`sslpipe gallery`: enrol, identify and verify; a gallery in one file, images in folders."""
 
 from pathlib import Path
 from typing import Annotated, cast
@@ -9,29 +9,26 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from sslpipe.cli.embed import run, view_canvas_px
-from sslpipe.data.decode import BadSample, decode
-from sslpipe.distributed import pick_device
+from sslpipe.cli.processes import pick_device
 from sslpipe.errors import UserError
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.metric_learning.gallery import Gallery, different_pairs, threshold_at, verify
+from sslpipe.metric_learning.gallery_images import embed_images, find_images, find_named_images
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Who is in this picture? Identities are added and removed without training anything.",
-    epilog="Example: python -m tools.gallery enrol team.safetensors PHOTOS --model out/backbone "
-    "(PHOTOS/NAME/*.jpg), then: python -m tools.gallery calibrate team.safetensors STRANGERS "
-    "--model out/backbone --far 0.01, then: python -m tools.gallery identify team.safetensors "
-    "new.jpg --model out/backbone",
+    help="Enrol, identify and verify: who is in this picture? Identities are added and removed "
+    "without training anything.",
+    epilog="Examples: sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone "
+    "(PHOTOS/NAME/*.jpg) | sslpipe gallery calibrate team.safetensors STRANGERS --model "
+    "out/backbone --far 0.01 | sslpipe gallery identify team.safetensors new.jpg --model "
+    "out/backbone",
 )
 out, err = Console(), Console(stderr=True)
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-BATCH = 64  # images at a time
 
 GalleryFile = Annotated[Path, typer.Argument(help="The gallery's file.", show_default=False)]
 Model = Annotated[Path, typer.Option(help="An export's folder or a run directory.")]
@@ -51,12 +48,14 @@ def enrol(
     """Add every name of a folder of folders; names that are there get more images."""
     backbone = _load(model, device)
     book = _open(gallery, backbone, search, must_exist=False)
-    names, paths = _named_images(folder)
+    names, paths = find_named_images(folder)
     kept, embeddings = _embed(backbone, paths)
     book.enrol([names[k] for k in kept], embeddings)
     book.save(gallery)
-    said = f"{len(kept)} images of {len({names[k] for k in kept})} names; {len(book)} names in all"
-    out.print(f"{gallery}: {said}", highlight=False)
+    summary = (
+        f"{len(kept)} images of {len({names[k] for k in kept})} names; {len(book)} names in all"
+    )
+    out.print(f"{gallery}: {summary}", highlight=False)
 
 
 @app.command()
@@ -109,11 +108,11 @@ def calibrate(
     """Set the threshold that at most a share FAR of the strangers' images reaches."""
     backbone = _load(model, device)
     book = _open(gallery, backbone, search)
-    _, embeddings = _embed(backbone, _images(strangers))
+    _, embeddings = _embed(backbone, find_images(strangers))
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
-    said = f"{threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}"
-    out.print(f"{gallery}: threshold {said}", highlight=False)
+    summary = f"{threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}"
+    out.print(f"{gallery}: threshold {summary}", highlight=False)
     if len(embeddings) * far < 1:
         err.print(
             f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}: the threshold lies "
@@ -134,7 +133,7 @@ def identify(
     """One line an image: path, name or -, score; the names below the threshold in brackets."""
     backbone = _load(model, device)
     book = _open(gallery, backbone, search)
-    paths = [path for given in images for path in (_images(given) if given.is_dir() else [given])]
+    paths = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
         shown = [
@@ -164,7 +163,7 @@ def verify_command(
     backbone = _load(model, device)
     if threshold is None:
         assert pairs is not None
-        names, paths = _named_images(pairs)
+        names, paths = find_named_images(pairs)
         kept, embeddings = _embed(backbone, paths)
         labels = np.unique([names[k] for k in kept], return_inverse=True)[1]
         threshold = threshold_at(different_pairs(embeddings, torch.from_numpy(labels)), far)
@@ -178,7 +177,7 @@ def verify_command(
 
 
 def _load(model: Path, device: str) -> FrozenBackbone:
-    return load_backbone(model).to(pick_device(device, f"--device {device}"))
+    return load_backbone(model).to(pick_device(device))
 
 
 def _open(
@@ -198,56 +197,10 @@ def _open(
     return book
 
 
-def _images(folder: Path) -> list[Path]:
-    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
-    if not found:
-        raise UserError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
-    return found
-
-
-def _named_images(folder: Path) -> tuple[list[str], list[Path]]:
-    """The name and path of every image under FOLDER/NAME."""
-    folders = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-    if not folders:
-        raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
-    pairs = [(each.name, path) for each in folders for path in _images(each)]
-    return [name for name, _ in pairs], [path for _, path in pairs]
-
-
 def _embed(backbone: FrozenBackbone, paths: list[Path]) -> tuple[list[int], Tensor]:
-    """Places of the images that can be read, and their embeddings (n, D) on the CPU."""
-    kept: list[int] = []
-    rows: list[Tensor] = []
-    device = next(backbone.parameters()).device
-    for start in range(0, len(paths), BATCH):
-        views = []
-        for place in range(start, min(start + BATCH, len(paths))):
-            try:
-                views.append(_view(backbone, paths[place]))
-            except BadSample as error:
-                said = f"left out: {paths[place]}: {error}"
-                err.print(said, style="yellow", highlight=False, markup=False)
-                continue
-            kept.append(place)
-        if views:
-            with torch.no_grad():
-                rows.append(backbone(torch.cat(views).to(device)).float().cpu())
-    if not kept:
-        raise UserError("no image could be read")
-    return kept, torch.cat(rows)
+    """`embed_images`; what cannot be read is named on stderr."""
 
+    def report(path: Path, reason: str) -> None:
+        err.print(f"left out: {path}: {reason}", style="yellow", highlight=False, markup=False)
 
-def _view(backbone: FrozenBackbone, path: Path) -> Tensor:
-    """(1, 3, S, S): the image as `sslpipe.cli.embed` would show it to the backbone."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    pixels = decode(raw, canvas_px=view_canvas_px(backbone.view))
-    image = torch.from_numpy(pixels)[None]
-    view: Tensor = backbone.view.cpu()(image, torch.tensor([image.shape[-2:]]))
-    return view
-
-
-if __name__ == "__main__":
-    run(app)
+    return embed_images(backbone, paths, on_bad=report)

@@ -1,11 +1,25 @@
-"""The text of a finished batch script: slurm/pretrain.sbatch with its options and arguments."""
+"""A complete batch script for SLURM, from the templates in sslpipe/run/batch."""
 
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 from sslpipe.errors import UserError
+
+# Options that every script has, unless given; sbatch's long names.
+DEFAULTS = {
+    "job-name": "sslpipe",
+    "nodes": "1",
+    "ntasks-per-node": "1",
+    "signal": "B:USR1@120",
+    "requeue": "",
+    "open-mode": "append",
+    "output": "%x-%j.out",
+}
 
 # What an option's value may be; all else could end the line and begin another.
 OPTIONS = {
@@ -24,49 +38,57 @@ OPTIONS = {
 
 
 def batch_script(
-    scripts: Path,
     options: Mapping[str, str],
     arguments: Sequence[str],
     settings: Mapping[str, str],
+    site: Path | None = None,
 ) -> str:
-    """A script for sbatch that needs no arguments and no site.sh.
+    """Return a script for sbatch that needs no arguments and no other file.
 
-    scripts: the folder with pretrain.sbatch and site.sh. options: of sbatch, by the long names in
-    OPTIONS. arguments: of `sslpipe train`. settings: variables that site.sh would else default.
-    Raises: UserError for an option that is not in OPTIONS, or a value that it cannot have.
+    Args:
+        options: Of sbatch, by the long names in OPTIONS.
+        arguments: Of `sslpipe train`.
+        settings: Variables that the site's part would otherwise default.
+        site: A shell file to include before the defaults: modules, network, containers.
+
+    Returns:
+        Bash. The programs are those of the Python environment that runs this; all nodes must see
+        it, and the files that the arguments name.
+
+    Raises:
+        UserError: For an option that is not in OPTIONS, a value that it cannot have, or a file
+            that cannot be read.
     """
     for name, value in options.items():
         if name not in OPTIONS:
             raise UserError(f"unknown option --{name}; known: {', '.join(sorted(OPTIONS))}")
         if not re.fullmatch(OPTIONS[name], value):
             raise UserError(f"--{name} {value!r} is not of the form {OPTIONS[name]}")
-    for name in ("pretrain.sbatch", "site.sh"):
-        if not (scripts / name).is_file():
-            raise UserError(
-                f"no {name} in {scripts}; the scripts are in the clone's slurm/, not in the wheel: "
-                "run this in the clone, or give --scripts"
-            )
-    lines, wanted = [], dict(options)
-    body = (scripts / "pretrain.sbatch").read_text().splitlines()
-    for line in body:
-        option = re.match(r"#SBATCH --([a-z-]+)", line)
-        if option and option[1] in wanted:
-            line = f"#SBATCH --{option[1]}={wanted.pop(option[1])}"
-        lines.append(line)
-    first = lines.index("set -euo pipefail")
-    given = [f"#SBATCH --{name}={value}" for name, value in wanted.items()]
-    last_option = max(k for k, line in enumerate(lines[:first]) if line.startswith("#SBATCH"))
-    variables = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    site = next(k for k, line in enumerate(lines) if line.endswith('/slurm/site.sh"'))
-    return "\n".join(
-        [
-            *lines[: last_option + 1],
-            *given,
-            "set -euo pipefail",
-            f"set -- {shlex.join(arguments)}",
-            *variables,
-            *(scripts / "site.sh").read_text().splitlines(),
-            *lines[site + 1 :],
-            "",
-        ]
-    )
+    lines = {**DEFAULTS, **options}
+    parts = {
+        "OPTIONS": "\n".join(f"#SBATCH --{k}{v and f'={v}'}" for k, v in lines.items()),
+        "SETTINGS": "\n".join(f"{k}={shlex.quote(v)}" for k, v in settings.items()),
+        "ARGUMENTS": shlex.join(arguments),
+        "BIN": shlex.quote(str(Path(sys.prefix) / "bin")),
+        "SITE": ("" if site is None else _read(site)) + template("site.sh"),
+        "BODY": template("train.sh").rstrip(),
+    }
+    return _AtTemplate(template("job.sbatch")).substitute(parts)
+
+
+def template(name: str) -> str:
+    """Return the text of a file in sslpipe/run/batch."""
+    return (files("sslpipe.run") / "batch" / name).read_text(encoding="utf-8")
+
+
+class _AtTemplate(Template):
+    """Placeholders are @NAME: the text itself is full of $."""
+
+    delimiter = "@"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").rstrip() + "\n\n"
+    except OSError as error:
+        raise UserError(f"--site {path}: {error.strerror}") from error

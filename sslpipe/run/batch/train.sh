@@ -1,20 +1,4 @@
-#!/usr/bin/env bash
-#SBATCH --job-name=sslpipe
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --signal=B:USR1@120
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output=%x-%j.out
-#
-# Pretrain on one or many nodes; saved and requeued at the time limit and on preemption.
-#   sbatch [--nodes=2 --gpus-per-node=8 --time=12:00:00 ...] slurm/pretrain.sbatch \
-#     RECIPE --data DIR/dataset.json --run-dir RUN [section.key=value ...]
-# The arguments are those of `sslpipe train`. slurm/README.md says who is signalled when.
-set -euo pipefail
-. "${SSLPIPE_ROOT:-$SLURM_SUBMIT_DIR}/slurm/site.sh"
-cd "$SSLPIPE_ROOT"
-
+# The job: `sslpipe train "$@"` on every node, saved and requeued until it is done.
 run=
 words=("$@") settings=()
 for ((i = 0; i < $#; i++)); do
@@ -64,13 +48,14 @@ export MASTER_PORT=${MASTER_PORT:-$((10000 + SLURM_JOB_ID % 20000))}
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}
 [ -n "$SRUN_CPUS_PER_TASK" ] || unset SRUN_CPUS_PER_TASK
 
-# One launcher a node; a single process needs none.
+# One launcher a node; a single process needs none. torch's own, which accelerate's starts, too:
+# it reads no configuration of the user's.
 # shellcheck disable=SC2016 # the variables in quotes are the step's
 srun "${srun_options[@]}" ${inside[@]+"${inside[@]}"} bash -c '
   [ "$SSLPIPE_PROCESSES" -gt 1 ] || exec python -m sslpipe train "$@"
-  exec accelerate launch --config_file launch/nodes.yaml --num_machines "$SLURM_NNODES" \
-    --num_processes "$SSLPIPE_PROCESSES" --machine_rank "$SLURM_NODEID" \
-    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" \
+  exec python -m torch.distributed.run --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" \
+    --nproc-per-node $((SSLPIPE_PROCESSES / SLURM_NNODES)) \
+    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
     -m sslpipe train "$@"' sslpipe "$@" &
 step=$!
 code=0
@@ -94,7 +79,7 @@ fi
 # A cancelled job is RUNNING no more; requeueing would bring it back.
 state=$(scontrol --oneliner show job "$job" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
 if [ "$state" != RUNNING ]; then
-  echo "slurm: job $job is $state, not requeued; the same command goes on from $(newest)"
+  echo "slurm: job $job is $state, not requeued; the same command resumes from $(newest)"
   exit 1
 fi
 echo "slurm: job $job ended with status $code at $(newest); requeued"

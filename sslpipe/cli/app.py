@@ -1,0 +1,79 @@
+"""The program `sslpipe`: its table of commands, and what every command does with a mistake."""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
+
+from sslpipe.errors import UserError
+
+# name -> (module with `app`, first line of its help). The line stands here, too, so that
+# `sslpipe --help` imports none of the modules.
+COMMANDS = {
+    "shards": ("shards", "Images -> webdataset shards with an index (dataset.json and offsets)."),
+    "check": ("train", "Validate a recipe without training; print its settings and sizes."),
+    "preview": ("train", "Draw images beside the views that training makes of them."),
+    "train": ("train", "Pretrain or, with a recipe of fine-tuning, fine-tune; or resume."),
+    "status": ("status", "Print where a run stands, from its directory alone."),
+    "slurm": ("slurm", "Print the batch script of a training for SLURM, or submit it."),
+    "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
+    "whiten": ("whiten", "Store a PCA whitening, and the crops of TRAIN, in an export."),
+    "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
+    "report": ("report", "Write one HTML file that shows a run, or compares several."),
+    "export": ("export", "Write the trained backbone, each format proved in a clean process."),
+    "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
+}
+
+
+def load_command(name: str) -> Any:
+    """Return the command of this name; imports its module."""
+    module = COMMANDS[name][0]
+    command = typer.main.get_command(import_module(f"sslpipe.cli.{module}").app)
+    # a module of several top-level commands holds them in a group that is no command itself
+    return command if module == name and module != "train" else command.commands[name]
+
+
+class LazyGroup(TyperGroup):
+    """A group that lists its commands from COMMANDS and imports the one that is called."""
+
+    def __init__(self, *, commands: Any = None, **attrs: Any) -> None:
+        rows = {name: TyperCommand(name=name, help=text) for name, (_, text) in COMMANDS.items()}
+        super().__init__(commands={**rows, **(commands or {})}, **attrs)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else load_command(name), rest
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="From images to numbers: sslpipe shards build, check, train, evaluate suite, report. "
+    "sslpipe COMMAND --help shows examples.",
+)
+
+
+@app.callback()
+def _program() -> None:
+    """Self-supervised contrastive pretraining on webdataset shards, and what comes after it."""
+
+
+def run(*words: str) -> None:
+    """Run `sslpipe WORDS...` followed by this process's own arguments.
+
+    A user's mistake is one line on stderr and exit status 2.
+    """
+    try:
+        app([*words, *sys.argv[1:]], prog_name="sslpipe")
+    except KeyboardInterrupt:
+        sys.exit(130)  # the shell's status for Ctrl-C
+    except UserError as error:
+        Console(stderr=True).print(
+            f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
+        sys.exit(2)

@@ -1,0 +1,35 @@
+"""Where a command computes, and its place among the processes of a launcher."""
+
+import torch
+
+from sslpipe.distributed import Rank
+from sslpipe.errors import UserError
+from sslpipe.run.launch import join_processes
+
+
+def pick_device(name: str) -> str:
+    """Return cpu or cuda. Raises: UserError for cuda where there is none."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {name} is unknown; use auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda, but torch sees no CUDA device; use auto or cpu")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def start(device: str) -> tuple[str, Rank]:
+    """Join the launcher's processes; `sslpipe.run.launch.end_processes` leaves them.
+
+    Returns:
+        The torch device of this process, and its place among the others.
+    """
+    target = pick_device(device)
+    process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
+    return f"cuda:{torch.cuda.current_device()}" if target == "cuda" else target, process
+
+
+def refuse_several(command: str, process: Rank) -> None:
+    """Raise UserError where a launcher started several processes of a command that has one."""
+    if process.world_size > 1:
+        raise UserError(
+            f"{command} runs in one process, and the launcher started {process.world_size}"
+        )

@@ -1,0 +1,35 @@
+"""What several commands print: messages and skipped samples on stderr, JSON files."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from sslpipe.data.loader import Quarantined
+
+console = Console(stderr=True)
+
+
+def report_bad(sample: "Quarantined") -> None:
+    """Print one line on stderr about a sample that cannot be decoded."""
+    console.print(
+        f"left out: {sample.shard}, key {sample.key!r} (id {sample.id}): {sample.reason}",
+        style="yellow",
+        highlight=False,
+        markup=False,
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def write_json(path: Path, tree: Any) -> None:
+    """Write a tree of plain values as JSON."""
+    write_text(path, json.dumps(tree, indent=1) + "\n")

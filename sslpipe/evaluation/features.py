@@ -1,0 +1,91 @@
+"""Features of whole splits by a backbone and by what it has to beat, ready for the suite."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.loader import OnBad
+from sslpipe.errors import DataError
+from sslpipe.evaluation.baselines import pixel_features
+from sslpipe.evaluation.embed import Embeddings, embed
+
+# (title, number of samples) -> a context that is called with the number done since
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+def two_splits(index: DatasetIndex, train_split: str, test_split: str) -> tuple[Split, Split]:
+    """Return both splits, with their files checked.
+
+    Raises:
+        DataError: Where they are one split, absent, or their files are not as indexed.
+    """
+    if train_split == test_split:
+        raise DataError(
+            f"--train-split and --test-split are both {test_split!r}: every sample would find "
+            "itself; name two splits"
+        )
+    train, test = index.split(train_split), index.split(test_split)
+    for name in (train_split, test_split):
+        index.check_files(name)
+    return train, test
+
+
+def embed_with_baselines(
+    backbone: nn.Module,
+    view: EvalView,
+    splits: tuple[Split, Split],
+    *,
+    untrained: nn.Module | None,
+    progress: Progress | None = None,
+    on_bad: OnBad | None = None,
+    **options: Any,
+) -> dict[str, tuple[Embeddings, Embeddings]]:
+    """Embed a train and a test split by a backbone, by the same network untrained, and as pixels.
+
+    Args:
+        backbone: (B, 3, S, S) images to (B, F) features; moved to options["device"].
+        view: What the backbone sees of an image.
+        splits: Train and test.
+        untrained: The same network with random weights; None: no baselines.
+        progress: Makes the progress bar of each pass over a split.
+        on_bad: Called with each sample that cannot be decoded.
+        options: Those of `embed`: batch_size, canvas_px, num_workers, device.
+
+    Returns:
+        Name ("ssl", "random", "pixels") -> train and test features, on the CPU.
+    """
+    device = options.get("device", "cpu")
+    networks = {"ssl": backbone}
+    if untrained is not None:
+        networks["random"] = untrained
+    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
+    for name, network in networks.items():
+        network = network.to(device)
+        rows = []
+        for split in splits:
+            title = f"{name}: {split.name}"
+            with nullcontext() if progress is None else progress(title, len(split)) as advance:
+                rows.append(embed(network, view, split, progress=advance, on_bad=on_bad, **options))
+        sets[name] = (rows[0], rows[1])
+    if untrained is not None:
+        # the samples that cannot be decoded have been reported above
+        train, test = pixel_features(*splits, view=view, on_bad=lambda bad: None, **options)
+        sets["pixels"] = (train, test)
+    return sets
+
+
+def view_canvas_px(view: EvalView) -> int:
+    """Return a canvas by which no picture of at most 2 : 1 loses anything, in px.
+
+    It bounds the longer side, the view's resize_px the shorter one.
+    """
+    return max(256, 2 * view.resize_px)
+
+
+def data_metadata(index: DatasetIndex, split: str) -> dict[str, Any]:
+    """Return what a features file or eval.json says of the data set and the split."""
+    return {"data": index.manifest.name, "data_sha256": index.sha256, "split": split}

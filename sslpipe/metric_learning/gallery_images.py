@@ -1,0 +1,86 @@
+"""Image files and folders for a gallery: which there are, and their embeddings."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sslpipe.data.decode import BadSample, decode
+from sslpipe.errors import UserError
+from sslpipe.evaluation.features import view_canvas_px
+from sslpipe.export.load import FrozenBackbone
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Return every image under a folder, sorted. Raises: UserError where there is none."""
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise UserError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
+    return paths
+
+
+def find_named_images(folder: Path) -> tuple[list[str], list[Path]]:
+    """Return the name and the path of every image FOLDER/NAME/*. Raises: UserError."""
+    folders = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    if not folders:
+        raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
+    pairs = [(each.name, path) for each in folders for path in find_images(each)]
+    return [name for name, _ in pairs], [path for _, path in pairs]
+
+
+def embed_images(
+    backbone: FrozenBackbone,
+    paths: Sequence[Path],
+    *,
+    batch_size: int = 64,
+    on_bad: Callable[[Path, str], None] | None = None,
+) -> tuple[list[int], Tensor]:
+    """Embed image files as `sslpipe embed` would embed them in shards, each at its own size.
+
+    Args:
+        backbone: On any device.
+        paths: Of the images.
+        batch_size: Images at a time.
+        on_bad: Called with the path of an image that cannot be decoded, and why.
+
+    Returns:
+        Places in `paths` of the images that could be decoded, and their embeddings, (n, D) float32
+        on the CPU.
+
+    Raises:
+        UserError: Where a file cannot be read, or no image can be decoded.
+    """
+    kept: list[int] = []
+    rows: list[Tensor] = []
+    device = next(backbone.parameters()).device
+    for start in range(0, len(paths), batch_size):
+        views = []
+        for place in range(start, min(start + batch_size, len(paths))):
+            try:
+                views.append(_view_of_file(backbone, paths[place]))
+            except BadSample as error:
+                if on_bad is not None:
+                    on_bad(paths[place], str(error))
+                continue
+            kept.append(place)
+        if views:
+            with torch.no_grad():
+                rows.append(backbone(torch.cat(views).to(device)).float().cpu())  # (b, D)
+    if not kept:
+        raise UserError("no image could be read")
+    return kept, torch.cat(rows)
+
+
+def _view_of_file(backbone: FrozenBackbone, path: Path) -> Tensor:
+    """Return what the backbone sees of the image, (1, 3, S, S)."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    pixels = decode(raw, canvas_px=view_canvas_px(backbone.view))
+    image = torch.from_numpy(pixels)[None]
+    view: Tensor = backbone.view.cpu()(image, torch.tensor([image.shape[-2:]]))
+    return view

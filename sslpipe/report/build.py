@@ -1,0 +1,132 @@
+"""The HTML file of one run: which sections it has, and what each needs."""
+
+import io
+
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.errors import UserError
+from sslpipe.recipe.finetune import parse_any_recipe
+from sslpipe.report.confusion import confusion
+from sslpipe.report.embeddings import (
+    EMBED,
+    Features,
+    embedding_map,
+    embedding_quality,
+    nearest_neighbours,
+)
+from sslpipe.report.more import more_tables
+from sslpipe.report.page import html_page
+from sslpipe.report.pictures import png_uri
+from sslpipe.report.results import few_shot_chart, result_table
+from sslpipe.report.run import Run
+from sslpipe.report.sections import (
+    CHARTS,
+    FINETUNE_CHARTS,
+    SPEED_CHARTS,
+    alarms,
+    charts,
+    header,
+    missing,
+    quarantine,
+    settings,
+    steps_note,
+)
+from sslpipe.run.preview import preview_recipe
+
+SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
+NEEDS_RESULTS = "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
+PREVIEWED = 4  # images of the view grid where the run has none of its own
+
+
+def build_page(
+    facts: Run, index: DatasetIndex | None, queries: Features | None, bank: Features | None
+) -> str:
+    """Return the whole HTML file of a run; it loads nothing from the network.
+
+    Args:
+        facts: What the run directory holds.
+        index: The data set that was evaluated, for pictures; None: no pictures.
+        queries: Embeddings of the test split.
+        bank: Embeddings to search in.
+
+    Raises:
+        UserError: Where the embeddings are of another data set.
+    """
+    evaluation, split = facts.evaluation, _split_of(index, queries, "--features")
+    bank_split = _split_of(index, bank, "--bank")
+    sections = {
+        "Results": (
+            result_table(evaluation) + more_tables(evaluation)
+            if evaluation
+            else missing("No eval.json yet.", SUITE)
+        ),
+        "Few labels": few_labels(facts),
+        "Training": charts(facts, FINETUNE_CHARTS if "sampler" in facts.recipe else CHARTS)
+        + steps_note(facts),
+        "Alarms": alarms(facts),
+        "Views": views(facts, index),
+        "Embedding map": embedding_map(facts, queries, split),
+        "Separation": (
+            embedding_quality({facts.recipe["name"]: queries}, evaluation)
+            if queries
+            else missing("No embeddings of the test split yet.", EMBED.format("test"))
+        ),
+        "Nearest neighbours": nearest_neighbours(facts, queries, split, bank, bank_split),
+        "Confusion": confusion(evaluation, facts.classes) if evaluation else NEEDS_RESULTS,
+        "Speed": charts(facts, SPEED_CHARTS),
+        "Quarantine": quarantine(facts),
+        "Settings": settings(facts),
+    }
+    return html_page(facts.recipe["name"], header(facts), sections)
+
+
+def few_labels(facts: Run) -> str:
+    """Return the section about kNN with few labels a class."""
+    if facts.evaluation is None:
+        return NEEDS_RESULTS
+    chart = few_shot_chart(facts.evaluation)
+    if not chart:
+        return "<p class='missing'>eval.json has no kNN with few labels a class.</p>"
+    return (
+        "<p>How many labels the features need: the same kNN vote, with few labelled images a class "
+        f"(mean over several draws) and with all. Bars: 95 % intervals.</p><div class='charts one'>"
+        f"{chart}</div>"
+    )
+
+
+def views(facts: Run, index: DatasetIndex | None) -> str:
+    """Return the grid that `sslpipe preview` left in the run, else one made from the data set."""
+    raw = facts.views_png
+    if raw is None and index is not None and index.sha256 == facts.data["index_sha256"]:
+        raw = _preview(facts, index)
+    if raw is None:
+        return missing(
+            "No views.png yet, and no --data of the data set that was trained on.",
+            "sslpipe preview RECIPE --data DIR/dataset.json --out RUN/views.png",
+        )
+    alt = "A row for each image: the image with the crops framed, and the views training made of it"
+    return (
+        "<p>What training sees: images, and beside each the two views of an epoch with the "
+        "parameters that were drawn.</p>"
+        f"<div class='wide views'><img src='{png_uri(raw)}' alt='{alt}'></div>"
+    )
+
+
+def _split_of(index: DatasetIndex | None, features: Features | None, option: str) -> Split | None:
+    """The split that was embedded. Raises: UserError where --data is another data set."""
+    if index is None or features is None:
+        return None
+    if features.facts.get("data_sha256") != index.sha256:
+        raise UserError(
+            f"--data is not the data set of {option} (its sha256 is another one); "
+            "embed it again with `sslpipe embed`"
+        )
+    return index.split(str(features.facts["split"]))
+
+
+def _preview(facts: Run, index: DatasetIndex) -> bytes:
+    """The grid of `sslpipe preview`, of the run's own recipe, as PNG."""
+    recipe = parse_any_recipe(facts.given_recipe, "recipe.json")
+    grid, _ = preview_recipe(recipe, index, images=PREVIEWED)
+    file = io.BytesIO()
+    grid.save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,55 @@
+"""The picture of a recipe's own views, as `sslpipe preview` and the report show it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from sslpipe.augment.preview import preview_grid
+from sslpipe.data.index import DatasetIndex
+from sslpipe.errors import UserError
+from sslpipe.random import permutation
+from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.setup import build_augment
+
+
+def preview_recipe(
+    recipe: Recipe | FinetuneRecipe,
+    index: DatasetIndex,
+    *,
+    images: int = 8,
+    ids: Sequence[int] | None = None,
+    epoch: int = 0,
+) -> tuple[Image.Image, int]:
+    """Draw images of the recipe's split beside the views that training makes of them.
+
+    Args:
+        recipe: Of either kind; its seed decides the views and, without `ids`, the images.
+        index: The data set.
+        images: How many, at most; drawn from the seed, each once.
+        ids: These samples instead.
+        epoch: The first of the two epochs whose views are shown.
+
+    Returns:
+        The picture, and the number of images on it.
+
+    Raises:
+        UserError: For an id that is not in the split.
+        DataError: Where a sample cannot be read.
+    """
+    split = index.split(recipe.data.split)
+    wrong = [i for i in ids or [] if not 0 <= i < len(split)]
+    if wrong:
+        raise UserError(f"--ids {wrong[0]} is not in the split's 0 to {len(split) - 1}")
+    chosen = np.sort(ids or permutation(len(split), recipe.seed)[:images])
+    grid = preview_grid(
+        index,
+        split,
+        build_augment(recipe, index),
+        seed=recipe.seed,
+        epoch=epoch,
+        ids=chosen,
+        canvas_px=recipe.data.canvas_px,
+    )
+    return grid, len(chosen)
