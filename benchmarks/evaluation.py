@@ -177,7 +177,7 @@ def probe_sklearn(rows: Embeddings) -> Run:
 
 
 def suite(train: Embeddings, test: Embeddings) -> dict[str, Callable[[], list[Result]]]:
-    """Protocols by name, with the defaults of `sslpipe.cli.evaluate`."""
+    """Protocols by name, with the defaults of `sslpipe evaluate`."""
 
     def few(labels_per_class: int) -> list[Result]:
         k = [min(20, labels_per_class)]
@@ -281,7 +281,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", default=",".join([*PARTS, "suite"]))
     parser.add_argument(
-        "--features", nargs=2, metavar=("TRAIN", "TEST"), help="of the suite, by sslpipe.cli.embed"
+        "--features", nargs=2, metavar=("TRAIN", "TEST"), help="of the suite, by sslpipe embed"
     )
     parser.add_argument(
         "--without", default="", help="contenders that are left out, by a name's start"

@@ -67,7 +67,7 @@ def write_data(folder: Path, images: int) -> None:
         path = folder / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         cut.save(path, quality=QUALITY)
-    build = [sys.executable, "-m", "tools.shards", "build", str(folder / "shards")]
+    build = [sys.executable, "-m", "sslpipe", "shards", "build", str(folder / "shards")]
     build += ["--root", str(folder / "images"), "--samples-per-shard", str(PER_SHARD)]
     subprocess.run(build, check=True, capture_output=True)
 

@@ -69,19 +69,18 @@ def test_the_header_is_complete(path):
 
 @every_recipe
 def test_the_headers_commands_are_the_programs(path):
-    from sslpipe.__main__ import app as sslpipe_app
-    from sslpipe.cli.shards import app as shards_app
+    from sslpipe.cli.app import app
 
     _, fields = header(path)
     shards, train, launch = (shlex.split(fields[name]) for name in FIELDS[:3])
     data, run_dir = f"out/{path.stem}/data/dataset.json", f"runs/{path.stem}"
 
-    assert shards[:3] == ["python", "-m", "tools.shards"]
-    parsed = _parsed(shards_app, shards[3:])
+    assert shards[:2] == ["sslpipe", "shards"]
+    parsed = _parsed(app, shards[1:])
     assert str(parsed["out"]) == f"out/{path.stem}/data"
 
     assert train[0] == "sslpipe"
-    parsed = _parsed(sslpipe_app, train[1:])
+    parsed = _parsed(app, train[1:])
     expected = {"recipe": f"recipes/{path.name}", "data": data, "run_dir": run_dir}
     assert {key: str(parsed[key]) for key in expected} == expected
 
@@ -94,9 +93,12 @@ def test_the_headers_commands_are_the_programs(path):
 
 def _parsed(app: typer.Typer, words: list[str]) -> dict[str, object]:
     """What the program's own parser makes of a command line; it raises on what it does not know."""
-    group = typer.main.get_command(app)
-    name, command, rest = group.resolve_command(group.make_context("x", list(words)), list(words))
-    return command.make_context(name, rest).params
+    command = typer.main.get_command(app)
+    while isinstance(command, typer.core.TyperGroup):
+        _, command, words = command.resolve_command(
+            command.make_context("x", list(words)), list(words)
+        )
+    return command.make_context("x", list(words)).params
 
 
 @every_recipe

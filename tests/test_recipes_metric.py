@@ -40,8 +40,7 @@ def test_there_is_a_recipe_for_each_style():
 
 @every_recipe
 def test_the_header_is_complete_and_its_commands_are_the_programs(path):
-    from sslpipe.__main__ import app as sslpipe_app
-    from sslpipe.cli.shards import app as shards_app
+    from sslpipe.cli.app import app
 
     title, fields = header(path)
     assert title.endswith(".")
@@ -52,14 +51,14 @@ def test_the_header_is_complete_and_its_commands_are_the_programs(path):
     assert all(len(line) <= 100 for line in path.read_text().splitlines())
 
     shards, pretrain, finetune, scratch = (shlex.split(fields[name]) for name in FIELDS[:4])
-    assert shards[:3] == ["python", "-m", "tools.shards"]
+    assert shards[:2] == ["sslpipe", "shards"]
     assert pretrain[:2] == ["sslpipe", "train"]
     assert finetune[:2] == scratch[:2] == ["sslpipe", "train"]
-    built, started = parsed(shards_app, shards[3:]), parsed(sslpipe_app, pretrain[1:])
+    built, started = parsed(app, shards[1:]), parsed(app, pretrain[1:])
     assert f"{built['out']}/dataset.json" == started["data"]
     assert (ROOT / str(started["recipe"])).is_file()
     for words in (finetune, scratch):
-        given = parsed(sslpipe_app, words[1:])
+        given = parsed(app, words[1:])
         assert str(given["recipe"]) == f"recipes/metric/{path.name}"
         assert given["data"] == started["data"]
     assert options(finetune)["--backbone"] == options(pretrain)["--run-dir"]
@@ -69,7 +68,7 @@ def test_the_header_is_complete_and_its_commands_are_the_programs(path):
 
 def parsed(app: typer.Typer, words: list[str]) -> dict[str, object]:
     command = typer.main.get_command(app)
-    if isinstance(command, typer.core.TyperGroup):
+    while isinstance(command, typer.core.TyperGroup):
         _, command, words = command.resolve_command(
             command.make_context("x", list(words)), list(words)
         )

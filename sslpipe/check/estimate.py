@@ -108,7 +108,7 @@ def first_images(recipe: Recipe, split: Split) -> Batch:
     if batch is None:
         raise DataError(
             f"none of the first {len(first)} images of split {split.name!r} can be decoded; "
-            "`python -m tools.shards verify` lists every bad one"
+            "`sslpipe shards verify` lists every bad one"
         )
     return batch
 

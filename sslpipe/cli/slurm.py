@@ -43,7 +43,8 @@ def main(
 ) -> None:
     """Print the batch script of a training for SLURM, or submit it.
 
-    The script is complete: it needs this Python environment, and no other file. The job saves and requeues itself at the time limit and on preemption.
+    The script is complete: it needs this Python environment, and no other file. The job saves and
+    requeues itself at the time limit and on preemption.
     """
     from sslpipe.recipe.finetune import FinetuneRecipe
     from sslpipe.run.batch_script import batch_script

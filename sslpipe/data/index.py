@@ -142,7 +142,7 @@ class Split:
         return rows
 
 
-_REINDEX = "write the index again with `python -m tools.shards index`"
+_REINDEX = "write the index again with `sslpipe shards index`"
 
 
 class DatasetIndex:
@@ -183,7 +183,7 @@ class DatasetIndex:
             more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise DataError(
                 f"{self.folder}, split {split!r}: {'; '.join(wrong[:5])}{more}. "
-                "Copy the shards again, or `python -m tools.shards verify` to see all damage"
+                "Copy the shards again, or `sslpipe shards verify` to see all damage"
             )
 
 

@@ -319,7 +319,7 @@ def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) ->
             return candidate, result
     raise DataError(
         f"{tries} samples in a row cannot be decoded, the last with id {candidate}; "
-        "`python -m tools.shards verify` lists every bad one"
+        "`sslpipe shards verify` lists every bad one"
     )
 
 

@@ -145,7 +145,7 @@ def _read(
         on_progress(len(batch.ids))
     if not count_held:
         raise DataError(
-            f"none of the {len(ids)} samples can be decoded; `python -m tools.shards verify` "
+            f"none of the {len(ids)} samples can be decoded; `sslpipe shards verify` "
             "lists every bad one"
         )
     return images, torch.cat(sizes), np.concatenate(held)

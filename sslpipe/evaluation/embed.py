@@ -262,7 +262,7 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     if missing or text is None:
         raise DataError(
             f"{path} holds no embeddings (no {', '.join(missing) or 'facts'}); "
-            "write one with `python -m tools.embed`"
+            "write one with `sslpipe embed`"
         )
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     if rows.features.dtype == torch.float16:

@@ -1,6 +1,6 @@
 """Every evaluation for several sets of features, by the same protocols: the table of a report.
 
-The layout of eval.json, what `run_suite` returns and `sslpipe.cli.evaluate suite` writes:
+The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` writes:
 
     schema_version   1
     facts            where the features come from: plain values, whatever the caller gave

@@ -39,11 +39,8 @@ from sslpipe.report.results import COLOURS, NAMES
 from sslpipe.report.run import Run, Tree
 from sslpipe.report.sections import missing, neighbour_sheet
 
-EMBED = (
-    "python -m tools.embed RUN --data DIR/dataset.json --split {0} "
-    "--out RUN/features/{0}.safetensors"
-)
-REPORT = "python -m tools.report RUN --data DIR/dataset.json"
+EMBED = "sslpipe embed RUN --data DIR/dataset.json --split {0} --out RUN/features/{0}.safetensors"
+REPORT = "sslpipe report RUN --data DIR/dataset.json"
 ASPECT = 2.0  # of the map with images: the page is wider than high
 LOWEST_SHARE = 1e-6  # of the variance, where the spectrum's axis ends
 LOWEST_FPR = 1e-3  # where the ROC's axis ends

@@ -25,6 +25,6 @@ def html_page(title: str, head: str, sections: Mapping[str, str]) -> str:
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(title)}: sslpipe report</title><style>{style}</style>"
         f"</head><body>{head}<nav aria-label='Sections'>{links}</nav><main>{body}</main>"
-        "<footer>Written by <code>python -m tools.report</code> of sslpipe. Intervals are over "
+        "<footer>Written by <code>sslpipe report</code> of sslpipe. Intervals are over "
         "test images (and draws of labels), not over training seeds.</footer></body></html>\n"
     )

@@ -67,7 +67,7 @@ def read_run(run_dir: Path) -> Run:
     if evaluation and version != SCHEMA_VERSION:
         raise UserError(
             f"{eval_json}: schema_version = {version!r}, this program reads {SCHEMA_VERSION}; "
-            "write it again with `python -m tools.evaluate suite`"
+            "write it again with `sslpipe evaluate suite`"
         )
     # what every run has
     recipe, data = _read_json(run_dir / "recipe.json"), _read_json(run_dir / "data.json")

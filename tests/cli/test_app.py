@@ -1,13 +1,18 @@
 """The command line as a user meets it: help with examples, one line for a mistake."""
 
 import os
+import re
+import runpy
+import shlex
 import subprocess
 import sys
 
 import pytest
+import typer
 from PIL import Image
 
 from sslpipe.__main__ import main
+from sslpipe.cli.app import COMMANDS, app, load_command
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, command_line, write_recipe
 
@@ -17,18 +22,91 @@ def data(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("command", ["check", "train", "preview", "export"])
-def test_help_shows_an_example(command):
-    result = command_line(command, "--help")
-    assert result.returncode == 0
-    assert f"sslpipe {command} " in result.stdout
+def programs():
+    """Every command and sub-command: ("evaluate", "knn"), its click command."""
+    for name in COMMANDS:
+        command = load_command(name)
+        yield (name,), command
+        for inner, subcommand in getattr(command, "commands", {}).items():
+            yield (name, inner), subcommand
 
 
-def test_help_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; sys.argv = ['sslpipe', '--help']; "
+EXAMPLES = [
+    example.split(" (")[0]
+    for _, command in programs()
+    for example in re.sub(r"^Examples?: ", "", command.epilog or "").split(" | ")
+    if example
+]
+
+
+def test_every_command_has_an_example_that_is_its_own():
+    for words, command in programs():
+        if command.epilog is None:  # of a group whose epilog shows it
+            assert words[0] in ("shards", "gallery"), words
+        else:
+            assert re.search(rf"sslpipe {words[0]} ", command.epilog), words
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_help_are_command_lines_of_the_program(example):
+    words = shlex.split(example)
+    words = words[words.index("sslpipe") + 1 :]
+    command = typer.main.get_command(app)
+    while isinstance(command, typer.core.TyperGroup):
+        _, command, words = command.resolve_command(
+            command.make_context("x", list(words)), list(words)
+        )
+    command.make_context("x", list(words))  # raises on what it does not know or misses
+    assert "launch/" not in example, "the reader has no clone"
+
+
+@pytest.mark.parametrize("words", [(), ("slurm",), ("check",), ("train",), ("status",)])
+def test_help_needs_no_torch(words):
+    code = "import sys; sys.modules['torch'] = None; "
+    code += f"sys.argv = ['sslpipe', *{words}, '--help']; "
     code += "from sslpipe.__main__ import main; main()"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
-    assert result.returncode == 0
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name):
+    own = " ".join((load_command(name).help or "").split())
+    assert own.startswith(COMMANDS[name][1].removesuffix("."))
+
+
+@pytest.mark.parametrize("name", ["embed", "evaluate", "gallery", "report", "shards", "whiten"])
+def test_python_m_tools_x_is_sslpipe_x(name, monkeypatch, capsys):
+    assert (ROOT / "tools" / f"{name}.py").is_file()
+    shown = []
+    for module, arguments in ((f"tools.{name}", ["--help"]), ("sslpipe", [name, "--help"])):
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__", alter_sys=False)
+        assert ended.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert f"Usage: sslpipe {name} " in shown[0]
+
+
+def test_a_mistake_in_a_module_of_tools_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tools.whiten", str(tmp_path), "none"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("tools.whiten", run_name="__main__")
+    assert ended.value.code == 2
+    text = f"error: {tmp_path} holds no config.json; name the folder of an export\n"
+    assert capsys.readouterr().err == text
+
+
+def test_completion_scripts_ask_the_program():
+    alone = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    result = command_line("--show-completion", "bash", **alone)
+    assert result.returncode == 0, result.stderr
+    assert "_SSLPIPE_COMPLETE" in result.stdout
+    asked = {"_SSLPIPE_COMPLETE": "complete_bash", "COMP_WORDS": "sslpipe sh", "COMP_CWORD": "1"}
+    assert command_line(**asked).stdout.split() == ["shards"]
+    asked |= {"COMP_WORDS": "sslpipe status --j", "COMP_CWORD": "2"}
+    assert command_line(**asked).stdout.split() == ["--json"]
 
 
 MISTAKES = {

@@ -12,6 +12,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.cli import embed as embed_tool
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.cli import whiten as whiten_tool
+from sslpipe.cli.app import run as run_program
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
@@ -203,7 +204,7 @@ def test_two_launched_processes_print_and_write_once_what_one_does(files, tmp_pa
     paths, _ = files
     options = ["--far", "0.1"] if name == "verification" else []
     call(evaluate_tool, name, *paths, *options, "--out", tmp_path / "one.json")
-    command = ["tools.evaluate", name, *map(str, paths), *options, "--device", "cpu", "--out"]
+    command = ["sslpipe", "evaluate", name, *map(str, paths), *options, "--device", "cpu", "--out"]
     words = [*test_launch.launcher("cpu2", "-m"), *command]
     done = test_launch.run(*words, str(tmp_path / "two.json"))
     assert done.returncode == 0, done.stderr
@@ -247,9 +248,9 @@ def test_suite_takes_files_alone(files, tmp_path):
 def test_a_mistake_is_one_line_that_says_what_to_do(arguments, told, capsys, monkeypatch):
     with pytest.raises(UserError, match=told):
         evaluate_tool.app(arguments, standalone_mode=False)
-    monkeypatch.setattr("sys.argv", ["evaluate", *arguments])
+    monkeypatch.setattr("sys.argv", ["sslpipe", "evaluate", *arguments])
     with pytest.raises(SystemExit) as stopped:
-        embed_tool.run(evaluate_tool.app)
+        run_program()
     assert stopped.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1

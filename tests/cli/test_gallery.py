@@ -7,8 +7,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sslpipe.augment.eval_view import eval_view_for
-from sslpipe.cli import gallery as tool
-from sslpipe.cli.embed import run
+from sslpipe.cli.app import run
 from sslpipe.data.decode import decode
 from sslpipe.export.load import freeze, load_backbone
 from sslpipe.metric_learning.gallery import Gallery
@@ -51,9 +50,9 @@ def photos(tmp_path):
 
 def call(capsys, *words):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["tools.gallery", *map(str, words)])
+        patch.setattr("sys.argv", ["sslpipe", "gallery", *map(str, words)])
         try:
-            run(tool.app)
+            run()
             status = 0
         except SystemExit as end:
             status = end.code or 0

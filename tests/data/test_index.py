@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sslpipe.cli.shards import main
+from sslpipe.cli.app import run
 from sslpipe.data.index import load_index
 from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError
@@ -34,8 +34,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def main_quietly(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(arguments))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["sslpipe", "shards", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            run()
     assert not stopped.value.code
 
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.two_views import FusedViews
-from sslpipe.cli.report import build_page
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.embed import embed
@@ -26,6 +25,7 @@ from sslpipe.models.blocks import block_names
 from sslpipe.optim import build_optimizer, set_lr
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
+from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics

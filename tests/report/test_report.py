@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import sslpipe.cli.app
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
 import sslpipe.cli.report
@@ -96,9 +97,9 @@ def report(*arguments: object) -> None:
 
 def error_line(monkeypatch, capsys, *arguments: object) -> str:
     """What the command line says of a user's mistake: exit status 2 and one line."""
-    monkeypatch.setattr(sys, "argv", ["report", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["sslpipe", "report", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
-        sslpipe.cli.embed.run(sslpipe.cli.report.app)
+        sslpipe.cli.app.run()
     assert stop.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
@@ -274,12 +275,12 @@ def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
     for words in (
         "It has not been evaluated yet",
         "No eval.json yet",
-        "python -m tools.evaluate suite RUN",
+        "sslpipe evaluate suite RUN",
         "No step of training is logged",
         "No views.png yet",
         "sslpipe preview RECIPE",
         "No embeddings of the test split yet",
-        "python -m tools.embed RUN",
+        "sslpipe embed RUN",
         "No sample was skipped",
     ):
         assert words in page.text, words

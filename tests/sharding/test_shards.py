@@ -1,6 +1,5 @@
 """Data sets: what is written, byte for byte; resuming; foreign tars; faults by name."""
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -22,7 +21,7 @@ import pytest
 import webdataset
 from PIL import Image
 
-from sslpipe.cli import shards
+from sslpipe.cli import app
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
@@ -40,17 +39,17 @@ PER_CLASS = 12
 
 def run(*arguments: str | Path) -> int:
     """The command line in this process; its exit status."""
-    try:
-        shards.main([str(a) for a in arguments])
-    except SystemExit as stopped:
-        return int(stopped.code or 0)
-    return 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sslpipe", "shards", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            app.run()
+    return int(stopped.value.code or 0)
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     """The one line of a refused command."""
     capsys.readouterr()
-    assert run(*arguments) == 1
+    assert run(*arguments) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) == 1
@@ -290,7 +289,7 @@ def test_a_killed_build_resumes_to_the_same_bytes(fashion: Path, tmp_path: Path)
     whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
     options = ("--source", "idx", "--root", str(fashion), "--samples-per-shard", "100")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tools.shards", "build", str(out), *options],
+        [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *options],
         cwd=Path(__file__).parents[2],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -694,8 +693,7 @@ def test_verify_names_shard_and_key_of_every_bad_sample(
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with contextlib.suppress(SystemExit):
-        shards.main(["--help"])
+    assert run("--help") == 0
     text = capsys.readouterr().out
     assert all(command in text for command in ("build", "index", "verify", "cut-idx"))
 
