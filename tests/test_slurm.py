@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from sslpipe.errors import UserError
-from sslpipe.run.batch_script import batch_script
+from sslpipe.run.batch_script import batch_script, template
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
+from tests.helpers.finetunes import write_recipe as write_finetune_recipe
 from tests.helpers.record import record
 from tests.helpers.runs import ROOT, command_line, final_weights, train_over, write_recipe
 from tests.test_resume import assert_bitwise
@@ -126,7 +127,7 @@ def steps_done(run_dir: Path) -> int:
 def pretrain(cluster, tmp_path, data, *, options=(), settings=SETTINGS, **environment) -> Job:
     command = ["--partition=low", f"--output={tmp_path}/job.log", *options]
     arguments = [str(write_recipe(tmp_path)), "--data", str(data), f"--run-dir={tmp_path / 'run'}"]
-    script = "slurm/pretrain.sbatch"
+    script = "slurm/train.sbatch"
     return Job(cluster, *command, script, *arguments, *settings, **environment)
 
 
@@ -313,7 +314,7 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
 )
 def test_an_options_value_cannot_become_another_line_or_command(name, value):
     with pytest.raises(UserError, match=r"is not of the form|unknown option"):
-        batch_script(ROOT / "slurm", {name: value}, [], {})
+        batch_script({name: value}, [], {})
 
 
 def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
@@ -324,13 +325,72 @@ def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
         for name, value in vars(sslpipe.errors).items()
         if isinstance(value, type) and issubclass(value, UserError)
     ]
-    pattern = re.search(r"grep -qE '(.*)'", (ROOT / "slurm/pretrain.sbatch").read_text())[1]
+    pattern = re.search(r"grep -qE '(.*)'", template("train.sh"))[1]
     for name in names:
         assert re.match(pattern, f"rank 0: {name}: text"), name
 
 
 def test_the_scripts_are_valid_bash():
-    for path in [*(ROOT / "slurm").glob("*"), *(ROOT / "tests/slurm").glob("*.sh")]:
-        if path.suffix in (".sbatch", ".sh"):
-            done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
+    folders = [ROOT / name for name in ("slurm", "sslpipe/run/batch", "tests/helpers/slurm")]
+    paths = [p for folder in folders for p in folder.iterdir() if p.suffix in (".sbatch", ".sh")]
+    assert len(paths) == 9
+    for path in paths:
+        done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_clones_script_has_the_body_of_the_printed_one(tmp_path):
+    """It is sourced, with the script's own arguments."""
+    text = (ROOT / "slurm/train.sbatch").read_text()
+    assert text.splitlines()[-1] == '. "$SSLPIPE_ROOT/sslpipe/run/batch/train.sh"'
+    assert '. "$SSLPIPE_ROOT/sslpipe/run/batch/site.sh"' in (ROOT / "slurm/site.sh").read_text()
+    assert template("train.sh").rstrip() in batch_script({}, [], {})
+    assert template("site.sh") in batch_script({}, [], {})
+    options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert options == [k for k in batch_script({}, [], {}).splitlines() if k.startswith("#SBATCH")]
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    inner.write_text('echo "$#:$1"\n')
+    outer.write_text(f'. "{inner}"\n')
+    said = subprocess.run(["bash", outer, "a b", "c"], capture_output=True, text=True).stdout
+    assert said == "2:a b\n"
+
+
+def test_a_sites_file_and_a_fine_tunings_backbone_are_in_the_script(data, tmp_path):
+    site = tmp_path / "site.sh"
+    site.write_text("module load cuda/13.0 # @SITE $HOME\n")
+    recipe = str(write_finetune_recipe(tmp_path))
+    words = ("slurm", recipe, "--data", str(data), "--run-dir", "runs/tuned")
+    result = command_line(*words, "--backbone", "runs/a", "--site", str(site), "--nodes", "3")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert "module load cuda/13.0 # @SITE $HOME" in lines
+    assert f"set -- {recipe} --data {data} --run-dir runs/tuned --backbone runs/a" in lines
+    refused = command_line("slurm", str(write_recipe(tmp_path)), *words[2:], "--backbone", "runs/a")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--backbone is for a fine-tuning" in refused.stderr
+
+
+@pytest.mark.slurm
+def test_a_printed_fine_tuning_needs_no_clone_is_requeued_and_ends(cluster, data, tmp_path):
+    """From a folder that is no clone; requeued by hand in the middle, resumed, and `status`."""
+    words = ("--data", str(data), "--run-dir", "pretrained", "steps=4")
+    pretraining = write_recipe(tmp_path).rename(tmp_path / "pretraining.toml")
+    assert command_line("train", str(pretraining), *words, cwd=tmp_path).returncode == 0
+    recipe = write_finetune_recipe(tmp_path)
+    words = ("--data", str(data), "--run-dir", "tuned", "--backbone", "pretrained", "steps=60")
+    options = ("--option", "partition=low", "--option", f"output={tmp_path}/job.log")
+    script = command_line("slurm", str(recipe), *words, *options, cwd=tmp_path)
+    assert script.returncode == 0, script.stderr
+    (tmp_path / "job.sbatch").write_text(script.stdout)
+    alone = {k: v for k, v in cluster.items() if k not in ("SSLPIPE_ROOT", "SSLPIPE_VENV")}
+    slow = {"SSLPIPE_FAULT": "train.step:*=slow", "PYTHONPATH": str(ROOT)}
+    job = Job(alone, f"--chdir={tmp_path}", f"{tmp_path}/job.sbatch", **slow)
+    run_dir = tmp_path / "tuned"
+    until(lambda: steps_done(run_dir) >= 5, "5 steps")
+    job._run("scontrol", "requeue", job.number)
+    job.restart_now()
+    assert job.wait("COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path)
+    first, second = starts(run_dir)
+    assert first == 0 < second
+    shown = json.loads(command_line("status", str(run_dir), "--json").stdout)
+    assert (shown["state"], shown["step"], shown["restarts"]) == ("done", 60, 1)

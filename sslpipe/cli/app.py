@@ -31,7 +31,7 @@ COMMANDS = {
 def load_command(name: str) -> Any:
     """Return the command of this name; imports its module."""
     module = COMMANDS[name][0]
-    command = typer.main.get_command(import_module(f"sslpipe.cli.{module}").app)
+    command: Any = typer.main.get_command(import_module(f"sslpipe.cli.{module}").app)
     # a module of several top-level commands holds them in a group that is no command itself
     return command if module == name and module != "train" else command.commands[name]
 

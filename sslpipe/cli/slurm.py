@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sslpipe.cli.recipes import Data, Overrides, RecipePath, check_backbone, read_recipe
+from sslpipe.cli.recipes import BackbonePath, Data, Overrides, RecipePath
 from sslpipe.errors import UserError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -24,9 +24,7 @@ def main(
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
     run_dir: Annotated[Path, typer.Option(help="Where the run lives.")] = ...,  # type: ignore[assignment]
-    backbone: Annotated[
-        Path | None, typer.Option(help="Of a fine-tuning: the export or run it starts from.")
-    ] = None,
+    backbone: BackbonePath = None,
     nodes: Annotated[int, typer.Option(min=1)] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=0, help="0: on the CPU.")] = 0,
     cpu_processes: Annotated[int, typer.Option(min=1, help="A node, without GPUs.")] = 1,
@@ -46,14 +44,15 @@ def main(
     The script is complete: it needs this Python environment, and no other file. The job saves and
     requeues itself at the time limit and on preemption.
     """
-    from sslpipe.recipe.finetune import FinetuneRecipe
+    from sslpipe.recipe import Recipe, load_recipe
     from sslpipe.run.batch_script import batch_script
-    from sslpipe.run.launch import check_split
+    from sslpipe.run.launch import check_streams
 
-    loaded = read_recipe(recipe, overrides)
-    check_backbone(loaded, backbone)
-    if not isinstance(loaded, FinetuneRecipe):
-        check_split(loaded, nodes * (gpus_per_node or cpu_processes))
+    loaded = load_recipe(recipe, overrides or [])
+    if isinstance(loaded, Recipe):
+        if backbone is not None:
+            raise UserError(f"--backbone is for a fine-tuning, and {recipe} has no [sampler]")
+        check_streams(loaded.data.num_streams, nodes * (gpus_per_node or cpu_processes))
     options = {
         "job-name": job_name or loaded.name,
         "nodes": str(nodes),

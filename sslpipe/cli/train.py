@@ -1,33 +1,30 @@
 """`sslpipe check`, `train` and `preview`; heavy imports are inside the commands."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from sslpipe.cli.recipes import Data, Overrides, RecipePath, check_backbone, read_recipe
-
-if TYPE_CHECKING:
-    from sslpipe.export.load import FrozenBackbone
-    from sslpipe.recipe.finetune import FinetuneRecipe
-    from sslpipe.recipe.pretrain import Recipe
+from sslpipe.cli.recipes import BackbonePath, Data, Overrides, RecipePath
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
-BackbonePath = Annotated[
-    Path | None,
-    typer.Option(
-        "--backbone",
-        help="Of a fine-tuning: the export or run it starts from; without it, random weights of "
-        "the recipe's own.",
-    ),
-]
+
+def _explain(key: str | None) -> None:
+    """Print what a setting means, and end: no recipe is needed for it."""
+    if key is None:
+        return
+    from sslpipe.recipe import explain_key
+
+    Console().print(explain_key(key), highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit
 
 
 @app.command(
     epilog="Examples: sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512 "
-    "| sslpipe check finetune.toml --data out/photos/dataset.json --backbone runs/photos"
+    "| sslpipe check finetune.toml --data out/photos/dataset.json --backbone runs/photos | "
+    "sslpipe check --explain data.micro_batch"
 )
 def check(
     recipe: RecipePath,
@@ -36,24 +33,28 @@ def check(
         str | None, typer.Option(help="The data set's dataset.json: a path or a URL.")
     ] = None,
     backbone: BackbonePath = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            is_eager=True,
+            callback=_explain,
+            metavar="KEY",
+            help="Print what a setting such as data.micro_batch means, and nothing else.",
+        ),
+    ] = None,
 ) -> None:
     """Validate a recipe without training; print its settings and sizes.
 
     Of pretraining also estimates: memory, time and disk.
     """
-    from sslpipe.check.finetuning import check_finetune, render_finetune
-    from sslpipe.check.pretraining import check as check_recipe
-    from sslpipe.check.pretraining import render
+    from sslpipe.check import check_recipe
     from sslpipe.data.index import load_index
-    from sslpipe.recipe.finetune import FinetuneRecipe
+    from sslpipe.export.load import load_backbone
+    from sslpipe.recipe import load_recipe
 
-    loaded = read_recipe(recipe, overrides)
-    init_from = _load_start(loaded, backbone)
-    index = load_index(data) if data else None
-    if isinstance(loaded, FinetuneRecipe):
-        Console().print(render_finetune(check_finetune(loaded, index, init_from)))
-    else:
-        Console().print(render(check_recipe(loaded, index)))
+    loaded = load_recipe(recipe, overrides or [])
+    init_from = None if backbone is None else load_backbone(backbone)
+    Console().print(check_recipe(loaded, load_index(data) if data else None, init_from))
 
 
 @app.command(
@@ -74,20 +75,10 @@ def train(
     A run directory that holds an unfinished run of this recipe is resumed from its last
     checkpoint, with any number of processes that divides the recipe's streams.
     """
-    from sslpipe.data.index import load_index
-    from sslpipe.recipe.finetune import FinetuneRecipe
+    from sslpipe.api import train as train_run
     from sslpipe.run.launch import end_processes
 
-    loaded = read_recipe(recipe, overrides)
-    init_from = _load_start(loaded, backbone)
-    if isinstance(loaded, FinetuneRecipe):
-        from sslpipe.metric_learning.finetune import finetune
-
-        finetune(loaded, load_index(data), run_dir, init_from)
-    else:
-        from sslpipe.train import train as pretrain
-
-        pretrain(loaded, load_index(data), run_dir)
+    train_run(recipe, data, run_dir, backbone=backbone, overrides=overrides or [])
     end_processes()
 
 
@@ -108,23 +99,12 @@ def preview(
     The parameters of each view stand beside it.
     """
     from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
     from sslpipe.run.preview import preview_recipe
 
-    loaded, index = read_recipe(recipe, overrides), load_index(data)
+    loaded, index = load_recipe(recipe, overrides or []), load_index(data)
     index.check_files(loaded.data.split, allow_pipe=loaded.run.allow_pipe)
     grid, shown = preview_recipe(loaded, index, images=images, ids=ids, epoch=epoch)
     out.parent.mkdir(parents=True, exist_ok=True)
     grid.save(out)
     Console().print(f"{shown} images and their views: {out}", highlight=False)
-
-
-def _load_start(
-    recipe: "Recipe | FinetuneRecipe", backbone: Path | None
-) -> "FrozenBackbone | None":
-    """Return the weights that a fine-tuning starts from, if it starts from any."""
-    check_backbone(recipe, backbone)
-    if backbone is None:
-        return None
-    from sslpipe.export.load import load_backbone
-
-    return load_backbone(backbone)

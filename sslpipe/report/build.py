@@ -4,7 +4,7 @@ import io
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
-from sslpipe.recipe.finetune import parse_any_recipe
+from sslpipe.recipe import parse_recipe
 from sslpipe.report.confusion import confusion
 from sslpipe.report.embeddings import (
     EMBED,
@@ -125,7 +125,7 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
 
 def _preview(facts: Run, index: DatasetIndex) -> bytes:
     """The grid of `sslpipe preview`, of the run's own recipe, as PNG."""
-    recipe = parse_any_recipe(facts.given_recipe, "recipe.json")
+    recipe = parse_recipe(facts.given_recipe, "recipe.json")
     grid, _ = preview_recipe(recipe, index, images=PREVIEWED)
     file = io.BytesIO()
     grid.save(file, "PNG")

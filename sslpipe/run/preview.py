@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from sslpipe.augment.build import build_augment
 from sslpipe.augment.preview import preview_grid
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import UserError
 from sslpipe.random import permutation
-from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.setup import build_augment
+from sslpipe.recipe import FinetuneRecipe, Recipe
 
 
 def preview_recipe(

@@ -84,12 +84,14 @@ def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(latest(run_dir) / "model.safetensors")
 
 
-def command_line(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def command_line(
+    *arguments: str, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """`python -m sslpipe ...` as a user would run it."""
     return subprocess.run(
         [sys.executable, "-m", "sslpipe", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=240,
