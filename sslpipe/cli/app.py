@@ -44,6 +44,7 @@ class LazyGroup(TyperGroup):
         super().__init__(commands={**rows, **(commands or {})}, **attrs)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that is called."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else load_command(name), rest
 

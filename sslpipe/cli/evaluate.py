@@ -253,7 +253,6 @@ def _start_alone(name: str, device: str) -> str:
 
 def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     """A subcommand whose options are the evaluation's own keyword arguments."""
-
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
     shares_queries = any(parameter.name == "process" for parameter in accepted)
 

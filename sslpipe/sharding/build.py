@@ -62,7 +62,8 @@ def build_dataset(
         unseen_classes: Classes whose images go to splits of their own.
         skip_bad: Skip images that cannot be decoded, instead of raising.
         overwrite: Replace the splits that the source has.
-        origin, license: Of the images, for the record.
+        origin: Where the images come from, for the record.
+        license: Of the images, for the record.
         workers: Threads; the files do not depend on it.
         progress: Makes the progress bar of each split.
 

@@ -32,6 +32,7 @@ PRETRAIN = """
 steps = 20
 [data]
 batch_size = 32
+num_streams = 4
 canvas_px = 24
 [projector]
 hidden_dim = 32
