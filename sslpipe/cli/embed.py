@@ -47,7 +47,7 @@ def main(
         typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
     ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Write the features, labels and ids of every sample of a split.
 

@@ -50,7 +50,7 @@ LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
 TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
 TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
 Whiten = Annotated[bool, typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
 
 

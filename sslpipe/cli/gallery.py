@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from sslpipe.cli.processes import pick_device
+from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.export.load import FrozenBackbone, load_backbone
@@ -33,7 +33,7 @@ out, err = Console(), Console(stderr=True)
 GalleryFile = Annotated[Path, typer.Argument(help="The gallery's file.", show_default=False)]
 Model = Annotated[Path, typer.Option(help="An export's folder or a run directory.")]
 SearchBy = Annotated[str | None, typer.Option(help="torch or faiss: the same answers.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Far = Annotated[float, typer.Option(min=0, max=1, help="Share of impostors that may pass.")]
 
 
@@ -177,7 +177,7 @@ def verify_command(
 
 
 def _load(model: Path, device: str) -> FrozenBackbone:
-    return load_backbone(model).to(pick_device(device))
+    return load_backbone(model).to(pick_device(device, f"--device {device}"))
 
 
 def _open(

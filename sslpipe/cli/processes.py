@@ -2,18 +2,9 @@
 
 import torch
 
-from sslpipe.distributed import Rank
+from sslpipe.distributed import Rank, pick_device
 from sslpipe.errors import UserError
 from sslpipe.run.launch import join_processes
-
-
-def pick_device(name: str) -> str:
-    """Return cpu or cuda. Raises: UserError for cuda where there is none."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {name} is unknown; use auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda, but torch sees no CUDA device; use auto or cpu")
-    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def start(device: str) -> tuple[str, Rank]:
@@ -22,7 +13,7 @@ def start(device: str) -> tuple[str, Rank]:
     Returns:
         The torch device of this process, and its place among the others.
     """
-    target = pick_device(device)
+    target = pick_device(device, f"--device {device}")
     process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
     return f"cuda:{torch.cuda.current_device()}" if target == "cuda" else target, process
 

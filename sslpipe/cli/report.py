@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from sslpipe.cli.evaluate import print_suite
-from sslpipe.cli.terminal import console, write_text
+from sslpipe.cli.terminal import console
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.portable import write_atomically
 from sslpipe.report.build import build_page
 from sslpipe.report.compare import build_comparison, names_apart
 from sslpipe.report.embeddings import Features
@@ -78,7 +79,8 @@ def main(
 
 
 def _write(out: Path, page: str) -> None:
-    write_text(out, page)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
     console.print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser", highlight=False)
 
 

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from sslpipe.cli.progress import progress
 from sslpipe.data.index import Manifest, load_index
-from sslpipe.sharding.build import SOURCES, build_dataset
+from sslpipe.sharding import SOURCES
+from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.idx import cut_idx
 from sslpipe.sharding.index import find_tars, index_folder, verify_shard
 from sslpipe.sharding.show import sample_sheet, save_sheet, split_rows
@@ -206,7 +207,7 @@ def stats(
     data = load_index(folder)
     for name in data.manifest.splits:
         table = Table(title=escape(f"{data.manifest.name}, {name}"), show_header=False, box=None)
-        for row in split_rows(data, name, looked_at=looked_at):
+        for row in split_rows(data, name, sampled=looked_at):
             table.add_row(*map(escape, row))
         Console().print(table)
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from sslpipe.portable import write_atomically
+
 if TYPE_CHECKING:
     from sslpipe.data.loader import Quarantined
 
@@ -22,14 +24,7 @@ def report_bad(sample: "Quarantined") -> None:
     )
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all; makes its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
 def write_json(path: Path, tree: Any) -> None:
     """Write a tree of plain values as JSON."""
-    write_text(path, json.dumps(tree, indent=1) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(tree, indent=1) + "\n")

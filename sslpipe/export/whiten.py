@@ -6,8 +6,9 @@ from pathlib import Path
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.whiten import FLOOR, fit_whitening, save_whitening
-from sslpipe.export.load import OURS, load_backbone
+from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
+from sslpipe.portable import write_atomically
 
 
 def whiten_export(
@@ -43,11 +44,9 @@ def whiten_export(
     # the new file first: a config.json that names it is written when it is there
     sha256 = save_whitening(export / "whitening.safetensors", fit_whitening(rows, floor, dims))
     tree = json.loads(config_json.read_text(encoding="utf-8"))
-    ours = tree.get(OURS, tree)  # inside another library's, or alone
+    ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
     ours |= {"whitening_sha256": sha256, "view": metadata["view"]}
-    partial = config_json.with_name(".config.json.partial")
-    partial.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
-    partial.replace(config_json)
+    write_atomically(config_json, json.dumps(tree, indent=2) + "\n")
     sums = export / "SHA256SUMS"
     sums.unlink(missing_ok=True)  # it does not list itself
     sums.write_text(sha256_sums(export), encoding="utf-8")

@@ -9,28 +9,18 @@ import numpy as np
 
 from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.sharding.layouts import LAYOUTS
+from sslpipe.sharding import SOURCES
 from sslpipe.sharding.manifest import load_manifest, merge_classes, new_manifest, save_manifest
-from sslpipe.sharding.parquet import read_parquet
-from sslpipe.sharding.sources import (
-    Images,
-    SourceOptions,
-    read_csv,
-    read_folder,
-    read_idx,
-    read_torchvision,
+from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.splits import cut_classes, cut_test, relabel
+from sslpipe.sharding.writer import (
+    Done,
+    Layout,
+    SplitImages,
+    forget_split,
+    mean_and_std,
+    write_split,
 )
-from sslpipe.sharding.splits import cut_classes, cut_test, relabelled
-from sslpipe.sharding.writer import Done, Layout, Part, forget_split, mean_and_std, write_split
-
-SOURCES: dict[str, Callable[[SourceOptions], dict[str, Images]]] = {
-    "folder": read_folder,
-    "torchvision": read_torchvision,
-    "csv": read_csv,
-    "idx": read_idx,
-    "parquet": read_parquet,
-    **LAYOUTS,
-}
 
 # (title, number of samples) -> a context that is called with the number written since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -82,7 +72,7 @@ def build_dataset(
     # idx files without names: one split may lack the last classes
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
     parts = {
-        key: Part(relabelled(value, classes), np.arange(len(value)), key)
+        key: SplitImages(relabel(value, classes), np.arange(len(value)), key)
         for key, value in images.items()
     }
     if test_fraction:
