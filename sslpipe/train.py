@@ -261,7 +261,7 @@ class _CallableModule(ModuleType):
 
     def __call__(self, *args: Any, **kwargs: Any) -> int:
         """Pretrain or fine-tune from Python: see `sslpipe.api.train`."""
-        run: Callable[..., int] = import_module("sslpipe.api").train
+        run: Callable[..., int] = import_module(".api", "sslpipe").train
         return run(*args, **kwargs)
 
 

@@ -2,13 +2,14 @@
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from sslpipe.errors import UserError
+from sslpipe.registry import take_from
 
 # name -> (module with `app`, first line of its help). The line stands here, too, so that
 # `sslpipe --help` imports none of the modules.
@@ -60,7 +61,15 @@ app = typer.Typer(
 
 
 @app.callback()
-def _program() -> None:
+def _program(
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Import parts of your own: a module, or a .py file; anywhere in the command.",
+        ),
+    ] = None,
+) -> None:
     """Self-supervised contrastive pretraining on webdataset shards, and what comes after it."""
 
 
@@ -70,7 +79,7 @@ def run(*words: str) -> None:
     A user's mistake is one line on stderr and exit status 2.
     """
     try:
-        app([*words, *sys.argv[1:]], prog_name="sslpipe")
+        app([*words, *take_from(sys.argv[1:])], prog_name="sslpipe")
     except KeyboardInterrupt:
         sys.exit(130)  # the shell's status for Ctrl-C
     except UserError as error:

@@ -45,7 +45,7 @@ def check(
 ) -> None:
     """Validate a recipe without training; print its settings and sizes.
 
-    Of pretraining also estimates: memory, time and disk.
+    Of pretraining also estimates of memory and time.
     """
     from sslpipe.check import check_recipe
     from sslpipe.data.index import load_index
