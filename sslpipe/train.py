@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.build import build_augment
-from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.params import Draws, draws
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import batches, open_reader
+from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
 from sslpipe.data.pipeline import Batch
@@ -74,7 +73,7 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
         ddp, optimizer = run.prepare(model, build_optimizer(model, recipe.optim))
-        micro_batches = build_micro_batches(recipe, model, ddp, run, augment.crop_px)
+        cached = build_gradient_cache(recipe, model, ddp, run, augment.crop_px)
 
         # resume: weights, optimizer and loss buffers; then the data from that step on
         first_step = run.restore(
@@ -87,9 +86,12 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         )
         run.announce(
             f"{order.samples} images, {order.steps_per_epoch} steps an epoch",
-            warnings_of(recipe, split, loss_fn, augment.crop_px),
+            plan_warnings(recipe, split, loss_fn, augment.crop_px),
         )
-        holdout_knn = build_monitor(recipe, split, model, augment, run)
+        held_out_ids = holdout_ids(recipe, split)
+        holdout_knn = run.monitor(
+            monitor, model.backbone, augment, split, held_out_ids, recipe.data.canvas_px
+        )
         stream = open_batches(recipe, split, order, run, first_step)
 
         for step, batch in run.steps(stream, step_flops=flops):  # all ranks
@@ -99,7 +101,7 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
             seed = partial(seed_torch, recipe.seed, step, run.process.rank)  # dropout and the like
             compute_loss = partial(loss_fn, ids=batch.source_ids, labels=batch.labels)
 
-            if micro_batches is None:
+            if cached is None:
                 seed(0)
                 views = augment(batch, params).to(run.dtype)  # (2B, 3, S, S), first views first
                 z_a, z_b = ddp(views).chunk(2)  # 2 x (B, D), one forward
@@ -107,9 +109,7 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
                 run.backward(loss)
             else:  # the same negatives and gradient, a slice of every stream at a time
                 make_views = partial(views_of_rows, augment, batch, params, run.dtype)
-                z_a, z_b, loss = micro_batches(
-                    make_views=make_views, compute_loss=compute_loss, seed=seed
-                )
+                z_a, z_b, loss = cached(make_views=make_views, compute_loss=compute_loss, seed=seed)
 
             moved = run.optimizer_step(step, batch, loss)  # a non-finite step changes nothing
             if moved and isinstance(model, MomentumPair) and recipe.momentum:
@@ -180,7 +180,7 @@ def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
     return flops * (4 / 6 if recipe.momentum else 1)
 
 
-def build_micro_batches(
+def build_gradient_cache(
     recipe: Recipe, model: Model, ddp: nn.Module, run: Run, crop_px: int
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
     """Return `cached_backward` over the recipe's micro-batches; None without data.micro_batch."""
@@ -212,48 +212,18 @@ def open_batches(
     )
 
 
-def build_monitor(
-    recipe: Recipe, split: Split, model: Model, augment: Views, run: Run
-) -> Callable[[], dict[str, float]] | None:
-    """Return the kNN over the held-out samples; None where there are none."""
-    ids = holdout_ids(recipe, split)
-    if not len(ids):
-        return None
-    return partial(
-        monitor,
-        model.backbone,
-        eval_view_for(augment.crop_px, augment.mean.tolist(), augment.std.tolist()),
-        split,
-        ids,
-        run.process,
-        canvas_px=recipe.data.canvas_px,
-        num_workers=recipe.run.num_workers,
-        device=run.device,
-        reader=open_reader(split, recipe.run),
-    )
-
-
-def warnings_of(recipe: Recipe, split: Split, loss_fn: Objective, crop_px: int) -> list[str | None]:
-    """What a user should know before the first step."""
-    no_monitor = (
-        "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
-        if recipe.run.monitor_steps and not len(holdout_ids(recipe, split))
-        else None
-    )
-    return [
-        stem_warning(recipe.backbone, crop_px),
-        labels_warning(recipe, loss_fn, split),
-        no_monitor,
-    ]
-
-
-def labels_warning(recipe: Recipe, loss_fn: Objective, split: Split) -> str | None:
-    """What to say of an objective that uses labels where the split has none."""
-    if not loss_fn.uses_labels or bool((split.labels >= 0).any()):
-        return None
-    masks = bool(recipe.loss.arguments.get("mask_labels"))
-    setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
-    return f"{setting}, but the split {split.name!r} has no labels: it changes nothing here"
+def plan_warnings(recipe: Recipe, split: Split, loss_fn: Objective, crop_px: int) -> list[str]:
+    """List what a user should know before the first step."""
+    warnings = [stem_warning(recipe.backbone, crop_px)]
+    if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
+        masks = bool(recipe.loss.arguments.get("mask_labels"))
+        setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
+        warnings.append(f"{setting}, but split {split.name!r} has no labels: no effect here")
+    if recipe.run.monitor_steps and not len(holdout_ids(recipe, split)):
+        warnings.append(
+            "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
+        )
+    return [warning for warning in warnings if warning]
 
 
 class _CallableModule(ModuleType):

@@ -24,8 +24,8 @@ from sslpipe.run.launch import check_precision, training_device
 from sslpipe.train import (
     build_loss,
     build_model,
-    labels_warning,
     plan_order,
+    plan_warnings,
     recipe_flops,
 )
 
@@ -161,9 +161,10 @@ def _warnings(
     data: DataCheck | None,
     index: DatasetIndex | None,
 ) -> tuple[str, ...]:
-    warnings = []
-    if stem := stem_warning(recipe.backbone, crop_px):
-        warnings.append(stem)
+    if index is None:
+        warnings = [text for text in [stem_warning(recipe.backbone, crop_px)] if text]
+    else:
+        warnings = plan_warnings(recipe, index.split(recipe.data.split), loss_fn, crop_px)
     if recipe.batchnorm == "local":
         warnings.append(
             "batchnorm = 'local': each process normalises by its own part of the batch, so results "
@@ -188,14 +189,6 @@ def _warnings(
         warnings.append(
             f"mixing score {data.mixing:.3f}: batches hold fewer classes than a uniform shuffle's; "
             "build the shards shuffled, or raise data.num_streams or lower data.shuffle_window"
-        )
-    if index is not None and (
-        text := labels_warning(recipe, loss_fn, index.split(recipe.data.split))
-    ):
-        warnings.append(text)
-    if recipe.run.monitor_steps and data and not data.held_out:
-        warnings.append(
-            "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
         )
     return tuple(warnings)
 

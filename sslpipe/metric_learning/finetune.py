@@ -1,18 +1,16 @@
 """Fine-tuning: labelled images become embeddings, embeddings become a metric loss."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.augment.build import build_augment
-from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.params import draws
-from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import open_reader
+from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows
 from sslpipe.evaluation.geometry import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
@@ -31,7 +29,8 @@ from sslpipe.metric_learning.build import (
 from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import unit
 from sslpipe.metric_learning.model import MetricTask
-from sslpipe.metric_learning.sampling.batches import pk_batches
+from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
+from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.session import Run, open_run, seed_torch
 
@@ -78,40 +77,25 @@ def finetune(
         ddp, optimizer = run.prepare(task, freeze_and_optimize(task, recipe))
 
         # resume: weights, optimizer, losses, queue; then the data from that step on
-        parts = {
-            "model": nn.ModuleDict({"backbone": task.backbone}),  # what an export takes
-            "optimizer": optimizer,
-            "losses": task.losses,
-            "miner": task.miner,
-            "queue": task.queue,
-            "neighbours": neighbours,
-        }
         first_step = run.restore(
             index,
             order,
-            parts,
+            finetuning_parts(task, optimizer, neighbours),
             order_version=ORDER_AND_PK_VERSION,
             guarded=[task],  # the neighbours follow only steps that were taken
             metadata={"classes": order.classes.tolist()},  # data set labels that are trained on
         )
-        source = "pretrained" if init_from is not None else "random"
         run.announce(
-            f"{order.samples} images of {len(order.classes)} classes, {order.steps_per_epoch} "
-            f"steps an epoch of {order.batch_size} images; from {source} weights",
+            describe_start(order, init_from),
             plan_warnings(recipe, index, order, augment.crop_px),
         )
-        validate = build_monitor(recipe, index, task, augment, run)
-        index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
-        stream = pk_batches(
-            split,
-            order,
-            recipe.run,
-            run.process,
-            canvas_px=recipe.data.canvas_px,
-            first_step=first_step,
-            device=run.device,
-            on_bad=run.quarantine.add,
+        held_out = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
+        held_out = held_out[:: -(-len(held_out) // MOST_VALIDATED) or 1]
+        validate = run.monitor(
+            retrieval_monitor, task.backbone, augment, split, held_out, recipe.data.canvas_px
         )
+        index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
+        stream = open_batches(recipe, split, order, run, first_step)
 
         for step, batch in run.steps(stream):  # all ranks
             seed_torch(recipe.seed, step, run.process.rank)  # dropout and the like
@@ -125,17 +109,13 @@ def finetune(
             loss, embeddings = ddp(views, labels, ids, use_queue)  # (), (views * B, D)
             run.backward(loss)
 
-            # image by image, so that the ranks put together are one process's rows
-            rows = torch.arange(len(ids), device=ids.device).view(recipe.views, -1).T.flatten()
+            rows = image_by_image(len(ids), recipe.views, ids.device)
             embeddings, labels, ids = embeddings[rows], labels[rows], ids[rows]
             if task.queue is not None:
                 task.queue.push(embeddings, labels, ids)
             moved = run.optimizer_step(step, batch, loss)  # a non-finite step changes nothing
             if neighbours is not None:
-                if moved:
-                    neighbours.follow(embeddings, labels)
-                if run.last_step % order.steps_per_epoch == 0:
-                    neighbours.begin(run.last_step // order.steps_per_epoch)
+                update_neighbours(neighbours, embeddings, labels, moved, run.last_step, order)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 run.log(step, loss, {**mining_stats(task), **similarities(embeddings, labels)})
             run.evaluate_if_due(step, validate)  # all ranks embed, rank 0 scores
@@ -143,26 +123,73 @@ def finetune(
         return run.finish()
 
 
-def build_monitor(
-    recipe: FinetuneRecipe, index: DatasetIndex, task: MetricTask, augment: Views, run: Run
-) -> Callable[[], dict[str, float]] | None:
-    """Return retrieval among samples of the validation classes; None without such classes."""
-    split: Split = index.split(recipe.data.split)
-    ids = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
-    if not len(ids):
-        return None
-    return partial(
-        retrieval_monitor,
-        task.backbone,
-        eval_view_for(augment.crop_px, augment.mean.tolist(), augment.std.tolist()),
+def describe_start(order: PKOrder, init_from: FrozenBackbone | None) -> str:
+    """Say how many images of how many classes are trained on, and from which weights."""
+    return (
+        f"{order.samples} images of {len(order.classes)} classes, {order.steps_per_epoch} steps an "
+        f"epoch of {order.batch_size} images; from "
+        f"{'random' if init_from is None else 'pretrained'} weights"
+    )
+
+
+def update_neighbours(
+    neighbours: ClassNeighbours,
+    embeddings: Tensor,
+    labels: Tensor,
+    moved: bool,
+    done: int,
+    order: PKOrder,
+) -> None:
+    """Take a step's rows into the classes' means, and at an epoch's end make the next table.
+
+    Args:
+        neighbours: Changed in place.
+        embeddings: (B, D) of this rank.
+        labels: (B,) int64.
+        moved: Whether the step changed weights; else its rows are skipped.
+        done: Steps so far.
+        order: Of the batches.
+    """
+    if moved:
+        neighbours.follow(embeddings, labels)
+    if done % order.steps_per_epoch == 0:
+        neighbours.begin(done // order.steps_per_epoch)
+
+
+def open_batches(
+    recipe: FinetuneRecipe, split: Split, order: PKOrder, run: Run, first_step: int
+) -> Generator[Batch]:
+    """Open this rank's rows of every step's batch, from `first_step` on."""
+    return pk_batches(
         split,
-        ids[:: -(-len(ids) // MOST_VALIDATED)],
+        order,
+        recipe.run,
         run.process,
         canvas_px=recipe.data.canvas_px,
-        num_workers=recipe.run.num_workers,
+        first_step=first_step,
         device=run.device,
-        reader=open_reader(split, recipe.run),
+        on_bad=run.quarantine.add,
     )
+
+
+def finetuning_parts(task: MetricTask, optimizer: Any, neighbours: Any) -> dict[str, Any]:
+    """Return what a checkpoint holds; `model` is what an export takes."""
+    return {
+        "model": nn.ModuleDict({"backbone": task.backbone}),
+        "optimizer": optimizer,
+        "losses": task.losses,
+        "miner": task.miner,
+        "queue": task.queue,
+        "neighbours": neighbours,
+    }
+
+
+def image_by_image(rows: int, views: int, device: torch.device) -> Tensor:
+    """Return the order (rows,) in which the views of an image follow one another.
+
+    Rows come view by view; in this order the ranks' rows, concatenated, are one process's.
+    """
+    return torch.arange(rows, device=device).view(views, -1).T.flatten()
 
 
 def mining_stats(task: MetricTask) -> Mapping[str, float]:

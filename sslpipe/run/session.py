@@ -9,15 +9,21 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sslpipe.data.index import DatasetIndex
+from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.augment.two_views import Views
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank, agree
 from sslpipe.errors import UserError
@@ -253,6 +259,40 @@ class Run:
         for remark in remarks:
             if remark:
                 self.reporter.warn(remark)
+
+    def monitor(
+        self,
+        score: Callable[..., dict[str, float]],
+        backbone: nn.Module,
+        augment: Views,
+        split: Split,
+        ids: NDArray[np.int64],
+        canvas_px: int,
+    ) -> Monitor | None:
+        """Return the evaluation of held-out samples, or None where there are none.
+
+        Args:
+            score: One of `evaluation.monitor`.
+            backbone: Images (B, 3, S, S) -> (B, F).
+            augment: The training views: crop size, mean and std are theirs.
+            split: Where the samples are.
+            ids: (n,) the samples.
+            canvas_px: As in training.
+        """
+        if not len(ids):
+            return None
+        return partial(
+            score,
+            backbone,
+            eval_view_for(augment.crop_px, augment.mean.tolist(), augment.std.tolist()),
+            split,
+            ids,
+            self.process,
+            canvas_px=canvas_px,
+            num_workers=self.recipe.run.num_workers,
+            device=self.device,
+            reader=open_reader(split, self.recipe.run),
+        )
 
     # each step
 
