@@ -4,7 +4,9 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.build import build_augment
@@ -85,14 +87,11 @@ def finetune(
             guarded=[task],  # the neighbours follow only steps that were taken
             metadata={"classes": order.classes.tolist()},  # data set labels that are trained on
         )
-        run.announce(
-            describe_start(order, init_from),
-            plan_warnings(recipe, index, order, augment.crop_px),
-        )
-        held_out = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
-        held_out = held_out[:: -(-len(held_out) // MOST_VALIDATED) or 1]
+        warnings = plan_warnings(recipe, index, order, augment.crop_px)
+        run.announce(describe_start(order, init_from), warnings)
+        held_out, canvas_px = monitored_ids(recipe, index), recipe.data.canvas_px
         validate = run.monitor(
-            retrieval_monitor, task.backbone, augment, split, held_out, recipe.data.canvas_px
+            retrieval_monitor, task.backbone, augment, split, held_out, canvas_px
         )
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
         stream = open_batches(recipe, split, order, run, first_step)
@@ -114,8 +113,7 @@ def finetune(
             if task.queue is not None:
                 task.queue.push(embeddings, labels, ids)
             moved = run.optimizer_step(step, batch, loss)  # a non-finite step changes nothing
-            if neighbours is not None:
-                update_neighbours(neighbours, embeddings, labels, moved, run.last_step, order)
+            update_neighbours(neighbours, embeddings, labels, moved, run.last_step, order)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 run.log(step, loss, {**mining_stats(task), **similarities(embeddings, labels)})
             run.evaluate_if_due(step, validate)  # all ranks embed, rank 0 scores
@@ -132,8 +130,15 @@ def describe_start(order: PKOrder, init_from: FrozenBackbone | None) -> str:
     )
 
 
+def monitored_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> NDArray[np.int64]:
+    """Return evenly spaced ids of the validation classes, MOST_VALIDATED of them at most."""
+    split = index.split(recipe.data.split)
+    ids = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
+    return ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
+
+
 def update_neighbours(
-    neighbours: ClassNeighbours,
+    neighbours: ClassNeighbours | None,
     embeddings: Tensor,
     labels: Tensor,
     moved: bool,
@@ -143,13 +148,15 @@ def update_neighbours(
     """Take a step's rows into the classes' means, and at an epoch's end make the next table.
 
     Args:
-        neighbours: Changed in place.
+        neighbours: Changed in place; None: there is no table.
         embeddings: (B, D) of this rank.
         labels: (B,) int64.
         moved: Whether the step changed weights; else its rows are skipped.
         done: Steps so far.
         order: Of the batches.
     """
+    if neighbours is None:
+        return
     if moved:
         neighbours.follow(embeddings, labels)
     if done % order.steps_per_epoch == 0:
