@@ -4,7 +4,7 @@ import io
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
-from sslpipe.recipe import parse_recipe
+from sslpipe.recipe import is_finetune, parse_recipe
 from sslpipe.report.confusion import confusion
 from sslpipe.report.embeddings import (
     EMBED,
@@ -13,7 +13,6 @@ from sslpipe.report.embeddings import (
     embedding_quality,
     nearest_neighbours,
 )
-from sslpipe.report.more import more_tables
 from sslpipe.report.page import html_page
 from sslpipe.report.pictures import png_uri
 from sslpipe.report.results import few_shot_chart, result_table
@@ -30,6 +29,7 @@ from sslpipe.report.sections import (
     settings,
     steps_note,
 )
+from sslpipe.report.tables import task_tables
 from sslpipe.run.preview import preview_recipe
 
 SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
@@ -55,12 +55,12 @@ def build_page(
     bank_split = _split_of(index, bank, "--bank")
     sections = {
         "Results": (
-            result_table(evaluation) + more_tables(evaluation)
+            result_table(evaluation) + task_tables(evaluation)
             if evaluation
             else missing("No eval.json yet.", SUITE)
         ),
         "Few labels": few_labels(facts),
-        "Training": charts(facts, FINETUNE_CHARTS if "sampler" in facts.recipe else CHARTS)
+        "Training": charts(facts, FINETUNE_CHARTS if is_finetune(facts.recipe) else CHARTS)
         + steps_note(facts),
         "Alarms": alarms(facts),
         "Views": views(facts, index),

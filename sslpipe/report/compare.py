@@ -10,7 +10,6 @@ import numpy as np
 
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
-from sslpipe.report.more import more_tables
 from sslpipe.report.page import html_page
 from sslpipe.report.results import BASELINES, NAMES, accuracy_sentence, few_shot_chart, result_table
 from sslpipe.report.run import Run, Tree
@@ -25,6 +24,7 @@ from sslpipe.report.sections import (
     standing_alarms,
     trained_sentence,
 )
+from sslpipe.report.tables import task_tables
 
 SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
 
@@ -127,7 +127,7 @@ def results(named: dict[str, Run]) -> str:
     random = [name for name in colours if name.startswith(("random", NAMES["random"]))]
     few = few_shot_chart(together, colours, whitened=False, dashed=random)
     chart = f"<div class='charts one'>{few}</div>" if few else ""
-    return f"{result_table(together)}{chart}{more_tables(together)}{without}"
+    return f"{result_table(together)}{chart}{task_tables(together)}{without}"
 
 
 def merged(evaluations: dict[str, Tree]) -> Tree:

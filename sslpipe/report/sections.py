@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sslpipe.recipe import is_finetune
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.pictures import Row
 from sslpipe.report.results import accuracy_sentence
@@ -199,7 +200,7 @@ def steps_note(run: Run) -> str:
     counts = "".join(f"{number(last[k])} {name}; " for k, name in compared.items() if k in last)
     text = f"{counts}{skipped} steps skipped as not finite"
     bad = f"; {not_finite} logged losses are not finite" if not_finite else ""
-    health = FINETUNE_HEALTH if "sampler" in run.recipe else HEALTH
+    health = FINETUNE_HEALTH if is_finetune(run.recipe) else HEALTH
     return f"<p class='note'>{text}{bad}. {health}</p>"
 
 

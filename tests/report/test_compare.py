@@ -12,10 +12,10 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.verification import verification
 from sslpipe.report.compare import merged, names_apart
 from sslpipe.report.embeddings import evaluated_curves, measured_curve, spectrum
-from sslpipe.report.more import more_tables
 from sslpipe.report.pictures import unit_rows
 from sslpipe.report.results import clear_best, few_shot_chart, result_table, table_lines
 from sslpipe.report.run import Run
+from sslpipe.report.tables import task_tables
 from tests.report.test_report import row
 
 
@@ -92,7 +92,7 @@ def test_retrieval_verification_and_geometry_have_tables_with_their_better_side(
         for metric, v in zip(("map_at_r", "fpr@95tpr"), values, strict=True)
     ]
     shape = row("ssl", 12.5, 11.0, 14.0, column=None, metric="effective_rank", unit="number")
-    html = more_tables({**evaluation_of(*rows), "geometry": [shape]})
+    html = task_tables({**evaluation_of(*rows), "geometry": [shape]})
     assert [title for title in ("Retrieval", "Verification", "Geometry") if title in html] == [
         "Retrieval",
         "Verification",
@@ -101,7 +101,7 @@ def test_retrieval_verification_and_geometry_have_tables_with_their_better_side(
     best = re.findall(r"<b class='best'><data value='([^']*)'", html)
     assert best == ["0.6", "0.7"]  # most MAP@R, fewest errors; geometry has no best
     assert "<data value='12.5'>12.5</data>" in html
-    assert more_tables(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
+    assert task_tables(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
 
 
 def test_few_labels_that_are_in_no_column_are_on_the_curve():

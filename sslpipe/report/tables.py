@@ -38,7 +38,7 @@ TABLES = {  # heading -> what it is, and metric -> title of its column
 }
 
 
-def more_tables(evaluation: Tree) -> str:
+def task_tables(evaluation: Tree) -> str:
     """Return retrieval, verification and geometry as HTML; '' where none was measured."""
     all_rows = [*evaluation["rows"], *evaluation.get("geometry", [])]
     tables = ""
