@@ -277,7 +277,26 @@ class CombinedMargin(MarginSoftmax):
         super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
 
 
-class SphereFace(MarginSoftmax):
+class _MultipliedAngleSoftmax(MarginSoftmax):
+    """What A-Softmax and large-margin softmax share; they differ in which lengths count."""
+
+    counted: Lengths
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        m: int = 4,
+        lam_first: float = 0.0,
+        lam_last: float = 0.0,
+        lam_decay: float = 0.12,
+        focal_gamma: float = 0.0,
+    ) -> None:
+        rule = MultipliedAngle(m, lam_first, lam_last, lam_decay)
+        super().__init__(num_classes, dim, rule, lengths=self.counted, focal_gamma=focal_gamma)
+
+
+class SphereFace(_MultipliedAngleSoftmax):
     """Multiply the target's angle (A-Softmax): |x| psi(th), weights of length 1.
 
     Args:
@@ -294,49 +313,19 @@ class SphereFace(MarginSoftmax):
         Liu et al. 2017, arXiv:1704.08063, eq. 7; psi: `MultipliedAngle`.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        m: int = 4,
-        lam_first: float = 0.0,
-        lam_last: float = 0.0,
-        lam_decay: float = 0.12,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = MultipliedAngle(m, lam_first, lam_last, lam_decay)
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    counted = "embedding"
 
 
-class LSoftmax(MarginSoftmax):
+class LSoftmax(_MultipliedAngleSoftmax):
     """Multiply the target's angle, weights with their lengths: |w| |x| psi(th).
 
-    Args:
-        num_classes: C.
-        dim: D.
-        m: What the angle is multiplied by.
-        lam_first: See `MultipliedAngle`; 0 and 0 are the paper's, 1000 and 5 what it was trained
-            with.
-        lam_last: See `MultipliedAngle`.
-        lam_decay: See `MultipliedAngle`.
-        focal_gamma: See `MarginSoftmax`.
+    The arguments are those of `SphereFace`.
 
     Source:
         Liu et al. 2016, arXiv:1612.02295, eq. 5 and 6; psi: `MultipliedAngle`.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        m: int = 4,
-        lam_first: float = 0.0,
-        lam_last: float = 0.0,
-        lam_decay: float = 0.12,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = MultipliedAngle(m, lam_first, lam_last, lam_decay)
-        super().__init__(num_classes, dim, rule, lengths="both", focal_gamma=focal_gamma)
+    counted = "both"
 
 
 class CurricularFace(MarginSoftmax):
