@@ -157,5 +157,32 @@ def to_float64(x: Tensor) -> Tensor:
     return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Multiply matrices in true float32 inside, whatever training has allowed (TF32, bf16)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def rounded_float32(backend: Any, precision: str) -> Iterator[None]:
+    """Let one backend round the factors of float32 products inside.
+
+    Args:
+        backend: `torch.backends.mkldnn` or `torch.backends.cuda`.
+        precision: what it may round to: "bf16" for mkldnn, "tf32" for cuda.
+    """
+    before = backend.matmul.fp32_precision
+    backend.matmul.fp32_precision = precision
+    try:
+        yield
+    finally:
+        backend.matmul.fp32_precision = before
+
+
 def _psutil() -> Any:
     return importlib.import_module("psutil")  # accelerate brings it

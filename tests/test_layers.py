@@ -21,7 +21,7 @@ ROWS = (
     ("losses", "models", "optim"),
     ("data",),
     ("recipe",),
-    ("registry", "distributed", "random", "precision"),
+    ("registry", "distributed", "random"),
     ("errors", "faults", "portable"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}

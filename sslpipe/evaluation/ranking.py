@@ -15,7 +15,7 @@ from sslpipe.evaluation.neighbours import (
     float32_error,
     rank_keys,
 )
-from sslpipe.precision import full_float32
+from sslpipe.portable import full_float32
 
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sslpipe.precision import rounded_float32
+from sslpipe.portable import rounded_float32
 
 Products = Literal["float32", "bfloat16"]
 
