@@ -1,0 +1,82 @@
+"""What a notebook does in one line each: the names of the package, and whole runs from Python."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import sslpipe
+from sslpipe.errors import UserError
+from tests.helpers import finetunes
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import ROOT, final_weights, write_recipe
+
+# in a process of its own: this one has imported much already
+FIRST_USE = """
+import sys, sslpipe
+assert "torch" not in sys.modules
+assert callable(sslpipe.train) and callable(sslpipe.train)
+import sslpipe.train
+assert callable(sslpipe.train) and sslpipe.train.plan_order
+for name in sslpipe.__all__:
+    assert callable(getattr(sslpipe, name)), name
+assert set(sslpipe.__all__) <= set(dir(sslpipe))
+"""
+
+
+def test_the_packages_names_are_imported_at_their_first_use():
+    subprocess.run([sys.executable, "-c", FIRST_USE], cwd=ROOT, check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = sslpipe.trian
+
+
+def test_one_line_each():
+    images = torch.randint(0, 256, (4, 3, 40, 40), dtype=torch.uint8)
+    view_a, view_b = sslpipe.TwoViews("simclr", crop_px=32)(images)
+    assert view_a.shape == view_b.shape == (4, 3, 32, 32)
+    z = torch.randn(4, 8, dtype=torch.float16)
+    assert float(sslpipe.NTXentLoss(temperature=0.1)(z, z)) < 1.0  # equal views
+    assert repr(sslpipe.NTXentLoss(temperature=0.5)).startswith("NTXentLoss(temperature=0.5")
+    features, labels = np.eye(6, dtype=np.float16).repeat(4, 0), np.arange(6).repeat(4)
+    assert sslpipe.knn(features, labels, features, labels, k=3).value == 1.0
+
+
+def test_train_runs_both_kinds_from_paths_and_what_it_trained_loads(tmp_path):
+    """In a process of its own: the Accelerator of a process is made once."""
+    data = write_dataset(tmp_path / "data", (40, 60, 72), classes=8)
+    recipe = write_recipe(tmp_path)
+    (tmp_path / "metric").mkdir()
+    metric = finetunes.write_recipe(tmp_path / "metric")
+    text = f"""
+import sslpipe
+data, runs = {str(data)!r}, {str(tmp_path)!r}
+assert sslpipe.train({str(recipe)!r}, data, runs + "/ssl", overrides=["steps=2"]) == 2
+index = sslpipe.load_index(data)
+tuned = sslpipe.load_recipe({str(metric)!r}, ["steps=2", "backbone.widths=[8, 16, 16]"])
+assert sslpipe.train(tuned, index, runs + "/tuned", backbone=runs + "/ssl") == 2
+backbone = sslpipe.load_backbone(runs + "/tuned")
+assert backbone.num_features == 8
+"""
+    subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=True, timeout=200)
+    assert (tmp_path / "ssl" / "DONE").exists()
+    ssl, tuned = final_weights(tmp_path / "ssl"), final_weights(tmp_path / "tuned")
+    key = "backbone.network.0.weight"
+    assert ssl[key].shape == tuned[key].shape
+    assert not torch.equal(ssl[key], tuned[key])
+    torch.testing.assert_close(tuned[key], ssl[key], rtol=0, atol=0.1)  # it started from there
+
+
+def test_what_a_kind_would_ignore_is_refused(tmp_path):
+    data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
+    with pytest.raises(UserError, match=r"a backbone is for a fine-tuning, and 'tiny' has no"):
+        sslpipe.train(recipe, data, tmp_path / "run", backbone=tmp_path)
+    with pytest.raises(UserError, match="overrides are for the path of a recipe"):
+        sslpipe.train(sslpipe.load_recipe(recipe), data, tmp_path / "run", overrides=["steps=1"])
+    with pytest.raises(UserError, match=r"run\.cache = 'device'.*'none' or 'memory'"):
+        sslpipe.load_recipe(finetunes.write_recipe(tmp_path), ["run.cache=device"])
+    assert not (tmp_path / "run").exists()
