@@ -38,10 +38,25 @@ def train(
         recipe = load_recipe(recipe, overrides)
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
-    if isinstance(recipe, Recipe) and backbone is not None:
-        raise UserError(f"a backbone is for a fine-tuning, and {recipe.name!r} has no [sampler]")
+    init_from = open_backbone(recipe, backbone)
     index = data if isinstance(data, DatasetIndex) else load_index(str(data))
     if isinstance(recipe, FinetuneRecipe):
-        init_from = load_backbone(backbone) if isinstance(backbone, str | Path) else backbone
         return finetune(recipe, index, Path(run_dir), init_from)
     return pretrain(recipe, index, Path(run_dir))
+
+
+def open_backbone(
+    recipe: Recipe | FinetuneRecipe, backbone: FrozenBackbone | str | Path | None
+) -> FrozenBackbone | None:
+    """Load the backbone that a fine-tuning starts from.
+
+    Args:
+        recipe: Of either kind.
+        backbone: A folder, or what is loaded already; None: random weights.
+
+    Raises:
+        UserError: The recipe pretrains.
+    """
+    if backbone is not None and isinstance(recipe, Recipe):
+        raise UserError(f"--backbone is for a fine-tuning, and {recipe.name!r} has no [sampler]")
+    return load_backbone(backbone) if isinstance(backbone, str | Path) else backbone

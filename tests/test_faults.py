@@ -206,7 +206,7 @@ def test_a_file_system_without_space_left_keeps_the_last_checkpoint(data, tmp_pa
         subprocess.run(["mount", "-o", "remount,size=20m", mounted], check=True)
         again = command_line(*command)
         assert again.returncode == 0, again.stderr
-        assert "going on from step 5" in again.stderr
+        assert "resumed at step 5" in again.stderr
         assert_bitwise(final_weights(reference), final_weights(mounted / "run"))
     finally:
         subprocess.run(["umount", mounted], check=True)

@@ -116,7 +116,7 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
     last = read_metrics(run_dir)[-1]["step"]
     result = command_line(*command)
     assert result.returncode == 0, result.stderr
-    assert "going on from step 5" in result.stderr or last >= 10
+    assert "resumed at step 5" in result.stderr or last >= 10
     assert_bitwise(final_weights(straight / "1"), final_weights(run_dir))
 
 

@@ -10,7 +10,6 @@ from rich.console import RenderableType
 from sslpipe.check.finetuning import check_finetuning, render_finetuning
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import DatasetIndex
-from sslpipe.errors import UserError
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.recipe import FinetuneRecipe, Recipe
 
@@ -35,6 +34,4 @@ def check_recipe(
     """
     if isinstance(recipe, FinetuneRecipe):
         return render_finetuning(check_finetuning(recipe, index, init_from))
-    if init_from is not None:
-        raise UserError("--backbone is for a fine-tuning, and the recipe has no [sampler]")
     return render_pretraining(check_pretraining(recipe, index))

@@ -222,7 +222,7 @@ def _size_rows(result: PretrainCheck) -> Rows:
             + (
                 f"(2 x {batch} - 2)"
                 if result.negatives_per_anchor == 2 * batch - 2
-                else "(full queue)"
+                else "(the full queue)"
             ),
         ),
         (

@@ -47,13 +47,13 @@ def check(
 
     Of pretraining also estimates of memory and time.
     """
+    from sslpipe.api import open_backbone
     from sslpipe.check import check_recipe
     from sslpipe.data.index import load_index
-    from sslpipe.export.load import load_backbone
     from sslpipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
-    init_from = None if backbone is None else load_backbone(backbone)
+    init_from = open_backbone(loaded, backbone)
     Console().print(check_recipe(loaded, load_index(data) if data else None, init_from))
 
 

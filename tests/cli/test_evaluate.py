@@ -241,8 +241,8 @@ def test_suite_takes_files_alone(files, tmp_path):
         (["suite"], "no set of features"),
         (["suite", "somewhere"], "needs --data"),
         (["knn", "none", "none"], "cannot read embeddings from none"),
-        (["suite", "--device", "tpu"], "use auto, cpu or cuda"),
-        (["ridge", "none", "none", "--device", "tpu"], "use auto, cpu or cuda"),
+        (["suite", "--device", "tpu"], "use auto, cpu, cuda or mps"),
+        (["ridge", "none", "none", "--device", "tpu"], "use auto, cpu, cuda or mps"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(arguments, told, capsys, monkeypatch):

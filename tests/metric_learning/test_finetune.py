@@ -341,14 +341,6 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
     ):
         with pytest.raises(RecipeError, match=text):
             attempt()
-    with pytest.raises(
-        RecipeError, match=r"has a \[sampler\]: it is a recipe of `python -m tools.fi"
-    ):
-        load_recipe(write_recipe(tmp_path))
-    from tests.helpers.runs import RECIPE as PRETRAINING
-
-    with pytest.raises(RecipeError, match=r"has no \[sampler\]: it is a recipe of `sslpipe train`"):
-        recipe(text=PRETRAINING)
 
 
 def test_row_62_and_74_validation_classes_are_whole_and_never_trained_on(data):

@@ -248,6 +248,6 @@ def test_a_world_size_without_a_launcher_is_refused(tmp_path, monkeypatch):
 def test_processes_that_do_not_divide_the_streams_are_refused_with_the_valid_numbers(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))  # 4 streams
     with pytest.raises(RecipeError, match="4 does not divide over 3 processes; start 1, 2, 4 "):
-        check_streams(recipe, 3)
+        check_streams(recipe.data.num_streams, 3)
     for world in (1, 2, 4):
-        check_streams(recipe, world)
+        check_streams(recipe.data.num_streams, world)

@@ -41,7 +41,7 @@ def test_a_rank_that_hangs_ends_all_in_time_and_every_ranks_place_is_told(data, 
     assert re.search(r"at step 2, training; rank [01] at step 2, training; its stacks are in", text)
     stacks = (run_dir / "heartbeat" / "rank-1.stacks.txt").read_text()
     assert "in fault" in stacks
-    assert "in run_steps" in stacks
+    assert "in train\n" in stacks
     assert not (run_dir / "DONE").exists()
 
 
@@ -55,7 +55,7 @@ def test_a_loader_that_hangs_ends_the_job_with_the_stack_of_its_thread(data, tmp
     assert "waiting for data" in (run_dir / "FAILED").read_text()
     for text in (result.stderr, (run_dir / "heartbeat/rank-0.stacks.txt").read_text()):
         assert "in read_range" in text  # of the reading thread
-        assert "in run_steps" in text  # of the one that waits for it
+        assert "in train\n" in text  # of the one that waits for it
     again = command_line(*command, f"run.timeout_s={TIMEOUT_S}")
     assert again.returncode == 0, again.stderr
     assert not (run_dir / "FAILED").exists()
