@@ -28,7 +28,8 @@ class FusedViews(BaseViews):
     Args:
         preset: a name of PRESETS.
         crop_px: side of the square views.
-        mean, std: RGB in [0, 1]; the attributes of that name are 0 and 1 unless `normalize`.
+        mean: RGB in [0, 1]; the attribute of that name is 0 unless `normalize`.
+        std: RGB in [0, 1]; the attribute of that name is 1 unless `normalize`.
         normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
         extra: see ExtraOps.
         blur: "exact", or "bf16": products in bfloat16 where that is faster (see bfloat16_pays), off

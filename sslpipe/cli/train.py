@@ -15,16 +15,16 @@ def _explain(key: str | None) -> None:
     """Print what a setting means, and end: no recipe is needed for it."""
     if key is None:
         return
-    from sslpipe.recipe import explain_key
+    from sslpipe.cli.explain import explain
 
-    Console().print(explain_key(key), highlight=False, markup=False, soft_wrap=True)
+    Console().print(explain(key), highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit
 
 
 @app.command(
     epilog="Examples: sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512 "
     "| sslpipe check finetune.toml --data out/photos/dataset.json --backbone runs/photos | "
-    "sslpipe check --explain data.micro_batch"
+    "sslpipe check --explain data.micro_batch | sslpipe check --explain loss.temperature"
 )
 def check(
     recipe: RecipePath,

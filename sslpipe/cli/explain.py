@@ -1,0 +1,122 @@
+"""`sslpipe check --explain KEY`: what a setting means, the arguments of a section's `kind` too."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from sslpipe.augment.presets import setting_docs
+from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.losses import LOSSES
+from sslpipe.metric_learning import METRIC_LOSSES, MINERS
+from sslpipe.metric_learning.heads import HEADS
+from sslpipe.models.backbones import BACKBONES
+from sslpipe.recipe import explain_key
+
+SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = {
+    "augment": (("view", AUGMENTS),),
+    "backbone": (("backbone", BACKBONES),),
+    "loss": (
+        ("objective", LOSSES),
+        ("metric loss", METRIC_LOSSES),
+        ("head", HEADS),
+    ),
+    "miner": (("miner", MINERS),),
+}
+"""Section with a `kind` -> the tables that the kind is looked up in."""
+
+_ANY_BACKBONE = {
+    "embedding_dim": "Width of a linear layer behind the pooled features; none without it.",
+    "normalize": "Whether features have length 1 (default false).",
+}
+
+
+def explain(key: str) -> str:
+    """Say what a setting of a recipe means.
+
+    Args:
+        key: As in a recipe or an override: "data.micro_batch", "augment.hue", "loss.temperature",
+            "miner.kind", or a section's name.
+
+    Returns:
+        Of an argument, one line for each meaning, with the names of the kinds that take it.
+
+    Raises:
+        RecipeError: There is no such setting; names the nearest.
+    """
+    section, _, name = key.partition(".")
+    if section not in SECTIONS:
+        return explain_key(key)
+    meanings = _meanings(section)
+    if not name:
+        return f"{explain_key(key)}\nArguments of one kind or another: {', '.join(meanings)}."
+    if name == "kind":
+        known = (f"{title}: {', '.join(_names(table))}" for title, table in SECTIONS[section])
+        return "\n".join([key, *known])
+    if name not in meanings:
+        near = did_you_mean(key, [f"{section}.{known}" for known in meanings])
+        raise RecipeError(f"there is no setting {key!r}{near}")
+    return "\n".join([key, *meanings[name]])
+
+
+def _meanings(section: str) -> dict[str, list[str]]:
+    """Argument -> its meanings, each after the names of the kinds that take it."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for title, table in SECTIONS[section]:
+        for kind in _names(table):
+            known = kind if len(SECTIONS[section]) == 1 else f"{kind} ({title})"
+            for name, text in _arguments(table[kind]):
+                kinds.setdefault(name, {}).setdefault(text, []).append(known)
+    meanings = {
+        name: [f"{', '.join(names)}: {text}" for text, names in texts.items()]
+        for name, texts in kinds.items()
+    }
+    if section == "augment":
+        meanings |= {name: [text] for name, text in setting_docs().items() if name not in meanings}
+    if section == "backbone":
+        del meanings["architecture"]  # the part of `kind` behind the slash
+        meanings |= {name: [text] for name, text in _ANY_BACKBONE.items()}
+    return meanings
+
+
+def _names(table: Mapping[str, Any]) -> list[str]:
+    names: Callable[[], list[str]] = getattr(table, "names", lambda: list(table))
+    return names()
+
+
+def _arguments(constructor: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """Yield name and meaning of each keyword that a constructor takes from a recipe."""
+    source = constructor.func if isinstance(constructor, partial) else constructor
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        text = _documented(source, name) or "not documented"
+        if parameter.default is not parameter.empty:
+            text = f"{text.rstrip('.')} (default {parameter.default!r})"
+        yield name, text
+
+
+def _documented(source: Any, name: str) -> str:
+    """Return what the `Args:` block of a class, of a base of it, or of a function says of a name.
+
+    "as in NTXentLoss" is followed to where it points.
+    """
+    for owner in getattr(source, "__mro__", (source,)):
+        doc = inspect.cleandoc(owner.__doc__ or "") + "\n"
+        block = re.search(r"^Args:\n((?: .*\n|\n)+)", doc, re.MULTILINE)
+        lines = textwrap.dedent(block[1]) if block else ""
+        entry = re.search(rf"^{name}(?: \(.*\))?: (.*(?:\n +.*)*)", lines, re.MULTILINE)
+        if entry is not None:
+            text = " ".join(entry[1].split())
+            other = re.match(r"as in (\w+)\.?$", text, re.IGNORECASE)
+            return (_documented(_named(other[1]), name) if other else "") or text
+    return ""
+
+
+def _named(class_name: str) -> Any:
+    """Return the entry of a table that is a class of this name; None without one."""
+    entries = (entry for tables in SECTIONS.values() for _, t in tables for entry in t.values())
+    return next((c for c in entries if getattr(c, "__name__", "") == class_name), None)

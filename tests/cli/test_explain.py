@@ -1,0 +1,61 @@
+"""`sslpipe check --explain`: every argument that a recipe's `kind` takes has a meaning."""
+
+import inspect
+
+import pytest
+
+from sslpipe.__main__ import main
+from sslpipe.augment.presets import setting_docs
+from sslpipe.cli.explain import SECTIONS, _meanings, explain
+from sslpipe.errors import RecipeError
+from sslpipe.losses import LOSSES
+
+
+@pytest.mark.parametrize("name", setting_docs())
+def test_a_view_setting_is_explained_by_its_own_string(name):
+    if name != "crop_px":  # an argument of both kinds, which document it
+        assert explain(f"augment.{name}") == f"augment.{name}\n{setting_docs()[name]}"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_no_argument_of_a_kind_is_undocumented(section):
+    texts = {
+        f"{section}.{key}: {text}" for key, lines in _meanings(section).items() for text in lines
+    }
+    assert not {text for text in texts if "not documented" in text}
+
+
+def test_an_argument_names_the_kinds_that_take_it_each_with_its_default():
+    lines = explain("loss.temperature").splitlines()
+    assert lines[0] == "loss.temperature"
+    for kind, constructor in LOSSES.items():
+        default = inspect.signature(constructor).parameters["temperature"].default
+        (line,) = (line for line in lines if f"{kind} (objective)" in line)
+        assert line.endswith(f"(default {default!r})"), line
+        assert "cosine similarities" in line  # also where the docstring says "as in NTXentLoss"
+
+
+def test_kind_lists_the_entries_of_the_tables():
+    listed = explain("loss.kind")
+    assert "objective: nt_xent, dcl" in listed
+    assert "head: adaface" in listed
+
+
+def test_a_section_lists_the_arguments_of_its_kinds():
+    assert "cutoff" in explain("miner")
+    assert "architecture" not in explain("backbone")
+
+
+def test_an_unknown_argument_names_the_nearest():
+    with pytest.raises(RecipeError, match=r"did you mean 'loss\.temperature'"):
+        explain("loss.temperatur")
+    with pytest.raises(RecipeError, match=r"did you mean 'augment\.flip_prob'"):
+        explain("augment.flip")
+
+
+def test_the_command_prints_it_without_a_recipe(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["sslpipe", "check", "--explain", "augment.hue"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert capsys.readouterr().out == f"augment.hue\n{setting_docs()['hue']}\n"
