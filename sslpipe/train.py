@@ -144,8 +144,10 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
 
 
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
-    """Return the ids held out for the kNN monitor; without any, no label is read (24 GB of them
-    for a billion)."""
+    """Return the ids held out for the kNN monitor.
+
+    Without any, no label is read: those of a billion samples take 24 GB.
+    """
     count = recipe.data.holdout
     return held_out(split.labels, count) if count else np.zeros(0, np.int64)
 

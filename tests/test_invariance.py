@@ -1,4 +1,4 @@
-"""Promise 1: the recipe decides the run; the machine does not."""
+"""The recipe decides the run; the machine does not: 1, 2 and 4 processes train the same weights."""
 
 import math
 

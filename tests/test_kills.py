@@ -1,4 +1,4 @@
-"""Promise 2 the long way: SIGKILL at random times and places, and the weights are the same."""
+"""SIGKILL at random times and places: the resumed run ends with the same weights."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Promise 2: stop anywhere, go on exactly."""
+"""A run that was stopped anywhere resumes exactly."""
 
 import os
 import signal

@@ -31,17 +31,24 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> int:
+        """Sum all parts, in bytes."""
         return sum(self)
 
 
 def estimate_memory(
     model: nn.Module, recipe: Recipe, crop_px: int, precision: str, world: int = 1
 ) -> Memory:
-    """Of one of `world` processes. model: on the CPU, in its own dtype; its buffers may change.
+    """Estimate the memory that one of `world` processes needs.
 
-    precision: bf16 and fp16 mean autocast. Activations are counted on 2 and on 4 images and drawn
-    out as a straight line to the batch, or to the micro-batch: what a forward pass saves grows with
-    its rows alone.
+    Activations are counted on 2 and on 4 images and extrapolated linearly to the batch, or to the
+    micro-batch: what a forward pass saves grows with its rows alone.
+
+    Args:
+        model: On the CPU, in its own dtype; its buffers may change.
+        recipe: Batch, canvas, optimizer, cache.
+        crop_px: Side of the views.
+        precision: "bf16" and "fp16" mean autocast.
+        world: Number of processes.
     """
     images = -(-(recipe.data.micro_batch or recipe.data.batch_size) // world)
     small, large = (_saved_bytes(model, 2 * n, crop_px, precision) for n in (2, 4))
@@ -64,13 +71,21 @@ def estimate_memory(
 def step_seconds(
     model: Any, augment: Any, batch: Batch, recipe: Recipe, device: torch.device
 ) -> tuple[str, float]:
-    """The precision and the seconds of a global step on one process of this machine.
+    """Measure the time of a global step on one process of this machine.
 
     Views, forward and backward of a few images are timed and scaled to the batch, with
-    micro-batches views and forward twice; loss, optimizer and communication are not in it, nor is
-    decoding, which goes on beside it. The images are doubled until a step is long enough to time.
-    `auto`: the faster of fp32 and bf16.
-    batch: some images, on the CPU. The model is moved to the device; its buffers change.
+    micro-batches views and forward twice. Not included: loss, optimizer, communication, and
+    decoding, which runs in parallel. The images are doubled until a step is long enough to time.
+
+    Args:
+        model: Moved to the device; its buffers change.
+        augment: The views.
+        batch: Some images, on the CPU.
+        recipe: With precision "auto", fp32 and bf16 are both timed.
+        device: Where to compute.
+
+    Returns:
+        The precision (of "auto" the faster one) and the seconds.
     """
     named = recipe.optim.precision
     model = model.to(device, memory_format=torch.channels_last).train()

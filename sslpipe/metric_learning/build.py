@@ -208,8 +208,11 @@ def class_index(order: PKOrder, split: Split) -> Tensor:
 def plan_warnings(
     recipe: FinetuneRecipe, index: DatasetIndex, order: PKOrder, crop_px: int
 ) -> list[str]:
-    """What a user should know before the first step: what the plan leaves out, a stem that does
-    not fit."""
+    """List what a user should know before the first step: skipped images, a stem that does not fit.
+
+    Returns:
+        One sentence each; empty where nothing is unusual.
+    """
     assert recipe.backbone is not None
     split, classes = index.split(recipe.data.split), recipe.data.validation_classes
     warnings = []
@@ -218,7 +221,7 @@ def plan_warnings(
     if order.small_classes:
         warnings.append(
             f"{order.small_classes} classes have fewer than sampler.images_per_class = "
-            f"{order.images_per_class} images and are left out"
+            f"{order.images_per_class} images and are skipped"
         )
     if order.used < 0.8 * order.samples:
         warnings.append(
@@ -233,7 +236,7 @@ def plan_warnings(
 
 
 def _copy_weights(source: Backbone, target: Backbone) -> None:
-    """The pretrained network; its embedding layer too where it has the same width."""
+    """Copy the pretrained network; its embedding layer too where it has the same width."""
     target.network.load_state_dict(source.network.state_dict(), strict=True)
     theirs, ours = source.embedding, target.embedding
     if theirs is not None and ours is not None and theirs.weight.shape == ours.weight.shape:

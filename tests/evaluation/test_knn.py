@@ -73,7 +73,7 @@ def brute_knn(bank, queries, k, temperature, vote, exclude_same_id=False):
 @pytest.mark.parametrize("search", ["torch", "faiss"])
 @pytest.mark.parametrize("vote", ["weighted", "majority"])
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
-def test_row_73_knn_equals_brute_force_in_float64(make, vote, search):
+def test_knn_equals_brute_force_in_float64(make, vote, search):
     bank, queries = make(150, 6, 5, seed=1), make(40, 6, 5, seed=2, first_id=1000)
     found = knn_predictions(bank, queries, k=(1, 4, 20, 150), vote=vote, search=search)
     for k, predicted in found.items():

@@ -92,7 +92,7 @@ def test_every_metric_of_every_query_equals_the_loops(make, denominator, counted
     assert 1 <= (found.matches == 0).sum() < 40
 
 
-def test_row_63_a_split_searched_in_itself_leaves_out_the_query_by_its_global_id():
+def test_a_split_searched_in_itself_leaves_out_the_query_by_its_global_id():
     data = mixed(random_rows)[0]
     shuffled = data.rows(torch.randperm(len(data.ids), generator=torch.Generator().manual_seed(0)))
     found = retrieval_per_query(data, shuffled, k=(1, 5), exclude_same_id=True)
@@ -119,21 +119,21 @@ def average_precision(relevant, k):
 
 
 @pytest.mark.parametrize("k", [1, 3, 50])
-def test_row_64_recall_divides_by_the_relevant_rows_not_by_the_gallery(k):
+def test_recall_divides_by_the_relevant_rows_not_by_the_gallery(k):
     for value, relevant in beside(f"recall@{k}"):
         assert value == pytest.approx(sum(relevant[:k]) / sum(relevant))
         assert value != sum(relevant[:k]) / len(relevant) or value == 0
 
 
 @pytest.mark.parametrize("k", [1, 3, 50])
-def test_row_65_the_hit_rate_is_one_match_among_k_and_another_number_than_recall(k):
+def test_the_hit_rate_is_one_match_among_k_and_another_number_than_recall(k):
     pairs = beside(f"hit_rate@{k}")
     assert all(value == float(any(relevant[:k])) for value, relevant in pairs)
     recall = [sum(relevant[:k]) / sum(relevant) for _, relevant in pairs]
     assert np.mean([value for value, _ in pairs]) > np.mean(recall) + 0.01
 
 
-def test_row_66_precision_divides_by_k_even_where_fewer_rows_are_relevant():
+def test_precision_divides_by_k_even_where_fewer_rows_are_relevant():
     pairs = beside("precision@50")
     assert any(sum(relevant) < 50 for _, relevant in pairs)
     for value, relevant in pairs:
@@ -142,7 +142,7 @@ def test_row_66_precision_divides_by_k_even_where_fewer_rows_are_relevant():
 
 
 @pytest.mark.parametrize("denominator", ["min(k,R)", "R", "hits"])
-def test_row_67_average_precision_has_a_named_denominator(denominator):
+def test_average_precision_has_a_named_denominator(denominator):
     differ = 0
     for value, relevant in beside(f"map@3 /{denominator}", denominator=denominator):
         total, hits = sum(relevant), sum(relevant[:3])
@@ -154,7 +154,7 @@ def test_row_67_average_precision_has_a_named_denominator(denominator):
 
 
 @pytest.mark.parametrize("denominator", ["min(k,R)", "R", "hits"])
-def test_row_67_the_tutorials_example_is_1_and_a_half_and_not_a_quarter_and_an_eighth(denominator):
+def test_the_tutorials_example_is_1_and_a_half_and_not_a_quarter_and_an_eighth(denominator):
     gallery = rows([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], [0, 1, 2, 3])
     queries = rows([[1, 0.1], [1, 0.1]], [0, 1], first_id=10)  # hits at rank 1 and rank 2 of 4
     found = retrieval_per_query(gallery, queries, k=(4,), denominator=denominator)
@@ -164,7 +164,7 @@ def test_row_67_the_tutorials_example_is_1_and_a_half_and_not_a_quarter_and_an_e
         assert values.mean() == 3 / 4
 
 
-def test_row_68_cmc_is_the_share_of_queries_not_of_gallery_rows_and_rises_with_k():
+def test_cmc_is_the_share_of_queries_not_of_gallery_rows_and_rises_with_k():
     gallery, queries = mixed(random_rows)
     seen = [relevant for relevant in ranked(gallery, queries) if any(relevant)]
     ours = retrieval(gallery, queries, k=range(1, 20))
@@ -175,7 +175,7 @@ def test_row_68_cmc_is_the_share_of_queries_not_of_gallery_rows_and_rises_with_k
     assert abs(curve[0] - sum(f < 1 for f in first) / len(gallery.ids)) > 0.01
 
 
-def test_row_69_r_precision_and_map_at_r_look_at_as_many_as_there_are_and_p_at_1_at_one():
+def test_r_precision_and_map_at_r_look_at_as_many_as_there_are_and_p_at_1_at_one():
     for value, relevant in beside("r_precision"):
         assert value == pytest.approx(sum(relevant[: sum(relevant)]) / sum(relevant))
     for value, relevant in beside("map_at_r"):
@@ -206,7 +206,7 @@ def _of(gallery, queries):
 
 
 @pytest.mark.parametrize(("lone", "share"), [("skip", 4 / 5), ("zero", 4 / 6), ("one", 5 / 6)])
-def test_row_69_lone_queries_are_counted_and_handled_by_the_named_rule(lone, share, tmp_path):
+def test_lone_queries_are_counted_and_handled_by_the_named_rule(lone, share, tmp_path):
     gallery = rows(np.eye(3), [0, 1, 2])
     queries = rows([*np.eye(3), [1, 0.1, 0], [0.1, 1, 0], [0, 1, 0]], [0, 1, 2, 0, 2, 9], 10)
     results = retrieval(gallery, queries, k=(1,), lone=lone, per_query=tmp_path / "q.safetensors")

@@ -43,7 +43,7 @@ def accepted(scores, same, threshold):
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_rows_70_and_71_fpr_tar_and_auc_equal_loops_over_all_thresholds(seed, ties):
+def test_fpr_tar_and_auc_equal_loops_over_all_thresholds(seed, ties):
     scores, same = scored(seed, ties)
     points = [accepted(scores, same, t) for t in sorted(set(scores.tolist()), reverse=True)]
     curve = roc(scores, same)
@@ -58,7 +58,7 @@ def test_rows_70_and_71_fpr_tar_and_auc_equal_loops_over_all_thresholds(seed, ti
     np.testing.assert_allclose(curve.true, true[1:], atol=1e-12)
 
 
-def test_row_70_tied_scores_are_accepted_together_in_any_order():
+def test_tied_scores_are_accepted_together_in_any_order():
     scores, same = np.zeros(100, np.float32), np.arange(100) < 50
     for order in (np.arange(100), np.arange(100)[::-1]):
         assert fpr_at_tpr(roc(scores[order], same[order]), 0.95) == 1.0
@@ -66,7 +66,7 @@ def test_row_70_tied_scores_are_accepted_together_in_any_order():
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_row_71_each_fold_is_scored_at_the_threshold_that_is_best_on_the_others(ties):
+def test_each_fold_is_scored_at_the_threshold_that_is_best_on_the_others(ties):
     scores, same = scored(3, ties)
     mean, per_fold = kfold_accuracy(scores, same, 4)
     fold = np.concatenate([np.arange(120) % 4, np.arange(180) % 4])
@@ -84,7 +84,7 @@ def test_row_71_each_fold_is_scored_at_the_threshold_that_is_best_on_the_others(
     assert best_threshold(np.array([3, 2, 1], np.float32), np.array([True, True, False])) == 2
 
 
-def test_row_61_pairs_are_distinct_of_the_right_kind_and_the_same_for_every_order_of_rows():
+def test_pairs_are_distinct_of_the_right_kind_and_the_same_for_every_order_of_rows():
     data = random_rows(200, 4, 5, seed=1)
     data = data._replace(labels=data.labels + 2**62)
     pairs = pairs_of(data, 500, seed=3)

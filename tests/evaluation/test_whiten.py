@@ -50,7 +50,7 @@ def test_constant_features_stay_finite():
         assert torch.isfinite(whiten(flat, floor=floor)[0].features).all()
 
 
-def test_row_76_features_of_several_crops_side_by_side_are_reduced_by_pca():
+def test_features_of_several_crops_side_by_side_are_reduced_by_pca():
     """As DeepID2's patches: 5 crops of 4 features each, then the 7 first principal axes."""
     torch.manual_seed(0)
     images = torch.randint(0, 256, (60, 3, 12, 12), dtype=torch.uint8)

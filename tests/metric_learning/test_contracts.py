@@ -1,8 +1,6 @@
 """What every metric loss promises, whatever its formula: a new table entry is held to all of it."""
 
 import inspect
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -250,15 +248,3 @@ def test_a_recipe_reaches_every_miner(kind):
     assert bool(torch.isfinite(METRIC_LOSSES["contrastive"]()(rows(), LABELS, miner=miner)))
     with pytest.raises(RecipeError, match="marign"):
         build(MINERS, Component(kind=kind, marign=1), section="miner")
-
-
-ROWS = {*range(1, 83)} - {61, *range(63, 74), 76}  # those are metrics: tests/test_evaluation_*.py
-
-
-def test_every_row_of_the_list_of_losses_miners_and_heads_has_a_test_named_after_it():
-    """The 82 rows: losses, heads, miners, samplers, metrics, inference; row_NN in a test's name."""
-    named = set()
-    for path in Path(__file__).parent.rglob("test_*.py"):
-        for numbers in re.findall(r"rows?((?:_\d\d)+(?:_and_\d\d)*)_", path.read_text()):
-            named |= {int(number) for number in re.findall(r"\d\d", numbers)}
-    assert sorted(ROWS - named) == []

@@ -111,7 +111,7 @@ def test_two_processes_change_neither_samples_nor_draws_nor_numbers_nor_weights(
             torch.testing.assert_close(ours[key], value, rtol=1e-6, atol=1e-9, msg=f"{kind} {key}")
 
 
-def test_row_75_active_pairs_and_triplets_are_logged_and_heads_have_none(one_process):
+def test_active_pairs_and_triplets_are_logged_and_heads_have_none(one_process):
     lines = read_metrics(one_process["pairs"][0])
     assert [line["queue_rows"] for line in lines] == [26, 40, 40, 40]
     assert all(0 < line["active"] <= line["compared"] for line in lines)
@@ -148,7 +148,7 @@ def followed_in_rank(process, bad_step, *arguments):
     return seen, kept
 
 
-def test_row_49_the_means_follow_one_process_rows_of_the_steps_that_were_taken(data, tmp_path):
+def test_the_means_follow_one_process_rows_of_the_steps_that_were_taken(data, tmp_path):
     recipe = write_recipe(tmp_path)
     settings = (*NEIGHBOURS, "views=2", "steps=3", "run.monitor_steps=0", "backbone.widths=[8]")
     runs = [
@@ -170,7 +170,7 @@ def test_row_49_the_means_follow_one_process_rows_of_the_steps_that_were_taken(d
 QUEUE = ("queue={size=40}", "loss={kind='sup_con'}", "views=2", "sampler.num_streams=1")
 
 
-@pytest.mark.parametrize("changes", [QUEUE, (*NEIGHBOURS, "steps=8")], ids=["queue", "row_49"])
+@pytest.mark.parametrize("changes", [QUEUE, (*NEIGHBOURS, "steps=8")], ids=["queue", "neighbours"])
 def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_path, changes):
     recipe = write_recipe(tmp_path)
     finetune_over(2, recipe, data, tmp_path / "straight", *changes)
@@ -343,7 +343,7 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
             attempt()
 
 
-def test_row_62_and_74_validation_classes_are_whole_and_never_trained_on(data):
+def test_validation_classes_are_whole_and_never_trained_on(data):
     split = load_index(data).split("train")
     names = load_index(data).manifest.classes
     held = validation_ids(split, 2, names)

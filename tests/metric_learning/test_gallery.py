@@ -41,7 +41,7 @@ def loops(gallery, query):
 
 
 @pytest.mark.parametrize("top", [1, 3, 30])
-def test_row_77_ranks_are_those_of_loops_over_every_embedding(top):
+def test_ranks_are_those_of_loops_over_every_embedding(top):
     gallery = filled()
     for query, matches in zip(some(20, 1), gallery.rank(some(20, 1), top), strict=True):
         expected = sorted(loops(gallery, query).items(), key=lambda item: -item[1])[:top]
@@ -50,7 +50,7 @@ def test_row_77_ranks_are_those_of_loops_over_every_embedding(top):
             assert match.score == pytest.approx(score, abs=1e-6)
 
 
-def test_row_72_a_query_is_whoever_the_nearest_embedding_belongs_to():
+def test_a_query_is_whoever_the_nearest_embedding_belongs_to():
     """By Euclidean distance at length 1: the same order as cosines."""
     gallery, queries = filled(), some(30, 12)
     gallery.threshold = -1.0  # nobody is a stranger
@@ -76,7 +76,7 @@ def test_faiss_and_torch_give_the_same_matches_to_the_bit():
     assert [match.name for match in one.rank(some(2, 9), 2)[0]] == ["person 3", "twin"]
 
 
-def test_row_77_adding_and_removing_a_name_changes_no_bit_of_anothers_score():
+def test_adding_and_removing_a_name_changes_no_bit_of_anothers_score():
     gallery, queries = filled(), some(40, 3)
 
     def scores():

@@ -77,7 +77,7 @@ def psi(cos, m):
     return (-1) ** k * math.cos(m * theta) - 2 * k
 
 
-def test_row_27_softmax_is_the_cross_entropy_of_a_linear_classifier():
+def test_softmax_is_the_cross_entropy_of_a_linear_classifier():
     head, x = head_of("softmax"), rows()
     values = [
         cross_entropy(
@@ -92,7 +92,7 @@ def test_row_27_softmax_is_the_cross_entropy_of_a_linear_classifier():
     assert float(head(x, LABELS).detach()) == pytest.approx(sum(values) / len(values), rel=1e-12)
 
 
-def test_row_27_softmax_gradient_of_a_logit_is_p_minus_1_for_the_target_and_p_elsewhere():
+def test_softmax_gradient_of_a_logit_is_p_minus_1_for_the_target_and_p_elsewhere():
     head, x = head_of("softmax"), rows(1)
     head(x, torch.tensor([2])).backward()
     p = F.linear(x, head.linear.weight, head.linear.bias).softmax(1)[0].detach()
@@ -101,7 +101,7 @@ def test_row_27_softmax_gradient_of_a_logit_is_p_minus_1_for_the_target_and_p_el
     torch.testing.assert_close(head.linear.bias.grad, expected)
 
 
-def test_row_28_softmax_logsumexp_lies_between_the_maximum_and_the_maximum_plus_log_c():
+def test_softmax_logsumexp_lies_between_the_maximum_and_the_maximum_plus_log_c():
     z = 40 * rows()
     lse, top = z.logsumexp(1), z.amax(1)
     assert bool(((lse >= top) & (lse <= top + math.log(D))).all())
@@ -109,12 +109,12 @@ def test_row_28_softmax_logsumexp_lies_between_the_maximum_and_the_maximum_plus_
     assert bool(((soft_min <= z.amin(1)) & (soft_min >= z.amin(1) - math.log(D) / 8)).all())
 
 
-def test_row_31_modified_softmax_drops_the_weights_length_and_keeps_the_embeddings():
+def test_modified_softmax_drops_the_weights_length_and_keeps_the_embeddings():
     ours, expected = loop("modified_softmax", margin_logits(*[lambda cos, nx, nw: nx * cos] * 2))
     assert ours == pytest.approx(expected, rel=1e-12)
 
 
-def test_row_33_normface_scales_cosines_and_learns_the_scale():
+def test_normface_scales_cosines_and_learns_the_scale():
     ours, expected = loop(
         "normface", margin_logits(*[lambda cos, nx, nw: 30 * cos] * 2), scale=30.0
     )
@@ -127,7 +127,7 @@ def test_row_33_normface_scales_cosines_and_learns_the_scale():
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0, 20.0])
-def test_row_33_and_81_normface_cannot_fall_below_the_papers_bound(scale):
+def test_normface_cannot_fall_below_the_papers_bound(scale):
     """Reached, by orthogonal-as-can-be weights (a simplex) and embeddings on them."""
     n = D + 1
     simplex = torch.eye(n, dtype=torch.float64) - 1 / n
@@ -140,7 +140,7 @@ def test_row_33_and_81_normface_cannot_fall_below_the_papers_bound(scale):
     assert float(head(rows(n), torch.arange(n)).detach()) > bound
 
 
-def test_row_34_cosface_subtracts_its_margin_from_the_cosine():
+def test_cosface_subtracts_its_margin_from_the_cosine():
     target, other = lambda c, nx, nw: 64 * (c - 0.35), lambda c, nx, nw: 64 * c
     ours, expected = loop("cosface", margin_logits(target, other))
     assert ours == pytest.approx(expected, rel=1e-12)
@@ -151,7 +151,7 @@ def arc(cos, m=0.5):
     return math.cos(theta + m) if theta + m <= math.pi else cos - m * math.sin(m)
 
 
-def test_row_35_arcface_adds_its_margin_to_the_angle():
+def test_arcface_adds_its_margin_to_the_angle():
     target, other = lambda c, nx, nw: 64 * arc(c), lambda c, nx, nw: 64 * c
     ours, expected = loop("arcface", margin_logits(target, other))
     assert ours == pytest.approx(expected, rel=1e-10)
@@ -165,7 +165,7 @@ def test_row_35_arcface_adds_its_margin_to_the_angle():
         assert abs(loop("arcface", trap)[1] - ours) > 1e-3
 
 
-def test_row_35_arcface_goes_on_falling_beyond_pi_minus_its_margin_and_the_bare_cosine_does_not():
+def test_arcface_keeps_falling_beyond_pi_minus_its_margin_and_the_bare_cosine_does_not():
     angles = torch.linspace(0.01, math.pi - 0.01, 400, dtype=torch.float64)
     target = head_of("arcface").rule.with_margin(angles.cos())
     assert bool((target.diff() < 0).all())
@@ -176,7 +176,7 @@ def test_row_35_arcface_goes_on_falling_beyond_pi_minus_its_margin_and_the_bare_
     torch.testing.assert_close(bare, torch.cos(angles + 0.5))
 
 
-def test_row_36_combined_margin_is_all_three():
+def test_combined_margin_is_all_three():
     def target(c, nx, nw):
         return 64 * (math.cos(0.9 * math.acos(c) + 0.4) - 0.15)
 
@@ -187,7 +187,7 @@ def test_row_36_combined_margin_is_all_three():
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
-def test_row_32_sphereface_multiplies_the_angle_by_psi_not_by_the_raw_cosine(m):
+def test_sphereface_multiplies_the_angle_by_psi_not_by_the_raw_cosine(m):
     target, other = lambda c, nx, nw: nx * psi(c, m), lambda c, nx, nw: nx * c
     ours, expected = loop("sphereface", margin_logits(target, other), m=m)
     assert ours == pytest.approx(expected, rel=1e-10)
@@ -200,13 +200,13 @@ def test_row_32_sphereface_multiplies_the_angle_by_psi_not_by_the_raw_cosine(m):
 
 
 @pytest.mark.parametrize("m", [2, 3, 4])
-def test_row_30_l_softmax_multiplies_both_lengths(m):
+def test_l_softmax_multiplies_both_lengths(m):
     target, other = lambda c, nx, nw: nw * nx * psi(c, m), lambda c, nx, nw: nw * nx * c
     ours, expected = loop("l_softmax", margin_logits(target, other), m=m)
     assert ours == pytest.approx(expected, rel=1e-10)
 
 
-def test_row_32_sphereface_psi_falls_from_1_to_1_minus_2m_where_the_raw_cosine_rises_again():
+def test_sphereface_psi_falls_from_1_to_1_minus_2m_where_the_raw_cosine_rises_again():
     angles = torch.linspace(0, math.pi, 1000, dtype=torch.float64)
     for m in (2, 3, 4):
         values = MultipliedAngle(m, 0, 0, 0).psi(angles.cos())
@@ -217,7 +217,7 @@ def test_row_32_sphereface_psi_falls_from_1_to_1_minus_2m_where_the_raw_cosine_r
     assert bool((raw[angles > math.pi / 4].diff() > 0).any())
 
 
-def test_row_32_sphereface_anneals_as_it_was_trained():
+def test_sphereface_anneals_as_it_was_trained():
     """lam = max(5, 1000 / (1 + 0.12 it)); counted in training only, and saved."""
     head = head_of("sphereface", lam_first=1000.0, lam_last=5.0)
     x = rows()
@@ -307,7 +307,7 @@ def test_circle_softmax_is_circle_loss_with_one_positive():
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("softmax", {}), ("arcface", {"scale": 4.0})])
-def test_row_42_focal_multiplies_the_cross_entropy_by_1_minus_p_to_gamma(name, arguments):
+def test_focal_multiplies_the_cross_entropy_by_1_minus_p_to_gamma(name, arguments):
     plain, focal = head_of(name, **arguments), head_of(name, focal_gamma=2.0, **arguments)
     for row, label in zip(rows(), LABELS, strict=True):
         ce = float(plain(row[None], label[None]).detach())
@@ -322,9 +322,7 @@ def squared_distance(a, b):
 
 @pytest.mark.parametrize("scale", [1.0, 9.0])
 @pytest.mark.parametrize("form", ["paper", "all"])
-def test_row_39_proxy_nca_leaves_the_positive_out_of_the_denominator_in_the_papers_form(
-    form, scale
-):
+def test_proxy_nca_leaves_the_positive_out_of_the_denominator_in_the_papers_form(form, scale):
     head, x = head_of("proxy_nca", form=form, scale=scale), rows()
     values = []
     for row, label in zip(x, LABELS.tolist(), strict=True):
@@ -343,7 +341,7 @@ def test_row_39_proxy_nca_leaves_the_positive_out_of_the_denominator_in_the_pape
         assert ours == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_row_40_proxy_anchor_is_each_proxy_against_the_batch():
+def test_proxy_anchor_is_each_proxy_against_the_batch():
     head, x = head_of("proxy_anchor", alpha=8.0), rows()
     pull, push, present = 0.0, 0.0, set(LABELS.tolist())
     for c, p in enumerate(head.proxies.detach()):
@@ -359,7 +357,7 @@ def test_row_40_proxy_anchor_is_each_proxy_against_the_batch():
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.2])
-def test_row_41_soft_triple_is_a_soft_maximum_over_centres_with_the_regulariser(tau):
+def test_soft_triple_is_a_soft_maximum_over_centres_with_the_regulariser(tau):
     head, x, k = head_of("soft_triple", centers=4, tau=tau), rows(), 4
     values = []
     for row, label in zip(x, LABELS.tolist(), strict=True):
@@ -380,7 +378,7 @@ def test_row_41_soft_triple_is_a_soft_maximum_over_centres_with_the_regulariser(
     assert float(head(x, LABELS).detach()) == pytest.approx(expected, rel=1e-10)
 
 
-def test_row_29_center_loss_sums_over_samples_and_moves_the_centres_by_the_papers_rule():
+def test_center_loss_sums_over_samples_and_moves_the_centres_by_the_papers_rule():
     head, x = head_of("center", weight=0.01, alpha=0.5, reduction="sum"), rows()
     centers = [[0.0] * D for _ in range(C)]
     for _ in range(3):

@@ -143,7 +143,7 @@ def sigmoid_focal():
 
 # name -> (ours, the formula that it is not); those in circulation, and those a slip would give
 TRAPS = {
-    "row_27_normalised": (
+    "softmax_normalised": (
         lambda: value("softmax", bias=False),
         lambda: float(
             F.cross_entropy(
@@ -151,11 +151,11 @@ TRAPS = {
             )
         ),
     ),
-    "row_29_over_the_classes": (lambda: value("center", reduction="sum"), center_over_classes),
-    "row_29_without_lambda": (lambda: value("center"), lambda: value("center", weight=1.0)),
-    "row_29_mean_over_the_batch": (lambda: value("center", reduction="sum"), center_over_the_batch),
-    "row_29_without_alpha": (second_center_value, center_moved_at_once),
-    "row_30_raw_cosine": (
+    "center_over_the_classes": (lambda: value("center", reduction="sum"), center_over_classes),
+    "center_without_lambda": (lambda: value("center"), lambda: value("center", weight=1.0)),
+    "center_mean_over_the_batch": (lambda: value("center", reduction="sum"), center_over_the_batch),
+    "center_without_alpha": (second_center_value, center_moved_at_once),
+    "l_softmax_raw_cosine": (
         lambda: value("l_softmax"),
         lambda: with_logits(
             "l_softmax",
@@ -163,70 +163,70 @@ TRAPS = {
             lambda c, nx, nw: nw * nx * c,
         ),
     ),
-    "row_30_is_not_sphereface": (
+    "l_softmax_is_not_sphereface": (
         lambda: value("l_softmax"),
         lambda: with_logits(
             "l_softmax", lambda c, nx, nw: nx * psi(c, 4), lambda c, nx, nw: nx * c
         ),
     ),
-    "row_31_is_not_the_plain_softmax": (
+    "modified_softmax_is_not_the_plain_softmax": (
         lambda: value("modified_softmax"),
         lambda: with_logits("modified_softmax", *[lambda c, nx, nw: nx * nw * c] * 2),
     ),
-    "row_33_without_scale": (
+    "normface_without_scale": (
         lambda: value("normface"),
         lambda: with_logits("normface", *[lambda c, nx, nw: c] * 2),
     ),
-    "row_34_without_scale_on_the_others": (
+    "cosface_without_scale_on_the_others": (
         lambda: value("cosface"),
         lambda: with_logits("cosface", lambda c, nx, nw: 64 * (c - 0.35), lambda c, nx, nw: c),
     ),
-    "row_34_margin_outside_the_scale": (
+    "cosface_margin_outside_the_scale": (
         lambda: value("cosface"),
         lambda: with_logits("cosface", lambda c, nx, nw: 64 * c - 0.35),
     ),
-    "row_34_margin_of_the_angle": (
+    "cosface_margin_of_the_angle": (
         lambda: value("cosface"),
         lambda: with_logits("cosface", lambda c, nx, nw: 64 * arc(c, 0.35)),
     ),
-    "row_36_margin_m3_inside_the_cosine": (
+    "combined_margin_m3_inside_the_cosine": (
         lambda: value("combined_margin"),
         lambda: with_logits(
             "combined_margin", lambda c, nx, nw: 64 * math.cos(math.acos(c) + 0.3 - 0.2)
         ),
     ),
-    "row_36_m3_outside_the_scale": (
+    "combined_margin_m3_outside_the_scale": (
         lambda: value("combined_margin"),
         lambda: with_logits(
             "combined_margin", lambda c, nx, nw: 64 * math.cos(math.acos(c) + 0.3) - 0.2
         ),
     ),
-    "row_38_circle_without_its_weights": (
+    "circle_without_its_weights": (
         lambda: value("circle_softmax"),
         lambda: circle_softmax(weighted=False),
     ),
-    "row_38_circle_optimum_1": (
+    "circle_optimum_1": (
         lambda: value("circle_softmax"),
         lambda: circle_softmax(own_optimum=1.0, other_optimum=0.0),
     ),
-    "row_40_pulls_over_all_proxies": (
+    "proxy_anchor_pulls_over_all_proxies": (
         lambda: value("proxy_anchor"),
         lambda: proxy_anchor(over="all"),
     ),
-    "row_40_pushes_of_present_classes_only": (
+    "proxy_anchor_pushes_of_present_classes_only": (
         lambda: value("proxy_anchor"),
         lambda: proxy_anchor(pushed="present"),
     ),
-    "row_40_negatives_margin_turned_round": (
+    "proxy_anchor_negatives_margin_sign_flipped": (
         lambda: value("proxy_anchor"),
         lambda: proxy_anchor(sign=-1),
     ),
-    "row_41_without_the_regulariser": (
+    "soft_triple_without_the_regulariser": (
         lambda: value("soft_triple"),
         lambda: value("soft_triple", tau=0.0),
     ),
-    "row_41_hard_maximum": (lambda: value("soft_triple", tau=0.0), hard_triple),
-    "row_42_sigmoid": (lambda: value("softmax", focal_gamma=2.0), sigmoid_focal),
+    "soft_triple_hard_maximum": (lambda: value("soft_triple", tau=0.0), hard_triple),
+    "focal_sigmoid": (lambda: value("softmax", focal_gamma=2.0), sigmoid_focal),
     "sub_center_mean": (
         lambda: value("sub_center_arcface"),
         lambda: sub_centers(lambda s: sum(s) / 3),

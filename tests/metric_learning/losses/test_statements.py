@@ -1,4 +1,4 @@
-"""Rows of the list that are a statement rather than a formula."""
+"""Properties that papers state of a loss: bounds, limits, gradients at special points."""
 
 import math
 
@@ -12,7 +12,7 @@ from tests.helpers import metric_loops as loops
 from tests.helpers.metric_rows import LABELS, rows, sizes_of, value_and_grad
 
 
-def test_row_01_no_loss_falls_without_bound():
+def test_no_loss_falls_without_bound():
     """The unbounded contrastive loss would be -D2 here."""
     far = torch.tensor([[1e3, 0, 0, 0, 0, 0], [-1e3, 0, 0, 0, 0, 0]], dtype=torch.float64)
     x, labels = far.repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
@@ -22,7 +22,7 @@ def test_row_01_no_loss_falls_without_bound():
             assert loss(x, labels).item() >= 0
 
 
-def test_row_06_one_network_for_all_inputs_has_the_sum_of_their_gradients():
+def test_one_network_for_all_inputs_has_the_sum_of_their_gradients():
     torch.manual_seed(0)
     shared = torch.nn.Linear(6, 4).double()
     branches = [torch.nn.Linear(6, 4).double() for _ in LABELS]
@@ -36,7 +36,7 @@ def test_row_06_one_network_for_all_inputs_has_the_sum_of_their_gradients():
     torch.testing.assert_close(shared.weight.grad, total, rtol=1e-10, atol=1e-12)
 
 
-def test_row_07_a_constant_embedding_satisfies_no_triplet_but_only_the_limit():
+def test_a_constant_embedding_satisfies_no_triplet_but_only_the_limit():
     x, labels = torch.ones(6, 3, dtype=torch.float64), torch.arange(6) // 2
     loss = METRIC_LOSSES["triplet"](margin=0.0, triplets="hard")
     assert float(loss(x, labels)) == 0
@@ -46,7 +46,7 @@ def test_row_07_a_constant_embedding_satisfies_no_triplet_but_only_the_limit():
     assert strict.last_active == strict.last_count == 24
 
 
-def test_row_08_at_collapse_the_loss_is_the_margin_and_its_gradient_is_zero():
+def test_at_collapse_the_loss_is_the_margin_and_its_gradient_is_zero():
     x = torch.ones(8, 3, dtype=torch.float64)
     loss = METRIC_LOSSES["triplet"](margin=0.2)
     value, grad = value_and_grad(lambda x: loss(x, torch.arange(8) // 2), x)
@@ -54,7 +54,7 @@ def test_row_08_at_collapse_the_loss_is_the_margin_and_its_gradient_is_zero():
     assert not grad.any()
 
 
-def test_row_17_a_low_temperature_looks_at_the_hardest_negatives():
+def test_a_low_temperature_looks_at_the_hardest_negatives():
     """The share of the gradient that the hardest negative gets falls as temperature rises."""
     s = torch.tensor([0.9, 0.5, 0.1, -0.4])
     shares = [float(F.softmax(s / t, 0)[0]) for t in (0.01, 0.1, 1.0, 100.0)]
@@ -75,14 +75,14 @@ def test_row_17_a_low_temperature_looks_at_the_hardest_negatives():
     assert pulls[0] > 0.99 > 0.6 > pulls[1]
 
 
-def test_row_18_the_mean_inside_the_logarithm_is_never_larger():
+def test_the_mean_inside_the_logarithm_is_never_larger():
     for seed in range(20):
         x, labels = rows(seed), torch.tensor(LABELS)
         inside = METRIC_LOSSES["sup_con"](form="in")(x, labels)
         assert float(inside) <= float(METRIC_LOSSES["sup_con"]()(x, labels)) + 1e-12
 
 
-def test_row_21_the_weights_of_multi_similarity_are_its_gradient():
+def test_the_weights_of_multi_similarity_are_its_gradient():
     """w- = 1 / (e^{b (l - S_ij)} + sum_k e^{b (S_ik - S_ij)}), and w+ alike."""
     x, labels = unit(rows()), torch.tensor(LABELS)
     batch, pairs = compare(x, labels, None, None)
@@ -100,7 +100,7 @@ def test_row_21_the_weights_of_multi_similarity_are_its_gradient():
         torch.testing.assert_close(grad[i, j], (sign / below).detach(), rtol=1e-9, atol=1e-12)
 
 
-def test_row_28_log_sum_exp_bounds_the_maximum_and_mirrored_the_minimum():
+def test_log_sum_exp_bounds_the_maximum_and_mirrored_the_minimum():
     v, every = rows(3, spread=3.0), torch.ones(10, 6, dtype=torch.bool)
     top, lse = v.amax(1), masked_lse(v, every)
     assert bool(((top <= lse) & (lse <= top + math.log(6))).all())
@@ -111,7 +111,7 @@ def test_row_28_log_sum_exp_bounds_the_maximum_and_mirrored_the_minimum():
         assert not bool(((wrong - v.amin(1)).abs() < 0.5).any())
 
 
-def test_row_38_the_gradient_of_circle_has_the_factor_gamma_and_no_slope_of_its_weights():
+def test_the_gradient_of_circle_has_the_factor_gamma_and_no_slope_of_its_weights():
     s0 = torch.tensor([[1.0, 0.7, 0.2, -0.1]], dtype=torch.float64)
     gamma, m = 8.0, 0.25
     s = s0.clone().requires_grad_()
@@ -129,7 +129,7 @@ def test_row_38_the_gradient_of_circle_has_the_factor_gamma_and_no_slope_of_its_
     assert float(grad[0, 1]) == pytest.approx(float(-z * gamma * weight), rel=1e-9)
 
 
-def test_row_38_circle_is_the_unified_loss_on_the_circle_of_radius_sqrt_2_m():
+def test_circle_is_the_unified_loss_on_the_circle_of_radius_sqrt_2_m():
     """Where s_n^2 + (s_p - 1)^2 = 2 m^2 positives and negatives are as far apart as wished."""
     m, gamma = 0.25, 80.0
     for turn in (0.1, 0.6, 1.2):
@@ -139,7 +139,7 @@ def test_row_38_circle_is_the_unified_loss_on_the_circle_of_radius_sqrt_2_m():
         assert gamma * exponent == pytest.approx(0, abs=1e-9)
 
 
-def test_row_78_distances_on_the_sphere_and_the_gradient_of_normalising():
+def test_distances_on_the_sphere_and_the_gradient_of_normalising():
     x = rows().requires_grad_()
     batch, _ = compare(unit(x), torch.tensor(LABELS), None, None)
     torch.testing.assert_close(batch.distances("squared"), 2 - 2 * batch.similarities())
@@ -151,7 +151,7 @@ def test_row_78_distances_on_the_sphere_and_the_gradient_of_normalising():
     torch.testing.assert_close(jacobian, (torch.eye(6, dtype=torch.float64) - u.outer(u)) / length)
 
 
-def test_row_79_l2_pooling_is_torch_s_with_no_gradient_at_zero():
+def test_l2_pooling_is_torch_s_with_no_gradient_at_zero():
     """FaceNet's pooling needs no code of ours: the root of a window's sum of squares."""
     x = rows(size=36).reshape(1, 6, 6, 6)
     pooled = torch.nn.LPPool2d(2, 3, stride=2)(x)
@@ -166,7 +166,7 @@ def test_row_79_l2_pooling_is_torch_s_with_no_gradient_at_zero():
 
 
 @pytest.mark.parametrize("kind", ["euclidean", "squared", "cosine"])
-def test_row_82_only_the_plain_distance_keeps_the_triangle_inequality(kind):
+def test_only_the_plain_distance_keeps_the_triangle_inequality(kind):
     points = unit(rows(size=30, dim=3))
     batch, _ = compare(points, torch.arange(30), None, None)
     d = batch.distances(kind)

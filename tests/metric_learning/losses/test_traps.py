@@ -88,72 +88,75 @@ def batch_hard_of_classes():
 
 D, D2, HINGE = loops.dist, loops.d2, loops.hinge
 TRAPS = {
-    "row_02_negative_branch_not_squared": (
+    "contrastive_negative_branch_not_squared": (
         lambda: value("contrastive"),
         lambda: by_pair(lambda a, b: 0.5 * D2(a, b), lambda a, b: 0.5 * HINGE(1 - D(a, b))),
     ),
-    "row_02_without_the_half": (
+    "contrastive_without_the_half": (
         lambda: value("contrastive"),
         lambda: by_pair(D2, lambda a, b: HINGE(1 - D(a, b)) ** 2),
     ),
-    "row_02_hinges_not_squared": (
+    "contrastive_hinges_not_squared": (
         lambda: value("contrastive"),
         lambda: by_pair(D, lambda a, b: HINGE(1 - D(a, b))),
     ),
-    "row_02_is_not_chopra": (
+    "contrastive_is_not_chopra": (
         lambda: value("contrastive"),
         lambda: value("chopra", normalize=False),
     ),
-    "row_05_hinge_of_half_the_squared_distance": (
+    "deep_id2_hinge_of_half_the_squared_distance": (
         lambda: (
             value("deep_id2", **SIZES, margin=2.0, weight=1.0)
             - value("deep_id2", **SIZES, margin=2.0, weight=0.0)
         ),
         lambda: by_pair(lambda a, b: 0.5 * D2(a, b), lambda a, b: HINGE(2 - 0.5 * D2(a, b))),
     ),
-    "row_08_plain_distance": (
+    "triplet_plain_distance": (
         lambda: value("triplet"),
         lambda: float(loops.triplet(list(rows()), LABELS, distance=D)),
     ),
-    "row_09_per_class": (lambda: value("batch_hard"), batch_hard_of_classes),
-    "row_09_squared": (
+    "batch_hard_per_class": (lambda: value("batch_hard"), batch_hard_of_classes),
+    "batch_hard_squared": (
         lambda: value("batch_hard"),
         lambda: value("batch_hard", distance="squared"),
     ),
-    "row_10_without_the_2": (lambda: value("triplet_ratio"), lambda: value("triplet_ratio") / 2),
-    "row_13_is_not_the_angular_loss": (
+    "triplet_ratio_without_the_2": (
+        lambda: value("triplet_ratio"),
+        lambda: value("triplet_ratio") / 2,
+    ),
+    "cosine_triplet_is_not_the_angular_loss": (
         lambda: value("triplet", distance="cosine", margin=0.0),
         lambda: value("angular"),
     ),
-    "row_15_normalised": (lambda: value("n_pair"), lambda: value("n_pair", normalize=True)),
-    "row_15_without_the_penalty": (lambda: value("n_pair"), lambda: value("n_pair", l2_weight=0.0)),
-    "row_16_without_temperature": (
+    "n_pair_normalised": (lambda: value("n_pair"), lambda: value("n_pair", normalize=True)),
+    "n_pair_without_the_penalty": (lambda: value("n_pair"), lambda: value("n_pair", l2_weight=0.0)),
+    "info_nce_without_temperature": (
         lambda: value("info_nce"),
         lambda: value("info_nce", temperature=1.0),
     ),
-    "row_17_without_the_positive_below": (lambda: value("nt_xent"), lambda: negatives_only(0.1)),
-    "row_17_with_itself_below": (lambda: value("nt_xent"), lambda: with_itself(0.1)),
-    "row_17_other_positives_left_out": (
+    "nt_xent_without_the_positive_below": (lambda: value("nt_xent"), lambda: negatives_only(0.1)),
+    "nt_xent_with_itself_below": (lambda: value("nt_xent"), lambda: with_itself(0.1)),
+    "nt_xent_other_positives_masked": (
         lambda: value("nt_xent"),
         lambda: value("info_nce", temperature=0.1),
     ),
-    "row_18_inside": (lambda: value("sup_con"), lambda: value("sup_con", form="in")),
-    "row_19_negatives_only_below": (lambda: value("nca"), nca_with_negatives_below),
-    "row_20_hard_maximum": (lambda: value("lifted"), lifted_with_maximum),
-    "row_20_normalised": (lambda: value("lifted"), lambda: value("lifted", normalize=True)),
-    "row_22_not_normalised": (lambda: value("margin"), lambda: value("margin", normalize=False)),
-    "row_23_all_rows_of_the_batch": (lambda: value("angular"), angular_over_the_whole_batch),
-    "row_23_not_normalised": (lambda: value("angular"), lambda: value("angular", normalize=False)),
-    "row_24_margin_added_to_the_cosine": (
+    "sup_con_inside": (lambda: value("sup_con"), lambda: value("sup_con", form="in")),
+    "nca_negatives_only_below": (lambda: value("nca"), nca_with_negatives_below),
+    "lifted_hard_maximum": (lambda: value("lifted"), lifted_with_maximum),
+    "lifted_normalised": (lambda: value("lifted"), lambda: value("lifted", normalize=True)),
+    "margin_not_normalised": (lambda: value("margin"), lambda: value("margin", normalize=False)),
+    "angular_all_rows_of_the_batch": (lambda: value("angular"), angular_over_the_whole_batch),
+    "angular_not_normalised": (lambda: value("angular"), lambda: value("angular", normalize=False)),
+    "tuplet_margin_margin_added_to_the_cosine": (
         lambda: value("tuplet_margin", margin=0.1, variance_weight=0.0),
         lambda: float(torch.tensor(cosine_margin_tuplet())),
     ),
-    "row_25_margin_as_a_term_of_its_own": (
+    "hierarchical_triplet_margin_as_a_term_of_its_own": (
         lambda: value("hierarchical_triplet", **SIZES),
         lambda: hierarchical_with_a_term(),
     ),
-    "row_37_is_not_circle": (lambda: value("unified"), lambda: value("circle")),
-    "row_45_without_upper_bound": (
+    "unified_is_not_circle": (lambda: value("unified"), lambda: value("circle")),
+    "semi_hard_without_upper_bound": (
         lambda: value("triplet", triplets="semi_hard"),
         lambda: float(semi_hard_and_easy()),
     ),

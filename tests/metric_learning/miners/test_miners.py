@@ -38,7 +38,7 @@ def pairs_of(mask):
     return {tuple(ij) for ij in mask.nonzero().tolist()}
 
 
-def test_row_43_all_triplets_are_p_k_k_minus_1_p_minus_1_k():
+def test_all_triplets_are_p_k_k_minus_1_p_minus_1_k():
     classes, k = 3, 4
     labels = [i % classes for i in range(classes * k)]
     pairs = mined("all", rows(size=12), labels)
@@ -56,7 +56,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("distance", ["squared", "euclidean"])
-def test_rows_45_and_46_triplets_of_a_kind(kind, distance):
+def test_triplets_of_a_kind(kind, distance):
     metric = loops.d2 if distance == "squared" else loops.dist
     x, margin = rows(), 0.3
     expected = {
@@ -77,7 +77,7 @@ def test_rows_45_and_46_triplets_of_a_kind(kind, distance):
     assert sorted(t[:2] for t in random) == sorted({t[:2] for t in expected})
 
 
-def test_row_45_the_upper_bound_is_there_and_bounds_are_strict():
+def test_the_upper_bound_is_there_and_bounds_are_strict():
     """Without it, as in circulation, semi-hard would hold the easy ones too."""
     semi, easy = (listed(mined("triplets", kind=kind)) for kind in ("semi_hard", "easy"))
     assert easy
@@ -102,7 +102,7 @@ def test_a_miner_of_triplets_feeds_the_loss_exactly_those():
         assert loss.last_count == len(kept)
 
 
-def test_row_44_random_negatives_are_uniform_and_differ_from_call_to_call():
+def test_random_negatives_are_uniform_and_differ_from_call_to_call():
     """Chi-square over 1,600 draws of 7 negatives; 30 is passed by chance once in 25,000 runs."""
     batch, pairs = compare(rows(), torch.tensor(LABELS), None, None)
     miner = MINERS["random_negative"]()
@@ -123,7 +123,7 @@ def test_row_44_random_negatives_are_uniform_and_differ_from_call_to_call():
     assert float(((observed - expected) ** 2 / expected).sum()) < 30
 
 
-def test_row_47_batch_hard_keeps_the_farthest_positive_and_nearest_negative():
+def test_batch_hard_keeps_the_farthest_positive_and_nearest_negative():
     x, pairs = rows(), mined("batch_hard")
     for a in range(10):
         own, other = loops.positives(LABELS, a), loops.negatives(LABELS, a)
@@ -133,7 +133,7 @@ def test_row_47_batch_hard_keeps_the_farthest_positive_and_nearest_negative():
         assert pairs.negative[a].nonzero()[:, 0].tolist() == near
 
 
-def test_row_49_neighbouring_classes_are_the_nearest_ones():
+def test_neighbouring_classes_are_the_nearest_ones():
     means = rows(3, size=8)
     between = torch.cdist(means, means)
     chosen = neighbouring_classes(between[[5, 2]], torch.tensor([5, 2]), 4)
@@ -143,7 +143,7 @@ def test_row_49_neighbouring_classes_are_the_nearest_ones():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_row_49_the_tree_merges_what_is_near_through_others_too(seed):
+def test_the_tree_merges_what_is_near_through_others_too(seed):
     x = rows(seed, size=9, dim=3)
     between = torch.cdist(x, x).square()
     found = merge_levels(between, levels=8, start=0.2)
@@ -155,13 +155,13 @@ def test_row_49_the_tree_merges_what_is_near_through_others_too(seed):
         torch.testing.assert_close((found <= threshold + 1e-9).double(), together)
 
 
-def test_row_50_packaged_rows_are_anchor_positive_negative():
+def test_packaged_rows_are_anchor_positive_negative():
     labels = [0, 0, 1, 2, 2, 0, 1, 1, 1]  # the last has no negative and is left out
     assert listed(mined("packaged", rows(size=9), labels)) == {(0, 1, 2), (3, 4, 5)}
 
 
 @pytest.mark.parametrize("length", [1.0, 7.0])
-def test_row_51_angular_normalises_its_rows(length):
+def test_angular_normalises_its_rows(length):
     x = rows()
     expected = set()
     for a, p, n in loops.triplets(LABELS):
@@ -173,7 +173,7 @@ def test_row_51_angular_normalises_its_rows(length):
     assert 0 < len(expected) < len(loops.triplets(LABELS))
 
 
-def test_row_52_distance_weighted_takes_the_inverse_of_the_density():
+def test_distance_weighted_takes_the_inverse_of_the_density():
     batch, pairs = compare(rows(), torch.tensor(LABELS), None, None)
     weights = DistanceWeightedMiner(cutoff=0.5, limit=1.4).weights(batch, pairs)
     x, dim = rows(), 6
@@ -194,7 +194,7 @@ def test_row_52_distance_weighted_takes_the_inverse_of_the_density():
             assert float(weights[a].sort().values[-2]) < 1
 
 
-def test_row_52_the_draws_follow_the_weights_and_without_any_all_negatives():
+def test_the_draws_follow_the_weights_and_without_any_all_negatives():
     """600 draws for one pair: each share within 5 standard deviations."""
     x, labels = rows(2, size=8), [0, 0, 1, 2, 3, 4, 5, 6]
     batch, pairs = compare(x, torch.tensor(labels), None, None)
@@ -212,7 +212,7 @@ def test_row_52_the_draws_follow_the_weights_and_without_any_all_negatives():
     assert miner.weights(batch, pairs)[0].tolist() == [0, 0, 1, 1]
 
 
-def test_row_53_hardest_share_keeps_far_positives_and_near_negatives():
+def test_hardest_share_keeps_far_positives_and_near_negatives():
     x, pairs = rows(), mined("hardest_share", share=0.4)
     for mask, kind, sign in ((pairs.positive, True, -1), (pairs.negative, False, 1)):
         every = [ij for ij in loops.pairs(LABELS) if (LABELS[ij[0]] == LABELS[ij[1]]) == kind]
@@ -221,7 +221,7 @@ def test_row_53_hardest_share_keeps_far_positives_and_near_negatives():
         assert pairs_of(mask) == {ij for ij in every if hardness[ij] <= bound}
 
 
-def test_row_54_maximum_loss_keeps_the_subset_with_the_largest_loss():
+def test_maximum_loss_keeps_the_subset_with_the_largest_loss():
     batch, pairs = compare(rows(), torch.tensor(LABELS), None, None)
     loss, seen = METRIC_LOSSES["contrastive"](), []
 
@@ -242,7 +242,7 @@ def test_row_54_maximum_loss_keeps_the_subset_with_the_largest_loss():
         assert torch.equal(some.positive, pairs.positive & inside & inside[:, None])
 
 
-def test_row_55_multi_similarity_keeps_the_hard_pairs_not_the_easy_ones():
+def test_multi_similarity_keeps_the_hard_pairs_not_the_easy_ones():
     x, pairs, epsilon = rows(), mined("multi_similarity", rows() * 3, epsilon=0.05), 0.05
     easy = 0
     for i in range(10):
@@ -261,7 +261,7 @@ def test_row_55_multi_similarity_keeps_the_hard_pairs_not_the_easy_ones():
     assert easy > 0
 
 
-def test_row_56_pair_margin_keeps_far_positives_and_near_negatives():
+def test_pair_margin_keeps_far_positives_and_near_negatives():
     x, pairs = rows(), mined("pair_margin", positive=1.2, negative=1.3)
     d = {ij: float(loops.dist(x[ij[0]], x[ij[1]])) for ij in loops.pairs(LABELS)}
     same = {ij: LABELS[ij[0]] == LABELS[ij[1]] for ij in d}
@@ -269,7 +269,7 @@ def test_row_56_pair_margin_keeps_far_positives_and_near_negatives():
     assert pairs_of(pairs.negative) == {ij for ij in d if not same[ij] and d[ij] < 1.3}
 
 
-def test_row_57_a_curriculum_changes_its_miner_at_its_step_also_after_a_resume():
+def test_a_curriculum_changes_its_miner_at_its_step_also_after_a_resume():
     batch, pairs = compare(rows(), torch.tensor(LABELS), None, None)
     miner = MINERS["curriculum"](first="all", then="batch_hard", steps=3)
     sizes = [len(listed(miner(batch, pairs))) for _ in range(2)]
@@ -288,7 +288,7 @@ def test_one_per_class_leaves_each_anchor_one_negative_of_each_other_class():
         assert classes == [c for c in range(4) if c != LABELS[a]]
 
 
-def test_row_26_k_means_parts_each_class_by_itself():
+def test_k_means_parts_each_class_by_itself():
     centers = torch.tensor([[0.0, 0], [0.6, 0], [0, 0.6], [0.6, 0.6]], dtype=torch.float64)
     x = centers.repeat_interleave(3, 0) + rows(4, size=12, dim=2) * 0.1
     labels = torch.tensor([5] * 6 + [7] * 6)
@@ -302,7 +302,7 @@ def test_row_26_k_means_parts_each_class_by_itself():
     torch.testing.assert_close(loss(x, labels), expected)
 
 
-def test_row_75_active_triplets_are_counted():
+def test_active_triplets_are_counted():
     x = rows()
     loss = METRIC_LOSSES["triplet"](margin=0.2)
     loss(x, torch.tensor(LABELS))
@@ -311,7 +311,7 @@ def test_row_75_active_triplets_are_counted():
     assert loss.last_active == sum(bool(gap > 0) for gap in gaps)
 
 
-def test_row_80_branches_side_by_side_are_searched_by_the_sum_of_their_squared_distances():
+def test_branches_side_by_side_are_searched_by_the_sum_of_their_squared_distances():
     x = rows(dim=6)
     batch, _ = compare(x, torch.tensor(LABELS), None, None)
     parts = [x[:, k : k + 2] for k in (0, 2, 4)]

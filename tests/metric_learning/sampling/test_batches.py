@@ -43,7 +43,7 @@ class FakeSplit:
         self.starts = np.append(np.arange(0, len(self.labels), process), len(self.labels))
 
 
-def test_row_58_pk_a_batch_is_p_classes_with_k_images_each(split):
+def test_pk_a_batch_is_p_classes_with_k_images_each(split):
     order = plan(split)
     for step in range(40):
         ids = order.ids(step)
@@ -57,7 +57,7 @@ def test_row_58_pk_a_batch_is_p_classes_with_k_images_each(split):
     assert ((~same).sum(1) == 9).all()
 
 
-def test_row_59_facenet_batches_hold_random_negatives_of_other_classes_too(split):
+def test_facenet_batches_hold_random_negatives_of_other_classes_too(split):
     order = plan(split, random_images=5)
     for step in range(20):
         ids = order.ids(step)
@@ -70,7 +70,7 @@ def test_row_59_facenet_batches_hold_random_negatives_of_other_classes_too(split
     assert len(huge.ids(0)) == 1800
 
 
-def test_row_60_a_tuplet_batch_is_k_classes_with_n_images_under_other_names(split):
+def test_a_tuplet_batch_is_k_classes_with_n_images_under_other_names(split):
     labels = split.labels[plan(split, classes_per_batch=8, images_per_class=2).ids(0)]
     assert Counter(labels.tolist()) == dict.fromkeys(range(8), 2)
 
@@ -95,7 +95,7 @@ def groups_of(order, step):
     return labels[:, 0].reshape(-1, 3).tolist()
 
 
-def test_row_49_a_batch_holds_classes_with_the_ones_nearest_to_them():
+def test_a_batch_holds_classes_with_the_ones_nearest_to_them():
     split = FakeSplit(np.arange(6000) % 20)
     table = near_by_number(20, 6)
     order = with_neighbours(split, table, classes_per_batch=6, images_per_class=4, buffer=2000)
@@ -121,7 +121,7 @@ def test_row_49_a_batch_holds_classes_with_the_ones_nearest_to_them():
     assert max(apart) > 2  # by chance they lie anywhere
 
 
-def test_row_49_a_full_buffer_does_with_those_of_the_nearest_that_are_ready():
+def test_a_full_buffer_does_with_those_of_the_nearest_that_are_ready():
     labels = np.random.default_rng(0).integers(300, size=20_000)
     table = near_by_number(300, 6)
     order = with_neighbours(FakeSplit(labels), table, classes_per_batch=6, images_per_class=3,
@@ -138,7 +138,7 @@ def test_row_49_a_full_buffer_does_with_those_of_the_nearest_that_are_ready():
     assert share_of_nearest(order) > 0.2
 
 
-def test_row_49_nothing_waits_for_a_small_class_longer_than_a_pass():
+def test_nothing_waits_for_a_small_class_longer_than_a_pass():
     labels = np.append(np.repeat(np.arange(19), 50), [19] * 4)
     split = FakeSplit(np.random.default_rng(0).permutation(labels))
     order = plan(split, classes_per_batch=4, images_per_class=4, buffer=2000, neighbours=1)
@@ -152,7 +152,7 @@ def test_row_49_nothing_waits_for_a_small_class_longer_than_a_pass():
     assert passes.max() <= 1  # the second begins with a sample that still waits
 
 
-def test_row_49_the_table_is_that_of_the_running_means_of_unit_rows():
+def test_the_table_is_that_of_the_running_means_of_unit_rows():
     generator = torch.Generator().manual_seed(0)
     neighbours = ClassNeighbours(5, 3, 4, momentum=0.2).double()
     means = {}
@@ -190,7 +190,7 @@ def planned_in_rank(process):
     return order.epoch(2).ids.tolist(), neighbours.means.tolist()
 
 
-def test_row_49_all_ranks_plan_by_the_first_ones_table():
+def test_all_ranks_plan_by_the_first_ones_table():
     first, second = run_processes(planned_in_rank, 2)
     assert first == second
     assert first[0] == planned_in_rank(Rank())[0]
