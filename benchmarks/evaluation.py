@@ -16,7 +16,7 @@ for 4,000 at most) and torchmetrics on a fortieth of the queries.
 probe: logistic regression at one C, 10,000 rows of 10 classes, against scikit-learn.
 suite: every probe on 60,000 rows of 10 classes and 10,000 queries, or on two files of embeddings
 (`--features TRAIN TEST`): no peer does all of it, so each protocol's share of the time is printed.
-Peers that are not installed (extra `bench`) are named as left out. Linux only (reads /proc).
+Peers that are not installed (extra `bench`) are named as skipped. Linux only (reads /proc).
 """
 
 import argparse
@@ -65,8 +65,8 @@ def search_data(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def checksum(indices: Any) -> dict[str, float]:
     """What two searches have in common where they found the same sets of rows."""
-    found = torch.as_tensor(indices).long()
-    return {"sum of rows": float(found.sum()), "sum of first rows": float(found[:, 0].sum())}
+    actual = torch.as_tensor(indices).long()
+    return {"sum of rows": float(actual.sum()), "sum of first rows": float(actual[:, 0].sum())}
 
 
 def search_ours(bank: torch.Tensor, queries: torch.Tensor) -> Run:
@@ -125,8 +125,8 @@ def retrieval_pml(rows: Embeddings, k: str | int | None) -> Run:
     calculator = AccuracyCalculator(include=tuple(names), k=k, device=torch.device("cpu"))
 
     def run() -> dict[str, float]:
-        found = calculator.get_accuracy(rows.features, rows.labels)
-        return {ours: float(found[theirs]) for theirs, ours in names.items()}
+        actual = calculator.get_accuracy(rows.features, rows.labels)
+        return {ours: float(actual[theirs]) for theirs, ours in names.items()}
 
     return run
 
@@ -283,9 +283,7 @@ def main() -> None:
     parser.add_argument(
         "--features", nargs=2, metavar=("TRAIN", "TEST"), help="of the suite, by sslpipe embed"
     )
-    parser.add_argument(
-        "--without", default="", help="contenders that are left out, by a name's start"
-    )
+    parser.add_argument("--without", default="", help="contenders to skip, by a name's start")
     parser.add_argument("--size", type=float, default=1.0, help="share of the rows")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the records and the machine")
@@ -328,10 +326,10 @@ def main() -> None:
     if arguments.part != "suite":
         print("\nspeed: by cpu, of each against ours, above 1 is faster; memory: times ours")
     if absent:
-        print(f"left out: {', '.join(absent)}")
+        print(f"skipped: {', '.join(absent)}")
     if arguments.json:
-        told = {"machine": machine(arguments.threads), "records": records}
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+        message = {"machine": machine(arguments.threads), "records": records}
+        arguments.json.write_text(json.dumps(message, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -139,9 +139,9 @@ def knn(device: torch.device) -> dict[str, float]:
     bank, wanted = torch.randn(rows, 512), torch.randn(queries, 512)
     expected = nearest(bank, wanted[:200], 20).indices
     bank, wanted = bank.to(device), wanted.to(device)
-    found = nearest(bank, wanted[:200], 20).indices.cpu()
+    actual = nearest(bank, wanted[:200], 20).indices.cpu()
     time_s = seconds(lambda: nearest(bank, wanted, 20), device)
-    wrong = float((found != expected).double().mean())
+    wrong = float((actual != expected).double().mean())
     return {"error": wrong, "allowed": 0.0, "queries_per_s": queries / time_s}
 
 
@@ -186,12 +186,12 @@ def _over_devices(device: torch.device, part: str) -> dict[str, float]:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
     answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
     torch.multiprocessing.spawn(_rank, (world, device.type, part, answers), nprocs=world)
-    found = [answers.get() for _ in range(world)]
+    actual = [answers.get() for _ in range(world)]
     return {
-        "error": max(error for error, _ in found),
+        "error": max(error for error, _ in actual),
         "allowed": 1e-4,
         "processes": world,
-        "ms": 1e3 * max(time_s for _, time_s in found),
+        "ms": 1e3 * max(time_s for _, time_s in actual),
     }
 
 
@@ -221,8 +221,8 @@ def _rank(rank: int, world: int, kind: str, part: str, answers: Any) -> None:
             return output
 
         expected = nn.BatchNorm1d(64).double()(whole[0].double())[mine]
-    found = run().detach().cpu().double()
-    error = float((found - expected).detach().norm() / expected.norm().detach())
+    actual = run().detach().cpu().double()
+    error = float((actual - expected).detach().norm() / expected.norm().detach())
     answers.put((error, seconds(run, device)))
     dist.barrier()
     dist.destroy_process_group()

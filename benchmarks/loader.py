@@ -14,7 +14,7 @@ two views  two crops of each image from one decode; the peer decodes once as wel
 
 Ours and the limits keep freed memory (sslpipe.run.allocator), as every run does.
 
-Contenders that need a package of the extra `bench` are named as left out where it is missing.
+Contenders that need a package of the extra `bench` are named as skipped where it is missing.
 """
 
 import argparse
@@ -348,18 +348,18 @@ def main() -> None:
             rates[stage][contender] = max(best, float(done.stdout.splitlines()[-1]))
 
     table = Table("stage", "contender", "images/s", "against the second", "share of the limit")
-    for stage, found in rates.items():
-        _, peer, *_ = found.values()
-        limit = next(rate for name, rate in found.items() if name.startswith("limit"))
-        for name, rate in found.items():
+    for stage, actual in rates.items():
+        _, peer, *_ = actual.values()
+        limit = next(rate for name, rate in actual.items() if name.startswith("limit"))
+        for name, rate in actual.items():
             row = [f"{rate:,.0f}", f"{rate / peer:.2f}x", f"{rate / limit:.0%}"]
             table.add_row(stage, name, *row)
     Console().print(table)
     if not has_litdata:
-        print("left out, not installed (extra `bench`): litdata")
+        print("skipped, not installed (extra `bench`): litdata")
     if arguments.json:
-        told = {"machine": machine(threads=1), "images_per_s": rates}
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+        message = {"machine": machine(threads=1), "images_per_s": rates}
+        arguments.json.write_text(json.dumps(message, indent=1) + "\n")
 
 
 if __name__ == "__main__":

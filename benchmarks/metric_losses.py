@@ -87,8 +87,8 @@ def peer_miner(make: Callable[[], Any]) -> Callable[[], Call]:
         miner = make()
 
         def call(x: Tensor, labels: Tensor) -> float:
-            found = miner(x, labels)
-            return float(len(found[0]) + (len(found[2]) if len(found) == 4 else 0))
+            actual = miner(x, labels)
+            return float(len(actual[0]) + (len(actual[2]) if len(actual) == 4 else 0))
 
         return call
 
@@ -279,7 +279,18 @@ def line(record: dict[str, Any]) -> list[str]:
     return [*cells, record["note"]]
 
 
-HEADER = ["M", "what", "ours ms", "ours MB", "PML ms", "PML MB", "faster", "lighter", "differs", ""]
+HEADER = [
+    "M",
+    "what",
+    "ours ms",
+    "ours MB",
+    "PML ms",
+    "PML MB",
+    "faster",
+    "less memory",
+    "differs",
+    "",
+]
 
 
 def table(result: dict[str, Any]) -> str:
@@ -300,8 +311,8 @@ def table(result: dict[str, Any]) -> str:
 @functools.cache
 def commit() -> str:
     git = ["git", "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return found or "unknown"
+    actual = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return actual or "unknown"
 
 
 def machine() -> str:

@@ -13,7 +13,7 @@ tiles are kept), measured in turn with the others and with the kernels that are 
 freed memory (sslpipe.run.allocator), as every run does; the peers run as they come: lightly's would
 gain up to an eighth by it, the textbook version loses at 8192 rows. --json keeps the sizes that are
 in FILE and were not measured now; --rows "" only draws. Peers that are not installed (extra
-`bench`) are named as left out; those that would need more memory than this machine has are not
+`bench`) are named as skipped; those that would need more memory than this machine has are not
 asked. Linux only (reads /proc).
 """
 
@@ -125,7 +125,7 @@ def facts(loss_fn: Loss, contender: str, rows: int) -> dict[str, float | None]:
     before = memory_mb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     grad = gradient(loss_fn, z)
-    found: dict[str, float | None] = {
+    actual: dict[str, float | None] = {
         "extra_mb": memory_mb("VmHWM") - before,
         "gradient_error": None,
     }
@@ -134,8 +134,8 @@ def facts(loss_fn: Loss, contender: str, rows: int) -> dict[str, float | None]:
         # tests hold ours to the loops; another loss is compared with itself
         exact_fn = cross_view if contender.startswith("cross-view") else NTXentLoss(TEMPERATURE)
         exact = gradient(exact_fn, (wide[0], wide[1]))
-        found["gradient_error"] = float((grad.double() - exact).norm() / exact.norm())
-    return found
+        actual["gradient_error"] = float((grad.double() - exact).norm() / exact.norm())
+    return actual
 
 
 def bare_products(products: Products, rows: int) -> Callable[[], None]:
@@ -285,11 +285,11 @@ def main() -> None:
             records += [record for record in earlier if record["rows"] not in sizes]
         records.sort(key=lambda r: (r["rows"], list(CONTENDERS).index(r["contender"])))
         if sizes:
-            told = {"machine": machine(arguments.threads), "records": records}
-            arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+            message = {"machine": machine(arguments.threads), "records": records}
+            arguments.json.write_text(json.dumps(message, indent=1) + "\n")
     print("speed and memory: against lightly (where absent, the textbook version) in the same run")
     if absent:
-        print(f"left out, not installed (extra `bench`): {', '.join(absent)}")
+        print(f"skipped, not installed (extra `bench`): {', '.join(absent)}")
     if arguments.svg:
         arguments.svg.write_text(plot(records))
 

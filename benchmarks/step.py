@@ -199,7 +199,7 @@ def main() -> None:
     machine = hardware() | {"threads": str(arguments.threads), "batch": str(arguments.batch)}
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if absent:
-        print("left out, not installed (extra `bench`): lightly")
+        print("skipped, not installed (extra `bench`): lightly")
     if arguments.json:
         record = {"machine": machine, "seconds": seconds}
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")

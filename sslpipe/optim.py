@@ -48,7 +48,7 @@ def build_optimizer(
     """Build the recipe's optimizer over the model's trainable parameters.
 
     Groups "decay": parameters of two or more dimensions. "no_decay": biases, norms, scalars, which
-    get no weight decay and no LARS adaptation unless optim.decay_one_dim. Told apart by shape,
+    get no weight decay and no LARS adaptation unless optim.decay_one_dim. Distinguished by shape,
     since names differ from backbone to backbone.
 
     Args:

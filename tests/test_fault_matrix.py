@@ -25,6 +25,6 @@ def test_every_row_names_tests_that_exist():
         if isinstance(node, ast.FunctionDef)
     }
     for number, *_, named in ROWS:
-        found = re.findall(r"[\w/]*test_\w+\.py::test_\w+", named)
-        assert found or int(number) in UNTESTED, number
-        assert set(found) <= functions, set(found) - functions
+        actual = re.findall(r"[\w/]*test_\w+\.py::test_\w+", named)
+        assert actual or int(number) in UNTESTED, number
+        assert set(actual) <= functions, set(actual) - functions

@@ -150,7 +150,7 @@ def full_in_rank(process, limit_bytes, *arguments):
     return error_in_rank(process, *arguments)
 
 
-def test_a_full_disk_costs_saves_not_the_run_and_the_same_command_goes_on(data, straight, tmp_path):
+def test_a_full_disk_costs_saves_not_the_run_and_the_same_command_resumes(data, straight, tmp_path):
     run_dir = tmp_path / "run"
     arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), *WATCHED)
     for name, text in run_processes(full_in_rank, 2, 8000, *arguments):
@@ -159,7 +159,7 @@ def test_a_full_disk_costs_saves_not_the_run_and_the_same_command_goes_on(data, 
     assert checkpoint_names(run_dir / "checkpoints") == []
     assert not list((run_dir / "checkpoints").glob(".tmp-*"))
     steps = [line["step"] for line in read_metrics(run_dir)]
-    assert steps == list(range(1, len(steps) + 1))  # training went on over two failed saves
+    assert steps == list(range(1, len(steps) + 1))  # training continued over two failed saves
     train_over(2, Path(arguments[0]), data, run_dir, *WATCHED)
     assert_bitwise(straight, final_weights(run_dir))
 
@@ -212,7 +212,7 @@ def test_a_file_system_without_space_left_keeps_the_last_checkpoint(data, tmp_pa
         subprocess.run(["umount", mounted], check=True)
 
 
-def test_a_device_without_memory_is_told_with_what_helps(data, tmp_path):
+def test_a_device_without_memory_is_reported_with_what_helps(data, tmp_path):
     run_dir = tmp_path / "run"
     command = ("train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
     result = command_line(*command, SSLPIPE_FAULT="train.step:7=memory")
@@ -258,7 +258,7 @@ def test_a_hint_or_a_clock_that_is_wrong_changes_nothing(data, tmp_path):
     os.utime(folder / new, (0, 0))
     os.utime(folder / old, (4e9, 4e9))
     [(done, seen)] = train_over(1, recipe, data, run_dir)
-    assert (done, seen) == (12, [])  # it went on from step 12, the last
+    assert (done, seen) == (12, [])  # it resumed from step 12, the last
 
 
 @pytest.mark.slow

@@ -53,17 +53,17 @@ def test_processes_change_neither_samples_nor_draws_nor_numbers(
     run_dir, [(_, whole)] = one_process[optimizer]
     recipe = write_recipe(tmp_path)
     ranks = train_over(world, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS[optimizer])
-    for step, (ids, drawn) in enumerate(whole):
+    for step, (ids, params) in enumerate(whole):
         parts = [seen[step] for _, seen in ranks]
         assert torch.equal(torch.cat([part[0] for part in parts]), ids)
         rows = len(ids) // world
-        for number, tensor in enumerate(drawn):  # (2B, ...): all first views, then all second
+        for number, tensor in enumerate(params):  # (2B, ...): all first views, then all second
             first = torch.cat([part[1][number][:rows] for part in parts])
             second = torch.cat([part[1][number][rows:] for part in parts])
             assert torch.equal(torch.cat([first, second]), tensor)
-    expected, found = read_metrics(run_dir), read_metrics(tmp_path / "run")
-    assert len(found) == len(expected) == 5
-    for a, b in zip(expected, found, strict=True):
+    expected, actual = read_metrics(run_dir), read_metrics(tmp_path / "run")
+    assert len(actual) == len(expected) == 5
+    for a, b in zip(expected, actual, strict=True):
         assert a["lr"] == b["lr"]
         assert a["negatives_per_anchor"] == b["negatives_per_anchor"] == 2 * 16 - 2
         for key in ("loss", "grad_norm", "alignment", "uniformity", "effective_rank"):
@@ -88,12 +88,12 @@ def micro_batches(data, tmp_path_factory):
 
 
 def assert_same_run(expected_dir, found_dir, negatives):
-    expected, found = read_metrics(expected_dir), read_metrics(found_dir)
-    for a, b in zip(expected, found, strict=True):
+    expected, actual = read_metrics(expected_dir), read_metrics(found_dir)
+    for a, b in zip(expected, actual, strict=True):
         assert a["lr"] == b["lr"]
         for key in ("loss", "grad_norm", "alignment", "effective_rank"):
             assert b[key] == pytest.approx(a[key], rel=TOLERANCE)
-    assert [line["negatives_per_anchor"] for line in found] == negatives
+    assert [line["negatives_per_anchor"] for line in actual] == negatives
     assert_equal_weights(final_weights(expected_dir), final_weights(found_dir))
 
 
@@ -124,26 +124,26 @@ def test_micro_batches_change_neither_samples_nor_rate_nor_the_first_loss_much(
     without = tmp_path / "run"
     settings = (*MICRO, "data.micro_batch=16")  # one micro-batch: the whole batch
     [(_, seen)] = train_over(1, write_recipe(tmp_path), data, without, *settings)
-    expected, found = read_metrics(without), read_metrics(micro_batches)
+    expected, actual = read_metrics(without), read_metrics(micro_batches)
     peak = 0.5  # the recipe's, not scaled by anything
     rates = [0, peak / 2, *(peak * (1 + math.cos(math.pi * k / 3)) / 2 for k in range(3))]
-    assert [line["lr"] for line in found] == [line["lr"] for line in expected]
-    assert [line["lr"] for line in found] == pytest.approx(rates, rel=1e-12, abs=0)
+    assert [line["lr"] for line in actual] == [line["lr"] for line in expected]
+    assert [line["lr"] for line in actual] == pytest.approx(rates, rel=1e-12, abs=0)
     for (ids, _), (other, _) in zip(seen, one_process["lars"][1][0][1], strict=True):
         assert torch.equal(ids, other)
     # only BatchNorm sees less: close, but not the same number
-    assert found[0]["loss"] != expected[0]["loss"]
-    assert found[0]["loss"] == pytest.approx(expected[0]["loss"], rel=0.15)
+    assert actual[0]["loss"] != expected[0]["loss"]
+    assert actual[0]["loss"] == pytest.approx(expected[0]["loss"], rel=0.15)
     counted = [key for key in final_weights(without) if key.endswith("num_batches_tracked")]
     for key in counted:  # once a step
         assert int(final_weights(micro_batches)[key]) == int(final_weights(without)[key]) == 5
 
 
-def assert_equal_weights(expected, found):
-    assert expected.keys() == found.keys()
+def assert_equal_weights(expected, actual):
+    assert expected.keys() == actual.keys()
     assert any("running_var" in key for key in expected)  # BatchNorm's statistics are among them
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
+        torch.testing.assert_close(actual[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_settings_of_run_change_no_weight(data, one_process, tmp_path, setting):
     run_dir, _ = one_process["sgd"]
     recipe = write_recipe(tmp_path)
     train_over(1, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS["sgd"], f"run.{setting}")
-    found = final_weights(tmp_path / "run")
+    actual = final_weights(tmp_path / "run")
     for key, value in final_weights(run_dir).items():
-        assert torch.equal(found[key], value), key
+        assert torch.equal(actual[key], value), key
 
 
 def test_local_batchnorm_depends_on_the_process_count_as_it_says(data, tmp_path):

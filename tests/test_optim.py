@@ -84,7 +84,7 @@ def test_decay_moves_matrices_only_unless_one_dim_is_asked_for(kind: str) -> Non
             assert moved == (bool(old.any()) and (old.ndim > 1 or decay_one_dim))
 
 
-def test_frozen_parameters_are_left_out() -> None:
+def test_frozen_parameters_are_skipped() -> None:
     model = net()
     model[0].requires_grad_(False)
     optimizer = build_optimizer(model, optim())

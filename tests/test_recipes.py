@@ -32,7 +32,7 @@ every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.st
 
 
 def header(path: Path) -> tuple[str, dict[str, str]]:
-    """The title and the fields of the comment at the head: `# name: text`, indented lines go on."""
+    """The title and the fields of the comment at the head: `# name: text`, indented lines continue one."""
     title, _, *lines = path.read_text().partition("\n\n")[0].splitlines()
     fields: dict[str, str] = {}
     for line in lines:
@@ -167,8 +167,8 @@ def test_the_steps_in_the_comments_are_the_arithmetic(name):
     )
 
 
-def laws(path: Path) -> dict[str, object]:
-    """The law of both views, and the mean that is taken off where the data's is 0.5."""
+def distributions(path: Path) -> dict[str, object]:
+    """The distribution of both views, and the mean that is taken off where the data's is 0.5."""
     augment = build(
         AUGMENTS, load_recipe(path).augment, section="augment", mean=(0.5,) * 3, std=(0.25,) * 3
     )
@@ -179,7 +179,7 @@ def laws(path: Path) -> dict[str, object]:
 
 def test_cifar10_is_the_best_public_recipe():
     path = ROOT / "recipes" / "cifar10.toml"
-    recipe, views = load_recipe(path), laws(path)
+    recipe, views = load_recipe(path), distributions(path)
     assert (recipe.data.batch_size, recipe.epochs) == (512, 1000)
     optim = recipe.optim
     assert (optim.kind, optim.peak_lr, optim.weight_decay, optim.momentum) == (
@@ -204,11 +204,11 @@ def test_cifar10_is_the_best_public_recipe():
 
 def test_moco_on_cifar10_is_the_notebook_of_its_authors():
     path = ROOT / "recipes" / "cifar10_moco.toml"
-    recipe, views = load_recipe(path), laws(path)
+    recipe, views = load_recipe(path), distributions(path)
     assert (recipe.data.batch_size, recipe.epochs, recipe.batchnorm) == (512, 200, "global")
     optim = recipe.optim
-    found = (optim.kind, optim.peak_lr, optim.weight_decay, optim.momentum, optim.decay_one_dim)
-    assert found == ("sgd", 0.06, 5e-4, 0.9, True)
+    actual = (optim.kind, optim.peak_lr, optim.weight_decay, optim.momentum, optim.decay_one_dim)
+    assert actual == ("sgd", 0.06, 5e-4, 0.9, True)
     assert recipe.loss.arguments == {"queue_rows": 4096, "temperature": 0.1}
     assert (recipe.momentum.start, recipe.momentum.schedule) == (0.99, "constant")
     model = build_model(recipe, 32)
@@ -230,7 +230,7 @@ def test_moco_on_cifar10_is_the_notebook_of_its_authors():
 )
 def test_w_mse_recipes_are_as_in_its_code(name, batch, epochs, peak_lr, hidden, out, stem):
     path = ROOT / "recipes" / f"{name}.toml"
-    recipe, views = load_recipe(path), laws(path)
+    recipe, views = load_recipe(path), distributions(path)
     assert (recipe.data.batch_size, recipe.epochs) == (batch, epochs)
     assert (recipe.optim.kind, recipe.optim.peak_lr) == ("adamw", peak_lr)
     assert (recipe.optim.weight_decay, recipe.optim.warmup_steps) == (1e-6, 500)
@@ -256,7 +256,7 @@ def test_lightlys_recipes_are_as_in_its_benchmarks(
     name, kind, peak_lr, decay, temperature, hidden, epochs, crop_px
 ):
     path = ROOT / "recipes" / f"{name}.toml"
-    recipe, views = load_recipe(path), laws(path)
+    recipe, views = load_recipe(path), distributions(path)
     assert (recipe.data.batch_size, recipe.epochs) == (256, epochs)
     assert (recipe.optim.kind, recipe.optim.weight_decay) == (kind, decay)
     assert recipe.optim.peak_lr == pytest.approx(peak_lr)

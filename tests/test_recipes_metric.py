@@ -21,7 +21,7 @@ FIELDS = (
     "shards", "pretrain", "finetune", "scratch", "source", "differs", "hardware", "time",
     "measured", "published",
 )  # fmt: skip
-STYLES = {  # recipe -> the loss that its name promises
+STYLES = {  # recipe -> the loss that its name says
     "face_arcface": "arcface",
     "reid_batch_hard": "batch_hard",
     "cub_multi_similarity": "multi_similarity",
@@ -34,8 +34,8 @@ every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.st
 
 
 def test_there_is_a_recipe_for_each_style():
-    found = {path.stem: load_recipe(path).loss.kind for path in RECIPES}
-    assert found == STYLES
+    actual = {path.stem: load_recipe(path).loss.kind for path in RECIPES}
+    assert actual == STYLES
 
 
 @every_recipe

@@ -40,10 +40,10 @@ def straight(data, tmp_path_factory):
     return folder
 
 
-def assert_bitwise(expected, found):
-    assert expected.keys() == found.keys()
+def assert_bitwise(expected, actual):
+    assert expected.keys() == actual.keys()
     for key, value in expected.items():
-        assert torch.equal(found[key], value), key
+        assert torch.equal(actual[key], value), key
 
 
 def killed_in_rank(process, point, *arguments):
@@ -160,7 +160,7 @@ def signalled_in_rank(process, number, *arguments):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_run_goes_on(
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_run_continues(
     data, straight, tmp_path, number
 ):
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"

@@ -140,8 +140,8 @@ PYTHON = [path for folder in ("sslpipe", "tools") for path in sorted((ROOT / fol
 )  # fmt: skip
 def test_no_program_file_uses(pattern, why):
     for path in PYTHON:
-        found = re.search(pattern, path.read_text(), re.MULTILINE)
-        assert not found, f"{path.relative_to(ROOT)}: {found[0]!r} is {why}"
+        actual = re.search(pattern, path.read_text(), re.MULTILINE)
+        assert not actual, f"{path.relative_to(ROOT)}: {actual[0]!r} is {why}"
 
 
 def test_every_torch_load_is_of_weights_only():

@@ -113,8 +113,8 @@ class Job:
 def until(condition, what: str):
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        if found := condition():
-            return found
+        if actual := condition():
+            return actual
         time.sleep(0.1)
     raise AssertionError(f"not within {LIMIT_S} s: {what}")
 
@@ -181,7 +181,7 @@ def log_of(tmp_path: Path) -> str:
 
 
 @pytest.mark.slurm
-def test_killed_in_a_save_when_the_grace_is_over_it_goes_on_from_the_save_before(
+def test_killed_in_a_save_when_the_grace_is_over_it_resumes_from_the_save_before(
     cluster, data, straight, tmp_path
 ):
     """The fourth save hangs; SLURM kills everything 20 s after asking, and requeues by itself."""
@@ -198,7 +198,7 @@ def test_killed_in_a_save_when_the_grace_is_over_it_goes_on_from_the_save_before
 
 
 @pytest.mark.slurm
-def test_at_the_time_limit_it_saves_and_goes_on_and_a_cancelled_job_stays_cancelled(
+def test_at_the_time_limit_it_saves_and_resumes_and_a_cancelled_job_stays_cancelled(
     cluster, data, straight, tmp_path
 ):
     run_dir = tmp_path / "run"

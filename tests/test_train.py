@@ -56,15 +56,15 @@ def test_the_held_out_samples_are_never_trained_on(data, tmp_path):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_bad_images_are_quarantined_by_shard_and_key_and_the_run_goes_on(tmp_path, world):
+def test_bad_images_are_quarantined_by_shard_and_key_and_the_run_continues(tmp_path, world):
     data = write_dataset(tmp_path / "data", broken=BROKEN)
     run_dir = tmp_path / "run"
     recipe = write_recipe(tmp_path)
     ranks = train_over(world, recipe, data, run_dir, "data.holdout=0", "steps=8")
     assert [done for done, _ in ranks] == [8] * world
     lines = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
-    found = {(line["id"], line["shard"], line["key"]) for line in lines}
-    assert found == {
+    actual = {(line["id"], line["shard"], line["key"]) for line in lines}
+    assert actual == {
         (5, "train-000000.tar", "train000005"),
         (17, "train-000001.tar", "train000017"),
         (40, "train-000002.tar", "train000040"),
@@ -152,7 +152,7 @@ def test_a_collapse_is_an_event_in_the_log_and_a_warning_on_the_console(data, tm
     (line,) = (line for line in alarms if "embedding_collapse" in line["raised"])
     assert line["value"]["embedding_collapse"] < line["threshold"]["embedding_collapse"] == 0.1
     assert f"warning: step {line['step']}: embedding_collapse: embedding_std is" in result.stderr
-    assert result.stderr.count("embedding_collapse") == 1  # it lasts, and is told once
+    assert result.stderr.count("embedding_collapse") == 1  # it lasts, and is reported once
 
 
 def failing_in_rank(process, *arguments):

@@ -16,7 +16,8 @@ class BaseViews(nn.Module):
     Args:
         preset: a name of PRESETS.
         crop_px: side of the square views.
-        mean, std: RGB in [0, 1]; the attributes of that name are 0 and 1 unless `normalize`.
+        mean: RGB in [0, 1]; the attribute of that name is 0 unless `normalize`.
+        std: RGB in [0, 1]; the attribute of that name is 1 unless `normalize`.
         normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
         extra: see ExtraOps.
         overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see

@@ -108,7 +108,7 @@ class EvalView(nn.Module):
                     views[number * len(images) + rows] = crop
         return views
 
-    def of(self, batch: Batch) -> Tensor:
+    def make_views(self, batch: Batch) -> Tensor:
         """Return the views of a loader's batch."""
         return self.forward(batch.images, batch.sizes)
 

@@ -64,7 +64,7 @@ class ExtraOps(nn.Module):
                     changed = op(view)
                 if changed.shape != view.shape:
                     raise ValueError(
-                        f"augment.extra[{place}] ({self.names[place]}) turns {tuple(view.shape)} "
+                        f"augment.extra[{place}] ({self.names[place]}) changes {tuple(view.shape)} "
                         f"into {tuple(changed.shape)}; use one that keeps the shape"
                     )
                 view = changed

@@ -10,7 +10,7 @@ from sslpipe.errors import RecipeError, did_you_mean
 
 _JITTER_STRENGTH = (
     "SimCLR's s: brightness, contrast and saturation become 0.8 s, hue 0.2 s; what the preset "
-    "leaves out stays out, and a field given by its own name wins"
+    "switches off stays off, and a field that is set by its own name wins"
 )
 _MOCO_JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
 _BYOL = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
@@ -56,8 +56,8 @@ def view_specs(
         overrides: fields of ViewSpec or settings of registered ops. One value serves both views; a
             list of two gives each view its own (blur_prob = [1.0, 0.1]; crop_area = [[0.3, 1],
             [0.1, 0.3]]). `jitter_strength = s` is SimCLR's s: brightness, contrast and saturation
-            become 0.8 s, hue 0.2 s; what the preset leaves out stays out; a field given by its own
-            name wins.
+            become 0.8 s, hue 0.2 s; what the preset switches off stays off; a field that is set
+            by its own name wins.
 
     Raises:
         RecipeError: an unknown preset or field.

@@ -23,7 +23,7 @@ def check_recipe(
 
     Args:
         recipe: Of either kind.
-        index: The data set; None leaves out what only the data can tell.
+        index: The data set; None skips what only the data can tell.
         init_from: The pretrained backbone of a fine-tuning.
 
     Returns:

@@ -59,7 +59,7 @@ def check_finetuning(
 
     Args:
         recipe: Of a fine-tuning.
-        index: The data set; None leaves out what only the data can tell.
+        index: The data set; None skips what only the data can tell.
         init_from: The pretrained backbone.
 
     Raises:

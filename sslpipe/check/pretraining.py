@@ -75,7 +75,7 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
 
     Args:
         recipe: Of a pretraining.
-        index: The data set; None leaves out what only the data can tell.
+        index: The data set; None skips what only the data can tell.
 
     Raises:
         UserError: The recipe or the data cannot be trained on.

@@ -201,6 +201,6 @@ def _embed(backbone: FrozenBackbone, paths: list[Path]) -> tuple[list[int], Tens
     """`embed_images`; what cannot be read is named on stderr."""
 
     def report(path: Path, reason: str) -> None:
-        err.print(f"left out: {path}: {reason}", style="yellow", highlight=False, markup=False)
+        err.print(f"skipped: {path}: {reason}", style="yellow", highlight=False, markup=False)
 
     return embed_images(backbone, paths, on_bad=report)

@@ -14,7 +14,7 @@ PLAIN_EVERY_S = 10.0
 
 @contextmanager
 def progress(task: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how many more are done; any thread may call it. On stderr."""
+    """Yield a function that advances the bar by a number; any thread may call it. On stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _plain(task, total)

@@ -84,7 +84,7 @@ def _write(out: Path, page: str) -> None:
     console.print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser", highlight=False)
 
 
-def _load(given: Path | None, usual: Path) -> Features | None:
-    if given is None and not usual.is_file():
+def _load(path: Path | None, usual: Path) -> Features | None:
+    if path is None and not usual.is_file():
         return None
-    return Features(*load_embeddings(given or usual))
+    return Features(*load_embeddings(path or usual))

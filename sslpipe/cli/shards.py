@@ -134,7 +134,7 @@ def build(
         progress=progress,
     )  # fmt: skip
     for line in skipped:
-        print(f"left out: {line}", file=sys.stderr)
+        print(f"skipped: {line}", file=sys.stderr)
     _print_summary(out, manifest)
 
 

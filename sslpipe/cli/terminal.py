@@ -17,7 +17,7 @@ console = Console(stderr=True)
 def report_bad(sample: "Quarantined") -> None:
     """Print one line on stderr about a sample that cannot be decoded."""
     console.print(
-        f"left out: {sample.shard}, key {sample.key!r} (id {sample.id}): {sample.reason}",
+        f"skipped: {sample.shard}, key {sample.key!r} (id {sample.id}): {sample.reason}",
         style="yellow",
         highlight=False,
         markup=False,

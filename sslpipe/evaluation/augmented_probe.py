@@ -49,10 +49,10 @@ class TrainingView(nn.Module):
             flip_prob=flip_prob,
         )
 
-    def of(self, batch: Batch) -> Tensor:
+    def make_views(self, batch: Batch) -> Tensor:
         """Make both augmented views of each image, (2B, 3, S, S)."""
-        drawn = draws(self.seed, self.epoch, batch.ids, batch.sizes, self.views.specs)
-        images: Tensor = self.views(batch, drawn)  # (2B, 3, S, S)
+        params = draws(self.seed, self.epoch, batch.ids, batch.sizes, self.views.specs)
+        images: Tensor = self.views(batch, params)  # (2B, 3, S, S)
         return images
 
     def reduced(self, features: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class View(Protocol):
         """Move to where the backbone is."""
         ...
 
-    def of(self, batch: Batch) -> Tensor:
+    def make_views(self, batch: Batch) -> Tensor:
         """Make the backbone's images, (n B, 3, S, S)."""
         ...
 
@@ -156,7 +156,7 @@ def embed_here(
     with evaluating(backbone), torch.no_grad():
         for batch in batches:
             batch = batch.to(torch.device(device))
-            images = view.of(batch).to(dtype)  # (B, 3, S, S)
+            images = view.make_views(batch).to(dtype)  # (B, 3, S, S)
             features = view.reduced(backbone(images))  # (B, F)
             parts.append(Embeddings(features.float().cpu(), batch.labels.cpu(), batch.ids.cpu()))
             if progress is not None:

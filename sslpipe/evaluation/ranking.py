@@ -73,8 +73,8 @@ def ranks_of_matches(
                 zip(products.float().cpu().numpy(), part.cpu().numpy(), strict=True)
             ):
                 if first[start + at] < last[start + at]:
-                    found = find(row, query, start + at)
-                    ranks[at, : len(found)], matches[at] = found, len(found)
+                    positions = find(row, query, start + at)
+                    ranks[at, : len(positions)], matches[at] = positions, len(positions)
             yield Ranks(ranks, matches)
 
 
@@ -139,10 +139,10 @@ class _Sides:
         others[self.first[number] : self.last[number]] = False
         if number in self.hidden:
             others[self.hidden[number]] = False
-        found = np.sort(keys[matches])[::-1]
+        relevant = np.sort(keys[matches])[::-1]
         rest = np.sort(keys[others])
-        above: Integers = len(rest) - np.searchsorted(rest, found)
-        return np.asarray(1 + np.arange(len(found)) + above, np.float64)
+        above: Integers = len(rest) - np.searchsorted(rest, relevant)
+        return np.asarray(1 + np.arange(len(relevant)) + above, np.float64)
 
 
 def _hidden(

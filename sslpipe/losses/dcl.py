@@ -39,7 +39,7 @@ class DCLLoss(InBatchLoss):
     ) -> None:
         super().__init__(temperature, mask_labels, products, tile_rows)
         if sigma is not None and not (sigma > 0 and math.isfinite(sigma)):
-            raise ValueError(f"sigma = {sigma} must be a finite number above 0, or left out")
+            raise ValueError(f"sigma = {sigma} must be a finite number above 0, or None")
         self.sigma = sigma
 
     def row_loss(self, v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:

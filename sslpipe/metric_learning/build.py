@@ -107,10 +107,10 @@ def with_backbone(recipe: FinetuneRecipe, init_from: FrozenBackbone | None) -> F
         source, init = init_from.config.backbone, init_from.config.weights_sha256
         theirs = {"kind": source.kind, **source.arguments}
         for key, value in ({"kind": wanted.kind, **wanted.arguments} if wanted else {}).items():
-            found = theirs.get(key)
-            if (list(found) if isinstance(found, tuple) else found) != value:
+            present = theirs.get(key)
+            if (list(present) if isinstance(present, tuple) else present) != value:
                 raise RecipeError(
-                    f"backbone.{key} = {value!r}, but the given backbone has {found!r}; leave "
+                    f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "
                     "[backbone] out, or give another one"
                 )
     if recipe.init not in ("", init):

@@ -45,5 +45,5 @@ class Configured(nn.Module):
         super().__init__()  # nn.Module's own signature takes anything
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"{type(self).__name__}({given})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"{type(self).__name__}({arguments})"

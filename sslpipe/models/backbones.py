@@ -214,8 +214,8 @@ def torchvision_backbone(
         zero_init_residual: ResNets only; the last BatchNorm scale of each block starts at 0.
     """
     # the architecture and its arguments, refused before anything is built
-    every = torchvision.models.list_models(module=torchvision.models)
-    known = [name for name in every if name.startswith(PREFIXES)]
+    names = torchvision.models.list_models(module=torchvision.models)
+    known = [name for name in names if name.startswith(PREFIXES)]
     if architecture not in known:
         raise RecipeError(
             f"backbone.kind: torchvision has no usable {architecture!r}"

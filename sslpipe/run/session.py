@@ -184,7 +184,7 @@ class Run:
             index: The data set.
             order: The plan of the batches.
             parts: What a checkpoint holds: `model`, a module, and others with a `state_dict`; None
-                is left out.
+                is skipped.
             order_version: Of the order's algorithm; part of the digest.
             guarded: Modules whose buffers a non-finite step must not change.
             alarms: Read the numbers of each log line.
@@ -247,7 +247,7 @@ class Run:
 
         Args:
             what: Data and start, in a few words.
-            remarks: Warnings; None is left out.
+            remarks: Warnings; None is skipped.
         """
         world, total = self.process.world_size, self.recipe.total_steps
         start = f"resumed at step {self.first_step}" if self.first_step else "from the start"
@@ -392,8 +392,8 @@ class Run:
             step: The step's number.
             monitor: Embeds on all ranks, scores on rank 0. None: there are no such samples.
         """
-        every = self.recipe.run.monitor_steps
-        if monitor is None or not every or not (self._is_last(step) or _is_due(step, every)):
+        interval = self.recipe.run.monitor_steps
+        if monitor is None or not interval or not (self._is_last(step) or _is_due(step, interval)):
             return
         self._watchdog(self.last_step, "evaluating")
         fault("train.monitor")
@@ -447,5 +447,5 @@ def seed_torch(*words: int) -> None:
     torch.manual_seed(int(hash_integers(*words) >> 1))  # a positive int64
 
 
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and (step + 1) % every == 0
+def _is_due(step: int, interval: int) -> bool:
+    return interval > 0 and (step + 1) % interval == 0

@@ -146,7 +146,7 @@ def test_the_bfloat16_blur_is_off_by_two_levels_of_255_at_most(side: int, kernel
     assert error.mean() <= 0.3
 
 
-def test_taps_left_out_of_a_blur_weigh_less_than_float32_can_see() -> None:
+def test_taps_dropped_from_a_blur_weigh_less_than_float32_can_see() -> None:
     sigma = torch.tensor([0.7])
     kept = blur_taps(sigma, 23, 224, 0.7)
     assert kept.weight.shape[-1] == 11  # ceil(5.9 * 0.7) on each side

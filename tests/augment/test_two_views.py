@@ -324,7 +324,7 @@ def test_a_wrong_extra_is_named(entry: dict[str, Any], words: str) -> None:
 def test_an_extra_that_changes_the_shape_is_refused() -> None:
     augment = FusedViews("simclr", 32, extra=[{"name": "CenterCrop", "args": {"size": 16}}])
     batch = batch_of(SIZES[:1])
-    with pytest.raises(ValueError, match=r"extra\[0\] \(CenterCrop\) turns \(1, 3, 32, 32\)"):
+    with pytest.raises(ValueError, match=r"extra\[0\] \(CenterCrop\) changes \(1, 3, 32, 32\)"):
         augment(batch, params_for(batch, augment))
 
 

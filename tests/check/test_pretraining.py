@@ -194,9 +194,9 @@ def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(
     original = Order.ids
 
     def twice(self, step, streams):
-        epoch, found = original(self, step, streams)
-        found[:3] = found[3]
-        return epoch, found
+        epoch, actual = original(self, step, streams)
+        actual[:3] = actual[3]
+        return epoch, actual
 
     monkeypatch.setattr(Order, "ids", twice)
     assert check_pretraining(recipe_of(), index).data.duplicates == 7 * 3
@@ -232,7 +232,7 @@ def test_unlabelled_data_say_so(recipe_of, tmp_path):
     assert any("no kNN" in warning for warning in result.warnings)
 
 
-def test_without_data_only_what_needs_them_is_left_out(recipe_of):
+def test_without_data_only_what_needs_them_is_skipped(recipe_of):
     result = check_pretraining(recipe_of("epochs=3"), None)
     assert result.data is None
     assert result.steps is None
@@ -250,7 +250,7 @@ def test_without_data_only_what_needs_them_is_left_out(recipe_of):
         ("optim.warmup_steps=12", "does not end before the run's 12 steps"),
     ],
 )
-def test_what_a_setting_costs_is_said(recipe_of, override, message):
+def test_what_a_setting_costs_is_reported(recipe_of, override, message):
     assert check_pretraining(recipe_of(), None).warnings == ()
     (warning,) = check_pretraining(recipe_of(override), None).warnings
     assert message in warning

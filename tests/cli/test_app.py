@@ -202,7 +202,7 @@ def test_without_faiss_and_wandb_everything_but_they_works(data, tmp_path):
     train = ("train", recipe, *where, "--run-dir", str(run_dir), "steps=4", "run.monitor_steps=4")
     for arguments in (
         ("check", recipe, *where),
-        (*train, 'run.trackers=["wandb"]'),  # named, left out, no reason to stop
+        (*train, 'run.trackers=["wandb"]'),  # named, skipped, no reason to stop
         ("export", str(run_dir), "--out", str(tmp_path / "backbone")),
     ):
         result = subprocess.run(

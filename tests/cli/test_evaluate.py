@@ -109,13 +109,13 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     assert sha256_of(tmp_path / "out" / "whitening.safetensors") in sums
     assert sha256_of(tmp_path / "out" / "config.json") in sums
 
-    found, found_facts = load_embeddings(test_file)
+    actual, found_facts = load_embeddings(test_file)
     exported = load_backbone(tmp_path / "out")
     view = EvalView(**facts["view"])
     plain = embed(exported.backbone, view, load_index(data).split("test"))
     expected = fit_whitening(rows, dims=8)(plain)
-    assert found.features.shape == (20, 8)
-    torch.testing.assert_close(found.features, expected.features, rtol=2e-3, atol=2e-3)
+    assert actual.features.shape == (20, 8)
+    torch.testing.assert_close(actual.features, expected.features, rtol=2e-3, atol=2e-3)
     assert found_facts["whitening_sha256"] == exported.config.whitening_sha256
     images = torch.stack([torch.from_numpy(picture(i)) for i in range(20)]).permute(0, 3, 1, 2)
     torch.testing.assert_close(exported.encode(images), expected.features, rtol=1e-4, atol=1e-4)
@@ -139,8 +139,8 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert lines == {(n, w) for n in ("ssl", "random", "pixels") for w in (False, True)}
     assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
     assert all(row["queries"] == 20 for row in report["rows"])
-    for told in ("ssl, whitened", "pixels", "random", "kNN with 100 labels a class"):
-        assert told in shown
+    for message in ("ssl, whitened", "pixels", "random", "kNN with 100 labels a class"):
+        assert message in shown
     model = load_backbone(run_dir)
     index = load_index(data)
     train_rows, test_rows = (
@@ -190,9 +190,9 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
     out = tmp_path / "numbers.json"
     shown = call(evaluate_tool, name, *paths, *arguments, "--out", out)
     expected = [result.to_json() for result in EVALS[name](*rows, **options)]
-    found = json.loads(out.read_text())
-    assert [row["protocol"] for row in found] == [row["protocol"] for row in expected]
-    for row, wanted in zip(found, expected, strict=True):
+    actual = json.loads(out.read_text())
+    assert [row["protocol"] for row in actual] == [row["protocol"] for row in expected]
+    for row, wanted in zip(actual, expected, strict=True):
         assert math.isclose(row["value"], wanted["value"], rel_tol=0, abs_tol=1e-12)
         number = wanted["value"]
         text = f"{100 * number:.1f}" if wanted["unit"] == "share" else f"{number:.4g}"
@@ -235,7 +235,7 @@ def test_suite_takes_files_alone(files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["suite", "--features", "mine=only"], "NAME=TRAIN.safetensors,TEST.safetensors"),
         (["suite"], "no set of features"),
@@ -245,8 +245,8 @@ def test_suite_takes_files_alone(files, tmp_path):
         (["ridge", "none", "none", "--device", "tpu"], "use auto, cpu, cuda or mps"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_to_do(arguments, told, capsys, monkeypatch):
-    with pytest.raises(UserError, match=told):
+def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, capsys, monkeypatch):
+    with pytest.raises(UserError, match=message):
         evaluate_tool.app(arguments, standalone_mode=False)
     monkeypatch.setattr("sys.argv", ["sslpipe", "evaluate", *arguments])
     with pytest.raises(SystemExit) as stopped:
@@ -294,16 +294,16 @@ def test_the_canvas_is_in_the_facts_and_never_smaller_than_twice_the_view(run, t
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["verification", "--far", "0"], "between 0 and 1"),
         (["verification", "--pairs", "0"], "at least 1"),
         (["knn", "--temperature", "nan"], "finite"),
     ],
 )
-def test_an_option_out_of_range_is_told(files, arguments, told):
+def test_an_option_out_of_range_is_reported(files, arguments, message):
     name, *options = arguments
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         evaluate_tool.app([name, *map(str, files[0]), *options], standalone_mode=False)
 
 

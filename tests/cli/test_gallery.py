@@ -123,5 +123,5 @@ def test_mistakes_are_one_line(photos, model, capsys, tmp_path_factory):
         assert text in said
         assert "Traceback" not in said
     status, said, warned = call(capsys, "enrol", book, photos / "photos", "--model", model)
-    assert "left out" in warned
+    assert "skipped" in warned
     assert "9 images of 3 names" in said

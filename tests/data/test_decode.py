@@ -110,7 +110,7 @@ def test_exif_orientation_is_applied_as_by_pillow(form: str, orientation: int) -
     np.testing.assert_array_equal(decode(raw, CANVAS_PX), by_pillow(raw))
 
 
-def test_a_large_jpeg_is_turned_upright_too() -> None:
+def test_a_large_jpeg_is_exif_oriented_too() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     raw = encoded(photo(640, 320), "JPEG", exif=exif)

@@ -35,9 +35,9 @@ def take(index, steps, *, first=0, process=ONE, bad=None, **run):
         first_step=first,
         on_bad=(bad if bad is not None else []).append,
     )
-    found = list(islice(stream, steps))
+    actual = list(islice(stream, steps))
     stream.close()
-    return found
+    return actual
 
 
 def same(a, b):
@@ -116,7 +116,7 @@ def test_the_ranks_batches_put_together_are_the_one_process_batch(tmp_path, worl
             assert torch.equal(joined, getattr(batch, field))
 
 
-def test_going_on_at_a_step_equals_having_run_to_it(tmp_path):
+def test_resuming_at_a_step_equals_having_run_to_it(tmp_path):
     index = load_index(write_dataset(tmp_path, (40, 3, 60, 25)))
     straight = take(index, 20)
     for first in (1, 5, 8, 13):
@@ -126,7 +126,7 @@ def test_going_on_at_a_step_equals_having_run_to_it(tmp_path):
         )
 
 
-def test_going_on_seeks_it_does_not_replay(tmp_path, monkeypatch):
+def test_resuming_seeks_and_does_not_replay(tmp_path, monkeypatch):
     from sslpipe.data.reader import Reader
 
     index = load_index(write_dataset(tmp_path, (128,)))
@@ -221,7 +221,7 @@ def test_one_pass_over_chosen_ids_reads_those(tmp_path):
     assert np.array_equal(batch.images[2].permute(1, 2, 0).numpy(), picture(90))
 
 
-def test_one_pass_leaves_out_and_reports_a_bad_sample_or_refuses_it(tmp_path):
+def test_one_pass_skips_and_reports_a_bad_sample_or_refuses_it(tmp_path):
     index = load_index(write_dataset(tmp_path, broken=BROKEN))
     bad = []
     ids = [i for b in one_pass(index.split("train"), on_bad=bad.append) for i in b.ids.tolist()]

@@ -71,9 +71,9 @@ def test_only_whole_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere() -> 
     bomb = whole[: at + 5] + b"\xff\xff\xff\xff" + whole[at + 9 :]
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned = encoded(photo(), "JPEG", exif=exif.tobytes())
+    exif_oriented = encoded(photo(), "JPEG", exif=exif.tobytes())
     cmyk = encoded(photo().convert("CMYK"), "JPEG")
-    others = [encoded(photo(), "PNG"), turned, cmyk, whole[:20], whole[:-20], b""]
+    others = [encoded(photo(), "PNG"), exif_oriented, cmyk, whole[:20], whole[:-20], b""]
     assert is_plain_jpeg(whole)
     assert not any(map(is_plain_jpeg, [*others, bomb]))
 

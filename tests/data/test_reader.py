@@ -20,9 +20,9 @@ def a_reader(folder, window_bytes=2**26, **settings):
 @pytest.mark.parametrize("window_bytes", [1, 5000, 2**26])
 def test_rows_come_in_the_order_asked_for_whatever_the_size_of_a_read(tmp_path, window_bytes):
     reader = a_reader(tmp_path, window_bytes)
-    found = reader.rows(1, np.array([4, 0, 5, 1]))
-    assert [raw.image for raw in found] == [png(picture(10 + row)) for row in (4, 0, 5, 1)]
-    assert [raw.key for raw in found] == [
+    actual = reader.rows(1, np.array([4, 0, 5, 1]))
+    assert [raw.image for raw in actual] == [png(picture(10 + row)) for row in (4, 0, 5, 1)]
+    assert [raw.key for raw in actual] == [
         "train000014",
         "train000010",
         "train000015",
@@ -63,10 +63,10 @@ def test_a_damaged_header_loses_one_sample_and_no_other(tmp_path):
     start = int(reader.split.offsets(0)[3, 0])
     raw[start : start + 512] = b"\xff" * 512
     path.write_bytes(raw)
-    found = reader.rows(0, np.arange(10))
-    assert isinstance(found[3].image, BadSample)
+    actual = reader.rows(0, np.arange(10))
+    assert isinstance(actual[3].image, BadSample)
     for row in (0, 1, 2, 4, 5, 6, 7, 8, 9):
-        assert found[row].image == png(picture(row))
+        assert actual[row].image == png(picture(row))
 
 
 def test_a_vanished_shard_is_one_clear_error(tmp_path):
@@ -149,10 +149,10 @@ NAMES = {
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_members_cut_out_directly_are_those_of_webdataset(names, form):
     raw = members(names, form)
-    expected, found = _alone(raw), _plain(memoryview(raw), 0, len(raw))
-    assert found is None or found == expected
+    expected, actual = _alone(raw), _plain(memoryview(raw), 0, len(raw))
+    assert actual is None or actual == expected
     if names in (NAMES["one image"], NAMES["image, label, text"], NAMES["capitals"]):
-        assert found is not None  # what the shard builder writes takes the quick way
+        assert actual is not None  # what the shard builder writes takes the fast path
 
 
 def test_a_damaged_header_is_never_cut_out_otherwise_than_by_webdataset():
@@ -161,6 +161,6 @@ def test_a_damaged_header_is_never_cut_out_otherwise_than_by_webdataset():
         for value in (0, 32, 49, 255):
             raw = bytearray(whole)
             raw[place] = value
-            found = _plain(memoryview(raw), 0, len(raw))
-            assert found is None or found == _alone(bytes(raw)), place
+            actual = _plain(memoryview(raw), 0, len(raw))
+            assert actual is None or actual == _alone(bytes(raw)), place
     assert _plain(memoryview(whole), 0, len(whole) - 512) is None  # a block is missing

@@ -128,10 +128,10 @@ def some_batches(location: str, *, first_step: int = 0, count: int = 12, **run):
     stream = batches(
         split, order, SETTINGS, Run(**run), Rank(), first_step=first_step, on_bad=bad.append
     )
-    found = list(islice(stream, count))
+    actual = list(islice(stream, count))
     stream.close()
     assert not bad
-    return found
+    return actual
 
 
 def assert_same(one, other):
@@ -176,13 +176,13 @@ def test_what_is_not_there_is_not_asked_for_again(server):
     assert server.requests == asked + 1
 
 
-def test_a_server_without_ranges_is_told_not_taken_for_a_truncated_shard(server):
+def test_a_server_without_ranges_is_reported_not_taken_for_a_truncated_shard(server):
     server.trouble = lambda number: "no ranges"
     with pytest.raises(DataError, match="does not serve ranges; copy the shards"):
         read_range(f"{server.url}/train-000000.tar", 512, 1024)
 
 
-def test_going_on_at_a_late_step_fetches_what_follows_and_not_what_was(folder, server):
+def test_resuming_at_a_late_step_fetches_what_follows_and_not_what_was(folder, server):
     some_batches(server.url, first_step=6, count=1, num_workers=0)
     fetched = sum(end - start for path, start, end in server.served if path.endswith(".tar"))
     whole = sum(path.stat().st_size for path in folder.glob("*.tar"))

@@ -49,7 +49,7 @@ def test_batches_from_the_devices_memory_are_those_that_are_streamed(
             assert a.epoch == b.epoch
 
 
-def test_bad_samples_are_told_of_before_the_first_batch(tmp_path):
+def test_bad_samples_are_reported_before_the_first_batch(tmp_path):
     index = load_index(write_dataset(tmp_path, SIZES, broken={5: b"", 17: b"<html>"}))
     bad = []
     take(resident_batches, index, 1, device=CPU, bad=bad)

@@ -25,7 +25,7 @@ def test_the_probe_is_sgd_on_each_epochs_own_views(splits):
     backbone, view, (train, test) = make_backbone(), EvalView(**VIEW), splits
     before = module_sha256(backbone)
     said = []
-    (found,) = augmented_sgd_probe(backbone, view, train, test, epochs=3, seed=5, say=said.append)
+    (actual,) = augmented_sgd_probe(backbone, view, train, test, epochs=3, seed=5, say=said.append)
     assert [text.split(", ")[1] for text in said] == ["epoch 1 and 2 of 3", "epoch 3 of 3"]
     assert module_sha256(backbone) == before
     passes = [embed(backbone, TrainingView(view, seed=5, epoch=e), train) for e in (0, 1)]
@@ -45,7 +45,7 @@ def test_the_probe_is_sgd_on_each_epochs_own_views(splits):
         seed=5,
         name="augmented crop=0.08..1 flip=0.5",
     )
-    assert found == expected
+    assert actual == expected
 
 
 def test_a_training_view_crops_and_flips_and_changes_no_colour():
@@ -54,12 +54,12 @@ def test_a_training_view_crops_and_flips_and_changes_no_colour():
     ids, sizes = torch.arange(6), torch.full((6, 2), 20)
     batch = Batch(images, sizes, torch.full((6,), -1), ids, ids, 0)
     view = TrainingView(EvalView(16, 16), seed=0, epoch=0)
-    crops = view.of(batch)
+    crops = view.make_views(batch)
     assert crops.shape == (12, 3, 16, 16)
     for row in range(12):
         if row % 6 < 5:
             wanted = images[row % 6, :, :16, :16] / 255
             torch.testing.assert_close(crops[row], wanted, rtol=0, atol=1e-5)
     assert not torch.equal(crops[5], crops[11])
-    again = TrainingView(EvalView(16, 16), seed=0, epoch=1).of(batch)
+    again = TrainingView(EvalView(16, 16), seed=0, epoch=1).make_views(batch)
     assert not torch.equal(crops[5], again[5])

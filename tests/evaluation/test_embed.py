@@ -66,7 +66,7 @@ def test_features_do_not_depend_on_the_batch_size(split):
         torch.testing.assert_close(rows.features, by_size[0].features, rtol=1e-5, atol=1e-6)
 
 
-def test_the_backbone_is_the_same_before_and_after_and_modes_are_put_back(split):
+def test_the_backbone_is_the_same_before_and_after_and_modes_are_restored(split):
     backbone = make_backbone().train()
     frozen_part = backbone.network[1].eval()
     before = module_sha256(backbone)
@@ -129,26 +129,26 @@ def killed_while_embedding(monkeypatch, out, split, batches):
     return read
 
 
-def bar_of(told):
+def bar_of(message):
     """A progress bar that appends how many samples are left, then each batch's."""
 
     def bar(left):
-        told.append(left)
-        return contextlib.nullcontext(told.append)
+        message.append(left)
+        return contextlib.nullcontext(message.append)
 
     return bar
 
 
-def test_a_pass_that_was_killed_goes_on_and_gives_the_same_bytes(split, tmp_path, monkeypatch):
+def test_a_pass_that_was_killed_resumes_and_gives_the_same_bytes(split, tmp_path, monkeypatch):
     monkeypatch.setattr(embed_file, "PART_SAMPLES", 4)
     options = (make_backbone(), EvalView(**VIEW), split)
     embed_to_file(tmp_path / "whole.safetensors", *options, {"run": 1})
-    out, told = tmp_path / "again.safetensors", []
+    out, message = tmp_path / "again.safetensors", []
     with monkeypatch.context() as patch:
         assert len(killed_while_embedding(patch, out, split, 3)) == 4
     assert not out.exists()
-    embed_to_file(out, *options, {"run": 1}, bar=bar_of(told))
-    assert (told[0], sum(told[1:])) == (9, 9)  # three parts of four were there
+    embed_to_file(out, *options, {"run": 1}, bar=bar_of(message))
+    assert (message[0], sum(message[1:])) == (9, 9)  # three parts of four were there
     assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "again.safetensors",
@@ -157,14 +157,14 @@ def test_a_pass_that_was_killed_goes_on_and_gives_the_same_bytes(split, tmp_path
     ]
 
 
-def test_parts_of_another_backbone_are_not_gone_on_with(split, tmp_path, monkeypatch):
+def test_parts_of_another_backbone_are_not_resumed(split, tmp_path, monkeypatch):
     monkeypatch.setattr(embed_file, "PART_SAMPLES", 4)
-    out, told = tmp_path / "rows.safetensors", []
+    out, message = tmp_path / "rows.safetensors", []
     with monkeypatch.context() as patch:
         killed_while_embedding(patch, out, split, 3)
     options = (make_backbone(), EvalView(**VIEW), split)
-    embed_to_file(out, *options, {"run": 2}, bar=bar_of(told))
-    assert told[0] == 21
+    embed_to_file(out, *options, {"run": 2}, bar=bar_of(message))
+    assert message[0] == 21
     assert load_embeddings(out)[1]["run"] == 2
 
 
@@ -212,8 +212,8 @@ def test_every_process_gets_every_row_once_whatever_their_number(split, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embed_file, "PART_SAMPLES", 4)
         expected = [tuple(rows) for rows in embed_in_rank(Rank(), split.folder, str(one))]
-    for found in run_processes(embed_in_rank, world, split.folder, str(many)):
-        for rows, alone in zip(found, expected, strict=True):
+    for actual in run_processes(embed_in_rank, world, split.folder, str(many)):
+        for rows, alone in zip(actual, expected, strict=True):
             assert torch.equal(rows[1], alone[1])
             assert torch.equal(rows[2], alone[2])
             torch.testing.assert_close(rows[0], alone[0], rtol=1e-5, atol=1e-6)
@@ -238,12 +238,12 @@ def test_a_file_that_holds_no_embeddings_is_one_clear_error(tmp_path):
 
     save_file({"features": torch.zeros(2, 2)}, tmp_path / "part")
     (tmp_path / "text").write_text("hello")
-    for name, told in (
+    for name, message in (
         ("part", "no ids, labels"),
         ("text", "cannot read"),
         ("none", "cannot read"),
     ):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             load_embeddings(tmp_path / name)
 
 

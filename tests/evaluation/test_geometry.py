@@ -18,22 +18,22 @@ def by_metric(*arguments, **options):
 
 def test_every_number_equals_its_definition_by_loops():
     data = random_rows(60, 6, 4, seed=1)
-    found = by_metric(data, data, pairs=10_000)  # all pairs
+    actual = by_metric(data, data, pairs=10_000)  # all pairs
     unit = torch.nn.functional.normalize(data.features.double()).numpy()
     labels = data.labels.tolist()
     squared = {(i, j): ((unit[i] - unit[j]) ** 2).sum() for i, j in combinations(range(60), 2)}
     same = [d for (i, j), d in squared.items() if labels[i] == labels[j]]
-    assert found["alignment"].value == pytest.approx(np.mean(same), rel=1e-6)
+    assert actual["alignment"].value == pytest.approx(np.mean(same), rel=1e-6)
     expected = np.log(np.mean([np.exp(-2 * d) for d in squared.values()]))
-    assert found["uniformity"].value == pytest.approx(expected, rel=1e-6)
+    assert actual["uniformity"].value == pytest.approx(expected, rel=1e-6)
     values = np.linalg.svd(data.features.double().numpy(), compute_uv=False)
     share = values / values.sum()
-    assert found["effective_rank"].value == pytest.approx(np.exp(-(share * np.log(share)).sum()))
-    assert found["effective_rank"].details["singular_values"] == pytest.approx(values, rel=1e-6)
+    assert actual["effective_rank"].value == pytest.approx(np.exp(-(share * np.log(share)).sum()))
+    assert actual["effective_rank"].details["singular_values"] == pytest.approx(values, rel=1e-6)
     spreads = sorted(unit.std(axis=0), reverse=True)
-    assert found["std"].details["std_spectrum"] == pytest.approx(spreads, rel=1e-6)
-    assert found["std"].value == pytest.approx(np.mean(spreads) * 6**0.5, rel=1e-6)
-    for result in found.values():
+    assert actual["std"].details["std_spectrum"] == pytest.approx(spreads, rel=1e-6)
+    assert actual["std"].value == pytest.approx(np.mean(spreads) * 6**0.5, rel=1e-6)
+    for result in actual.values():
         assert result.interval95[0] < result.value < result.interval95[1]
         assert result.unit == "number"
 
@@ -80,13 +80,13 @@ def uniformity_by_loops(x):
 def test_intervals_are_those_of_leaving_out_each_tenth_of_the_rows(width):
     data = random_rows(35, width, 4, seed=1)
     data = data._replace(features=data.features * torch.logspace(0, -5, width))  # as spectra fall
-    found = by_metric(data, data)
+    actual = by_metric(data, data)
     x = data.features.double().numpy()[permutation(35, 0)]
     for metric, value in (("effective_rank", rank_by_svd), ("uniformity", uniformity_by_loops)):
         without = [value(x[np.arange(35) % 10 != group]) for group in range(10)]
         half = 1.96 * np.sqrt(9 * np.var(without))  # 9 / 10 times the sum of 10 squares
-        low, high = found[metric].interval95
-        assert found[metric].value == pytest.approx(value(x), rel=1e-8)
+        low, high = actual[metric].interval95
+        assert actual[metric].value == pytest.approx(value(x), rel=1e-8)
         assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
         assert (high + low) / 2 == pytest.approx(value(x), rel=1e-8)
 

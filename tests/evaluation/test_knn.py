@@ -75,8 +75,8 @@ def brute_knn(bank, queries, k, temperature, vote, exclude_same_id=False):
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
 def test_knn_equals_brute_force_in_float64(make, vote, search):
     bank, queries = make(150, 6, 5, seed=1), make(40, 6, 5, seed=2, first_id=1000)
-    found = knn_predictions(bank, queries, k=(1, 4, 20, 150), vote=vote, search=search)
-    for k, predicted in found.items():
+    actual = knn_predictions(bank, queries, k=(1, 4, 20, 150), vote=vote, search=search)
+    for k, predicted in actual.items():
         np.testing.assert_array_equal(predicted, brute_knn(bank, queries, k, 0.07, vote))
 
 
@@ -105,9 +105,9 @@ def test_candidates_by_bfloat16_give_the_same_neighbours(make, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(neighbours, "CROWDED", crowded)
             patch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
-            found = nearest(bank, queries, 40)
-        assert torch.equal(found.indices, exact.indices)
-        assert torch.equal(found.similarities, exact.similarities)
+            actual = nearest(bank, queries, 40)
+        assert torch.equal(actual.indices, exact.indices)
+        assert torch.equal(actual.similarities, exact.similarities)
 
 
 def test_the_nearest_row_is_found_where_bfloat16_shrinks_it_and_stretches_all_others(monkeypatch):
@@ -141,16 +141,16 @@ def test_rows_on_the_other_side_are_found_by_bfloat16_too(monkeypatch):
     exact = nearest(bank, half, 300)
     monkeypatch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
     monkeypatch.setattr(neighbours, "CROWDED", 10)
-    found = nearest(bank, half, 300)
-    assert found.similarities[:, -1].max() < 0
-    assert torch.equal(found.indices, exact.indices)
+    actual = nearest(bank, half, 300)
+    assert actual.similarities[:, -1].max() < 0
+    assert torch.equal(actual.indices, exact.indices)
 
 
 def test_ties_rank_by_the_lower_row_of_the_bank_even_when_more_rows_tie_than_fit():
     bank = torch.ones(500, 3)
     for search in ("torch", "faiss"):
-        found = nearest(bank, torch.ones(2, 3), 10, search=search)
-        assert found.indices.tolist() == [list(range(10))] * 2
+        actual = nearest(bank, torch.ones(2, 3), 10, search=search)
+        assert actual.indices.tolist() == [list(range(10))] * 2
 
 
 def test_nearly_equal_features_still_give_the_exact_order():
@@ -161,8 +161,8 @@ def test_nearly_equal_features_still_give_the_exact_order():
     table = brute_similarities(bank, queries)
     expected = [sorted(range(400), key=lambda j, row=row: (-row[j], j))[:15] for row in table]
     for search in ("torch", "faiss"):
-        found = nearest(bank.features, queries.features, 15, search=search)
-        assert found.indices.tolist() == expected
+        actual = nearest(bank.features, queries.features, 15, search=search)
+        assert actual.indices.tolist() == expected
 
 
 @pytest.mark.parametrize("search", ["torch", "faiss"])
@@ -170,10 +170,10 @@ def test_the_order_of_the_features_changes_no_bit_of_a_similarity(search, monkey
     monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
     bank, queries = random_rows(500, 96, 5, seed=3).features, random_rows(20, 96, 5, 4).features
     other = torch.randperm(96, generator=torch.Generator().manual_seed(0))
-    found = nearest(bank, queries, 50, search=search)
+    actual = nearest(bank, queries, 50, search=search)
     again = nearest(bank[:, other], queries[:, other], 50, search=search)
-    assert torch.equal(found.indices, again.indices)
-    assert torch.equal(found.similarities, again.similarities)
+    assert torch.equal(actual.indices, again.indices)
+    assert torch.equal(actual.similarities, again.similarities)
 
 
 def test_leave_one_out_removes_a_query_by_its_id_and_nothing_else():
@@ -258,7 +258,7 @@ def _with(bank, **changes):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda b: (b, {"k": (10, 51)}), "k = 51 does not fit a bank of 50 rows"),
         (lambda b: (b, {"k": (50,), "exclude_same_id": True}), "use 1 <= k <= 49"),
@@ -278,12 +278,12 @@ def _with(bank, **changes):
         (lambda b: (b.rows(torch.arange(0)), {}), "no rows"),
     ],
 )
-def test_wrong_input_is_one_clear_error(change, told):
+def test_wrong_input_is_one_clear_error(change, message):
     full = random_rows(50, 4, 3, 1)
     bank, options = change(full)
     with pytest.raises(DataError) as error:
         knn_accuracies(bank, full, **{"k": (5,), **options})
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_few_shot_takes_n_rows_of_each_class_and_other_rows_in_each_draw():
@@ -316,7 +316,7 @@ def test_few_shot_is_the_mean_over_its_draws():
         few_shot_knn(bank, queries, labels_per_class=100)
 
 
-def test_the_matmul_precision_of_training_is_put_back():
+def test_the_matmul_precision_of_training_is_restored():
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")

@@ -43,9 +43,9 @@ def test_a_grid_solved_together_gives_what_each_c_alone_does():
     data = random_rows(300, 8, 4, seed=2)
     x, grid = data.features.double(), [1e-3, 0.1, 10.0]
     together = fit_logistic(x, data.labels, grid, 4, tolerance=1e-7)
-    for c, found in zip(grid, together, strict=True):
+    for c, actual in zip(grid, together, strict=True):
         (alone,) = fit_logistic(x, data.labels, [c], 4, tolerance=1e-7)
-        torch.testing.assert_close(found.weight, alone.weight, rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual.weight, alone.weight, rtol=0, atol=1e-5)
 
 
 def test_a_search_in_float32_finds_the_solution_of_float64():
@@ -164,13 +164,13 @@ def test_constant_features_and_their_scale_do_no_harm():
     assert plain.value == wide.value
 
 
-def test_a_c_at_the_edge_of_the_grid_is_said():
+def test_a_c_at_the_edge_of_the_grid_is_reported():
     train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
     assert linear_probe(train, test, grid=(1e-7, 1e-1))[0].details["C_at_edge"]
     assert not linear_probe(train, test, grid=(1e-9, 1e-1, 1e-8, 1e9))[0].details["C_at_edge"]
 
 
-def test_a_fit_that_was_cut_short_is_said(monkeypatch):
+def test_a_fit_that_was_cut_short_is_reported(monkeypatch):
     train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
     (result,) = linear_probe(train, test)
     assert result.details["converged"]
@@ -182,12 +182,12 @@ def test_a_fit_that_was_cut_short_is_said(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [({"holdout": 1.0}, "between 0 and 1"), ({"grid": ()}, "C > 0"), ({"grid": (0,)}, "C > 0")],
 )
-def test_wrong_options_are_one_clear_error(options, told):
+def test_wrong_options_are_one_clear_error(options, message):
     data = random_rows(30, 4, 3, seed=1)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         linear_probe(data, data, **options)
 
 

@@ -35,8 +35,8 @@ def test_bootstrap95_equals_the_loop_over_whole_numbers():
     shares = generator.multinomial(5, np.full(5, 1 / 5), size=200) / 5
     means = []
     for share in shares:
-        drawn = generator.integers(700, size=700)
-        means.append(share @ np.array([sum(row[drawn].tolist()) for row in right]) / 700)
+        params = generator.integers(700, size=700)
+        means.append(share @ np.array([sum(row[params].tolist()) for row in right]) / 700)
     expected = np.quantile(means, [0.025, 0.975])
     assert bootstrap95(right, resamples=200, seed=3) == tuple(expected)
 

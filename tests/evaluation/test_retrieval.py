@@ -20,7 +20,7 @@ from tests.evaluation.test_knn import brute_similarities, random_rows, rows, tie
 
 def ranked(gallery, queries, removed=()):
     """For each query, nearest first: is the row it may see one of its own label?"""
-    table, removed, found = brute_similarities(gallery, queries), set(removed), []
+    table, removed, actual = brute_similarities(gallery, queries), set(removed), []
     for q, similarities in enumerate(table):
         seen = [
             j
@@ -28,13 +28,13 @@ def ranked(gallery, queries, removed=()):
             if (int(queries.ids[q]), int(gallery.ids[j])) not in removed
         ]
         seen.sort(key=lambda j: (-similarities[j], j))
-        found.append([int(gallery.labels[j]) == int(queries.labels[q]) for j in seen])
-    return found
+        actual.append([int(gallery.labels[j]) == int(queries.labels[q]) for j in seen])
+    return actual
 
 
 def brute(gallery, queries, ks, denominator, removed=()):
     """{query id: (matches, {metric: value})} by the definitions, one rank at a time."""
-    found = {}
+    actual = {}
     for q, relevant in enumerate(ranked(gallery, queries, removed)):
         total = sum(relevant)
         values = dict.fromkeys(metric_names(ks, denominator), 0.0)
@@ -54,8 +54,8 @@ def brute(gallery, queries, ks, denominator, removed=()):
                 if rank == total:
                     values["r_precision"], values["map_at_r"] = hits / total, sums / total
             values["map"], values["mrr"] = sums / total, 1 / first
-        found[int(queries.ids[q])] = total, values
-    return found
+        actual[int(queries.ids[q])] = total, values
+    return actual
 
 
 def mixed(make):
@@ -82,33 +82,35 @@ def test_every_metric_of_every_query_equals_the_loops(make, denominator, counted
     gallery, queries = mixed(make)
     ks = (1, 3, 50)
     for removed in (None, PAIRS):
-        found = retrieval_per_query(gallery, queries, k=ks, denominator=denominator, ignore=removed)
+        actual = retrieval_per_query(
+            gallery, queries, k=ks, denominator=denominator, ignore=removed
+        )
         pairs = [] if removed is None else [tuple(pair) for pair in removed.tolist()]
         expected = brute(gallery, queries, ks, denominator, pairs)
-        assert found.ids.tolist() == list(expected)
-        assert found.matches.tolist() == [total for total, _ in expected.values()]
-        table = [[values[name] for name in found.names] for _, values in expected.values()]
-        np.testing.assert_allclose(found.values, table, rtol=0, atol=1e-12)
-    assert 1 <= (found.matches == 0).sum() < 40
+        assert actual.ids.tolist() == list(expected)
+        assert actual.matches.tolist() == [total for total, _ in expected.values()]
+        table = [[values[name] for name in actual.names] for _, values in expected.values()]
+        np.testing.assert_allclose(actual.values, table, rtol=0, atol=1e-12)
+    assert 1 <= (actual.matches == 0).sum() < 40
 
 
-def test_a_split_searched_in_itself_leaves_out_the_query_by_its_global_id():
+def test_a_split_searched_in_itself_excludes_the_query_by_its_global_id():
     data = mixed(random_rows)[0]
     shuffled = data.rows(torch.randperm(len(data.ids), generator=torch.Generator().manual_seed(0)))
-    found = retrieval_per_query(data, shuffled, k=(1, 5), exclude_same_id=True)
+    actual = retrieval_per_query(data, shuffled, k=(1, 5), exclude_same_id=True)
     pairs = [(i, i) for i in data.ids.tolist()]
     expected = brute(data, shuffled, (1, 5), "min(k,R)", pairs)
-    table = [[values[name] for name in found.names] for _, values in expected.values()]
-    np.testing.assert_allclose(found.values, table, rtol=0, atol=1e-12)
+    table = [[values[name] for name in actual.names] for _, values in expected.values()]
+    np.testing.assert_allclose(actual.values, table, rtol=0, atol=1e-12)
     with pytest.raises(DataError, match="each would find itself"):
         retrieval_per_query(data, data)
 
 
 def beside(metric, **options):
-    """A metric of each query, and what `ranked` says of it; lone queries left out."""
+    """A metric of each query, and what `ranked` says of it; lone queries skipped."""
     gallery, queries = mixed(random_rows)
-    found = retrieval_per_query(gallery, queries, k=(1, 3, 50), **options)
-    values = found.values[:, found.names.index(metric)]
+    actual = retrieval_per_query(gallery, queries, k=(1, 3, 50), **options)
+    values = actual.values[:, actual.names.index(metric)]
     pairs = zip(values.tolist(), ranked(gallery, queries), strict=True)
     return [(value, relevant) for value, relevant in pairs if any(relevant)]
 
@@ -157,9 +159,9 @@ def test_average_precision_has_a_named_denominator(denominator):
 def test_the_tutorials_example_is_1_and_a_half_and_not_a_quarter_and_an_eighth(denominator):
     gallery = rows([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], [0, 1, 2, 3])
     queries = rows([[1, 0.1], [1, 0.1]], [0, 1], first_id=10)  # hits at rank 1 and rank 2 of 4
-    found = retrieval_per_query(gallery, queries, k=(4,), denominator=denominator)
+    actual = retrieval_per_query(gallery, queries, k=(4,), denominator=denominator)
     for metric in ("map", f"map@4 /{denominator}"):
-        values = found.values[:, found.names.index(metric)]
+        values = actual.values[:, actual.names.index(metric)]
         assert values.tolist() == [1, 1 / 2]
         assert values.mean() == 3 / 4
 
@@ -186,11 +188,11 @@ def test_r_precision_and_map_at_r_look_at_as_many_as_there_are_and_p_at_1_at_one
 
 def test_the_full_map_equals_scikit_learns_average_precision():
     gallery, queries = random_rows(200, 8, 5, seed=1), random_rows(20, 8, 5, seed=2, first_id=1000)
-    found = retrieval_per_query(gallery, queries, k=(1,))
+    actual = retrieval_per_query(gallery, queries, k=(1,))
     similarities = brute_similarities(gallery, queries)
     same = queries.labels.numpy()[:, None] == gallery.labels.numpy()
     theirs = [average_precision_score(a, b) for a, b in zip(same, similarities, strict=True)]
-    np.testing.assert_allclose(found.values[:, found.names.index("map")], theirs, atol=1e-9)
+    np.testing.assert_allclose(actual.values[:, actual.names.index("map")], theirs, atol=1e-9)
 
 
 def test_labels_above_2_to_the_53_stay_apart():
@@ -201,8 +203,8 @@ def test_labels_above_2_to_the_53_stay_apart():
 
 
 def _of(gallery, queries):
-    found = retrieval_per_query(gallery, queries, k=(1,))
-    return found.names, found.values[0]
+    actual = retrieval_per_query(gallery, queries, k=(1,))
+    return actual.names, actual.values[0]
 
 
 @pytest.mark.parametrize(("lone", "share"), [("skip", 4 / 5), ("zero", 4 / 6), ("one", 5 / 6)])
@@ -234,7 +236,7 @@ def test_the_interval_of_a_mean_holds_it_and_narrows_with_more_queries():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"k": (0, 1)}, "must lie in 1..100"),
         ({"k": (101,)}, "must lie in 1..100"),
@@ -242,11 +244,11 @@ def test_the_interval_of_a_mean_holds_it_and_narrows_with_more_queries():
         ({"lone": "drop"}, "known: skip, zero, one"),
     ],
 )
-def test_wrong_options_are_one_clear_error(options, told):
+def test_wrong_options_are_one_clear_error(options, message):
     gallery, queries = random_rows(100, 4, 4, seed=1), random_rows(5, 4, 4, 2, 1000)
     with pytest.raises(DataError) as error:
         retrieval(gallery, queries, **options)
-    assert told in str(error.value)
+    assert message in str(error.value)
     with pytest.raises(DataError, match="none of 5 queries has a match"):
         summary(retrieval_per_query(gallery, queries._replace(labels=queries.labels + 50)), "p")
 

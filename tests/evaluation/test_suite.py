@@ -75,7 +75,7 @@ def test_the_table_has_one_number_a_cell_and_knn_there_has_k_20(report):
     assert in_table == {"knn-weighted k=20 T=0.07 cosine"}
 
 
-def test_what_cannot_be_measured_is_said():
+def test_what_cannot_be_measured_is_reported():
     train, test = pair(n=80)
     report = run_suite({"ssl": (train, test)}, {})
     assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]

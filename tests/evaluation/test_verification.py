@@ -105,15 +105,15 @@ def test_pairs_are_distinct_of_the_right_kind_and_the_same_for_every_order_of_ro
 def test_where_there_are_few_pairs_all_are_taken():
     data = rows(np.eye(5), [0, 0, 1, 1, 1])
     pairs = pairs_of(data, 1000, seed=0)
-    found = {
+    actual = {
         (min(p), max(p)) for p in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
     }
-    assert found == set(combinations(range(5), 2))
+    assert actual == set(combinations(range(5), 2))
     with pytest.raises(DataError, match="no pair of one label among 2 rows"):
         pairs_of(rows(np.eye(2), [0, 1]), 10, 0)
 
 
-def test_pairs_are_drawn_uniformly():
+def test_pairs_are_sampled_uniformly():
     # 40 rows, classes of 4, 12 and 24: 6, 66 and 276 pairs of one label; 40 of 348 in each of 300
     # draws: the count of pairs in the smallest class is 300 * 40 * 6 / 348 = 207, spread < 15
     data = rows(np.eye(40), np.repeat([0, 1, 2], [4, 12, 24]))
@@ -171,11 +171,11 @@ def test_several_processes_share_queries_and_pairs_and_have_the_results_of_one(w
     queries, pairs, results = in_rank(Rank(), tmp_path)
     alone = (tmp_path / "0").read_bytes()
     (tmp_path / "0").unlink()
-    found = run_processes(in_rank, world, tmp_path)
-    assert sum(count for count, *_ in found) == queries
-    assert sum(count for _, count, _ in found) == pairs
-    assert max(count for count, *_ in found) <= queries // world + 1
-    for *_, theirs in found:
+    actual = run_processes(in_rank, world, tmp_path)
+    assert sum(count for count, *_ in actual) == queries
+    assert sum(count for _, count, _ in actual) == pairs
+    assert max(count for count, *_ in actual) <= queries // world + 1
+    for *_, theirs in actual:
         assert theirs == results
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
     assert (tmp_path / "0").read_bytes() == alone

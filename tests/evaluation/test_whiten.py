@@ -30,8 +30,8 @@ def test_distances_are_mahalanobis_distances_with_the_floor_as_ridge():
     inverse = torch.linalg.inv(c + 0.3 * c.diagonal().mean() * torch.eye(8, dtype=torch.float64))
     difference = (test.features[:, None] - train.features[None, :20]).double()
     expected = torch.einsum("qnf,fg,qng->qn", difference, inverse, difference).sqrt()
-    found = torch.cdist(white.features.double(), white_train.features[:20].double())
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    actual = torch.cdist(white.features.double(), white_train.features[:20].double())
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_it_is_fitted_on_the_first_argument_alone_and_keeps_labels_and_ids():

@@ -91,8 +91,8 @@ def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_featu
         expected = model(images)
         for name in written:
             for network in read(name, tmp_path / "out"):
-                found = network(images)
-                error = float((found - expected).abs().max() / expected.abs().max())
+                actual = network(images)
+                error = float((actual - expected).abs().max() / expected.abs().max())
                 assert error <= TOLERANCE, (name, error)
     for name in {"safetensors", "timm", "hf"} & set(written):
         folder = tmp_path / "out" / ("" if name == "safetensors" else name)
@@ -150,11 +150,11 @@ for block in sys.argv[2:]:
     if "onnx" in block or "torch.export" in block:
         print(tuple(features.shape), float(features[0, 0]))
 """
-    told = clean_process(code, out, *blocks, **hub).splitlines()
+    message = clean_process(code, out, *blocks, **hub).splitlines()
     expected = float(model(torch.full((2, 3, 32, 32), 0.5))[0, 0])
-    assert told[0].startswith("_IncompatibleKeys(missing_keys=['fc.weight', 'fc.bias'], unexp")
-    assert [line.rpartition(" ")[0] for line in told[1:]] == ["(2, 512)"] * 2
-    for line in told[1:]:
+    assert message[0].startswith("_IncompatibleKeys(missing_keys=['fc.weight', 'fc.bias'], unexp")
+    assert [line.rpartition(" ")[0] for line in message[1:]] == ["(2, 512)"] * 2
+    for line in message[1:]:
         assert float(line.rpartition(" ")[2]) == pytest.approx(expected, rel=1e-4)
 
 
@@ -198,12 +198,12 @@ save_file({key: value.contiguous() for key, value in found.items()}, sys.argv[2]
 """
     hub = hub_cache(out / "hf", tmp_path)
     clean_process(code, tmp_path / "images", tmp_path / "features", **hub)
-    found = load_file(tmp_path / "features")
+    actual = load_file(tmp_path / "features")
     with torch.no_grad():
         expected = model(images)
     for name in ("theirs", "ours", "pooled"):
-        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
-    assert found["head"].shape == (3, 7)
+        torch.testing.assert_close(actual[name], expected, rtol=1e-5, atol=1e-5)
+    assert actual["head"].shape == (3, 7)
 
 
 def test_timm_makes_the_input_that_the_features_need_from_its_config(resnet):
@@ -247,7 +247,7 @@ def damaged_timm(model: FrozenBackbone, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "told"),
+    ("name", "write", "message"),
     [
         ("onnx", damaged_onnx, "features in a clean process differ by"),
         ("hf", damaged_hub, "not those that config.json names"),
@@ -255,10 +255,10 @@ def damaged_timm(model: FrozenBackbone, folder: Path) -> Path:
     ],
 )
 def test_a_damaged_format_is_an_error_and_leaves_no_file(
-    tmp_path, monkeypatch, in_this_process, name, write, told
+    tmp_path, monkeypatch, in_this_process, name, write, message
 ):
     monkeypatch.setitem(FORMATS, name, dataclasses.replace(FORMATS[name], write=write))
-    with pytest.raises(ExportError, match=told):
+    with pytest.raises(ExportError, match=message):
         export_model(trained("torchvision/resnet18", stem="imagenet"), tmp_path / "out", [name])
     assert tree(tmp_path) == []
 
@@ -291,17 +291,17 @@ def test_an_onnx_file_tells_what_its_input_is(tmp_path):
     model = trained()
     formats._write_onnx(model, tmp_path)
     session = OnnxSession(tmp_path / "model.onnx").session
-    (given,), (found,) = session.get_inputs(), session.get_outputs()
+    (given,), (actual,) = session.get_inputs(), session.get_outputs()
     assert (given.name, given.shape, given.type) == (
         "images",
         ["batch", 3, 32, 32],
         "tensor(float)",
     )
-    assert (found.name, found.shape) == ("features", ["batch", 128])
-    told = session.get_modelmeta().custom_metadata_map
-    assert json.loads(told["mean"]) == VIEW.config()["mean"]
-    assert json.loads(told["crop_px"]) == 32
-    assert told["weights_sha256"] == model.config.weights_sha256
+    assert (actual.name, actual.shape) == ("features", ["batch", 128])
+    message = session.get_modelmeta().custom_metadata_map
+    assert json.loads(message["mean"]) == VIEW.config()["mean"]
+    assert json.loads(message["crop_px"]) == 32
+    assert message["weights_sha256"] == model.config.weights_sha256
 
 
 SETTINGS = Projector(hidden_dim=24, out_dim=6)
@@ -385,12 +385,12 @@ def test_the_hubs_card_holds_the_measured_numbers_and_their_protocols(
     export_model(model, out, ["hf"])
     card = ModelCard.load(out / "hf" / "README.md")  # the Hub's own parser
     assert card.data.library_name == "sslpipe"
-    found = [
+    actual = [
         (r.metric_type, r.metric_value, r.metric_name, r.dataset_name, r.dataset_split)
         for r in card.data.eval_results
     ]
     name = "a | <b>b</b>\n# c"
-    assert found == [
+    assert actual == [
         ("accuracy", 0.5, "knn k=20", name, "test"),
         ("accuracy", 0.525, "knn k=20, whitened", name, "test"),
         ("effective_rank", 12.5, "geometry", name, "test"),
@@ -411,7 +411,7 @@ def test_the_hubs_card_holds_the_measured_numbers_and_their_protocols(
     assert again.projector is not None
 
 
-def test_numbers_of_other_weights_are_left_out_and_the_card_says_so(
+def test_numbers_of_other_weights_are_omitted_and_the_card_says_so(
     evaluated, tmp_path, in_this_process
 ):
     text = (evaluated / "eval.json").read_text()

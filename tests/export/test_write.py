@@ -126,13 +126,13 @@ def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(tmp
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == sha256
     assert len((out / "SHA256SUMS").read_text().splitlines()) == 4
     card = (out / "README.md").read_text()
-    for told in (
+    for message in (
         "torchvision/resnet18",
         "512 features",
         "torchvision/resnet18.safetensors",
         "7 st",
     ):
-        assert told in card
+        assert message in card
 
 
 def test_the_stem_that_auto_chose_is_written_so_that_another_rule_changes_nothing(
@@ -158,12 +158,12 @@ save_file({"features": model.encode(load_file(sys.argv[2])["images"])}, sys.argv
 """
     paths = [str(tmp_path / name) for name in ("out", "images", "features")]
     subprocess.run([sys.executable, "-c", code, *paths], check=True, timeout=120)
-    found = load_file(tmp_path / "features")["features"]
+    actual = load_file(tmp_path / "features")["features"]
     pixels = tv.resize(images / 255, [32], antialias=True)
     pixels = tv.center_crop(pixels, [32, 32])
     pixels = tv.normalize(pixels, [0.4, 0.5, 0.6], [0.2, 0.2, 0.3])
     with torch.no_grad():
-        torch.testing.assert_close(found, model(pixels), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, model(pixels), rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def drop_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("name", "damage", "message"),
     [
         ("torchvision", flip_a_convolution, "differ by"),
         ("torchvision", forget_running_statistics, "differ by"),
@@ -208,13 +208,13 @@ def drop_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
     ],
 )
 def test_a_damaged_format_is_an_error_and_leaves_no_file(
-    tmp_path, monkeypatch, in_this_process, name, damage, told
+    tmp_path, monkeypatch, in_this_process, name, damage, message
 ):
     original = FORMATS[name]
     broken = dataclasses.replace(original, write=corrupted(original.write, damage))
     monkeypatch.setitem(FORMATS, name, broken)
     model = trained("torchvision/shufflenet_v2_x0_5")
-    with pytest.raises(ExportError, match=told):
+    with pytest.raises(ExportError, match=message):
         export_model(model, tmp_path / "out", [name])
     assert tree(tmp_path) == []
 
@@ -225,8 +225,8 @@ def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_fil
     original = FORMATS["safetensors"]
     broken = dataclasses.replace(original, write=corrupted(original.write, flip_a_convolution))
     monkeypatch.setitem(FORMATS, "safetensors", broken)
-    told = "a clean process could not load it: .*not those that config.json names"
-    with pytest.raises(ExportError, match=told):
+    message = "a clean process could not load it: .*not those that config.json names"
+    with pytest.raises(ExportError, match=message):
         export_model(trained(), tmp_path / "out", ["safetensors"])
     assert tree(tmp_path) == []
 
@@ -251,7 +251,7 @@ def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "formats", "told"),
+    ("kind", "arguments", "formats", "message"),
     [
         ("torchvision/resnet18", {"stem": "small"}, ["torchvision"], "small-image stem 'small'"),
         ("torchvision/resnet18", {"stem": "small_pool"}, ["timm"], "small-image stem 'small_pool'"),
@@ -278,9 +278,9 @@ def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path, monkeypatc
     ],
 )
 def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(
-    tmp_path, kind, arguments, formats, told
+    tmp_path, kind, arguments, formats, message
 ):
-    with pytest.raises(ExportError, match=told):
+    with pytest.raises(ExportError, match=message):
         export_model(trained(kind, **arguments), tmp_path / "out", formats)
     assert tree(tmp_path) == []
 
@@ -301,7 +301,7 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "message"),
     [
         (lambda c: c.update(format_version=2), "format_version"),
         (lambda c: c.update(extra=1), "extra"),
@@ -312,12 +312,12 @@ def exported(tmp_path_factory):
         (lambda c: c.update(weights_sha256="0" * 64), "not those that config.json names"),
     ],
 )
-def test_a_config_that_does_not_fit_is_one_clear_error(exported, tmp_path, edit, told):
+def test_a_config_that_does_not_fit_is_one_clear_error(exported, tmp_path, edit, message):
     config = json.loads((exported / "config.json").read_text())
     edit(config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((exported / "model.safetensors").read_bytes())
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         load_backbone(tmp_path)
 
 

@@ -25,7 +25,7 @@ def main(folder: Path, out: Path) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
     )
-    found = {
+    actual = {
         "command": "make test-full",
         "commit": commit.stdout.strip(),
         "date": time.strftime("%Y-%m-%d"),
@@ -33,7 +33,7 @@ def main(folder: Path, out: Path) -> None:
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         **{path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))},
     }
-    out.write_text(json.dumps(found, indent=1) + "\n")
+    out.write_text(json.dumps(actual, indent=1) + "\n")
 
 
 if __name__ == "__main__":

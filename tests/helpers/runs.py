@@ -62,9 +62,9 @@ def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *override
     original = sslpipe.train.draws
 
     def recording(seed, epoch, ids, sizes, specs):
-        drawn = original(seed, epoch, ids, sizes, specs)
-        seen.append((ids.clone(), [t.clone() for t in drawn if isinstance(t, torch.Tensor)]))
-        return drawn
+        params = original(seed, epoch, ids, sizes, specs)
+        seen.append((ids.clone(), [t.clone() for t in params if isinstance(t, torch.Tensor)]))
+        return params
 
     sslpipe.train.draws = recording
     try:
@@ -103,11 +103,11 @@ def feed_equal_views():
     several process counts feed each the same. For the rest of this process."""
     original = FusedViews.forward
 
-    def alone(self, batch, drawn, *given):
+    def alone(self, batch, params, *given):
         images = [torch.tensor([row]) for row in range(len(batch.ids))]
         pairs = [torch.cat([row, row + len(images)]) for row in images]
         views = [
-            original(self, batch.rows(row), drawn.rows(both), *given)
+            original(self, batch.rows(row), params.rows(both), *given)
             for row, both in zip(images, pairs, strict=True)
         ]
         return torch.cat([torch.stack(views)[:, 0], torch.stack(views)[:, 1]])

@@ -290,14 +290,14 @@ def test_moco_resumes_exactly_from_its_buffers_and_evaluation_leaves_them() -> N
     steps = moco_steps()
     straight, first = MoCoLoss(4, 21).double(), MoCoLoss(4, 21).double()
     expected = [straight(a, b, ids=torch.tensor(i)).item() for a, b, i in steps]
-    found = [first(a, b, ids=torch.tensor(i)).item() for a, b, i in steps[:3]]
+    actual = [first(a, b, ids=torch.tensor(i)).item() for a, b, i in steps[:3]]
     resumed = MoCoLoss(4, 21).double()
     resumed.load_state_dict(first.state_dict())
     resumed.eval()(*steps[0][:2])
     torch.testing.assert_close(resumed.state_dict(), first.state_dict(), rtol=0, atol=0)
     resumed.train()
-    found += [resumed(a, b, ids=torch.tensor(i)).item() for a, b, i in steps[3:]]
-    assert found == expected
+    actual += [resumed(a, b, ids=torch.tensor(i)).item() for a, b, i in steps[3:]]
+    assert actual == expected
     torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=0)
 
 
@@ -385,7 +385,7 @@ def test_any_number_of_processes_gives_the_steps_of_one(world: int) -> None:
                 assert torch.equal(answer[step][0], ranks[0][step][0])  # bitwise on all ranks
                 torch.testing.assert_close(answer[step][0], loss, rtol=1e-9, atol=1e-12)
             for view, grad in enumerate(grads, start=1):
-                found = torch.cat([answer[step][view] for answer in ranks]) / world
-                torch.testing.assert_close(found, grad, rtol=1e-9, atol=1e-12)
+                actual = torch.cat([answer[step][view] for answer in ranks]) / world
+                torch.testing.assert_close(actual, grad, rtol=1e-9, atol=1e-12)
         for answer in ranks:
             torch.testing.assert_close(answer[3], expected[3], rtol=1e-9, atol=1e-12)

@@ -123,7 +123,7 @@ def test_rows_without_a_label_are_in_no_pair(name):
 
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"hdc", "hard_cluster", "magnet"}))
 def test_references_are_columns_without_gradient(name):
-    """As if they were rows of the batch whose own terms are left out.
+    """As if they were rows of the batch whose own terms are masked.
 
     Not for losses that say something about the whole batch: the share of hdc, the clusters.
     """

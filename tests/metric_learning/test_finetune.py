@@ -93,12 +93,12 @@ def test_two_processes_change_neither_samples_nor_draws_nor_numbers_nor_weights(
             parts = [rank[number][1][step] for rank in ranks]
             assert torch.equal(torch.cat([part[0] for part in parts]), ids)
             views = len(boxes) // len(ids)
-            drawn = [part[1].chunk(views) for part in parts]
-            together = torch.cat([view[v] for v in range(views) for view in drawn])
+            params = [part[1].chunk(views) for part in parts]
+            together = torch.cat([view[v] for v in range(views) for view in params])
             assert torch.equal(together, boxes)
-        expected, found = read_metrics(run_dir), read_metrics(tmp_path / kind)
-        assert len(found) == len(expected) == len(whole)
-        for a, b in zip(expected, found, strict=True):
+        expected, actual = read_metrics(run_dir), read_metrics(tmp_path / kind)
+        assert len(actual) == len(expected) == len(whole)
+        for a, b in zip(expected, actual, strict=True):
             for key in ("loss", "grad_norm"):
                 assert b[key] == pytest.approx(a[key], rel=1e-9), (kind, key)
             assert a.get("active") == b.get("active")
@@ -140,8 +140,8 @@ def followed_in_rank(process, bad_step, *arguments):
         start(self, modules, **named)
         kept.extend(name for module in modules for name, _ in module.named_buffers())
 
-    def poisoned(self, batch, drawn):
-        return forward(self, batch, drawn) * (float("nan") if next(calls) == bad_step else 1)
+    def poisoned(self, batch, params):
+        return forward(self, batch, params) * (float("nan") if next(calls) == bad_step else 1)
 
     neighbours.follow_means, StepGuard.__init__, FusedViews.forward = recording, starting, poisoned
     finetune_in_rank(process, *arguments)  # this process ends with the call
@@ -159,9 +159,9 @@ def test_the_means_follow_one_process_rows_of_the_steps_that_were_taken(data, tm
     [(expected, kept)], ranks = runs
     assert any(name.endswith("running_mean") for name in kept)
     assert not any(name.endswith(("tables", "seen")) for name in kept if "losses" not in name)
-    for found, _ in ranks:
-        assert len(expected) == len(found) == 2
-        for (labels, rows), (our_labels, our_rows) in zip(expected, found, strict=True):
+    for actual, _ in ranks:
+        assert len(expected) == len(actual) == 2
+        for (labels, rows), (our_labels, our_rows) in zip(expected, actual, strict=True):
             assert torch.equal(our_labels, labels)
             assert rows.isfinite().all()
             torch.testing.assert_close(our_rows, rows, rtol=1e-2, atol=1e-2)
@@ -179,9 +179,9 @@ def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_p
         run_processes(killed_in_rank, 2, "train.step:5", *arguments)
     done = [last for last, _ in finetune_over(2, recipe, data, tmp_path / "run", *changes)]
     assert done == [8, 8]
-    expected, found = final_weights(tmp_path / "straight"), final_weights(tmp_path / "run")
+    expected, actual = final_weights(tmp_path / "straight"), final_weights(tmp_path / "run")
     for key, value in expected.items():
-        assert torch.equal(found[key], value), key
+        assert torch.equal(actual[key], value), key
     losses = [
         {m["step"]: m["loss"] for m in read_metrics(tmp_path / name)}
         for name in ("straight", "run")
@@ -225,7 +225,7 @@ def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
     assert "self-supervised" not in card
     assert "not normalised" not in card
     labels = sorted(set(split.labels.tolist()) - set(split.labels[held_out(data)].tolist()))
-    for told in (
+    for message in (
         "fine-tuned with labels by metric learning",
         "8 features out, of length 1",
         "| loss | `arcface` (scale = 8.0) |",
@@ -233,7 +233,7 @@ def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
         f"| classes seen | 6: {', '.join(f'class {label}' for label in labels)} |",
         "| started from | random weights |",
     ):
-        assert told in card, told
+        assert message in card, message
     config = again.config.model_dump(mode="json")
     hub = hub_card(config, "", library="sslpipe")
     assert "metric-learning" in hub
@@ -259,7 +259,7 @@ def test_the_card_of_pairs_names_miner_queue_second_loss_and_lengths(data, one_p
     finetune_over(1, recipe, data, tmp_path / "run", *changes, backbone=given)
     config = load_backbone(tmp_path / "run").config.model_dump(mode="json")
     card = model_card(config, {"ours": "features  # not normalised"})
-    for told in (
+    for message in (
         "8 features out, not normalised",
         "features  # not normalised",
         "| loss | `multi_similarity` + 0.5 x `cosface` (scale = 8.0) |",
@@ -268,7 +268,7 @@ def test_the_card_of_pairs_names_miner_queue_second_loss_and_lengths(data, one_p
         "| batches | 4 classes x 3 images and 1 of other classes, 2 views each |",
         f"| started from | weights with sha256 `{load_backbone(given).config.weights_sha256[:16]}",
     ):
-        assert told in card, told
+        assert message in card, message
 
 
 def small(**arguments):

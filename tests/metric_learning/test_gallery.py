@@ -100,10 +100,10 @@ def test_a_query_below_the_threshold_is_nobody():
     gallery = filled()
     gallery.threshold = 0.9
     known, stranger = gallery.embeddings("person 5")[0], some(1, 99)[0]
-    found = gallery.identify(torch.stack([10 * known, stranger]))  # length means nothing
-    assert found[0].name == "person 5"
-    assert found[0].score == pytest.approx(1)
-    assert found[1] is None
+    actual = gallery.identify(torch.stack([10 * known, stranger]))  # length means nothing
+    assert actual[0].name == "person 5"
+    assert actual[0].score == pytest.approx(1)
+    assert actual[1] is None
     gallery.threshold = -1.0
     assert gallery.identify(stranger)[0] is not None
 

@@ -23,13 +23,13 @@ def test_the_queue_holds_the_last_rows_that_were_pushed(rows):
     for embeddings, labels, ids in pushes(9, rows):
         queue.push(embeddings.requires_grad_(), labels, ids)
         expected.extend(zip(embeddings.tolist(), labels.tolist(), ids.tolist(), strict=True))
-        found = queue.references()
-        assert not found.embeddings.requires_grad
-        held = list(zip(*(part.tolist() for part in found), strict=True))
+        actual = queue.references()
+        assert not actual.embeddings.requires_grad
+        held = list(zip(*(part.tolist() for part in actual), strict=True))
         assert sorted(held, key=lambda row: row[2]) == sorted(expected, key=lambda row: row[2])
 
 
-def test_a_saved_and_loaded_queue_goes_on_as_the_other():
+def test_a_saved_and_loaded_queue_continues_as_the_other():
     one, two = EmbeddingQueue(7, 3), EmbeddingQueue(7, 3)
     for number, push in enumerate(pushes(6, (3, 5, 1))):
         one.push(*push)

@@ -1,4 +1,4 @@
-"""Every backbone gives one row an image; the stem follows the image size; wrong names are told."""
+"""Every backbone gives one row an image; the stem follows the image size; wrong names are reported."""
 
 import pytest
 import timm
@@ -65,11 +65,11 @@ def test_a_stem_that_does_not_fit_is_a_warning_and_one_that_fits_is_none():
     assert stem_warning(component("torchvision/resnet18"), 32) is None
     assert stem_warning(component("torchvision/resnet18", stem="auto"), 224) is None
     assert stem_warning(component("torchvision/resnet18", stem="small"), 32) is None
-    told = stem_warning(component("torchvision/resnet18", stem="imagenet"), 32)
-    assert told is not None
-    assert "'imagenet'" in told
-    assert "32 px" in told
-    assert "'small'" in told
+    message = stem_warning(component("torchvision/resnet18", stem="imagenet"), 32)
+    assert message is not None
+    assert "'imagenet'" in message
+    assert "32 px" in message
+    assert "'small'" in message
 
 
 def test_a_torchvision_backbone_is_torchvisions_network_without_its_head():
@@ -116,7 +116,7 @@ def test_weights_depend_on_torchs_seed_alone():
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "told"),
+    ("kind", "arguments", "message"),
     [
         ("small_resnt", {}, "did you mean 'small_resnet'"),
         ("torchvision", {}, "torchvision/resnet18"),
@@ -133,10 +133,10 @@ def test_weights_depend_on_torchs_seed_alone():
         ("small_resnet", {"widths": []}, "must be positive"),
     ],
 )
-def test_a_wrong_backbone_is_one_error_that_names_the_key(kind, arguments, told):
+def test_a_wrong_backbone_is_one_error_that_names_the_key(kind, arguments, message):
     with pytest.raises(RecipeError, match="backbone") as error:
         build_backbone(component(kind, **arguments), crop_px=224)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_vision_transformer_refuses_a_crop_that_its_patches_do_not_divide():

@@ -83,9 +83,9 @@ def test_the_copy_follows_by_the_papers_formula():
 def test_momentum_is_constant_or_rises_to_one():
     constant, cosine = Momentum(start=0.99), Momentum(start=0.99, schedule="cosine")
     assert [momentum_at(step, constant, 10) for step in (0, 5, 9)] == [0.99] * 3
-    found = [momentum_at(step, cosine, 12) for step in (0, 4, 6, 12)]
+    actual = [momentum_at(step, cosine, 12) for step in (0, 4, 6, 12)]
     expected = [0.99, 1 - 0.01 * (1 + math.cos(math.pi / 3)) / 2, 0.995, 1.0]
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_conversion_to_global_batchnorm_keeps_the_copy_in_buffers():

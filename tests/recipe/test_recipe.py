@@ -32,7 +32,7 @@ def path(tmp_path):
     return file
 
 
-def test_what_the_file_leaves_out_is_the_default(path):
+def test_a_key_missing_in_the_file_has_its_default(path):
     recipe = load_recipe(path)
     assert (recipe.data.batch_size, recipe.data.shuffle_window) == (64, 256)
     assert recipe.optim.peak_lr == 0.1
@@ -81,7 +81,7 @@ def test_a_missing_key_is_named(path):
         load_recipe(path)
 
 
-def test_two_mistakes_are_told_at_once(path):
+def test_two_mistakes_are_reported_at_once(path):
     with pytest.raises(RecipeError, match=r"data\.batch_sise.*optim\.momentum = 2"):
         load_recipe(path, ["data.batch_sise=1", "optim.momentum=2"])
 
@@ -139,7 +139,7 @@ def test_a_recipe_cannot_be_edited(path):
             setattr(section, key, 1)
 
 
-def test_the_digest_leaves_out_the_name_and_run_and_nothing_else(path):
+def test_the_digest_ignores_the_name_and_run_and_nothing_else(path):
     def of(*overrides):
         return digest(load_recipe(path, overrides), "a" * 64, 1)
 
@@ -182,7 +182,7 @@ def test_a_missing_recipe_names_those_beside_it(path):
         load_recipe(path.with_name("other.toml"))
 
 
-def test_what_is_not_toml_is_told_with_its_line(path):
+def test_what_is_not_toml_is_reported_with_its_line(path):
     path.write_text("name = \n")
     with pytest.raises(RecipeError, match=r"not valid TOML.*line 1"):
         load_recipe(path)

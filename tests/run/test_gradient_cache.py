@@ -114,11 +114,11 @@ def one_graph(model, loss_fn, views, micro_batches):
     return z_a.detach(), z_b.detach(), loss.detach()
 
 
-def assert_same(found: nn.Module, expected: nn.Module, tolerance: float) -> None:
-    for (name, p), q in zip(found.named_parameters(), expected.parameters(), strict=True):
+def assert_same(actual: nn.Module, expected: nn.Module, tolerance: float) -> None:
+    for (name, p), q in zip(actual.named_parameters(), expected.parameters(), strict=True):
         error = (p.grad - q.grad).norm() / q.grad.norm()
         assert error < tolerance, (name, error)
-    for (name, b), c in zip(found.named_buffers(), expected.buffers(), strict=True):
+    for (name, b), c in zip(actual.named_buffers(), expected.buffers(), strict=True):
         torch.testing.assert_close(b, c, rtol=tolerance, atol=tolerance, msg=name)
 
 
@@ -133,9 +133,9 @@ def test_gradient_and_statistics_are_those_of_one_graph_over_the_micro_batches(
     for _ in range(2):  # the second step starts from statistics that moved
         model.zero_grad()
         oracle.zero_grad()
-        found = cached(model, loss_fn, views, micro_batches)
+        actual = cached(model, loss_fn, views, micro_batches)
         expected = one_graph(oracle, loss_fn, views, micro_batches)
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
         assert_same(model, oracle, tolerance)
     assert [norm.momentum for norm in model if hasattr(norm, "momentum")] == [0.1, None]
@@ -216,9 +216,9 @@ def test_under_bf16_autocast_it_is_still_the_gradient_of_one_graph():
     for module in (model, oracle):
         module.forward = partial(_under_bf16, module.forward)  # as accelerate wraps it
     views = images(torch.float32)
-    found = cached(model, NTXentLoss(0.2), views, 3)
+    actual = cached(model, NTXentLoss(0.2), views, 3)
     expected = one_graph(oracle, NTXentLoss(0.2), views, 3)
-    assert torch.equal(found[0], expected[0])
+    assert torch.equal(actual[0], expected[0])
     # the order in which bfloat16 partial gradients are added differs
     for p, q in zip(model.parameters(), oracle.parameters(), strict=True):
         assert p.grad.dtype == torch.float32
@@ -236,7 +236,7 @@ def gradients_in_rank(process):
     views, share = images(), IMAGES // process.world_size
     mine = slice(process.rank * share, (process.rank + 1) * share)
     views = torch.cat([views[:IMAGES][mine], views[IMAGES:][mine]])
-    found = {}
+    actual = {}
     for name, objective in OBJECTIVES.items():
         model, loss_fn = sync_batchnorm(network(), process.world_size), objective().double()
         exchanged, wrapped = [], model
@@ -257,15 +257,15 @@ def gradients_in_rank(process):
             loss = cached(model, lambda *z, ids, labels, f=labelled: f(*z, ids=ids), *given)[2]
         gradients = [p.grad for p in model.parameters()]
         tensors = [loss, *gradients, *model.buffers(), *loss_fn.buffers()]
-        found[name] = (tensors, len(exchanged) / 2)
-    return found
+        actual[name] = (tensors, len(exchanged) / 2)
+    return actual
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_change_no_objective_with_micro_batches_and_talk_once(world):
     expected = gradients_in_rank(Rank(0, 1))
-    for found in run_processes(gradients_in_rank, world):
-        for name, (tensors, exchanged) in found.items():
+    for actual in run_processes(gradients_in_rank, world):
+        for name, (tensors, exchanged) in actual.items():
             assert exchanged == 1
             for a, b in zip(tensors, expected[name][0], strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)

@@ -1,4 +1,4 @@
-"""A non-finite step leaves weights and buffers of all ranks as they were, and the run goes on."""
+"""A non-finite step leaves weights and buffers of all ranks as they were, and the run continues."""
 
 import json
 
@@ -28,8 +28,8 @@ def poisoned_in_rank(process, steps, *arguments):
     """At the given steps, the views of the last rank alone are NaN."""
     original, calls = FusedViews.forward, []
 
-    def poisoned(self, batch, drawn):
-        views = original(self, batch, drawn)
+    def poisoned(self, batch, params):
+        views = original(self, batch, params)
         if len(calls) in steps and process.rank == process.world_size - 1:
             views = views * float("nan")
         calls.append(1)
@@ -124,7 +124,7 @@ def fresh():
 def scaled_step(scale, folder, monkeypatch, gradient=1.0, clip_norm=0.01):
     """One step as the loop makes it, under an fp16 scaler; (weights moved, guard, model).
 
-    accelerate makes fp32 of fp16 without a GPU, so it is told afterwards.
+    accelerate makes fp32 of fp16 without a GPU, so it is set afterwards.
     """
     accelerator = Accelerator(cpu=True)
     monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
@@ -149,22 +149,22 @@ def scaled_step(scale, folder, monkeypatch, gradient=1.0, clip_norm=0.01):
 
 def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, fresh, monkeypatch):
     """Gradients are unscaled before both; or decay and clipping would weigh in by the scale."""
-    (one, _, expected), (two, _, found) = (
+    (one, _, expected), (two, _, actual) = (
         scaled_step(scale, tmp_path, monkeypatch) for scale in (1.0, 65536.0)
     )
     assert one
     assert two
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, msg=key)
+        torch.testing.assert_close(actual[key], value, msg=key)
 
 
 def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(tmp_path, fresh, monkeypatch):
-    moved, guard, found = scaled_step(2.0, tmp_path, monkeypatch, gradient=float("inf"))
+    moved, guard, actual = scaled_step(2.0, tmp_path, monkeypatch, gradient=float("inf"))
     assert not moved
     assert (guard.skipped, guard.overflows, guard.scale) == (0, 1, 1.0)
-    assert not found["1.running_mean"].any()  # put back to what it was
+    assert not actual["1.running_mean"].any()  # restored to what it was
     torch.manual_seed(0)
-    torch.testing.assert_close(found["0.weight"], torch.nn.Linear(4, 6).weight.detach())
+    torch.testing.assert_close(actual["0.weight"], torch.nn.Linear(4, 6).weight.detach())
     assert not list(tmp_path.glob("bad_steps*"))
 
 
@@ -178,8 +178,8 @@ def test_an_overflow_at_scale_1_is_a_bad_step(tmp_path, fresh, monkeypatch):
     assert json.loads(line)["source_ids"] == [9, 10, 11, 12, 13]
 
 
-def test_a_run_that_goes_on_counts_the_steps_that_it_skipped_before(tmp_path):
-    steps = (3, 8, 8, 12)  # it went on from a checkpoint between 3 and 8; the next is at 10
+def test_a_resumed_run_counts_the_steps_that_it_skipped_before(tmp_path):
+    steps = (3, 8, 8, 12)  # it resumed from a checkpoint between 3 and 8; the next is at 10
     lines = [json.dumps({"step": step, "loss": "nan"}) for step in steps]
     (tmp_path / "bad_steps.1.jsonl").write_text("\n".join([*lines, '{"st']))
     settings = {"max_bad_steps": 2, "folder": tmp_path, "first_step": 10}
@@ -188,13 +188,13 @@ def test_a_run_that_goes_on_counts_the_steps_that_it_skipped_before(tmp_path):
 
 def test_finite_gradients_of_infinite_norm_never_become_nan_weights(tmp_path, fresh, monkeypatch):
     """The scaler finds none infinite; clipping at infinity then divides infinity by itself."""
-    moved, guard, found = scaled_step(
+    moved, guard, actual = scaled_step(
         2.0, tmp_path, monkeypatch, gradient=1e38, clip_norm=float("inf")
     )
     assert not moved
     assert (guard.skipped, guard.overflows, guard.scale) == (1, 0, 2.0)
     torch.manual_seed(0)
-    torch.testing.assert_close(found["0.weight"], torch.nn.Linear(4, 6).weight.detach())
+    torch.testing.assert_close(actual["0.weight"], torch.nn.Linear(4, 6).weight.detach())
 
 
 def test_fp16_on_a_cpu_is_refused_not_trained_in_fp32(tmp_path):

@@ -125,7 +125,7 @@ def changes_of(readings: list[tuple[float, float]], highest_rank: int = 21) -> l
     return said
 
 
-def test_a_collapse_is_told_once_and_its_end_once() -> None:
+def test_a_collapse_is_reported_once_and_its_end_once() -> None:
     """Thresholds: rank 1 + 0.05 x 20 = 2, standard deviation 0.1; over at twice that."""
     good, flat, thin = (0.9, 10.0), (0.05, 1.2), (0.9, 1.5)
     assert changes_of([good] * 9) == []
@@ -149,13 +149,13 @@ def test_alarms_say_what_real_embeddings_do() -> None:
     spread = torch.randn(64, 16, generator=generator)
     point = torch.ones(16) + 0.01 * spread
     line = torch.randn(64, 1, generator=generator) * torch.ones(16) + 1e-4 * spread
-    found = []
+    actual = []
     for rows in (spread, point, line):
         alarms = Alarms(16)
         for _ in range(3):
             changes = alarms.read(embedding_health(rows, rows))
-        found.append([change.name for change in changes])
-    assert found == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]
+        actual.append([change.name for change in changes])
+    assert actual == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]
     assert "all images get nearly the same embedding. Lower optim.peak_lr" in str(
         Alarm("embedding_collapse", True, 0.02, 0.1)
     )

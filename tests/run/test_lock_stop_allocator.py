@@ -13,7 +13,7 @@ from sslpipe.run.lock import STALE_AFTER_S, RunLock
 from sslpipe.run.stop import StopRequest, clear_markers, write_marker
 
 
-def test_a_second_job_is_refused_and_told_who_holds_the_directory(tmp_path):
+def test_a_second_job_is_refused_and_names_who_holds_the_directory(tmp_path):
     lock = RunLock(tmp_path)
     with pytest.raises(
         UserError, match=rf"in use by process {os.getpid()} on {socket.gethostname()}"

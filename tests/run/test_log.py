@@ -24,7 +24,7 @@ def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
     assert [(line["step"], line["loss"], line["restart"]) for line in lines] == [(5, 2.0, 1)]
 
 
-def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
+def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path):
     log = a_log(tmp_path)
     log.train(1, VALUES)
     log.close()
@@ -77,7 +77,7 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     assert SECRET.encode() not in config
 
 
-def test_a_tracker_that_cannot_start_is_named_and_left_out(tmp_path, monkeypatch, capsys):
+def test_a_tracker_that_cannot_start_is_named_and_skipped(tmp_path, monkeypatch, capsys):
     import sys
 
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -88,7 +88,7 @@ def test_a_tracker_that_cannot_start_is_named_and_left_out(tmp_path, monkeypatch
     assert read_metrics(tmp_path)[0]["loss"] == 1.5
 
 
-def test_a_tracker_that_fails_later_is_dropped_and_the_run_goes_on(tmp_path, capsys):
+def test_a_tracker_that_fails_later_is_dropped_and_the_run_continues(tmp_path, capsys):
     class Broken:
         def log(self, values, step):
             raise ConnectionError("server is gone")

@@ -23,18 +23,18 @@ def run_dir(tmp_path_factory):
     return folder / "run"
 
 
-def test_a_finished_run_is_told_as_its_files_have_it(run_dir):
-    found = status(run_dir)
+def test_a_finished_run_is_reported_as_its_files_have_it(run_dir):
+    actual = status(run_dir)
     last = read_metrics(run_dir)[-1]
-    assert (found["state"], found["detail"]) == ("done", "step 8")
-    assert (found["step"], found["steps"], found["restarts"]) == (8, 8, 0)
-    assert found["images_per_s"] == last["images_per_s"]
-    assert found["health"]["loss"] == last["loss"]
-    assert found["quarantined"] == 1
-    assert found["checkpoint"]["name"] == "step-00000008"
-    assert found["checkpoint"]["kept"] == 2
-    assert found["eta_s"] is None
-    assert [rank["rank"] for rank in found["ranks"]] == [0]
+    assert (actual["state"], actual["detail"]) == ("done", "step 8")
+    assert (actual["step"], actual["steps"], actual["restarts"]) == (8, 8, 0)
+    assert actual["images_per_s"] == last["images_per_s"]
+    assert actual["health"]["loss"] == last["loss"]
+    assert actual["quarantined"] == 1
+    assert actual["checkpoint"]["name"] == "step-00000008"
+    assert actual["checkpoint"]["kept"] == 2
+    assert actual["eta_s"] is None
+    assert [rank["rank"] for rank in actual["ranks"]] == [0]
 
 
 def test_the_time_to_go_is_the_steps_left_at_the_recent_speed(run_dir, tmp_path):
@@ -45,21 +45,21 @@ def test_the_time_to_go_is_the_steps_left_at_the_recent_speed(run_dir, tmp_path)
     lines += [{**line, "step": step, "wall": 100.0 + 4 * step} for step in (3, 5, 6)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
     lock = RunLock(tmp_path)
-    found = status(tmp_path)
-    assert (found["state"], found["eta_s"], found["restarts"]) == ("running", 8.0, 1)
-    assert f"process {os.getpid()}" in found["detail"]
+    actual = status(tmp_path)
+    assert (actual["state"], actual["eta_s"], actual["restarts"]) == ("running", 8.0, 1)
+    assert f"process {os.getpid()}" in actual["detail"]
     lock.release()
     assert status(tmp_path)["state"] == "lost"
     (tmp_path / "FAILED").write_text("rank 0: DataError: x\n")
-    found = status(tmp_path)
-    assert (found["state"], found["detail"]) == ("failed", "rank 0: DataError: x")
+    actual = status(tmp_path)
+    assert (actual["state"], actual["detail"]) == ("failed", "rank 0: DataError: x")
 
 
 def test_the_command_prints_it_for_people_and_for_programs(run_dir, tmp_path):
-    found = json.loads(command_line("status", str(run_dir), "--json").stdout)
+    actual = json.loads(command_line("status", str(run_dir), "--json").stdout)
     now = status(run_dir)
-    found["checkpoint"]["age_s"] = now["checkpoint"]["age_s"]
-    assert found == now
+    actual["checkpoint"]["age_s"] = now["checkpoint"]["age_s"]
+    assert actual == now
     text = command_line("status", str(run_dir)).stdout
     for words in ("done: step 8", "step 8 of 8 (100.0 %)", "1 quarantined", "step-00000008"):
         assert words in text
@@ -70,9 +70,9 @@ def test_the_command_prints_it_for_people_and_for_programs(run_dir, tmp_path):
 
 def test_a_silent_rank_of_a_running_run_is_pointed_out(run_dir):
     beat = {"rank": 1, "host": "h", "step": 3, "phase": "training", "since_s": 1.0}
-    found = {**status(run_dir), "state": "running"}
-    found["ranks"] = [{**beat, "wall": time.time() - 100}, {**beat, "wall": time.time()}]
-    (table,) = render(found).renderables
+    actual = {**status(run_dir), "state": "running"}
+    actual["ranks"] = [{**beat, "wall": time.time() - 100}, {**beat, "wall": time.time()}]
+    (table,) = render(actual).renderables
     rows = [str(cell) for cell in table.columns[1].cells][-2:]
     assert "no heartbeat for 100 s" in rows[0]
     assert "no heartbeat" not in rows[1]

@@ -28,7 +28,7 @@ def faulty_in_rank(process, fault, *arguments):
     train_in_rank(process, *arguments)
 
 
-def test_a_rank_that_hangs_ends_all_in_time_and_every_ranks_place_is_told(data, tmp_path):
+def test_a_rank_that_hangs_ends_all_in_time_and_every_ranks_place_is_reported(data, tmp_path):
     """Rank 1 never comes to the collective that rank 0 waits in."""
     run_dir = tmp_path / "run"
     arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), f"run.timeout_s={TIMEOUT_S}")

@@ -90,11 +90,11 @@ def test_cars_are_read_in_both_layouts(tmp_path: Path, layout: str, class_disjoi
         for test, place in ((0, "devkit/cars_train_annos"), (1, "cars_test_annos_withlabels")):
             rows = [row for row in CARS if row[2] == test]
             savemat(tmp_path / f"{place}.mat", {"annotations": records(rows, "fname")})
-    found = read("cars", tmp_path, class_disjoint=class_disjoint)
+    actual = read("cars", tmp_path, class_disjoint=class_disjoint)
     train = [k for k, (_, c, t) in enumerate(CARS) if (c <= 2 if class_disjoint else t == 0)]
     test = [k for k in range(4) if k not in train]
     expected = [[(k, CAR_NAMES[CARS[k][1] - 1]) for k in part] for part in (train, test)]
-    assert found == {"train": expected[0], "test": expected[1]}
+    assert actual == {"train": expected[0], "test": expected[1]}
 
 
 def test_products_come_class_disjoint(tmp_path: Path) -> None:

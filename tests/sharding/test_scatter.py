@@ -47,9 +47,9 @@ def test_parameters_are_uniform_in_their_stated_ranges() -> None:
 def test_a_full_frame_is_made_small_enough_for_its_angle() -> None:
     full = np.full((28, 28, 1), 255, np.uint8)
     for i in range(300):
-        drawn = draw_placement(full, 0, "train", i)
-        angle = math.radians(abs(drawn.degrees))
-        assert 0.55 <= drawn.scale <= 1 / (math.cos(angle) + math.sin(angle)) + 1e-12
+        params = draw_placement(full, 0, "train", i)
+        angle = math.radians(abs(params.degrees))
+        assert 0.55 <= params.scale <= 1 / (math.cos(angle) + math.sin(angle)) + 1e-12
 
 
 def test_no_article_is_clipped_and_none_of_its_mass_is_lost() -> None:
@@ -57,14 +57,14 @@ def test_no_article_is_clipped_and_none_of_its_mass_is_lost() -> None:
     for i in range(300):
         pixels = blob(i)
         pixels[[0, -1]] = pixels[:, [0, -1]] = 0  # past an image's own edge nothing is blurred
-        drawn = draw_placement(pixels, 0, "train", i)
+        params = draw_placement(pixels, 0, "train", i)
         wide = np.pad(pixels, ((28, 28), (28, 28), (0, 0)))
-        moved, free = place(pixels, drawn), place(wide, drawn)
+        moved, free = place(pixels, params), place(wide, params)
         outside = free.copy()
         outside[28:56, 28:56] = 0
         assert outside.max() == 0
         assert np.abs(moved.astype(int) - free[28:56, 28:56]).max() <= 1
-        expected = pixels.sum(dtype=float) * drawn.scale**2 * drawn.brightness
+        expected = pixels.sum(dtype=float) * params.scale**2 * params.brightness
         assert moved.sum(dtype=float) == pytest.approx(
             expected, rel=0.01, abs=float((moved > 0).sum())
         )
@@ -73,15 +73,15 @@ def test_no_article_is_clipped_and_none_of_its_mass_is_lost() -> None:
 def test_the_centroid_moves_as_the_placement_says() -> None:
     for i in range(100):
         pixels = blob(i)
-        drawn = draw_placement(pixels, 1, "train", i)._replace(brightness=1.0)
+        params = draw_placement(pixels, 1, "train", i)._replace(brightness=1.0)
         x, y = centroid(pixels)
-        angle = math.radians(drawn.degrees)  # counter-clockwise, y down
+        angle = math.radians(params.degrees)  # counter-clockwise, y down
         turned = (
             x * math.cos(angle) + y * math.sin(angle),
             y * math.cos(angle) - x * math.sin(angle),
         )
-        expected = drawn.scale * np.array(turned) + (drawn.dx, drawn.dy)
-        np.testing.assert_allclose(centroid(place(pixels, drawn)), expected, atol=0.15)
+        expected = params.scale * np.array(turned) + (params.dx, params.dy)
+        np.testing.assert_allclose(centroid(place(pixels, params)), expected, atol=0.15)
 
 
 def test_the_unit_placement_changes_nothing_but_a_half_pixel_blur() -> None:

@@ -68,7 +68,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 def read_all(folder: Path, split: str) -> list[tuple[str, bytes, int]]:
     """Key, image bytes, label of every sample with an image, by webdataset's own reader."""
-    found = []
+    actual = []
     for entry in load_index(folder).manifest.splits[split]:
         with open(folder / entry.file, "rb") as stream:
             files = webdataset.tariterators.tar_file_expander(
@@ -77,8 +77,8 @@ def read_all(folder: Path, split: str) -> list[tuple[str, bytes, int]]:
             for sample in webdataset.tariterators.group_by_keys(files):
                 for suffix in {"png", "jpg", "webp"} & set(sample):
                     label = int(sample.get("cls", b"-1"))
-                    found.append((sample["__key__"], sample[suffix], label))
-    return found
+                    actual.append((sample["__key__"], sample[suffix], label))
+    return actual
 
 
 @pytest.fixture
@@ -447,7 +447,7 @@ def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path: Path)
     np.testing.assert_array_equal(cut, pixels[kept])
 
 
-def test_a_corrupt_image_is_refused_by_name_or_left_out_and_listed(
+def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (photos / "bee" / "broken.jpg").write_text("<html>404</html>")
@@ -458,8 +458,8 @@ def test_a_corrupt_image_is_refused_by_name_or_left_out_and_listed(
     assert "--skip-bad" in message
     assert run("build", out, "--root", photos, "--skip-bad", *BUILD) == 0
     listed = capsys.readouterr().err
-    assert "left out: bee/broken.jpg" in listed
-    assert "left out: cat/empty.png" in listed
+    assert "skipped: bee/broken.jpg" in listed
+    assert "skipped: cat/empty.png" in listed
     assert len(load_index(out).split("train")) == 37
     assert run("verify", out) == 0
 
@@ -482,7 +482,7 @@ def test_a_bomb_of_another_format_is_refused_without_a_warning(
         (root / f"{name}.ppm").write_bytes(b"P6 %d %d 255\n" % (side, side))
     (root / "good.ppm").write_bytes(b"P6 1 1 255\nabc")
     assert run("build", tmp_path / "out", "--root", root, "--skip-bad") == 0
-    listed = [x for x in capsys.readouterr().err.splitlines() if x.startswith("left out: ")]
+    listed = [x for x in capsys.readouterr().err.splitlines() if x.startswith("skipped: ")]
     assert sorted(x[10:15] for x in listed) == ["a.ppm", "b.ppm", "c.ppm"]
 
 

@@ -1,7 +1,7 @@
 """How contrastive losses are computed exactly without the matrix of all pairs.
 
 For whoever changes their speed, memory or precision; objectives are written on `losses/base.py`.
-Start with `contrast.py` (one loss over all ranks, and its gradient), go on to `tiles.py` (sums over
-pairs, one tile at a time) and `products.py` (how a tile is multiplied). `queue.py` keeps rows of
-earlier steps.
+Start with `contrast.py` (one loss over all ranks, and its gradient), continue with `tiles.py` (sums
+over pairs, one tile at a time) and `products.py` (how a tile is multiplied). `queue.py` keeps rows
+of earlier steps.
 """

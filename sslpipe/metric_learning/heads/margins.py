@@ -225,9 +225,9 @@ class Adaptive(nn.Module):
         """Return the logits (B, C)."""
         norms = norms.detach().clamp(0.001, 100)
         if self.training:
-            every = all_gather_rows(norms)
-            spread = every.std() if len(every) > 1 else every.new_zeros(())
-            running = ((self.mean, every.mean()), (self.std, spread)) if len(every) else ()
+            all_norms = all_gather_rows(norms)
+            spread = all_norms.std() if len(all_norms) > 1 else all_norms.new_zeros(())
+            running = ((self.mean, all_norms.mean()), (self.std, spread)) if len(all_norms) else ()
             for kept, new in running:
                 kept.mul_(1 - self.momentum).add_(self.momentum * new)
         quality = (self.h * (norms - self.mean) / (self.std + 0.001)).clamp(-1, 1)

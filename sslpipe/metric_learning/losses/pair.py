@@ -32,8 +32,8 @@ class ContrastiveLoss(MetricLoss, normalize=False):
     Args:
         margin: The distance that negatives should reach.
         positive_margin: The distance that positives may keep.
-        squared: False leaves out the squares.
-        half: False leaves out the 1/2.
+        squared: False drops the squares.
+        half: False drops the 1/2.
         sides: "together" is one mean over all pairs; "apart" the mean over positives plus the mean
             over negatives, of which there are many more.
 

@@ -123,7 +123,7 @@ class DistanceWeightedMiner(RandomMiner):
 
     Args:
         cutoff: Distances are raised to it.
-        limit: Negatives beyond it are left out.
+        limit: Negatives beyond it are masked.
         seed: Of the draws.
 
     Source:
@@ -186,7 +186,7 @@ class AngularMiner(Miner):
 
 
 def with_triplets(pairs: Pairs, slots: Slots, triplets: Tensor) -> Pairs:
-    """Pairs with those triplets (n, P, M) alone, and what takes part in none left out."""
+    """Pairs with those triplets (n, P, M) alone, and what takes part in none masked."""
     keep = triplets.any(2)  # (n, P)
     positive = torch.zeros_like(pairs.positive)
     rows, places = keep.nonzero(as_tuple=True)

@@ -63,7 +63,7 @@ while kill -0 "$step" 2>/dev/null; do # a trapped signal ends `wait` early
   wait "$step" && code=0 || code=$?
 done
 
-# Files, not exit codes, say what came of it: the launcher turns every code into 1.
+# Files, not exit codes, say how it ended: the launcher replaces every code by 1.
 if [ -e "$run/DONE" ]; then
   exit 0
 fi

@@ -1,7 +1,4 @@
-"""Heads against loops written from the papers, row by row; and against the formulas they are not.
-
-A row's number is its method's in the list of tests. Everything is float64 unless it says otherwise.
-"""
+"""Heads against loops written from the papers, row by row; float64 unless it says otherwise."""
 
 import math
 
@@ -416,14 +413,14 @@ def test_gradients_are_the_finite_differences(name):
 
 def test_circle_softmax_gradient_is_that_of_its_weights_taken_as_constants():
     head, x = head_of("circle_softmax", gamma=4.0), rows().requires_grad_()
-    (found,) = torch.autograd.grad(head(x, LABELS), x)
+    (actual,) = torch.autograd.grad(head(x, LABELS), x)
     m, u = 0.25, unit(x)
     s = u @ unit(head.weight.detach()).T
     own = F.one_hot(LABELS, C).bool()
     a = torch.where(own, 1 + m - s, s + m).clamp_min(0).detach()  # constants
     logits = 4 * a * torch.where(own, s - (1 - m), s - m)
     (expected,) = torch.autograd.grad(F.cross_entropy(logits, LABELS), x)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -489,15 +486,15 @@ def test_1_2_and_3_processes_with_unequal_rows_give_the_same_value_gradient_and_
     for counts in ((8, 4), (2, 7, 3)):
         ranks = run_processes(heads_in_rank, len(counts), counts)
         for name in HEADS:
-            shared, of_rows, state, _ = one[name]
+            shared, per_row, state, _ = one[name]
             assert len({float(rank[name][3]) for rank in ranks}) == 1, name  # equal on all ranks
             for rank in ranks:
-                for found, expected in zip(rank[name][0], shared, strict=True):
-                    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=name)
-                for found, expected in zip(rank[name][2], state, strict=True):
-                    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=name)
+                for actual, expected in zip(rank[name][0], shared, strict=True):
+                    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12, msg=name)
+                for actual, expected in zip(rank[name][2], state, strict=True):
+                    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12, msg=name)
             together = torch.cat([rank[name][1] for rank in ranks])
-            torch.testing.assert_close(together, of_rows, rtol=1e-9, atol=1e-12, msg=name)
+            torch.testing.assert_close(together, per_row, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_a_wrong_argument_is_an_error_that_names_it():

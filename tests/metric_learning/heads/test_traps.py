@@ -79,9 +79,9 @@ def curricular(hard, of_all=False):
 
     def logits(cosines, label, nx):
         threshold = math.cos(math.acos(cosines[label]) + 0.5)
-        found = [64 * (hard(c, t) if of_all or c > threshold else c) for c in cosines]
-        found[label] = 64 * arc(cosines[label])
-        return found
+        actual = [64 * (hard(c, t) if of_all or c > threshold else c) for c in cosines]
+        actual[label] = 64 * arc(cosines[label])
+        return actual
 
     return with_cosines("curricularface", logits)
 
@@ -93,22 +93,22 @@ def adaface(sign=-1, momentum=0.01, fixed=None):
 
     def logits(cosines, label, nx):
         q = min(max(0.333 * (nx - mean) / (std + 0.001), -1), 1) if fixed is None else fixed
-        found = [64 * c for c in cosines]
+        actual = [64 * c for c in cosines]
         theta = min(max(math.acos(cosines[label]) + sign * 0.4 * q, 0), math.pi)
-        found[label] = 64 * (math.cos(theta) - 0.4 * q - 0.4)
-        return found
+        actual[label] = 64 * (math.cos(theta) - 0.4 * q - 0.4)
+        return actual
 
     return with_cosines("adaface", logits)
 
 
 def circle_softmax(own_optimum=1.25, other_optimum=-0.25, weighted=True, margin=0.25):
     def logits(cosines, label, nx):
-        found = [
+        actual = [
             256 * (max(0, c - other_optimum) if weighted else 1) * (c - margin) for c in cosines
         ]
         weight = max(0, own_optimum - cosines[label]) if weighted else 1
-        found[label] = 256 * weight * (cosines[label] - (1 - margin))
-        return found
+        actual[label] = 256 * weight * (cosines[label] - (1 - margin))
+        return actual
 
     return with_cosines("circle_softmax", logits)
 

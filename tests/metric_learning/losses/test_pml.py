@@ -66,7 +66,7 @@ def test_a_delegated_loss_is_the_library_s_on_unit_rows(name):
 
 
 @pytest.mark.parametrize("name", TAKE_REFERENCES)
-def test_references_of_samples_in_the_batch_are_left_out(name):
+def test_references_of_samples_in_the_batch_are_masked(name):
     loss = built(name)
     ids = torch.arange(12)
     ref = References(rows(8).flip(0), LABELS[:8], torch.arange(100, 108))

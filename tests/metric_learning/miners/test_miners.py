@@ -64,9 +64,9 @@ def test_triplets_of_a_kind(kind, distance):
         for a, p, n in loops.triplets(LABELS)
         if KINDS[kind](metric(x[a], x[p]), metric(x[a], x[n]), margin)
     }
-    found = listed(mined("triplets", kind=kind, margin=margin, distance=distance))
-    assert found == expected
-    assert 0 < len(found) < len(loops.triplets(LABELS))
+    actual = listed(mined("triplets", kind=kind, margin=margin, distance=distance))
+    assert actual == expected
+    assert 0 < len(actual) < len(loops.triplets(LABELS))
     hardest = listed(mined("triplets", kind=kind, margin=margin, distance=distance, pick="hardest"))
     assert hardest == {
         min((t for t in expected if t[:2] == ap), key=lambda t: metric(x[t[0]], x[t[2]]))
@@ -108,11 +108,11 @@ def test_random_negatives_are_uniform_and_differ_from_call_to_call():
     miner = MINERS["random_negative"]()
     counts, calls = torch.zeros(10), []
     for _ in range(800):
-        found = listed(miner(batch, pairs))
-        calls.append(found)
-        for a, _, n in found:
+        actual = listed(miner(batch, pairs))
+        calls.append(actual)
+        for a, _, n in actual:
             counts[n] += a == 0
-    assert all(sorted(t[:2] for t in found) == sorted(t[:2] for t in calls[0]) for found in calls)
+    assert all(sorted(t[:2] for t in actual) == sorted(t[:2] for t in calls[0]) for actual in calls)
     assert len(calls[0]) == len({t[:2] for t in loops.triplets(LABELS)})
     assert calls[0] != calls[1]
     assert calls[0] == listed(MINERS["random_negative"]()(batch, pairs))  # the seed decides
@@ -146,17 +146,17 @@ def test_neighbouring_classes_are_the_nearest_ones():
 def test_the_tree_merges_what_is_near_through_others_too(seed):
     x = rows(seed, size=9, dim=3)
     between = torch.cdist(x, x).square()
-    found = merge_levels(between, levels=8, start=0.2)
+    actual = merge_levels(between, levels=8, start=0.2)
     for level in range(1, 9):  # connected components, by squaring the adjacency until it is full
         threshold = level * (4 - 0.2) / 8 + 0.2
         together = (between < threshold).double()
         for _ in range(4):
             together = ((together @ together) > 0).double()
-        torch.testing.assert_close((found <= threshold + 1e-9).double(), together)
+        torch.testing.assert_close((actual <= threshold + 1e-9).double(), together)
 
 
 def test_packaged_rows_are_anchor_positive_negative():
-    labels = [0, 0, 1, 2, 2, 0, 1, 1, 1]  # the last has no negative and is left out
+    labels = [0, 0, 1, 2, 2, 0, 1, 1, 1]  # the last has no negative and is masked
     assert listed(mined("packaged", rows(size=9), labels)) == {(0, 1, 2), (3, 4, 5)}
 
 
@@ -178,19 +178,19 @@ def test_distance_weighted_takes_the_inverse_of_the_density():
     weights = DistanceWeightedMiner(cutoff=0.5, limit=1.4).weights(batch, pairs)
     x, dim = rows(), 6
     for a in range(10):
-        law = {}
+        expected = {}
         for n in loops.negatives(LABELS, a):
             d = float(loops.dist(x[a], x[n]))
             if d < 1.4:
                 d = max(d, 0.5)
-                law[n] = 1 / (d ** (dim - 2) * (1 - d * d / 4) ** ((dim - 3) / 2))
+                expected[n] = 1 / (d ** (dim - 2) * (1 - d * d / 4) ** ((dim - 3) / 2))
         total = float(weights[a].sum())
         for n in range(10):
-            share = law.get(n, 0.0) / sum(law.values())
+            share = expected.get(n, 0.0) / sum(expected.values())
             assert float(weights[a, n]) / total == pytest.approx(share, abs=1e-9)
-        closest = min(law, key=lambda n: loops.dist(x[a], x[n]))
-        assert float(weights[a, closest]) == 1  # the largest; q itself would turn this round
-        if len(law) > 1:
+        closest = min(expected, key=lambda n: loops.dist(x[a], x[n]))
+        assert float(weights[a, closest]) == 1  # the largest; q itself would reverse this
+        if len(expected) > 1:
             assert float(weights[a].sort().values[-2]) < 1
 
 
@@ -199,14 +199,14 @@ def test_the_draws_follow_the_weights_and_without_any_all_negatives():
     x, labels = rows(2, size=8), [0, 0, 1, 2, 3, 4, 5, 6]
     batch, pairs = compare(x, torch.tensor(labels), None, None)
     miner = DistanceWeightedMiner()
-    law = miner.weights(batch, pairs)[0]
-    law = law / law.sum()
+    shares = miner.weights(batch, pairs)[0]
+    shares = shares / shares.sum()
     counts = torch.zeros(8)
     for _ in range(600):
         ((_, _, n),) = [t for t in listed(miner(batch, pairs)) if t[0] == 0]
         counts[n] += 1
-    bound = 5 * (law * (1 - law) / 600).sqrt() + 1e-12
-    assert bool(((counts / 600 - law).abs() <= bound).all())
+    bound = 5 * (shares * (1 - shares) / 600).sqrt() + 1e-12
+    assert bool(((counts / 600 - shares).abs() <= bound).all())
     opposite = torch.tensor([[1.0, 0], [1, 0], [-1, 0], [-1, 0]], dtype=torch.float64)
     batch, pairs = compare(opposite, torch.tensor([0, 0, 1, 2]), None, None)
     assert miner.weights(batch, pairs)[0].tolist() == [0, 0, 1, 1]

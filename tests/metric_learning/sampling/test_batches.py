@@ -235,7 +235,7 @@ def test_epochs_and_seeds_give_other_batches_and_the_same_arguments_the_same(spl
     assert first(plan(split), 0) != first(plan(split, seed=4), 0)
 
 
-def test_left_out_samples_small_classes_and_unlabelled_ones_are_never_served():
+def test_held_out_samples_small_classes_and_unlabelled_ones_are_never_served():
     labels = np.array([0] * 50 + [1] * 50 + [2] * 2 + [-1] * 30 + [3] * 50)
     without = np.flatnonzero(labels == 3)[:20]
     order = plan(FakeSplit(labels, 40), classes_per_batch=3, buffer=60, without=without)
