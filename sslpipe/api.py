@@ -29,7 +29,7 @@ def train(
         overrides: `section.key=value`, where `recipe` is a path.
 
     Returns:
-        The last step done: fewer than the recipe's where a stop was asked for.
+        The last step done: fewer than the recipe's where a stop was requested.
 
     Raises:
         UserError: For what the user can mend: recipe, data, launch, a directory in use.

@@ -40,7 +40,7 @@ def pick_device(name: str, setting: str) -> str:
 
     Args:
         name: "cpu", "cuda", "mps" (Apple's GPUs, where torch has them), or "auto": CUDA where torch
-            sees a device, else the CPU. MPS is used only where it is asked for.
+            sees a device, else the CPU. MPS is used only where it is requested.
         setting: How the user wrote it, for the message: "run.device = 'mps'", "--device mps".
 
     Returns:

@@ -51,7 +51,7 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         run_dir: Where the run lives; the same one resumes.
 
     Returns:
-        The last step done: fewer than the recipe's where a stop was asked for.
+        The last step done: fewer than the recipe's where a stop was requested.
 
     Raises:
         UserError: For what the user can mend: recipe, data, launch, a directory in use.

@@ -32,7 +32,7 @@ every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.st
 
 
 def header(path: Path) -> tuple[str, dict[str, str]]:
-    """The title and the fields of the comment at the head: `# name: text`, indented lines continue one."""
+    """The title and the fields of the comment at the head: `# name: text`, and indented lines."""
     title, _, *lines = path.read_text().partition("\n\n")[0].splitlines()
     fields: dict[str, str] = {}
     for line in lines:

@@ -41,7 +41,7 @@ OnBad = Callable[[Quarantined], None]
 
 
 class ImageStore:
-    """Images by sample id: read, decoded, and kept where a cache is asked for.
+    """Images by sample id: read, decoded, and kept where a cache is requested.
 
     Args:
         reader: Of the split.

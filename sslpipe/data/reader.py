@@ -64,7 +64,7 @@ class Reader:
         self._pipe_lock = threading.Lock()
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> list[Raw]:
-        """Read the samples at some rows of a shard, in the order asked for.
+        """Read the samples at some rows of a shard, in the requested order.
 
         Args:
             shard: Its number in the split.

@@ -100,7 +100,7 @@ def read_range(url: str, start: int, end: int) -> bytes:
             def whole_range() -> bytes:
                 raw = bytes(filesystem.cat_file(path, start=start, end=end))
                 if is_remote(url) and len(raw) < end - start:  # a connection lost, perhaps
-                    raise OSError(f"bytes {start}-{end} were asked for and {len(raw)} came")
+                    raise OSError(f"bytes {start}-{end} were requested and {len(raw)} came")
                 return raw
 
             raw = _retry(whole_range, url)
@@ -110,7 +110,7 @@ def read_range(url: str, start: int, end: int) -> bytes:
         raise DataError(f"{url}: the server does not serve ranges; copy the shards to a disk")
     if len(raw) < end - start:
         raise DataError(
-            f"{url}: bytes {start}-{end} were asked for and {len(raw)} came; it is truncated"
+            f"{url}: bytes {start}-{end} were requested and {len(raw)} came; it is truncated"
         )
     return raw
 

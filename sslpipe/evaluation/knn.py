@@ -288,7 +288,7 @@ def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> T
         if len(members) < labels_per_class:
             raise DataError(
                 f"class {label} has {len(members)} rows in the bank, fewer than the "
-                f"{labels_per_class} labels a class asked for"
+                f"{labels_per_class} labels a class requested"
             )
         chosen.append(members)
     rows = np.sort(np.concatenate(chosen))

@@ -30,7 +30,7 @@ SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
 PART_ROWS = 4096  # rows converted to float64 at a time
 FEW_PRODUCTS = 2**26  # below, nothing is gained by bfloat16
 CROWDED = 1 / 32  # of the bank, beyond k candidates: then float32 products are faster
-SPARE = 32  # rows that faiss is asked for beyond k: most queries are then proved complete
+SPARE = 32  # rows requested of faiss beyond k: most queries are then proved complete
 
 
 class Neighbours(NamedTuple):
@@ -283,7 +283,7 @@ def _faiss_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
     for part in torch.split(queries, 1024):
         values, rows = index.search(part.cpu().numpy(), width)
         complete = (values[:, k - 1] - margin > values[:, -1]) | (width == len(bank))
-        # of many nearly equal rows, more may belong to the k nearest than faiss was asked for
+        # of many nearly equal rows, more may belong to the k nearest than were requested of faiss
         doubtful = torch.from_numpy(np.flatnonzero(~complete)).to(bank.device)
         again = _torch_candidates(bank, part[doubtful], k)
         for row, whole in zip(np.sort(rows, axis=1), complete, strict=True):

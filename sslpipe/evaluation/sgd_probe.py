@@ -86,7 +86,7 @@ def sgd_results(
 
     Args:
         epoch_features: Epoch -> the rows of `train`, same ids in the same order, other features;
-            asked for epochs 0, 1, ... in order, once or, where a rate is chosen, twice.
+            called with epochs 0, 1, ... in order, once or, where a rate is chosen, twice.
         train: Features of the evaluation view, on which a rate is chosen.
         test: As in `sgd_probe`.
         rates: As in `sgd_probe`.

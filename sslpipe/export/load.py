@@ -38,7 +38,7 @@ class Config(Section):
         weights_sha256: `module_sha256` of the backbone.
         facts: Run name, recipe, digest, steps, data set, labels that a fine-tuning saw, and
             evaluation numbers, for people.
-        projector: Settings of the projector, where it was asked for.
+        projector: Settings of the projector, where it was requested.
         projector_sha256: `module_sha256` of the projector.
         whitening_sha256: Of whitening.safetensors, which `sslpipe whiten` adds.
     """
@@ -62,7 +62,7 @@ class FrozenBackbone(nn.Module):
         backbone: Normalised images -> features.
         view: Images of any size -> normalised images of the size that the network was built for.
         config: What an export writes beside the weights.
-        projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not asked for.
+        projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not requested.
         whitening: Applied by `encode`; None: none.
     """
 
@@ -168,7 +168,7 @@ def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
 
     Raises:
         UserError: The directory holds no run, or no checkpoint; ExportError where a projector is
-            asked for and there is none.
+            requested and there is none.
     """
     # what the run wrote down
     checkpoint = latest(run_dir)

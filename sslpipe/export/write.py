@@ -1,11 +1,11 @@
 """Write a trained backbone in formats that others load, each proved equal before it is kept.
 
-Layout of a folder that `export_backbone` writes (a format that was not asked for is not there):
+Layout of a folder that `export_backbone` writes (a format that was not requested is not there):
 
     README.md             model card: what it is, how to load each format
     SHA256SUMS            of every other file; `sha256sum -c SHA256SUMS`
     model.safetensors     format "safetensors": the weights, keys of `models.backbones.Backbone`
-    projector.safetensors     the projector's, where it was asked for
+    projector.safetensors     the projector's, where it was requested
     config.json           and all that `load_backbone` needs beside them: see `load.Config`
     torchvision/NAME.safetensors    format "torchvision": a state dict without the head
     timm/                 format "timm": for timm.create_model("local-dir:...")

@@ -57,7 +57,7 @@ def finetune(
         init_from: The pretrained backbone; None: random weights of the recipe's [backbone].
 
     Returns:
-        The last step done: fewer than the recipe's where a stop was asked for.
+        The last step done: fewer than the recipe's where a stop was requested.
 
     Raises:
         UserError: For what the user can mend: recipe, data, launch, a directory in use.

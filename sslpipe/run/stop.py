@@ -1,4 +1,4 @@
-"""Graceful shutdown, asked for by a signal or a file, and the marker that says what came of it."""
+"""Graceful shutdown on a signal or a file, and the marker that says how the run ended."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ class StopRequest:
         self._old = {number: signal.signal(number, self._handle) for number in stop_signals()}
 
     def __call__(self) -> bool:
-        """Say whether a stop was asked for."""
+        """Say whether a stop was requested."""
         now_s = time.monotonic()
         if self._stop_file and not self._flag and now_s - self._looked_s >= 1.0:
             self._looked_s = now_s

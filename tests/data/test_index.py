@@ -149,7 +149,7 @@ def test_no_index_and_no_json_are_clear(tmp_path: Path) -> None:
 def test_labels_of_some_samples_read_only_their_shards_sidecars(folder):
     split = load_index(folder).split("train")
     first = folder / split.shards[0].offsets
-    first.write_bytes(b"")  # ids 0 to 2: none of them is asked for
+    first.write_bytes(b"")  # ids 0 to 2: none of them is requested
     ids = [9, 3, 4, 7, 3]
     assert split.labels_of(ids).tolist() == [SAMPLES[1][i] for i in ids]
     with pytest.raises(DataError, match="sha256"):

@@ -15,7 +15,7 @@ def test_ranges_and_sizes_are_the_files(tmp_path):
         assert size_of(url) == 100
         assert read_bytes(url) == bytes(range(100))
         assert read_range(url, 10, 20) == bytes(range(10, 20))
-        with pytest.raises(DataError, match=r"bytes 90-110 were asked for and 10 came"):
+        with pytest.raises(DataError, match=r"bytes 90-110 were requested and 10 came"):
             read_range(url, 90, 110)
 
 

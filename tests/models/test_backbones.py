@@ -1,4 +1,4 @@
-"""Every backbone gives one row an image; the stem follows the image size; wrong names are reported."""
+"""Every backbone gives one row an image; the stem follows the image size; wrong names are errors."""
 
 import pytest
 import timm

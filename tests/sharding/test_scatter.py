@@ -76,11 +76,11 @@ def test_the_centroid_moves_as_the_placement_says() -> None:
         params = draw_placement(pixels, 1, "train", i)._replace(brightness=1.0)
         x, y = centroid(pixels)
         angle = math.radians(params.degrees)  # counter-clockwise, y down
-        turned = (
+        rotated = (
             x * math.cos(angle) + y * math.sin(angle),
             y * math.cos(angle) - x * math.sin(angle),
         )
-        expected = params.scale * np.array(turned) + (params.dx, params.dy)
+        expected = params.scale * np.array(rotated) + (params.dx, params.dy)
         np.testing.assert_allclose(centroid(place(pixels, params)), expected, atol=0.15)
 
 

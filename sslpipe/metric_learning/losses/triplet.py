@@ -161,7 +161,7 @@ class RankingAndTagsLoss(MetricLoss, normalize=False):
         dim: D of the embeddings.
         tags: For each class its tags, (num_classes, T) integers; None: the class is its only tag.
         weight: Of the cross entropy; not given in a confirmed source.
-        classified: The image whose tags are asked for, the "negative" (as published) or the
+        classified: The image whose tags are classified, the "negative" (as published) or the
             "anchor".
 
     Source:
