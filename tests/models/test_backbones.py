@@ -1,4 +1,4 @@
-"""Every backbone gives one row an image; the stem follows the image size; wrong names are errors."""
+"""Every backbone gives one row an image; the stem follows the image size; wrong names fail."""
 
 import pytest
 import timm
