@@ -102,7 +102,7 @@ def _arguments(constructor: Callable[..., Any]) -> Iterator[tuple[str, str]]:
 def _documented(source: Any, name: str) -> str:
     """Return what the `Args:` block of a class, of a base of it, or of a function says of a name.
 
-    "as in NTXentLoss" is followed to where it points.
+    "as in NTXentLoss" and "The arguments are those of `SphereFace`" are followed.
     """
     for owner in getattr(source, "__mro__", (source,)):
         doc = inspect.cleandoc(owner.__doc__ or "") + "\n"
@@ -113,6 +113,8 @@ def _documented(source: Any, name: str) -> str:
             text = " ".join(entry[1].split())
             other = re.match(r"as in (\w+)\.?$", text, re.IGNORECASE)
             return (_documented(_named(other[1]), name) if other else "") or text
+        if same := re.search(r"arguments are those of `(\w+)`", doc):
+            return _documented(_named(same[1]), name)
     return ""
 
 
