@@ -123,7 +123,7 @@ class Run(Section):
     @field_validator("trackers")
     @classmethod
     def _known_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        known = [*TRACKER_NAMES, *registry.installed("sslpipe.trackers")]
+        known = list(dict.fromkeys([*TRACKER_NAMES, *registry.added("sslpipe.trackers")]))
         for name in names:
             if name not in known:
                 raise ValueError(
