@@ -140,9 +140,9 @@ def test_a_packages_backbone_is_exported_embedded_and_evaluated(trained, site, d
     (result,) = json.loads(out.read_text())
     assert (result["protocol"], result["queries"], result["value"]) == ("nearest p=1", 16, 1.0)
     # without the package its backbone is missing, and not the run's tracker
-    with pytest.raises(ExportError, match="backbone.kind = 'two_layers' is unknown"):
+    with pytest.raises(ExportError, match=r"backbone\.kind = 'two_layers' is unknown"):
         load_backbone(tmp_path / "backbone")
-    with pytest.raises(UserError, match="augment.invert_prob is not a setting"):
+    with pytest.raises(UserError, match=r"augment\.invert_prob is not a setting"):
         load_backbone(run)
 
 
