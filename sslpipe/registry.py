@@ -42,6 +42,7 @@ GROUPS = {
 DECIDE_WEIGHTS = ("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones")
 VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
 
+_tables: dict[str, "Table[Any]"] = {}  # group -> the table, once its module is imported
 _fingerprints: dict[str, str] = {}
 
 
@@ -80,6 +81,8 @@ class Table(dict[str, T]):
     def __init__(self, what: str, entries: Mapping[str, T], group: str | None = None) -> None:
         super().__init__(entries)
         self.what, self.group = what, group
+        if group is not None:
+            _tables[group] = self
 
     def __contains__(self, name: object) -> bool:
         """Whether it is built in, was added, or an installed package has it."""
@@ -149,6 +152,14 @@ def installed(group: str | None) -> dict[str, EntryPoint]:
     return {} if group is None else {entry.name: entry for entry in entry_points(group=group)}
 
 
+def added(group: str) -> list[str]:
+    """Return the names of a group's table without importing its module.
+
+    Those of installed packages, of modules of `--plugin` and, where it is imported, the built-in.
+    """
+    return _tables[group].names() if group in _tables else list(installed(group))
+
+
 def load(group: str, name: str) -> Any:
     """Import what an entry point names.
 
@@ -208,8 +219,9 @@ def take_from(arguments: Iterable[str]) -> list[str]:
         if not name:
             raise UserError("--plugin needs a module's name or a .py file")
         load_module(name)
-    if names:
-        os.environ[VARIABLE] = os.pathsep.join(names)
+    if names:  # files as absolute paths: a process may start in another directory
+        paths = (str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
+        os.environ[VARIABLE] = os.pathsep.join(paths)
     return rest
 
 
@@ -227,6 +239,13 @@ def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    there = sys.modules.get(path.stem) or importlib.util.find_spec(path.stem)
+    if there is not None:
+        file = getattr(there, "__file__", None) or getattr(there, "origin", None)
+        if file is None or not path.samefile(file):
+            raise ImportError(f"there is a module {path.stem!r} already; rename the file")
+        if isinstance(there, ModuleType):
+            return there
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -234,11 +253,13 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _remember(module: ModuleType) -> None:
-    """Hash the source of the top-level package that the module is of."""
-    top = sys.modules[module.__name__.partition(".")[0]]
-    if top.__file__ is None:
-        raise UserError(f"the plug-in {top.__name__} has no source file that could be hashed")
-    path = Path(top.__file__)
+    """Hash the source of the outermost package that the module is of, namespaces aside."""
+    parts = module.__name__.split(".")
+    outer = [sys.modules[".".join(parts[:depth])] for depth in range(1, len(parts) + 1)]
+    top = next((package for package in outer if getattr(package, "__file__", None)), None)
+    if top is None:
+        raise UserError(f"the plug-in {module.__name__} has no source file that could be hashed")
+    path = Path(str(top.__file__))
     files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
     sha256 = hashlib.sha256()
     for file in files:

@@ -1,8 +1,12 @@
+import sys
+
 import pytest
 
-from sslpipe.errors import RecipeError
-from sslpipe.recipe.base import Component
-from sslpipe.registry import build
+from sslpipe import registry
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.recipe.base import Component, Run
+from sslpipe.registry import Table, UnknownName, build
+from sslpipe.run.log import TRACKERS
 
 
 def crop(size: int, mean: float = 0.0) -> tuple[int, float]:
@@ -55,3 +59,88 @@ def test_a_recipe_error_of_the_constructor_passes_unchanged():
 
     with pytest.raises(RecipeError, match=r"^augment\.size: no$"):
         build({"s": strict}, Component.model_validate({"kind": "s", "size": 1}), section="augment")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package with an objective that says when it is imported."""
+    monkeypatch.setattr(registry, "_fingerprints", {})
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "made_up_parts.py").write_text("class Mine:\n    size = 3\n")
+    metadata = tmp_path / "made_up_parts-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: made-up-parts\nVersion: 1.0\n")
+    entries = "mine = made_up_parts:Mine\nlost = made_up_parts:Lost\n"
+    (metadata / "entry_points.txt").write_text(f"[sslpipe.made_up]\n{entries}")
+    yield tmp_path
+    registry._tables.pop("sslpipe.made_up", None)
+    for name in [name for name in sys.modules if name.startswith("made_up")]:
+        del sys.modules[name]
+
+
+def test_a_table_imports_what_a_package_adds_when_it_is_named(package):
+    table = Table("part", {"crop": crop}, "sslpipe.made_up")
+    assert table.names() == ["crop", "mine", "lost"]
+    assert "mine" in table
+    with pytest.raises(UnknownName, match=r"'mime'; did you mean 'mine'\?; known: crop, mine"):
+        table["mime"]
+    assert "made_up_parts" not in sys.modules
+    assert table["mine"].size == 3
+    with pytest.raises(UserError, match=r"made-up-parts's made_up_parts:Lost .* AttributeError"):
+        table["lost"]
+
+
+@pytest.mark.parametrize("kind", ["made_up_parts:Mine", "made_up_parts.Mine", "os.system"])
+def test_a_dotted_kind_imports_nothing(package, kind):
+    table = Table("part", {"crop": crop}, "sslpipe.made_up")
+    before = set(sys.modules)
+    with pytest.raises(RecipeError, match=r"loss\.kind = .* is unknown.*; known: crop, lost, mine"):
+        build(table, Component.model_validate({"kind": kind}), section="loss")
+    assert set(sys.modules) == before
+
+
+def test_the_hash_of_a_module_follows_its_source(package):
+    path = package / "made_up_parts.py"
+    registry.load_module("made_up_parts")
+    before = registry.fingerprints()
+    assert list(before) == ["made_up_parts"]
+    path.write_text(path.read_text() + "# another\n")
+    del sys.modules["made_up_parts"]
+    registry.load_module("made_up_parts")
+    assert registry.fingerprints() != before
+
+
+def test_a_module_in_a_namespace_is_hashed_as_far_up_as_it_has_a_file(package):
+    folder = package / "made_up_company" / "parts"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    registry.load_module("made_up_company.parts")
+    assert list(registry.fingerprints()) == ["made_up_company.parts"]
+
+
+def test_a_plugin_file_does_not_take_the_place_of_a_module(package, monkeypatch):
+    monkeypatch.chdir(package)
+    (package / "json.py").write_text("raise SystemExit\n")
+    with pytest.raises(UserError, match=r"--plugin json\.py .* module 'json' already; rename"):
+        registry.load_module("json.py")
+
+
+def test_the_option_plugin_may_stand_anywhere_and_reaches_child_processes(package, monkeypatch):
+    monkeypatch.chdir(package)
+    monkeypatch.setenv(registry.VARIABLE, "")
+    (package / "made_up_file.py").write_text("")
+    words = ["train", "--plugin", "made_up_parts", "x", "--plugin=made_up_file.py", "--y"]
+    assert registry.take_from(words) == ["train", "x", "--y"]
+    assert registry.requested() == ["made_up_parts", str(package / "made_up_file.py")]
+    with pytest.raises(UserError, match="--plugin needs a module"):
+        registry.take_from(["train", "--plugin"])
+
+
+def test_a_tracker_that_a_module_adds_is_one_that_a_recipe_may_name():
+    with pytest.raises(ValueError, match="'mine' is unknown"):
+        Run(trackers=("mine",))
+    TRACKERS["mine"] = crop
+    try:
+        assert Run(trackers=("mine",)).trackers == ("mine",)
+    finally:
+        del TRACKERS["mine"]

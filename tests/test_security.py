@@ -78,6 +78,9 @@ def write_own_index(folder: Path) -> Path:
         "augment.kind=__import__('os').system('touch canary')",
         "backbone.kind=builtins/exec",
         "loss.kind=sslpipe.faults:fault",
+        "loss.kind=hostile:Loss",
+        "loss.kind=hostile.Loss",
+        "backbone.kind=hostile",
         "backbone.kind=timm/hf-hub:someone/else",
         "backbone.kind=torchvision/get_weight",
         "loss.__class__=x",
@@ -85,6 +88,8 @@ def write_own_index(folder: Path) -> Path:
 )
 def test_a_recipe_names_entries_of_tables_and_nothing_else(override, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # a module that could be imported
+    (tmp_path / "hostile.py").write_text("open('canary', 'w')\n")
     data = write_dataset(tmp_path / "data")
     recipe = load_recipe(write_recipe(tmp_path), [override])
     from sslpipe.check.pretraining import check_pretraining

@@ -77,12 +77,13 @@ def check_finetuning(
         order = plan_batches(recipe, index)
         recipe, num_classes = recipe.resolved(order.steps_per_epoch), len(order.classes)
         held = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
-        sha256 = digest(recipe, index.sha256, ORDER_AND_PK_VERSION)
-        plan = PlanCheck(index.manifest.name, order, len(held), sha256)
         warnings = plan_warnings(recipe, index, order, augment.crop_px)
 
     # sizes
     task = build_task(recipe, augment.crop_px, init_from, num_classes)
+    if index is not None:  # all parts are built: the digest covers the source of plug-ins
+        sha256 = digest(recipe, index.sha256, ORDER_AND_PK_VERSION)
+        plan = PlanCheck(index.manifest.name, order, len(held), sha256)
     groups = describe_groups(freeze_and_optimize(task, recipe), task)
     if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
         warnings.append(

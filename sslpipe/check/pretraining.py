@@ -86,13 +86,12 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
     jpeg_decoder(recipe.data, device)  # refuses one that is not there
 
     # the order of the first epoch
-    data, augment = None, build_augment(recipe, index)
+    augment = build_augment(recipe, index)
     if index is not None:
         split = index.split(recipe.data.split)
         index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
         order = plan_order(recipe, index)
         recipe = recipe.resolved(order.steps_per_epoch)
-        data = _check_data(recipe, index, split, order)
         images = first_images(recipe, split)
     else:
         images = noise_batch(min(recipe.data.canvas_px, augment.crop_px * 8 // 7))
@@ -103,6 +102,8 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
     model = build_model(recipe, crop_px)
     if recipe.optim.precision == "fp64":
         model = model.double()
+    # all parts are built: the digest covers the source of those from plug-ins
+    data = None if index is None else _check_data(recipe, index, split, order)
     groups = describe_groups(build_optimizer(model, recipe.optim), model)
     flops = recipe_flops(recipe, model, crop_px)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
@@ -223,6 +224,8 @@ def _size_rows(result: PretrainCheck) -> Rows:
                 f"(2 x {batch} - 2)"
                 if result.negatives_per_anchor == 2 * batch - 2
                 else "(the full queue)"
+                if result.negatives_per_anchor
+                else "(the objective uses none)"
             ),
         ),
         (

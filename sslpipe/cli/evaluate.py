@@ -9,12 +9,13 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from sslpipe.cli.processes import refuse_several, start
 from sslpipe.cli.progress import progress
 from sslpipe.cli.terminal import console, report_bad, write_json
 from sslpipe.data.index import load_index
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.baselines import random_backbone
@@ -32,7 +33,35 @@ from sslpipe.evaluation.whiten import whiten
 from sslpipe.export.load import load_backbone
 from sslpipe.run.launch import end_processes
 
+
+class Evaluations(TyperGroup):
+    """The sub-commands, and those of installed packages; such a one is imported when it is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the built-in ones, then those of packages that can be imported."""
+        plugged = [name for name in EVALS.names() if name not in self.commands]
+        return [*self.commands, *filter(self._add, plugged)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a sub-command; one of a package is imported."""
+        if cmd_name not in self.commands and cmd_name in EVALS:
+            alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            _add_command(alone, cmd_name, EVALS[cmd_name])
+            self.commands[cmd_name] = typer.main.get_command(alone)
+        return super().get_command(ctx, cmd_name)
+
+    def _add(self, name: str) -> bool:
+        """Import an evaluation of a package; one that cannot be is a line on stderr."""
+        try:
+            self.get_command(None, name)
+        except UserError as error:
+            console.print(f"warning: {error}", style="yellow", highlight=False, soft_wrap=True)
+            return False
+        return True
+
+
 app = typer.Typer(
+    cls=Evaluations,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -251,7 +280,7 @@ def _start_alone(name: str, device: str) -> str:
     return target
 
 
-def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
+def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Result]]) -> None:
     """A subcommand whose options are the evaluation's own keyword arguments."""
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
     shares_queries = any(parameter.name == "process" for parameter in accepted)
@@ -290,7 +319,7 @@ def _add_command(name: str, evaluate: Callable[..., list[Result]]) -> None:
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command(
+    group.command(
         name,
         help=summary,
         epilog=f"Example: sslpipe evaluate {name} train.safetensors test.safetensors"
@@ -334,4 +363,4 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
 
 
 for _name, _evaluate in EVALS.items():
-    _add_command(_name, _evaluate)
+    _add_command(app, _name, _evaluate)

@@ -73,7 +73,7 @@ def _settings() -> None:
 @app.command()
 def build(
     out: OutFolder,
-    source: Annotated[str, _read(" | ".join(SOURCES))] = "folder",
+    source: Annotated[str, _read(" | ".join(SOURCES.names()))] = "folder",
     root: Annotated[Path | None, _read("folder of the images or files")] = None,
     split: Annotated[str | None, _read("only this split; names it where none is")] = None,
     name: Annotated[

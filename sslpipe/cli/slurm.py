@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sslpipe.cli.recipes import BackbonePath, Data, Overrides, RecipePath
 from sslpipe.errors import UserError
+from sslpipe.registry import requested
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -62,6 +63,7 @@ def main(
         **{name: value for name, _, value in (text.partition("=") for text in option or [])},
     }
     words = [str(recipe), "--data", data, "--run-dir", str(run_dir)]
+    words += [word for name in requested() for word in ("--plugin", name)]
     words += [] if backbone is None else ["--backbone", str(backbone)]
     text = batch_script(
         options, [*words, *(overrides or [])], {"SSLPIPE_CPU_PROCESSES": str(cpu_processes)}, site

@@ -172,7 +172,8 @@ def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
     """
     # what the run wrote down
     checkpoint = latest(run_dir)
-    recipe = parse_recipe(_read_json(run_dir / "recipe.json"), f"{run_dir}/recipe.json")
+    tree = _read_json(run_dir / "recipe.json")
+    recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
     assert recipe.backbone is not None  # a run has written down what it built
     data = _read_json(run_dir / "data.json")
     state = _read_json(checkpoint / "state.json")

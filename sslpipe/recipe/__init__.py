@@ -30,19 +30,22 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe | Fin
     return parse_recipe(read_tree(path, overrides), str(path))
 
 
-def parse_recipe(tree: dict[str, Any], origin: str) -> Recipe | FinetuneRecipe:
+def parse_recipe(
+    tree: dict[str, Any], origin: str, *, recorded: bool = False
+) -> Recipe | FinetuneRecipe:
     """Validate a tree of plain values, of either kind.
 
     Args:
         tree: As TOML or JSON gives it; a table `sampler` makes it a fine-tuning.
         origin: Where it came from, for messages.
+        recorded: It is of a run that is there: its trackers need not be installed here.
 
     Raises:
         RecipeError: As `load_recipe`.
     """
     kind = FinetuneRecipe if is_finetune(tree) else Recipe
     try:
-        return kind.model_validate(tree)
+        return kind.model_validate(tree, context="recorded" if recorded else None)
     except ValidationError as error:
         raise RecipeError(explain_errors(error, kind, origin)) from None
 

@@ -125,7 +125,7 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
 
 def _preview(facts: Run, index: DatasetIndex) -> bytes:
     """The grid of `sslpipe preview`, of the run's own recipe, as PNG."""
-    recipe = parse_recipe(facts.given_recipe, "recipe.json")
+    recipe = parse_recipe(facts.given_recipe, "recipe.json", recorded=True)
     grid, _ = preview_recipe(recipe, index, images=PREVIEWED)
     file = io.BytesIO()
     grid.save(file, "PNG")

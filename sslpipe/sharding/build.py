@@ -111,8 +111,9 @@ def build_dataset(
 def check_source(source: str, options: SourceOptions) -> None:
     """Raise DataError for an unknown source, or an option that it would ignore."""
     if source not in SOURCES:
-        hint = did_you_mean(source, SOURCES)
-        raise DataError(f"--source {source!r} is unknown{hint}; known: {', '.join(SOURCES)}")
+        known = SOURCES.names()
+        hint = did_you_mean(source, known)
+        raise DataError(f"--source {source!r} is unknown{hint}; known: {', '.join(known)}")
     for option, value, owner in (
         ("--csv", options.csv, "csv"),
         ("--classes", options.class_file, "idx"),

@@ -1,0 +1,1 @@
+"""A part of each kind for sslpipe; pyproject.toml names them."""

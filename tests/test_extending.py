@@ -1,0 +1,122 @@
+"""docs/extending.md: its examples run, and are in the tables afterwards."""
+
+import re
+import shlex
+import tomllib
+
+import pytest
+import torch
+import typer
+
+from sslpipe.augment.ops import OPS
+from sslpipe.augment.two_views import TwoViews
+from sslpipe.cli.app import app
+from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.losses import LOSSES
+from sslpipe.metric_learning.heads import HEADS
+from sslpipe.metric_learning.losses import METRIC_LOSSES
+from sslpipe.metric_learning.miners import MINERS
+from sslpipe.models.backbones import BACKBONES
+from sslpipe.recipe.base import Component
+from sslpipe.registry import GROUPS, build
+from sslpipe.run.log import TRACKERS
+from sslpipe.sharding import SOURCES
+from sslpipe.sharding.sources import SourceOptions
+from tests.helpers.dataset import picture, png
+from tests.helpers.runs import ROOT
+
+TEXT = (ROOT / "docs" / "extending.md").read_text()
+TABLES = (LOSSES, METRIC_LOSSES, HEADS, MINERS, BACKBONES, SOURCES, EVALS, TRACKERS)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def run_examples():
+    """Run every Python block, one after the other, as one module of `--plugin` would be."""
+    before = [dict(table) for table in TABLES], list(OPS)
+    exec("\n".join(blocks("python")), {"__name__": "my_parts"})
+    yield
+    for table, entries in zip(TABLES, before[0], strict=True):
+        table.clear()
+        table.update(entries)
+    OPS[:] = before[1]
+
+
+def make(table, kind: str, **arguments):
+    component = Component.model_validate({"kind": kind, **arguments})
+    return build(table, component, section="part")
+
+
+@pytest.mark.usefixtures("run_examples")
+def test_the_objectives_have_a_value_and_a_gradient():
+    for kind in ("squared_nt_xent", "alignment"):
+        z_a, z_b = (torch.randn(6, 4, requires_grad=True) for _ in range(2))
+        objective = make(LOSSES, kind)
+        objective(z_a, z_b, ids=torch.arange(6), labels=torch.full((6,), -1)).backward()
+        assert z_a.grad.abs().sum() > 0
+        assert objective.stats()
+
+
+@pytest.mark.usefixtures("run_examples")
+def test_the_augmentation_inverts():
+    images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
+    settings = {"preset": "simclr_small", "crop_px": 16}
+    plain, _ = TwoViews(**settings)(images)
+    inverted, _ = TwoViews(**settings, invert_prob=1.0)(images)
+    assert torch.allclose(inverted, 1 - plain, atol=1e-6)
+
+
+@pytest.mark.usefixtures("run_examples")
+def test_the_parts_of_metric_learning_compute():
+    embeddings, labels = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2])
+    loss = make(METRIC_LOSSES, "cosine_pairs", margin=1.0)
+    pairs = loss(embeddings, labels, miner=make(MINERS, "near"))
+    (pairs + make(HEADS, "linear", num_classes=3, dim=4)(embeddings, labels)).backward()
+    assert embeddings.grad.abs().sum() > 0
+
+
+@pytest.mark.usefixtures("run_examples")
+def test_backbone_source_evaluation_and_tracker_work(tmp_path, capsys):
+    backbone = make(BACKBONES, "one_layer", width=5)
+    assert backbone(torch.randn(2, 3, 16, 16)).shape == (2, backbone.num_features)
+    (tmp_path / "a.png").write_bytes(png(picture(0)))
+    (images,) = SOURCES["pngs"](SourceOptions(root=tmp_path)).values()
+    assert images.read(0) == png(picture(0))
+    rows = Embeddings(torch.randn(4, 3), torch.arange(4), torch.arange(4))
+    (result,) = EVALS["nearest"](rows, rows, power=1.0)
+    assert result.value == 1
+    tracker = TRACKERS["printer"]("tiny", tmp_path)
+    tracker.log({"loss": 1.0}, step=3)
+    assert capsys.readouterr().out == "3 {'loss': 1.0}\n"
+
+
+def test_the_entry_points_are_those_of_a_package_that_a_test_installs():
+    (tree,) = map(tomllib.loads, blocks("toml"))
+    shown = tree["project"]["entry-points"]
+    path = ROOT / "tests" / "helpers" / "plugin_package" / "pyproject.toml"
+    installed = tomllib.loads(path.read_text())["project"]["entry-points"]
+    assert list(shown) == list(GROUPS)
+    for group, entries in shown.items():
+        assert entries.items() <= installed[group].items()
+
+
+def test_the_commands_are_command_lines_of_the_program():
+    for line in "".join(blocks("sh")).splitlines():
+        words = shlex.split(line)[1:]
+        words = [word for word in words if word not in ("--plugin", "my_parts.py")]
+        command = typer.main.get_command(app)
+        while isinstance(command, typer.core.TyperGroup):
+            _, command, words = command.resolve_command(
+                command.make_context("x", list(words)), list(words)
+            )
+        command.make_context("x", list(words))  # raises on what it does not know or misses
+
+
+def test_the_page_is_short():
+    lines = TEXT.splitlines()
+    assert len(lines) <= 200
+    assert max(map(len, lines)) <= 120

@@ -1,0 +1,198 @@
+"""A package and a module that add a part of each kind, by the real command line."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sslpipe.errors import ExportError, UserError
+from sslpipe.export.load import load_backbone
+from sslpipe.run.checkpoint import latest
+from sslpipe.run.log import read_metrics
+from sslpipe.run.status import status
+from tests.helpers.runs import RECIPE, ROOT, command_line, final_weights, write_recipe
+
+PACKAGE = ROOT / "tests" / "helpers" / "plugin_package"
+PLUGGED = (
+    RECIPE.replace("steps = 12", "steps = 6")
+    .replace('kind = "small_resnet"\nwidths = [8, 16, 16]', 'kind = "two_layers"\nwidth = 12')
+    .replace('kind = "nt_xent"\ntemperature = 0.2', 'kind = "alignment"\nweight = 0.5')
+    .replace("crop_px = 16\n[backbone]", "crop_px = 16\ninvert_prob = 0.5\n[backbone]")
+    .replace("save_steps = 5", 'save_steps = 2\ntrackers = ["lines"]')
+)
+
+
+def run_program(*words: object, path: Path | None = None, code: int = 0, **options: object) -> str:
+    """Run `sslpipe WORDS` with a folder of packages; returns what it said, in one line."""
+    where = os.pathsep.join(map(str, filter(None, (ROOT, path))))
+    done = command_line(*map(str, words), PYTHONPATH=where, COLUMNS="200", **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder where pip has installed the package."""
+    folder = tmp_path_factory.mktemp("package")
+    shutil.copytree(PACKAGE, folder / "source")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
+    words = ["--no-build-isolation", "--target", folder / "site", folder / "source"]
+    done = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def data(site, tmp_path_factory) -> Path:
+    """What the package's source gives."""
+    folder = tmp_path_factory.mktemp("data")
+    run_program("shards", "build", folder, "--source", "stripes", path=site)
+    return folder / "dataset.json"
+
+
+@pytest.fixture(scope="module")
+def trained(site, data, tmp_path_factory) -> tuple[list[object], Path]:
+    """(the words of a training but for its directory, the directory of a whole run)."""
+    folder = tmp_path_factory.mktemp("run")
+    words = ["train", write_recipe(folder, PLUGGED), "--data", data, "--run-dir"]
+    run_program(*words, folder / "run", path=site)
+    return words, folder / "run"
+
+
+def test_a_package_source_makes_shards(data):
+    manifest = json.loads(data.read_text())
+    assert manifest["classes"] == ["upright", "level"]
+    counts = {k: sum(s["samples"] for s in v) for k, v in manifest["splits"].items()}
+    assert counts == {"train": 96, "test": 16}
+
+
+def test_a_run_of_a_packages_parts_is_whole(trained, site, data):
+    _, run = trained
+    assert all(line["view_distance"] > 0 for line in read_metrics(run))
+    lines = [json.loads(text) for text in (run / "lines.txt").read_text().splitlines()]
+    assert lines[0] == {"loss": "alignment"}
+    assert lines[-1] == {"finished": True}
+    assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4, 5, 6]
+    # its state needs no plug-in
+    assert "photo_parts" not in sys.modules
+    assert status(run)["step"] == 6
+
+
+def test_check_gives_the_digest_of_the_training(trained, site, data):
+    words, run = trained
+    shown = run_program("check", *words[1:-1], path=site)
+    identity = json.loads((latest(run) / "state.json").read_text())["identity"]
+    assert identity["digest"] in shown
+    assert list(identity["plugins"]) == ["photo_parts"]
+    assert "0 (the objective uses none)" in shown
+
+
+def test_a_stopped_run_resumes_with_its_code_and_is_refused_with_another(trained, site, tmp_path):
+    words, run = trained
+    stopped = tmp_path / "run"
+    run_program(*words, stopped, path=site, code=9, SSLPIPE_FAULT="train.step:5")
+    # another version of the package
+    other = tmp_path / "site"
+    shutil.copytree(site, other)
+    module = other / "photo_parts" / "training.py"
+    module.write_text(module.read_text().replace("SCALE = 1.0", "SCALE = 2.0"))
+    said = run_program(*words, stopped, path=other, code=2)
+    assert re.search(r"plugins\.photo_parts: '[0-9a-f]{64}' -> '[0-9a-f]{64}'", said), said
+    assert "photo_parts" in (stopped / "FAILED").read_text()
+    # the same one
+    said = run_program(*words, stopped, path=site)
+    assert "resumed at step 4" in said
+    assert_same(final_weights(stopped), final_weights(run), 0.0)
+
+
+def test_two_processes_train_a_packages_parts(trained, site, tmp_path):
+    words, run = trained
+    launch = [sys.executable, "-m", "accelerate.commands.launch"]
+    launch += ["--config_file", str(ROOT / "launch" / "cpu2.yaml"), "-m", "sslpipe"]
+    done = subprocess.run(
+        [*launch, *map(str, words), tmp_path / "run", "run.device=cpu"],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same(final_weights(tmp_path / "run"), final_weights(run), 1e-4)
+
+
+def test_a_packages_backbone_is_exported_embedded_and_evaluated(trained, site, data, tmp_path):
+    _, run = trained
+    assert "proved" in run_program("export", run, "--out", tmp_path / "backbone", path=site)
+    rows, out = tmp_path / "test.safetensors", tmp_path / "eval.json"
+    run_program("embed", tmp_path / "backbone", "--data", data, "--out", rows, path=site)
+    run_program("evaluate", "nearest", rows, rows, "--power", "1", "--out", out, path=site)
+    (result,) = json.loads(out.read_text())
+    assert (result["protocol"], result["queries"], result["value"]) == ("nearest p=1", 16, 1.0)
+    # without the package its backbone is missing, and not the run's tracker
+    with pytest.raises(ExportError, match=r"backbone\.kind = 'two_layers' is unknown"):
+        load_backbone(tmp_path / "backbone")
+    with pytest.raises(UserError, match=r"augment\.invert_prob is not a setting"):
+        load_backbone(run)
+
+
+def test_a_broken_evaluation_of_a_package_is_a_warning_in_the_list(site):
+    said = run_program("evaluate", "--help", path=site)
+    assert "Score the class of the nearest training sample" in said
+    assert said.count("warning: photo-parts's photo_parts.missing:nothing") == 1
+    assert "cannot be loaded: ModuleNotFoundError" in said
+
+
+MODULE = """
+from sslpipe.augment.ops import register_op
+from sslpipe.evaluation import EVALS
+from sslpipe.losses import LOSSES
+from sslpipe.models.backbones import BACKBONES
+from sslpipe.run.log import TRACKERS
+from sslpipe.sharding import SOURCES
+from photo_parts.other import Lines, nearest, read_stripes
+from photo_parts.training import INVERT, AlignmentLoss, two_layers
+
+register_op(INVERT)
+LOSSES["alignment"], BACKBONES["two_layers"], TRACKERS["lines"] = AlignmentLoss, two_layers, Lines
+SOURCES["stripes"], EVALS["nearest"] = read_stripes, nearest
+"""
+
+
+def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
+    # the same parts, not installed: no entry points
+    shutil.copytree(PACKAGE / "photo_parts", tmp_path / "photo_parts")
+    (tmp_path / "my_parts.py").write_text(MODULE)
+    recipe, run = write_recipe(tmp_path, PLUGGED), tmp_path / "run"
+    train = ("train", recipe, "--data", data, "--run-dir", run)
+    here = {"path": tmp_path, "cwd": tmp_path}
+    plugin = ("--plugin", "my_parts.py")
+    run_program(*train, *plugin, code=9, SSLPIPE_FAULT="train.step:3", **here)
+    run_program(*train, *plugin, **here)
+    assert (run / "lines.txt").is_file()
+    # the clean process of the proof has it from this one
+    shown = run_program("export", run, "--out", tmp_path / "backbone", *plugin, **here)
+    assert "proved equal" in shown
+    # the batch script hands it on
+    script = run_program("slurm", *train[1:], *plugin, **here)
+    assert f"--plugin {tmp_path / 'my_parts.py'}" in script
+    # another file is another run
+    (tmp_path / "my_parts.py").write_text(MODULE + "# changed\n")
+    said = run_program(*train, "--plugin", "my_parts", code=2, **here)
+    assert "plugins.my_parts: '" in said
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.allclose(a[key].double(), b[key].double(), rtol=0, atol=tolerance), key
