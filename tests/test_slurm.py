@@ -373,7 +373,7 @@ def test_a_sites_file_and_a_fine_tunings_backbone_are_in_the_script(data, tmp_pa
 @pytest.mark.slurm
 def test_a_printed_fine_tuning_needs_no_clone_is_requeued_and_ends(cluster, data, tmp_path):
     """From a folder that is no clone; requeued by hand in the middle, resumed, and `status`."""
-    words = ("--data", str(data), "--run-dir", "pretrained", "steps=4")
+    words = ("--data", str(data), "--run-dir", "pretrained", "steps=4", "backbone.widths=[8,16]")
     pretraining = write_recipe(tmp_path).rename(tmp_path / "pretraining.toml")
     assert command_line("train", str(pretraining), *words, cwd=tmp_path).returncode == 0
     recipe = write_finetune_recipe(tmp_path)
