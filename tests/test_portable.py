@@ -220,7 +220,8 @@ def test_apples_gpus_have_no_float64_and_are_given_none():
 )
 def test_make_keeps_an_environment_for_each_python(python, environment):
     """So that `make test PYTHON=python3.13` does not run the default's."""
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+    outer = ("PYTHON", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")  # of the make that runs the suite
+    kept = {key: value for key, value in os.environ.items() if key not in outer}
     words = ["make", "--dry-run", "test", *([f"PYTHON={python}"] if python else [])]
     done = subprocess.run(words, cwd=ROOT, env=kept, capture_output=True, text=True, check=True)
     assert f" {environment}/bin/python -m pytest" in done.stdout
