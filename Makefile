@@ -1,6 +1,7 @@
 # `make demo` and `make test` set up everything that they need with pip alone.
 PYTHON ?= python3.11
-VENV := .venv
+# an environment a Python: .venv of the default one, .venv-python3.13 of `make test PYTHON=python3.13`
+VENV := .venv$(if $(filter-out python3.11,$(notdir $(PYTHON))),-$(notdir $(PYTHON)))
 RUN := $(VENV)/bin
 # test files side by side, three on two cores, as many wait for processes that they started; those of
 # one file stay together, as they share what they set up

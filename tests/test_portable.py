@@ -30,6 +30,7 @@ from sslpipe.sharding.index import index_folder
 from sslpipe.sharding.sources import Images
 from sslpipe.sharding.writer import Layout, SplitImages, write_split
 from tests.helpers.dataset import picture, png, write_dataset
+from tests.helpers.runs import ROOT
 
 LINUX_MEMORY_BYTES = portable.free_memory_bytes() if portable.PROC.is_dir() else None
 
@@ -206,3 +207,21 @@ def test_apples_gpus_have_no_float64_and_are_given_none():
     rows = Embeddings(torch.ones(2, 3), torch.zeros(2), torch.arange(2))
     assert {tensor.device.type for tensor in rows.to("mps")} == {"cpu"}
     assert portable.to_float64(torch.ones(2)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("python", "environment"),
+    [
+        (None, ".venv"),
+        ("/usr/bin/python3.11", ".venv"),
+        ("python3.13", ".venv-python3.13"),
+        ("/opt/bin/python3.12", ".venv-python3.12"),
+    ],
+)
+def test_make_keeps_an_environment_for_each_python(python, environment):
+    """So that `make test PYTHON=python3.13` does not run the default's."""
+    outer = ("PYTHON", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")  # of the make that runs the suite
+    kept = {key: value for key, value in os.environ.items() if key not in outer}
+    words = ["make", "--dry-run", "test", *([f"PYTHON={python}"] if python else [])]
+    done = subprocess.run(words, cwd=ROOT, env=kept, capture_output=True, text=True, check=True)
+    assert f" {environment}/bin/python -m pytest" in done.stdout

@@ -371,9 +371,10 @@ def test_a_sites_file_and_a_fine_tunings_backbone_are_in_the_script(data, tmp_pa
 
 
 @pytest.mark.slurm
-def test_a_printed_fine_tuning_needs_no_clone_is_requeued_and_ends(cluster, data, tmp_path):
+def test_a_printed_fine_tuning_needs_no_clone_is_requeued_and_ends(cluster, tmp_path):
     """From a folder that is no clone; requeued by hand in the middle, resumed, and `status`."""
-    words = ("--data", str(data), "--run-dir", "pretrained", "steps=4")
+    data = write_dataset(tmp_path / "data", (40, 60, 72), classes=8)
+    words = ("--data", str(data), "--run-dir", "pretrained", "steps=4", "backbone.widths=[8,16]")
     pretraining = write_recipe(tmp_path).rename(tmp_path / "pretraining.toml")
     assert command_line("train", str(pretraining), *words, cwd=tmp_path).returncode == 0
     recipe = write_finetune_recipe(tmp_path)
@@ -386,7 +387,8 @@ def test_a_printed_fine_tuning_needs_no_clone_is_requeued_and_ends(cluster, data
     slow = {"SSLPIPE_FAULT": "train.step:*=slow", "PYTHONPATH": str(ROOT)}
     job = Job(alone, f"--chdir={tmp_path}", f"{tmp_path}/job.sbatch", **slow)
     run_dir = tmp_path / "tuned"
-    until(lambda: steps_done(run_dir) >= 5, "5 steps")
+    until(lambda: steps_done(run_dir) >= 5 or job.facts()["JobState"] == "FAILED", "5 steps")
+    assert job.facts()["JobState"] == "RUNNING", log_of(tmp_path)
     job._run("scontrol", "requeue", job.number)
     job.restart_now()
     assert job.wait("COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path)

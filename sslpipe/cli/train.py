@@ -59,8 +59,8 @@ def check(
 
 @app.command(
     epilog="Examples: sslpipe train recipe.toml --data out/photos/dataset.json --run-dir "
-    "runs/photos | accelerate launch --multi_gpu --num_processes 2 -m sslpipe train recipe.toml "
-    "--data out/photos/dataset.json --run-dir runs/photos optim.peak_lr=0.1 | sslpipe train "
+    "runs/photos | accelerate launch --multi_gpu --num_processes 2 --mixed_precision no -m sslpipe "
+    "train recipe.toml --data out/photos/dataset.json --run-dir runs/photos | sslpipe train "
     "finetune.toml --backbone runs/photos --data out/photos/dataset.json --run-dir runs/tuned"
 )
 def train(

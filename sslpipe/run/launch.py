@@ -46,16 +46,23 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     if launched > 1 and "LOCAL_RANK" not in os.environ:
         raise UserError(
             f"WORLD_SIZE = {launched} is set, but no launcher started this one process; unset it, "
-            "or start with `accelerate launch --config_file launch/...`"
+            f"or start with `{launch_command(launched)} ...`"
         )
     state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
     if launched != state.num_processes:
         raise UserError(
             f"the launcher started WORLD_SIZE = {launched} processes, but accelerate joined "
-            f"{state.num_processes}; for several CPU processes launch with "
-            "--config_file launch/cpu2.yaml"
+            f"{state.num_processes}; start them with `{launch_command(launched)} ...`"
         )
     return Rank(state.process_index, state.num_processes)
+
+
+def launch_command(processes: int) -> str:
+    """Return a command that starts `processes` on one machine, with or without GPUs.
+
+    It needs no file of a clone, takes any free port, and reads no settings of the user's.
+    """
+    return f"torchrun --standalone --nproc_per_node {processes} -m sslpipe train"
 
 
 def check_streams(streams: int, world: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
+from sslpipe.cli.train import app as train_commands
 from sslpipe.errors import RecipeError, UserError
+from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
-from sslpipe.run.launch import check_streams, start_processes
+from sslpipe.run.launch import check_streams, launch_command, start_processes
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
@@ -93,6 +96,26 @@ def test_a_launch_is_one_group_of_exactly_its_processes(tmp_path, name):
     assert said == [[rank, n, n] for rank in range(n)]
 
 
+def example_of_help() -> str:
+    """The launch that `sslpipe train --help` shows, up to the recipe."""
+    [command] = [c for c in train_commands.registered_commands if c.callback.__name__ == "train"]
+    return re.search(r"accelerate launch .* -m sslpipe train", command.epilog)[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (launch_command(2), "torch.distributed.run"),
+        (example_of_help(), "accelerate.commands.accelerate_cli launch"),
+    ],
+)
+def test_the_launches_that_messages_and_help_name_need_no_file(tmp_path, command, module):
+    """They work from a wheel, which has no launch folder: on the CPU, joined over gloo."""
+    flags = command[command.index("--") :].removesuffix(" -m sslpipe train")
+    said = probe(tmp_path, ["-m", *module.split(), *flags.split()], HF_HOME=str(tmp_path))
+    assert said == [[0, 2, 2], [1, 2, 2]]
+
+
 FAILING = """
 import sys
 import sslpipe.train
@@ -126,19 +149,23 @@ def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
     assert not (run_dir / "lock").exists()
 
 
-def test_a_launched_finetuning_ends_with_the_weights_of_one_process(tmp_path):
+def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_process(tmp_path):
     """In float64, by SGD: views made 6 and 12 at a time differ in their last float32 bit."""
     data = str(write_dataset(tmp_path / "data", (40, 60, 72), classes=8))
     recipe = str(finetunes.write_recipe(tmp_path))
+    pretrained = ROOT / "tests" / "old_runs" / "moco"
+    init = load_backbone(pretrained).config.weights_sha256
     changes = ("steps=4", "optim.kind=sgd", "optim.precision=fp64", "run.device=cpu")
+    changes += ("backbone.widths=[8,8]",)  # the pretrained one's
     weights, losses = [], []
     for number, words in enumerate(([], launcher("cpu2"))):
         run_dir = tmp_path / f"run{number}"
-        where = ["--data", data, "--run-dir", str(run_dir)]
+        where = ["--data", data, "--run-dir", str(run_dir), "--backbone", str(pretrained)]
         done = run(*words, "-m", "sslpipe", "train", recipe, *where, *changes)
         assert done.returncode == 0, done.stderr
         [started] = read_metrics(run_dir, "start")
         assert started["world"] == number + 1
+        assert json.loads((run_dir / "recipe.json").read_text())["init"] == init
         weights.append(final_weights(run_dir))
         losses.append([m["loss"] for m in read_metrics(run_dir)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
