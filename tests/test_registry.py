@@ -4,7 +4,7 @@ import pytest
 
 from sslpipe import registry
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.recipe.base import Component, Run
+from sslpipe.recipe.base import Component, RunConfig
 from sslpipe.registry import Table, UnknownName, build
 from sslpipe.run.log import TRACKERS
 
@@ -138,9 +138,9 @@ def test_the_option_plugin_may_stand_anywhere_and_reaches_child_processes(packag
 
 def test_a_tracker_that_a_module_adds_is_one_that_a_recipe_may_name():
     with pytest.raises(ValueError, match="'mine' is unknown"):
-        Run(trackers=("mine",))
+        RunConfig(trackers=("mine",))
     TRACKERS["mine"] = crop
     try:
-        assert Run(trackers=("mine",)).trackers == ("mine",)
+        assert RunConfig(trackers=("mine",)).trackers == ("mine",)
     finally:
         del TRACKERS["mine"]

@@ -18,7 +18,7 @@ from sslpipe.data.pipeline import CPU, Batch, pipelined
 from sslpipe.data.reader import Raw, Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe.base import Run
+from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class StreamReader:
         return dict(zip(wanted.tolist(), self._store.reader.rows(shard, rows), strict=True))
 
 
-def open_reader(split: Split, run: Run) -> Reader:
+def open_reader(split: Split, run: RunConfig) -> Reader:
     """Open a split for reading, the way the recipe's [run] says."""
     return Reader(
         split,
@@ -179,7 +179,7 @@ def batches(
     split: Split,
     order: Order,
     data: Data,
-    run: Run,
+    run: RunConfig,
     process: Rank,
     *,
     first_step: int = 0,

@@ -18,7 +18,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.portable import free_memory_bytes
-from sslpipe.recipe.base import Run
+from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 
 MOST_OF_MEMORY = 0.5  # of what is free: the rest is for the model and its activations
@@ -29,7 +29,7 @@ def resident_batches(
     split: Split,
     order: Order,
     data: Data,
-    run: Run,
+    run: RunConfig,
     process: Rank,
     *,
     first_step: int = 0,
@@ -115,7 +115,7 @@ def _read(
     split: Split,
     ids: Integers,
     data: Data,
-    run: Run,
+    run: RunConfig,
     device: torch.device,
     on_bad: OnBad,
     on_progress: OnProgress,

@@ -21,8 +21,8 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Pairs(NamedTuple):
-    """Pairs of rows.
+class LabelledPairs(NamedTuple):
+    """Pairs of rows with what is known of them.
 
     Args:
         first: (P,) int64 rows.
@@ -157,7 +157,7 @@ def _roc_numbers(
     return numbers().tolist(), intervals
 
 
-def pairs_of(rows: Embeddings, count: int, seed: int) -> Pairs:
+def pairs_of(rows: Embeddings, count: int, seed: int) -> LabelledPairs:
     """Draw `count` pairs of one label and `count` of two, each uniform among all, none twice.
 
     They are the same pairs of samples for every backbone and every order of the rows.
@@ -185,7 +185,7 @@ def pairs_of(rows: Embeddings, count: int, seed: int) -> Pairs:
             raise DataError(f"there is no pair of {name} among {len(labels)} rows")
     both = order[np.concatenate([same, different], axis=1)]
     is_same = np.arange(both.shape[1]) < same.shape[1]
-    return Pairs(both[0], both[1], is_same)
+    return LabelledPairs(both[0], both[1], is_same)
 
 
 def _draw_partners(
@@ -212,7 +212,7 @@ def _distinct(first: Integers, second: Integers, count: int) -> Integers:
 
 def scores_of(
     rows: Embeddings,
-    pairs: Pairs,
+    pairs: LabelledPairs,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> NDArray[np.float32]:
     """Compute the exact cosines of this process's share of the pairs; see `gathered_scores`."""

@@ -9,7 +9,7 @@ other two-view objective: on `base.Objective`), and a line in LOSSES.
 from collections.abc import Callable
 from functools import partial
 
-from sslpipe.losses.base import ContrastiveLoss, InBatchLoss, Objective
+from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, Objective
 from sslpipe.losses.dcl import DCLLoss
 from sslpipe.losses.hard_negatives import HardNegativeLoss
 from sslpipe.losses.moco import MoCoLoss
@@ -19,7 +19,7 @@ from sslpipe.registry import Table
 
 __all__ = [
     "LOSSES",
-    "ContrastiveLoss",
+    "ContrastiveObjective",
     "DCLLoss",
     "HardNegativeLoss",
     "InBatchLoss",

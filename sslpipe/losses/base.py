@@ -1,6 +1,6 @@
 """What an objective is, and what contrastive ones share: settings, checks, counts, `stats`, repr.
 
-Objective: any loss over two views. ContrastiveLoss: one with negatives. InBatchLoss: one whose
+Objective: any loss over two views. ContrastiveObjective: one with negatives. InBatchLoss: one whose
 negatives are the other views of the global batch; it needs nothing but a `row_loss`.
 """
 
@@ -67,7 +67,7 @@ class Objective(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
 
 
-class ContrastiveLoss(Objective):
+class ContrastiveObjective(Objective):
     """An objective that tells positives from negatives by cosines over a temperature.
 
     Args:
@@ -114,7 +114,7 @@ class ContrastiveLoss(Objective):
         return {"negatives_per_anchor": self.last_negatives}
 
 
-class InBatchLoss(ContrastiveLoss):
+class InBatchLoss(ContrastiveObjective):
     """A contrastive loss whose negatives are the views of other images in the global batch.
 
     A subclass writes `row_loss`, the formula of its paper. Shapes, gradient, distribution and

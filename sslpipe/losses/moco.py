@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sslpipe.distributed import all_gather_rows, current_rank, row_counts
-from sslpipe.losses.base import ContrastiveLoss, check_views
+from sslpipe.losses.base import ContrastiveObjective, check_views
 from sslpipe.losses.engine.contrast import (
     normalised,
     project_out,
@@ -19,7 +19,7 @@ from sslpipe.losses.engine.queue import enqueue
 from sslpipe.losses.engine.tiles import Tiles
 
 
-class MoCoLoss(ContrastiveLoss):
+class MoCoLoss(ContrastiveObjective):
     """Find each query's key among that key and a queue of earlier keys (cross entropy).
 
     Queue entries that show the query's own sample id are no negatives. The queue starts empty and

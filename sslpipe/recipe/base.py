@@ -81,7 +81,7 @@ class Optim(Section):
     start; fp16 needs CUDA; fp64: for reference runs, exact to rounding."""
 
 
-class Run(Section):
+class RunConfig(Section):
     """What may not change a trained weight beyond float rounding: not part of the digest."""
 
     log_steps: Positive = 10
@@ -154,7 +154,7 @@ class RunRecipe(Section):
     """The objective."""
     optim: Optim
     """The optimizer and its schedule."""
-    run: Run = Run()
+    run: RunConfig = RunConfig()
     """Cadence, devices and caches; changes no weight beyond rounding."""
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from sslpipe.recipe.base import (
     Optim,
     Positive,
     Rate,
-    Run,
+    RunConfig,
     RunRecipe,
     Section,
 )
@@ -88,7 +88,7 @@ class Queue(Section):
     """The queue is filled from the first step and used from this one on."""
 
 
-class Term(Section):
+class ExtraLoss(Section):
     """One more loss, times a weight, beside [loss]: an ID loss beside triplets, a center loss."""
 
     loss: Component
@@ -106,7 +106,7 @@ class FinetuneOptim(Optim):
     """Of the model's arithmetic; fp16 needs CUDA; fp64: for reference runs, exact to rounding."""
 
 
-class FinetuneRun(Run):
+class FinetuneRunConfig(RunConfig):
     """As in pretraining, without what only its loader can do."""
 
     cache: Literal["none", "memory"] = "none"
@@ -128,7 +128,7 @@ class FinetuneRecipe(RunRecipe):
     """What the finished model gives out."""
     tune: Tune = Tune()
     """What is trained, and how fast."""
-    also: tuple[Term, ...] = ()
+    also: tuple[ExtraLoss, ...] = ()
     """Further losses."""
     miner: Component | None = None
     """Which pairs or triplets of a batch the losses see; none: all."""
@@ -136,7 +136,7 @@ class FinetuneRecipe(RunRecipe):
     """A memory of past batches."""
     optim: FinetuneOptim
     """The optimizer and its schedule."""
-    run: FinetuneRun = FinetuneRun()
+    run: FinetuneRunConfig = FinetuneRunConfig()
     """Cadence, devices and caches; changes no weight beyond rounding."""
     init: str = ""
     """Filled in by the program: sha256 of the weights that the run started from, "" for random

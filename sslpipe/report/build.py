@@ -16,7 +16,7 @@ from sslpipe.report.embeddings import (
 from sslpipe.report.page import html_page
 from sslpipe.report.pictures import png_uri
 from sslpipe.report.results import few_shot_chart, result_table
-from sslpipe.report.run import Run
+from sslpipe.report.run import RunFiles
 from sslpipe.report.sections import (
     CHARTS,
     FINETUNE_CHARTS,
@@ -38,7 +38,7 @@ PREVIEWED = 4  # images of the view grid where the run has none of its own
 
 
 def build_page(
-    facts: Run, index: DatasetIndex | None, queries: Features | None, bank: Features | None
+    facts: RunFiles, index: DatasetIndex | None, queries: Features | None, bank: Features | None
 ) -> str:
     """Return the whole HTML file of a run; it loads nothing from the network.
 
@@ -79,7 +79,7 @@ def build_page(
     return html_page(facts.recipe["name"], header(facts), sections)
 
 
-def few_labels(facts: Run) -> str:
+def few_labels(facts: RunFiles) -> str:
     """Return the section about kNN with few labels a class."""
     if facts.evaluation is None:
         return NEEDS_RESULTS
@@ -93,7 +93,7 @@ def few_labels(facts: Run) -> str:
     )
 
 
-def views(facts: Run, index: DatasetIndex | None) -> str:
+def views(facts: RunFiles, index: DatasetIndex | None) -> str:
     """Return the grid that `sslpipe preview` left in the run, else one made from the data set."""
     raw = facts.views_png
     if raw is None and index is not None and index.sha256 == facts.data["index_sha256"]:
@@ -123,7 +123,7 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
     return index.split(str(features.facts["split"]))
 
 
-def _preview(facts: Run, index: DatasetIndex) -> bytes:
+def _preview(facts: RunFiles, index: DatasetIndex) -> bytes:
     """The grid of `sslpipe preview`, of the run's own recipe, as PNG."""
     recipe = parse_recipe(facts.given_recipe, "recipe.json", recorded=True)
     grid, _ = preview_recipe(recipe, index, images=PREVIEWED)

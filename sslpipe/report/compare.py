@@ -12,7 +12,7 @@ from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
 from sslpipe.report.page import html_page
 from sslpipe.report.results import BASELINES, NAMES, accuracy_sentence, few_shot_chart, result_table
-from sslpipe.report.run import Run, Tree
+from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import (
     CHARTS,
     SPEED_CHARTS,
@@ -29,7 +29,7 @@ from sslpipe.report.tables import task_tables
 SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
 
 
-def names_apart(run_dirs: Sequence[Path], runs: Sequence[Run]) -> list[str]:
+def names_apart(run_dirs: Sequence[Path], runs: Sequence[RunFiles]) -> list[str]:
     """Name each run by its recipe, and by its folder too where recipes have the same name."""
     names = [str(run.recipe["name"]) for run in runs]
     if len(set(names)) == len(names):
@@ -41,7 +41,7 @@ def names_apart(run_dirs: Sequence[Path], runs: Sequence[Run]) -> list[str]:
 
 
 def build_comparison(
-    runs: Sequence[Run], names: Sequence[str], embedded: Sequence[Features | None]
+    runs: Sequence[RunFiles], names: Sequence[str], embedded: Sequence[Features | None]
 ) -> str:
     """Return the whole HTML file.
 
@@ -68,7 +68,7 @@ def build_comparison(
     return html_page(title, head, sections)
 
 
-def differences(named: dict[str, Run]) -> str:
+def differences(named: dict[str, RunFiles]) -> str:
     """Tabulate settings, data and environment that are not the same in all runs."""
     trees = [
         dict(
@@ -99,7 +99,7 @@ def differences(named: dict[str, Run]) -> str:
     )
 
 
-def results(named: dict[str, Run]) -> str:
+def results(named: dict[str, RunFiles]) -> str:
     """Show one table where the runs were evaluated on the same test data, else one for each."""
     # what can be compared
     evaluated = {name: run.evaluation for name, run in named.items() if run.evaluation}
@@ -184,7 +184,7 @@ def merged(evaluations: dict[str, Tree]) -> Tree:
     return {"facts": metadata, "columns": columns, "rows": rows, "left_out": not_measured}
 
 
-def charts(named: dict[str, Run], wanted: Sequence[Chart]) -> str:
+def charts(named: dict[str, RunFiles], wanted: Sequence[Chart]) -> str:
     """Draw each chart with a line for each run that has its numbers; a second number is dashed."""
     figures = ""
     for title, keys, kind, within in wanted:
@@ -210,7 +210,7 @@ def charts(named: dict[str, Run], wanted: Sequence[Chart]) -> str:
     return f"<div class='charts'>{figures}</div>"
 
 
-def quality(named: dict[str, Run], embedded: Sequence[Features | None]) -> str:
+def quality(named: dict[str, RunFiles], embedded: Sequence[Features | None]) -> str:
     """Draw ROC and spectrum of the runs, where their test embeddings are of the same data."""
     there = {name: each for name, each in zip(named, embedded, strict=True) if each is not None}
     without = "".join(
@@ -225,7 +225,7 @@ def quality(named: dict[str, Run], embedded: Sequence[Features | None]) -> str:
     return (embedding_quality(there) if there else "") + without
 
 
-def speed_table(named: dict[str, Run]) -> str:
+def speed_table(named: dict[str, RunFiles]) -> str:
     """Tabulate steps, time, images a second, wait for data, skipped steps and quarantine."""
     # a row for each run
     rows = ""
@@ -251,5 +251,5 @@ def speed_table(named: dict[str, Run]) -> str:
     )
 
 
-def _heads(named: dict[str, Run]) -> str:
+def _heads(named: dict[str, RunFiles]) -> str:
     return "".join(f"<th scope='col'>{escape(name)}</th>" for name in named)

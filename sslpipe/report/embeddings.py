@@ -36,7 +36,7 @@ from sslpipe.report.pictures import (
     unit_rows,
 )
 from sslpipe.report.results import COLOURS, NAMES
-from sslpipe.report.run import Run, Tree
+from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import missing, neighbour_sheet
 
 EMBED = "sslpipe embed RUN --data DIR/dataset.json --split {0} --out RUN/features/{0}.safetensors"
@@ -176,7 +176,7 @@ def roc_chart(curves: list[Series]) -> str:
     )
 
 
-def embedding_map(run: Run, queries: Features | None, split: Split | None) -> str:
+def embedding_map(run: RunFiles, queries: Features | None, split: Split | None) -> str:
     """Draw PCA and t-SNE of some test features, and t-SNE again under the images themselves.
 
     Args:
@@ -235,7 +235,7 @@ def embedding_map(run: Run, queries: Features | None, split: Split | None) -> st
 
 
 def nearest_neighbours(
-    run: Run,
+    run: RunFiles,
     queries: Features | None,
     split: Split | None,
     bank: Features | None,

@@ -10,7 +10,7 @@ import numpy as np
 from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.suite import KNN
 from sslpipe.report.charts import Marks, Series, line_chart, number
-from sslpipe.report.run import Run, Tree
+from sslpipe.report.run import RunFiles, Tree
 
 NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
 BASELINES = ("pixels", "random")
@@ -82,7 +82,7 @@ def _is_better(ours: Tree, theirs: Tree) -> bool:
     return bool(low > their_high)
 
 
-def accuracy_sentence(run: Run) -> str:
+def accuracy_sentence(run: RunFiles) -> str:
     """Say how good the plain features are by kNN, against the stronger form of each baseline."""
     if run.evaluation is None:
         return "It has not been evaluated yet."

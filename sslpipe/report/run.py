@@ -19,7 +19,7 @@ _FOLDERS = re.compile(
 )
 
 
-class Run(NamedTuple):
+class RunFiles(NamedTuple):
     """A run as a report shows it.
 
     Args:
@@ -49,7 +49,7 @@ class Run(NamedTuple):
     classes: list[str]
 
 
-def read_run(run_dir: Path) -> Run:
+def read_run(run_dir: Path) -> RunFiles:
     """Read everything that a report needs of a run.
 
     Raises:
@@ -72,7 +72,7 @@ def read_run(run_dir: Path) -> Run:
     # what every run has
     recipe, data = _read_json(run_dir / "recipe.json"), _read_json(run_dir / "data.json")
     classes = evaluation["facts"].get("classes") if evaluation else None
-    return Run(
+    return RunFiles(
         given_recipe=recipe,
         recipe=cleaned(recipe),
         data=cleaned(data),

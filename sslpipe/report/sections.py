@@ -10,7 +10,7 @@ from sslpipe.recipe import is_finetune
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.pictures import Row
 from sslpipe.report.results import accuracy_sentence
-from sslpipe.report.run import Run, Tree
+from sslpipe.report.run import RunFiles, Tree
 
 
 class Chart(NamedTuple):
@@ -93,7 +93,7 @@ def missing(text: str, command: str) -> str:
     return f"<p class='missing'>{escape(text)} Run: <code>{escape(command)}</code></p>"
 
 
-def measured_speed(run: Run) -> Speed | None:
+def measured_speed(run: RunFiles) -> Speed | None:
     """Sum over metrics.jsonl: steps between two lines, at the speed that the later one says."""
     batch_size = batch_images(run)
     before, seconds, waited_s = 0, 0.0, 0.0
@@ -107,7 +107,7 @@ def measured_speed(run: Run) -> Speed | None:
     return Speed(seconds, before * batch_size / seconds, 100 * waited_s / seconds)
 
 
-def batch_images(run: Run) -> int:
+def batch_images(run: RunFiles) -> int:
     """Count the images of a global step: the recipe's number, or a fine-tuning's PK batch."""
     if (sampler := run.recipe.get("sampler")) is None:
         return int(run.recipe["data"]["batch_size"])
@@ -115,7 +115,7 @@ def batch_images(run: Run) -> int:
     return int(grouped + sampler["random_images"])
 
 
-def trained_sentence(run: Run) -> str:
+def trained_sentence(run: RunFiles) -> str:
     """Say what was trained on what, for how long, and where."""
     recipe, data, speed = run.recipe, run.data, measured_speed(run)
     split = recipe["data"]["split"]
@@ -132,7 +132,7 @@ def trained_sentence(run: Run) -> str:
     )
 
 
-def header(run: Run) -> str:
+def header(run: RunFiles) -> str:
     """Write title, a sentence on what was trained, one on how good it is, and the main numbers."""
     recipe, speed = run.recipe, measured_speed(run)
     tiles = {
@@ -154,7 +154,7 @@ def header(run: Run) -> str:
     )
 
 
-def _last_eval(run: Run) -> dict[str, str]:
+def _last_eval(run: RunFiles) -> dict[str, str]:
     """Return the last number on held-out samples, under its name."""
     last = run.evals[-1] if run.evals else {}
     names = {"holdout_knn": "held-out kNN", "validation_recall_at_1": "Recall@1, unseen classes"}
@@ -162,7 +162,7 @@ def _last_eval(run: Run) -> dict[str, str]:
     return shown or {"held-out kNN": "–"}
 
 
-def charts(run: Run, wanted: Sequence[Chart]) -> str:
+def charts(run: RunFiles, wanted: Sequence[Chart]) -> str:
     """Draw each chart that metrics.jsonl has numbers for; the others are named."""
     if not run.train:
         return "<p class='missing'>No step of training is logged in metrics.jsonl.</p>"
@@ -186,7 +186,7 @@ def charts(run: Run, wanted: Sequence[Chart]) -> str:
     return f"<div class='charts'>{figures}</div>" + (note if missing_titles else "")
 
 
-def steps_note(run: Run) -> str:
+def steps_note(run: RunFiles) -> str:
     """Count steps that were skipped, and losses that are not finite."""
     if not run.train:
         return ""
@@ -204,7 +204,7 @@ def steps_note(run: Run) -> str:
     return f"<p class='note'>{text}{bad}. {health}</p>"
 
 
-def standing_alarms(run: Run) -> list[str]:
+def standing_alarms(run: RunFiles) -> list[str]:
     """Return the names of the alarms that were raised and are not over."""
     standing: dict[str, None] = {}
     for line in run.alarms:
@@ -213,7 +213,7 @@ def standing_alarms(run: Run) -> list[str]:
     return list(standing)
 
 
-def alarms(run: Run) -> str:
+def alarms(run: RunFiles) -> str:
     """Say when the embeddings collapsed, and when that was over."""
     if not run.alarms:
         return "<p>No alarm: neither the embeddings nor their rank collapsed.</p>"
@@ -279,7 +279,7 @@ def neighbour_sheet(
     )
 
 
-def quarantine(run: Run) -> str:
+def quarantine(run: RunFiles) -> str:
     """List the samples that could not be used, or say that there are none."""
     if not run.quarantine:
         return "<p>No sample was skipped.</p>"
@@ -297,7 +297,7 @@ def quarantine(run: Run) -> str:
     )
 
 
-def settings(run: Run) -> str:
+def settings(run: RunFiles) -> str:
     """Show recipe, data set, environment, and where the evaluated features come from; folded."""
     trees: dict[str, Tree] = {
         "Recipe": run.recipe,
@@ -342,7 +342,7 @@ def _class_name(label: int, names: Sequence[str]) -> str:
     return names[label] if label < len(names) else f"class {label}"
 
 
-def _machine(run: Run) -> str:
+def _machine(run: RunFiles) -> str:
     """Say 'GPU (NVIDIA H200), one process, bf16' or 'CPU (x86_64), 2 processes, fp32'."""
     versions, world = run.environment["environment"], run.environment["world"]
     device = (

@@ -54,7 +54,7 @@ _LESS_MEMORY = (
 )
 
 
-class Plan(Protocol):
+class RunPlan(Protocol):
     """What a run has to know of its order."""
 
     @property
@@ -170,7 +170,7 @@ class Run:
     def restore(
         self,
         index: DatasetIndex,
-        order: Plan,
+        order: RunPlan,
         parts: Mapping[str, Any],
         *,
         order_version: int,

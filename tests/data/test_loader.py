@@ -10,7 +10,7 @@ from sslpipe.data.order import Order
 from sslpipe.data.pipeline import Upload
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe.base import Run
+from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 from tests.helpers.dataset import picture, write_dataset
 
@@ -30,7 +30,7 @@ def take(index, steps, *, first=0, process=ONE, bad=None, **run):
         split,
         an_order(split),
         DATA,
-        Run(**run),
+        RunConfig(**run),
         process,
         first_step=first,
         on_bad=(bad if bad is not None else []).append,
@@ -60,7 +60,7 @@ def test_a_batch_holds_the_planned_pictures(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_reach_the_device_in_order(tmp_path, workers):
     index = load_index(write_dataset(tmp_path, (40, 3, 60, 25)))
-    split, run = index.split("train"), Run(num_workers=workers)
+    split, run = index.split("train"), RunConfig(num_workers=workers)
     device = torch.device("cuda")
     stream = batches(split, an_order(split), DATA, run, ONE, device=device, on_bad=[].append)
     for wanted, batch in zip(take(index, 20, num_workers=0), stream, strict=False):

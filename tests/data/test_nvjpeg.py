@@ -17,7 +17,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
-from sslpipe.recipe.base import Run
+from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 from tests.data.test_decode import encoded, photo
 from tests.helpers.dataset import picture, write_dataset
@@ -134,7 +134,7 @@ def first_batch(
                 split,
                 Order(split.starts, seed=0, window=4, **settings),
                 Data(shuffle_window=4, canvas_px=16, **settings),
-                Run(num_workers=0),
+                RunConfig(num_workers=0),
                 Rank(),
                 device=torch.device("cpu"),
                 on_bad=([] if bad is None else bad).append,

@@ -26,7 +26,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_bytes, read_range, size_of
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe.base import Run
+from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 from tests.helpers.dataset import write_dataset
 
@@ -126,7 +126,7 @@ def some_batches(location: str, *, first_step: int = 0, count: int = 12, **run):
     order = Order(split.starts, seed=3, batch_size=16, num_streams=4, window=6)
     bad: list[object] = []
     stream = batches(
-        split, order, SETTINGS, Run(**run), Rank(), first_step=first_step, on_bad=bad.append
+        split, order, SETTINGS, RunConfig(**run), Rank(), first_step=first_step, on_bad=bad.append
     )
     actual = list(islice(stream, count))
     stream.close()

@@ -9,7 +9,7 @@ from sslpipe.data.order import Order, held_out
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe.base import Run
+from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 from tests.helpers.dataset import picture, png, write_dataset
 
@@ -24,7 +24,7 @@ def take(source, index, steps, *, process=Rank(), holdout=0, bad=None, **keyword
     order = Order(split.starts, seed=1, batch_size=16, num_streams=4, window=6, without=without)
     on_bad = ([] if bad is None else bad).append
     return list(
-        islice(source(split, order, DATA, Run(), process, on_bad=on_bad, **keywords), steps)
+        islice(source(split, order, DATA, RunConfig(), process, on_bad=on_bad, **keywords), steps)
     )
 
 

@@ -14,7 +14,7 @@ from sslpipe.report.compare import merged, names_apart
 from sslpipe.report.embeddings import evaluated_curves, measured_curve, spectrum
 from sslpipe.report.pictures import unit_rows
 from sslpipe.report.results import clear_best, few_shot_chart, result_table, table_lines
-from sslpipe.report.run import Run
+from sslpipe.report.run import RunFiles
 from sslpipe.report.tables import task_tables
 from tests.report.test_report import row
 
@@ -53,8 +53,8 @@ def test_a_column_is_split_where_its_protocols_differ_and_a_baseline_where_its_n
 
 
 def test_names_are_all_different():
-    def named(*names: str) -> list[Run]:
-        return [Run({}, {"name": name}, *[None] * 9) for name in names]
+    def named(*names: str) -> list[RunFiles]:
+        return [RunFiles({}, {"name": name}, *[None] * 9) for name in names]
 
     folders = [Path("/x/one"), Path("/x/two"), Path("/y/two")]
     assert names_apart(folders[:2], named("a", "b")) == ["a", "b"]

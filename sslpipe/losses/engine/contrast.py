@@ -136,7 +136,7 @@ def gather_anchors(
 
 
 class Engine(NamedTuple):
-    """How the sums over negatives are made: a loss's settings (`ContrastiveLoss`) and its terms."""
+    """How the sums over negatives are made: settings of a `ContrastiveObjective` and its terms."""
 
     temperature: float
     products: Products = "float32"

@@ -35,7 +35,7 @@ from sslpipe.data.reader import Raw
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.metric_learning.sampling.buffer import ClassBuffer
-from sslpipe.recipe.base import Run
+from sslpipe.recipe.base import RunConfig
 
 Integers = NDArray[np.int64]
 
@@ -195,7 +195,7 @@ class PKOrder:
 def pk_batches(
     split: Split,
     order: PKOrder,
-    run: Run,
+    run: RunConfig,
     process: Rank,
     *,
     canvas_px: int,

@@ -14,11 +14,11 @@ from sslpipe.metric_learning.sampling import batches
 from sslpipe.metric_learning.sampling.batches import MOST_PASSES, PKOrder, pk_batches
 from sslpipe.metric_learning.sampling.buffer import ClassBuffer
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
-from sslpipe.recipe.base import Run
+from sslpipe.recipe.base import RunConfig
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.processes import run_processes
 
-RUN = Run(num_workers=0, window_bytes=6000)
+RUN = RunConfig(num_workers=0, window_bytes=6000)
 
 
 @pytest.fixture(scope="module")
