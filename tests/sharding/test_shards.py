@@ -483,7 +483,7 @@ def test_a_bomb_of_another_format_is_refused_without_a_warning(
     (root / "good.ppm").write_bytes(b"P6 1 1 255\nabc")
     assert run("build", tmp_path / "out", "--root", root, "--skip-bad") == 0
     listed = [x for x in capsys.readouterr().err.splitlines() if x.startswith("skipped: ")]
-    assert sorted(x[10:15] for x in listed) == ["a.ppm", "b.ppm", "c.ppm"]
+    assert sorted(x[9:14] for x in listed) == ["a.ppm", "b.ppm", "c.ppm"]
 
 
 def test_splits_without_class_names_may_lack_the_last_classes(tmp_path: Path) -> None:
