@@ -61,9 +61,8 @@ def verification(
 ) -> list[Result]:
     """Decide "one label or two" by the cosine of two of the queries; the bank takes no part.
 
-    A threshold accepts all pairs of its score together, so that no value depends on the order of
-    ties. Collective: of several processes each scores its share of the pairs, and all get the same
-    results, bit for bit those of one process.
+    A threshold accepts all pairs of its score together: no value depends on the order of ties.
+    Collective: each process scores its share; all get the results of one process, bit for bit.
 
     Args:
         bank: Checked only.
