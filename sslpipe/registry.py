@@ -9,8 +9,9 @@ It is imported when a recipe or an option names it, never before. `--plugin MODU
 imports a module that is not installed, or a .py file; it adds to the tables itself:
 `sslpipe.losses.LOSSES["mine"] = MyLoss`. A recipe alone imports nothing that is not installed.
 
-What decides trained weights (losses, augmentations, backbones, modules of `--plugin`) has the
-sha256 of its source in the run's digest: a run is not resumed after its code has changed.
+What decides trained weights (installed losses, augmentations and backbones, and every module of
+`--plugin`) has the sha256 of its package's source, or of its file, in the run's digest: a run is not
+resumed after that code has changed. A part that Python code puts into a table itself is not hashed.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ GROUPS = {
     "sslpipe.evaluations": "sslpipe.evaluation.EVALS",
     "sslpipe.trackers": "sslpipe.run.log.TRACKERS",
 }
-"""Entry point group -> the table that it adds to."""
+"""Entry point group -> the table that it adds to; ops are registered by `register_op`."""
 
 DECIDE_WEIGHTS = ("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones")
 VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
@@ -79,6 +80,7 @@ class Table(dict[str, T]):
     """
 
     def __init__(self, what: str, entries: Mapping[str, T], group: str | None = None) -> None:
+        assert group is None or group in GROUPS, group
         super().__init__(entries)
         self.what, self.group = what, group
         if group is not None:
@@ -248,7 +250,11 @@ def _load_file(path: Path) -> ModuleType:
             return there
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]  # half of it has run
+        raise
     return module
 
 

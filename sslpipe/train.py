@@ -84,17 +84,17 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
             guarded=[model, loss_fn],
             alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
         )
+        held_out_ids = holdout_ids(recipe, split)
         run.announce(
             f"{order.samples} images, {order.steps_per_epoch} steps an epoch",
-            plan_warnings(recipe, split, loss_fn, augment.crop_px),
+            plan_warnings(recipe, split, loss_fn, augment.crop_px, len(held_out_ids)),
         )
-        held_out_ids = holdout_ids(recipe, split)
         holdout_knn = run.monitor(
             monitor, model.backbone, augment, split, held_out_ids, recipe.data.canvas_px
         )
         stream = open_batches(recipe, split, order, run, first_step)
 
-        for step, batch in run.steps(stream, step_flops=flops):  # all ranks
+        for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             # the views' parameters are a function of (seed, epoch, sample, view)
             params = draws(recipe.seed, batch.epoch, batch.ids, batch.sizes, augment.specs)
             batch = batch.to(run.device)
@@ -111,7 +111,8 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
                 make_views = partial(views_of_rows, augment, batch, params, run.dtype)
                 z_a, z_b, loss = cached(make_views=make_views, compute_loss=compute_loss, seed=seed)
 
-            moved = run.optimizer_step(step, batch, loss)  # a non-finite step changes nothing
+            # a non-finite step moves no weight and restores the buffers; it counts as a step
+            moved = run.optimizer_step(step, batch, loss)
             if moved and isinstance(model, MomentumPair) and recipe.momentum:
                 model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
@@ -214,14 +215,16 @@ def open_batches(
     )
 
 
-def plan_warnings(recipe: Recipe, split: Split, loss_fn: Objective, crop_px: int) -> list[str]:
-    """List what a user should know before the first step."""
+def plan_warnings(
+    recipe: Recipe, split: Split, loss_fn: Objective, crop_px: int, held_out: int
+) -> list[str]:
+    """List what a user should know before the first step. held_out: samples of the monitor."""
     warnings = [stem_warning(recipe.backbone, crop_px)]
     if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
         masks = bool(recipe.loss.arguments.get("mask_labels"))
         setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
         warnings.append(f"{setting}, but split {split.name!r} has no labels: no effect here")
-    if recipe.run.monitor_steps and not len(holdout_ids(recipe, split)):
+    if recipe.run.monitor_steps and not held_out:
         warnings.append(
             "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
         )

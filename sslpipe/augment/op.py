@@ -1,4 +1,4 @@
-"""What an augmentation is: an Op. Ops themselves, and the list of them, stand in ops.py."""
+"""What an augmentation is: an Op. The ops and their list, OPS, are in ops.py."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ from sslpipe.random import hash_integers
 
 @dataclass(frozen=True)
 class Draws:
-    """The parameters of 2B views: rows 0..B-1 are the first views, B..2B-1 the second.
+    """The parameters of V views (1 or 2) of B samples: all first views, then all second.
 
     `draws.sigma` is short for `draws.params["sigma"]`. Iterating gives seed, epoch, ids, views and
     then the parameters, op by op.
 
     Args:
-        seed, epoch: of all rows.
-        ids: (2B,) int64, the samples.
-        views: (2B,) int64 in {0, 1}. These four name a row's random numbers.
-        params: the parameters of each op: name -> (2B, ...).
+        seed: of all rows.
+        epoch: of all rows; in a fine-tuning, which may use a sample twice an epoch, the step.
+        ids: (VB,) int64, the samples.
+        views: (VB,) int64 in {0, 1}. These four name a row's random numbers.
+        params: the parameters of each op: name -> (VB, ...).
     """
 
     seed: int
@@ -45,7 +46,9 @@ class Draws:
 
     def rows(self, index: Tensor | slice, names: Iterable[str] | None = None) -> "Draws":
         """Return some of the rows, in the order of `index`, with all parameters or those named."""
-        params = {name: self.params[name][index] for name in names or self.params}
+        params = {
+            name: self.params[name][index] for name in (self.params if names is None else names)
+        }
         return Draws(self.seed, self.epoch, self.ids[index], self.views[index], params)
 
     def to(self, device: torch.device | str) -> "Draws":
@@ -85,9 +88,9 @@ class Op:
             `setting(default, doc)`. Names must be new.
         reads: the fields of ViewSpec that it reads; of a plugged-in op usually its settings.
         params: the names of what it draws, as the attributes of Draws.
-        lanes: the numbers of its random numbers; no two ops share one. Lanes 0 to 33 are those of
-            the built-in ops and keep their meaning. An op outside of this package takes
-            `named_lanes(name, count)`.
+        lanes: which of a view's random numbers it takes; no two ops share one. Lanes 0 to 33
+            are those of the built-in ops and keep their meaning. An op outside of this package
+            takes `named_lanes(name, count)`.
     """
 
     name: ClassVar[str]
@@ -116,7 +119,8 @@ class Op:
         """Change a chunk of views by their parameters, `chunk.draws`.
 
         Shape:
-            views: (n, 3, S, S) float32 in [0, 1], planar; may be changed in place. Same returned.
+            views: (n, 3, S, S) float32 in [0, 1], planar; may be changed in place. The result has
+                the same shape.
         """
         raise NotImplementedError
 

@@ -165,7 +165,9 @@ def _warnings(
     if index is None:
         warnings = [text for text in [stem_warning(recipe.backbone, crop_px)] if text]
     else:
-        warnings = plan_warnings(recipe, index.split(recipe.data.split), loss_fn, crop_px)
+        warnings = plan_warnings(
+            recipe, index.split(recipe.data.split), loss_fn, crop_px, data.held_out if data else 0
+        )
     if recipe.batchnorm == "local":
         warnings.append(
             "batchnorm = 'local': each process normalises by its own part of the batch, so results "

@@ -96,7 +96,7 @@ def finetune(
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
         stream = open_batches(recipe, split, order, run, first_step)
 
-        for step, batch in run.steps(stream):  # all ranks
+        for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             seed_torch(recipe.seed, step, run.process.rank)  # dropout and the like
             # a sample may come twice in an epoch, never twice in a step: the step names its numbers
             params = draws(recipe.seed, step, batch.ids, batch.sizes, augment.specs)

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sslpipe.errors import RecipeError
-from sslpipe.recipe.base import RunRecipe, describe_key, explain_errors, read_tree
+from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.recipe.base import RunRecipe, describe_key, explain_errors, known_keys, read_tree
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
 
@@ -65,13 +65,11 @@ def explain_key(key: str) -> str:
         RecipeError: No kind of run has it; names the nearest keys.
     """
     texts: dict[str, list[str]] = {}
-    problem: RecipeError | None = None
     for kind, model in KINDS.items():
-        try:
-            texts.setdefault(describe_key(model, key), []).append(kind)
-        except RecipeError as error:
-            problem = problem or error
+        text = describe_key(model, key)
+        if text is not None:
+            texts.setdefault(text, []).append(kind)
     if not texts:
-        assert problem is not None
-        raise problem
+        known = dict.fromkeys(name for model in KINDS.values() for name in known_keys(model))
+        raise RecipeError(f"there is no setting {key!r}{did_you_mean(key, known)}")
     return "\n\n".join(f"{key} ({' and '.join(kinds)})\n{text}" for text, kinds in texts.items())

@@ -274,22 +274,24 @@ def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) 
     return f"{origin}: " + "; ".join(lines)
 
 
-def describe_key(model: type[BaseModel], key: str) -> str:
-    """Say what a setting means, with its type, default and range.
+def known_keys(model: type[BaseModel]) -> list[str]:
+    """List "section.key" of all settings, and the sections themselves."""
+    return [name for name, _ in _all_fields(model)]
+
+
+def describe_key(model: type[BaseModel], key: str) -> str | None:
+    """Say what a setting means, with its type, default and range; None where there is no such key.
 
     Args:
-        model: The recipe class that has the setting.
+        model: The recipe class.
         key: "section.key", or a key or section of the top.
-
-    Raises:
-        RecipeError: There is no such key; names the nearest.
     """
     fields = dict(_all_fields(model))
     if key not in fields:
         parent = fields.get(key.rpartition(".")[0])
         if parent is not None and _section_of(parent) is Component:
             return "An argument of the constructor that `kind` names; see its documentation."
-        raise RecipeError(f"there is no setting {key!r}{did_you_mean(key, fields)}")
+        return None
     field = fields[key]
     text = " ".join((field.description or "").split())
     section = _section_of(field)

@@ -1,8 +1,8 @@
 """The settings of a fine-tuning with labels."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sslpipe.recipe.base import (
     Component,
@@ -111,6 +111,13 @@ class FinetuneRunConfig(RunConfig):
 
     cache: Literal["none", "memory"] = "none"
     """memory: keep decoded images after their first use."""
+
+    @field_validator("cache", mode="before")
+    @classmethod
+    def _not_on_the_device(cls, value: Any) -> Any:
+        if value == "device":
+            raise ValueError("'device' is for pretraining; use 'none' or 'memory'")
+        return value
 
 
 class FinetuneRecipe(RunRecipe):

@@ -103,8 +103,9 @@ class StepGuard:
             raise UserError(
                 f"{self._in_a_row} steps in a row had a non-finite loss or gradient (the last: "
                 f"step {step}, loss {value}, gradient norm {norm}); the last checkpoint is good. "
-                "Lower optim.peak_lr, set optim.clip_norm, or use optim.precision = 'fp32'; the "
-                "samples' ids are in bad_steps.*.jsonl"
+                "Look at the samples, whose ids are in bad_steps.*.jsonl; or begin in a new run "
+                "directory with a lower optim.peak_lr, with optim.clip_norm, or with "
+                "optim.precision = 'fp32'"
             )
         return good
 

@@ -49,8 +49,9 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Monitor = Callable[[], dict[str, float]]
 
 _LESS_MEMORY = (
-    "the last checkpoint stands. Set data.micro_batch to a part of data.batch_size (pretraining: "
-    "the same negatives, less memory), use optim.precision = 'bf16', or start more processes"
+    "the last checkpoint is whole: more processes resume it with less memory each. Or begin in a "
+    "new run directory with data.micro_batch, a part of data.batch_size (pretraining: the same "
+    "negatives), a smaller sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
 )
 
 
@@ -100,10 +101,12 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
 
 
 class Run:
-    """This process's part of a run; its only state besides tensors is the last step.
+    """This process's part of a run: parts, log, checkpoints, and what repeats at each step.
 
-    Call in this order: `configure`, `place`, `prepare`, `restore`, then `steps` and, inside the
-    loop, `backward`, `optimizer_step`, `log`, `evaluate_if_due`, `save_if_due`; then `finish`.
+    Call in this order: `configure`, `place`, `prepare`, `restore`, `announce`, `monitor`, then
+    `steps` and, inside the loop, `backward`, `optimizer_step`, `log`, `evaluate_if_due`,
+    `save_if_due`; then `finish`. A checkpoint holds the parts and the step. What is counted in a
+    row (skipped steps, readings of an alarm) starts anew with each start.
 
     Attributes:
         process: This process among all.
