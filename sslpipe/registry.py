@@ -10,7 +10,7 @@ imports a module that is not installed, or a .py file; it adds to the tables its
 `sslpipe.losses.LOSSES["mine"] = MyLoss`. A recipe alone imports nothing that is not installed.
 
 What decides trained weights (installed losses, augmentations and backbones, and every module of
-`--plugin`) has the sha256 of its package's source, or of its file, in the run's digest: a run is not
+`--plugin`) has the sha256 of its package's source, or its file's, in the run's digest: a run is not
 resumed after that code has changed. A part that Python code puts into a table itself is not hashed.
 """
 
