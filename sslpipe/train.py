@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sslpipe.augment.build import build_augment
 from sslpipe.augment.params import Draws, draws
 from sslpipe.augment.two_views import Views
+from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import jpeg_decoder
@@ -58,9 +59,9 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
     """
     with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
         # data: the order of the whole run is known before anything is read
+        check_streams(recipe.data.num_streams, run.process.world_size)
         split = index.split(recipe.data.split)
         index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
-        check_streams(recipe.data.num_streams, run.process.world_size)
         order = plan_order(recipe, index)
         recipe = recipe.resolved(order.steps_per_epoch)
 
@@ -68,8 +69,8 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
         model = build_model(recipe, augment.crop_px)
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
-        augment = augment.to(run.device)
-        loss_fn = build_loss(recipe).to(run.device, run.dtype)  # a queue holds what the model gives
+        augment, loss_fn = augment.to(run.device), build_loss(recipe).to(run.device, run.dtype)
+        jpeg = jpeg_decoder(recipe.data, run.device)  # refused before anything is written
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
         ddp, optimizer = run.prepare(model, build_optimizer(model, recipe.optim))
@@ -92,7 +93,7 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         holdout_knn = run.monitor(
             monitor, model.backbone, augment, split, held_out_ids, recipe.data.canvas_px
         )
-        stream = open_batches(recipe, split, order, run, first_step)
+        stream = open_batches(recipe, split, order, run, first_step, jpeg)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             # the views' parameters are a function of (seed, epoch, sample, view)
@@ -196,7 +197,12 @@ def build_gradient_cache(
 
 
 def open_batches(
-    recipe: Recipe, split: Split, order: Order, run: Run, first_step: int
+    recipe: Recipe,
+    split: Split,
+    order: Order,
+    run: Run,
+    first_step: int,
+    jpeg: JpegDecoder | None,
 ) -> Generator[Batch]:
     """Open this rank's part of every global step, from `first_step` on."""
     on_device = recipe.run.cache == "device"
@@ -211,7 +217,7 @@ def open_batches(
         first_step=first_step,
         device=run.device,
         on_bad=run.quarantine.add,
-        jpeg=jpeg_decoder(recipe.data, run.device),
+        jpeg=jpeg,
     )
 
 

@@ -20,6 +20,7 @@ from sslpipe.metric_learning.build import (
     with_backbone,
 )
 from sslpipe.metric_learning.sampling.batches import PKOrder
+from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups
 from sslpipe.recipe.base import digest
@@ -70,7 +71,10 @@ def check_finetuning(
 
     # the batches of the first epoch
     recipe, augment = with_backbone(recipe, init_from), build_augment(recipe, index)
-    plan, warnings, num_classes = None, [], max(2, recipe.sampler.classes_per_batch)
+    assert recipe.backbone is not None
+    stem = stem_warning(recipe.backbone, augment.crop_px)
+    plan, warnings = None, [stem] if stem else []
+    num_classes = max(2, recipe.sampler.classes_per_batch)
     if index is not None:
         split = index.split(recipe.data.split)
         index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)

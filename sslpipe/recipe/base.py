@@ -124,7 +124,7 @@ class RunConfig(Section):
     @field_validator("trackers")
     @classmethod
     def _known_trackers(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if info.context == "recorded":  # who only loads the run does not need its trackers
+        if not names or info.context == "recorded":  # who only loads a run needs no trackers
             return names
         known = list(dict.fromkeys([*TRACKER_NAMES, *registry.added("sslpipe.trackers")]))
         for name in names:

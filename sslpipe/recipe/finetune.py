@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sslpipe.recipe.base import (
     Component,
@@ -114,7 +114,9 @@ class FinetuneRunConfig(RunConfig):
 
     @field_validator("cache", mode="before")
     @classmethod
-    def _not_on_the_device(cls, value: Any) -> Any:
+    def _not_on_the_device(cls, value: Any, info: ValidationInfo) -> Any:
+        if value == "device" and info.context == "recorded":  # by a version that ignored it
+            return "none"
         if value == "device":
             raise ValueError("'device' is for pretraining; use 'none' or 'memory'")
         return value
