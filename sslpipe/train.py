@@ -229,7 +229,7 @@ def plan_warnings(
     if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
         masks = bool(recipe.loss.arguments.get("mask_labels"))
         setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
-        warnings.append(f"{setting}, but split {split.name!r} has no labels: no effect here")
+        warnings.append(f"{setting}, but the split {split.name!r} has no labels: no effect")
     if recipe.run.monitor_steps and not held_out:
         warnings.append(
             "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"

@@ -319,7 +319,14 @@ class SphereFace(_MultipliedAngleSoftmax):
 class LSoftmax(_MultipliedAngleSoftmax):
     """Multiply the target's angle, weights with their lengths: |w| |x| psi(th).
 
-    The arguments are those of `SphereFace`.
+    Args:
+        num_classes: C.
+        dim: D.
+        m: What the angle is multiplied by.
+        lam_first: As in `SphereFace`.
+        lam_last: As in `SphereFace`.
+        lam_decay: As in `SphereFace`.
+        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Liu et al. 2016, arXiv:1612.02295, eq. 5 and 6; psi: `MultipliedAngle`.
