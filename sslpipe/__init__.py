@@ -5,7 +5,10 @@ torch. Start reading at `train.py` (pretraining, from top to bottom) or at the c
 `__main__.py`.
 """
 
+import sys
+from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,8 +60,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name == "train":  # the module of that name, which can be called
-        return import_module("sslpipe.train")
+    if name == "train":
+        return import_module("sslpipe.train")  # see _Package
     if name not in _HOMES:
         raise AttributeError(f"module 'sslpipe' has no attribute {name!r}")
     value = getattr(import_module(f"sslpipe.{_HOMES[name]}"), name)
@@ -69,3 +72,28 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """List the public names, for completion."""
     return sorted({*globals(), *__all__})
+
+
+class _CallableModule(ModuleType):
+    """The module sslpipe.train, which can be called, too: `sslpipe.train(...)`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        """Pretrain or fine-tune: see `sslpipe.api.train`."""
+        run: Callable[..., int] = import_module("sslpipe.api").train
+        return run(*args, **kwargs)
+
+
+class _Package(ModuleType):
+    """This package; `sslpipe.train` is a module and a function at once, whoever imports it first.
+
+    An import of a submodule ends with setting it as an attribute here.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Let the module of training be called."""
+        if name == "train" and isinstance(value, ModuleType):
+            value.__class__ = _CallableModule
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,12 +1,8 @@
 """Pretraining: images become views, views become embeddings, embeddings become a loss."""
 
-import sys
 from collections.abc import Callable, Generator
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -235,15 +231,3 @@ def plan_warnings(
             "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
         )
     return [warning for warning in warnings if warning]
-
-
-class _CallableModule(ModuleType):
-    """Make `sslpipe.train(...)` train, though `sslpipe.train` is this module, too."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> int:
-        """Pretrain or fine-tune from Python: see `sslpipe.api.train`."""
-        run: Callable[..., int] = import_module(".api", "sslpipe").train
-        return run(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule
