@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.helpers.fakecuda import fakecuda  # noqa: F401  (a fixture)
+
 torch.set_num_threads(1)  # tests run beside others; a thread pool per process only gets in the way
 
 

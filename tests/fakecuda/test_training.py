@@ -1,0 +1,59 @@
+"""Whole runs on "cuda": torch's CUDA code takes every step's calls, and the numbers are right."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.dataset import write_dataset
+from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
+from tests.helpers.runs import final_weights, train_over, write_recipe
+
+pytestmark = needs_fakecuda
+
+Tiny = tuple[Path, Path]
+# a small rate: views that differ in their last bits would be driven apart
+OVERRIDES = ("steps=3", "run.log_steps=3", "run.save_steps=3", "optim.peak_lr=0.002")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    folder = tmp_path_factory.mktemp("tiny")
+    return write_recipe(folder), write_dataset(folder / "data")
+
+
+def train_and_count(recipe: Path, data: Path, run_dir: Path, *overrides: str):
+    """Train as a launcher's process would; the last step done, and the counts of each step."""
+    import sslpipe.run.session
+    from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
+    from sslpipe.train import train
+    from tests.fakecuda.runtime import counts, events, mark
+
+    real = sslpipe.run.session.Run.steps
+
+    def marked(self, *args, **kwargs):
+        for step, batch in real(self, *args, **kwargs):
+            mark(f"step {step}")
+            yield step, batch
+            mark("between steps")
+
+    sslpipe.run.session.Run.steps = marked
+    done = train(load_recipe(recipe, overrides), load_index(data), run_dir)
+    return done, counts(events())
+
+
+@pytest.mark.parametrize("batchnorm", ["local"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_tiny_recipe_trains_to_the_weights_of_a_cpu(ranks, batchnorm, tiny, tmp_path):
+    overrides = (*OVERRIDES, f"batchnorm={batchnorm}")
+    run = tmp_path / "run"
+    for done, table in run_on_cuda(train_and_count, *tiny, run, *overrides, ranks=ranks):
+        assert done == 3
+        assert table["step 1"]["operations"] > 100
+        assert ("collectives" in table["step 1"]) == (ranks > 1)
+    assert (run / "DONE").is_file()
+    train_over(ranks, *tiny, tmp_path / "cpu", *overrides, "run.device=cpu")
+    expected = final_weights(tmp_path / "cpu")
+    for name, weight in final_weights(run).items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=1e-5, msg=name)
