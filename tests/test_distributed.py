@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import sslpipe.models.sync_batchnorm
 from sslpipe.distributed import (
     Rank,
     agree,
@@ -26,6 +27,7 @@ from sslpipe.losses import NTXentLoss
 from sslpipe.models.sync_batchnorm import SyncBatchNorm, global_moments, sync_batchnorm
 from sslpipe.optim import build_optimizer, lr_at, set_lr
 from sslpipe.recipe.base import Optim
+from tests.fakecuda.formulas import SYNC_BATCHNORM
 from tests.helpers.processes import run_processes
 
 SPLITS = [(6, 6), (8, 4), (2, 10), (3, 4, 5), (3, 3, 3, 3), (5, 1, 0, 6)]
@@ -217,23 +219,30 @@ def _norm_data(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return x, torch.randn(x.shape, generator=generator, dtype=torch.float64)
 
 
-def _norms(process: Rank, splits: list[tuple[int, ...]]) -> list[dict[str, Tensor]]:
+def _norms(
+    process: Rank, splits: list[tuple[int, ...]], fused: bool = False
+) -> list[dict[str, Tensor]]:
+    if fused:  # what a GPU does, its kernels by their formulas; in this process only
+        sslpipe.models.sync_batchnorm._has_fused_kernels = lambda x: True
+        for name, formula in SYNC_BATCHNORM.items():
+            setattr(torch, name, formula)
     answers = []
     for split in splits:
         for shape, momentum, affine in _norm_cases():
-            norm = sync_batchnorm(
-                _one_norm(shape, torch.float64, momentum, affine), process.world_size
-            )
+            norm = sync_batchnorm(_one_norm(shape, torch.float64, momentum, affine), 2)
             assert isinstance(norm, SyncBatchNorm)
             x, upstream = (shares(t, split, process) for t in _norm_data(shape))
             answers.append(_run_norm(norm, x, upstream))
     return answers
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_sync_batchnorm_equals_one_process_in_value_gradient_and_statistics(world: int) -> None:
-    splits = [split for split in SPLITS if len(split) == world]
-    by_rank = run_processes(_norms, world, splits)
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("fused", [False, True])
+def test_sync_batchnorm_equals_one_process_in_value_gradient_and_statistics(
+    world: int, fused: bool
+) -> None:
+    splits = [split for split in [*SPLITS, (12,), (0, 12)] if len(split) == world]
+    by_rank = run_processes(_norms, world, splits, fused)
     cases = [(split, *case) for split in splits for case in _norm_cases()]
     for i, (_, shape, momentum, affine) in enumerate(cases):
         norm = _one_norm(shape, torch.float64, momentum, affine)

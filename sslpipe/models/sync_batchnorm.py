@@ -1,5 +1,6 @@
 """BatchNorm over the global batch, on CPU and CUDA: what one process would compute."""
 
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -65,9 +66,10 @@ class SyncBatchNorm(_BatchNorm):
 
     Value, gradient and running statistics equal one process's nn.BatchNorm on the concatenated
     batch, also when ranks hold different numbers of rows (even none). Statistics are computed in
-    float32 at least, from squared distances to the mean. The gradients of weight and bias are this
-    rank's share; DDP's mean completes them as it does all others. In eval mode: plain BatchNorm.
-    Not a subclass of torch's SyncBatchNorm: DDP refuses that one on CPU.
+    float32 at least, from squared distances to the mean, in one small collective each way. The
+    gradients of weight and bias are this rank's share; DDP's mean completes them as it does all
+    others. In eval mode: plain BatchNorm. Not a subclass of torch's SyncBatchNorm: DDP refuses that
+    one on CPU, and it waits for the device three times a layer.
 
     Args:
         num_features: channels; this and the other arguments are those of nn.BatchNorm.
@@ -95,24 +97,134 @@ class SyncBatchNorm(_BatchNorm):
         )
 
     def _normalised_by_batch(self, x: Tensor) -> Tensor:
+        running = self._running() if self.training else None
+        if _has_fused_kernels(x):
+            y = _FusedNormalise.apply(x, self.weight, self.bias, *(running or _NONE), self.eps)
+            return cast(Tensor, y)
         with torch.no_grad():
             mean, var, count = global_moments(x.detach())
-            if self.training and self.running_mean is not None:
-                self._update_running(mean, var, count)
+            if running is not None:
+                running_mean, running_var, momentum = running
+                unbiased = var * (count / (count - 1).clamp_min(1))
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         y = _Normalise.apply(x, self.weight, self.bias, mean, var, count, self.eps)
         return cast(Tensor, y)
 
-    def _update_running(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        assert self.running_mean is not None
+    def _running(self) -> tuple[Tensor, Tensor, float] | None:
+        """Running mean, variance and the new batch's weight in them; None without them."""
+        if self.running_mean is None:
+            return None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         momentum = self.momentum
         if momentum is None:  # a plain average over all batches so far
             momentum = 1.0 / float(self.num_batches_tracked)
-        unbiased = var * (count / (count - 1).clamp_min(1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+        return self.running_mean, self.running_var, momentum
+
+
+_NONE = (None, None, 0.0)  # no running statistics
+
+
+def _has_fused_kernels(x: Tensor) -> bool:
+    """Whether torch has its own SyncBatchNorm's kernels on this device; ROCm's count as CUDA."""
+    return x.is_cuda
+
+
+class _FusedNormalise(torch.autograd.Function):
+    """What `global_moments` and `_Normalise` compute, by CUDA's kernels, without a wait.
+
+    Forward: mean and 1 / sqrt(var + eps) of the own rows, one gather of (2C + 1,) numbers, one
+    kernel that merges them by Chan's formula and moves the running statistics, one that normalises.
+    Backward: the two sums, one reduction of (2C,), one kernel for dx. Float32 at least, as
+    nn.BatchNorm on one GPU.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        x = x.contiguous(memory_format=_memory_format(x))
+        channels, dtype = x.shape[1], _wide_dtype(x)
+        rows = x.numel() // channels
+        if rows:
+            mean, invstd = torch.batch_norm_stats(x, eps)
+        else:
+            mean = torch.zeros(channels, dtype=dtype, device=x.device)
+            invstd = torch.ones_like(mean)
+        mine = torch.cat([mean, invstd, _row_count(rows, dtype, x.device)])  # (2C + 1,)
+        everyone = _gathered(mine)  # (W, 2C + 1)
+        means, invstds, counts = everyone.split([channels, channels, 1], dim=1)
+        counts = counts.flatten()
+        mean, invstd = torch.batch_norm_gather_stats_with_counts(
+            mean,  # for its dtype, where there are no running statistics
+            means,
+            invstds,
+            running_mean,
+            running_var,
+            momentum,
+            eps,
+            counts if running_mean is None else counts.to(running_mean.dtype),
+        )
+        ctx.save_for_backward(x, weight, mean, invstd, counts.to(torch.int32))
+        if not rows:
+            return torch.empty_like(x)
+        return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, invstd, counts = ctx.saved_tensors
+        dy = grad.contiguous(memory_format=_memory_format(x))
+        affine = weight is not None
+        grad_weight = grad_bias = None
+        if x.numel():
+            *sums, grad_weight, grad_bias = torch.batch_norm_backward_reduce(
+                dy, x, mean, invstd, weight, True, affine, affine
+            )
+            both = torch.cat(sums)  # (2C,): of dy, and of dy (x - mean)
+        else:
+            both = mean.new_zeros(2 * len(mean))
+            if affine:
+                grad_weight = grad_bias = torch.zeros_like(weight)
+        if current_rank().world_size > 1:
+            dist.all_reduce(both)
+        grad_x = torch.empty_like(x)
+        if x.numel():
+            weight = weight.to(mean.dtype) if affine else None
+            grad_x = torch.batch_norm_backward_elemt(
+                dy, x, mean, invstd, weight, *both.chunk(2), counts
+            )
+        grads = (grad_weight, grad_bias) if affine else (None, None)
+        return grad_x, *grads, None, None, None, None
+
+
+@lru_cache(maxsize=256)
+def _row_count(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make the number of rows a tensor (1,), once for each; shared: not to be changed.
+
+    No rows are 1e-30 of one: with 0 the kernel that merges would divide 0 by 0, and so it rounds
+    them away.
+    """
+    return torch.full((1,), rows or 1e-30, dtype=dtype, device=device)
+
+
+def _gathered(mine: Tensor) -> Tensor:
+    """Gather the numbers (n,) of all ranks, (W, n)."""
+    world = current_rank().world_size
+    if world == 1:
+        return mine[None]
+    everyone = mine.new_empty((world, mine.numel()))
+    dist.all_gather_into_tensor(everyone.view(-1), mine)
+    return everyone
 
 
 def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,13 +248,7 @@ def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         local_mean, local_var = torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
         parts[0] = local_mean.double()
         parts[1] = local_var.double() * count
-    mine = torch.cat([parts.flatten(), parts.new_tensor([count])])  # (2C + 1,)
-    world = current_rank().world_size
-    everyone = mine.new_empty((world, mine.numel()))
-    if world == 1:
-        everyone[0] = mine
-    else:
-        dist.all_gather_into_tensor(everyone.view(-1), mine)
+    everyone = _gathered(torch.cat([parts.flatten(), parts.new_full((1,), count)]))  # (W, 2C + 1)
     means, squares = everyone[:, :channels], everyone[:, channels:-1]  # (W, C) each
     counts = everyone[:, -1:]  # (W, 1)
     total = counts.sum()

@@ -8,7 +8,7 @@ import ctypes
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.fakecuda.formulas import CUDA_ONLY
 
 _stubs = ctypes.CDLL(None)
 _stubs.fake_log.argtypes = [ctypes.c_char, ctypes.c_char_p, *[ctypes.c_long] * 3, ctypes.c_void_p]
@@ -281,36 +283,8 @@ def _on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree_map(moved, (args, kwargs))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _CUDA_ONLY.get(func._schema.name, func)(*args, **kwargs)
+        formula = CUDA_ONLY.get(func._schema.name.removeprefix("aten::"), func)
+        return formula(*args, **kwargs)
 
-
-def _cudnn_batch_norm(x, weight, bias, mean, var, training, momentum, eps):  # type: ignore[no-untyped-def]
-    out = torch.native_batch_norm(x, weight, bias, mean, var, training, momentum, eps)
-    return *out, torch.empty(0, dtype=torch.uint8)
-
-
-def _cudnn_batch_norm_backward(x, dy, weight, mean, var, save_mean, save_invstd, eps, reserve):  # type: ignore[no-untyped-def]
-    return torch.ops.aten.native_batch_norm_backward(
-        dy, x, weight, mean, var, save_mean, save_invstd, True, eps, [True] * 3
-    )
-
-
-def _backward_reduce(dy, x, mean, invstd, weight, *wanted):  # type: ignore[no-untyped-def]
-    dims = [0, *range(2, x.dim())]
-    centred = (x.double().movedim(1, -1) - mean.double()).movedim(-1, 1)
-    plain, products = dy.double().sum(dims), (dy.double() * centred).sum(dims)
-    grads = (products * invstd.double(), plain)
-    return tuple(
-        value if want else None
-        for value, want in zip((plain, products, *grads), (wanted[0], *wanted), strict=True)
-    )
-
-
-# CPU formulas of what only CUDA has
-_CUDA_ONLY: dict[str, Callable[..., Any]] = {
-    "aten::cudnn_batch_norm": _cudnn_batch_norm,
-    "aten::cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
-    "aten::batch_norm_backward_reduce": _backward_reduce,
-}
 
 values = Values(int(os.environ.get("FAKE_VALUES", 2**20)))
