@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -157,31 +157,52 @@ def to_float64(x: Tensor) -> Tensor:
     return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
+Backend = Literal["cuda", "mkldnn"]
+
+
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Multiply matrices in true float32 inside, whatever training has allowed (TF32, bf16)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    """Multiply matrices in true float32 inside, whatever training or a user allows (TF32, bf16)."""
+    with float32_products("cuda", "ieee"), float32_products("mkldnn", "ieee"):
         yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager
-def rounded_float32(backend: Any, precision: str) -> Iterator[None]:
-    """Let one backend round the factors of float32 products inside.
+def float32_products(backend: Backend, precision: str) -> Iterator[None]:
+    """Choose how one backend multiplies float32 matrices inside; its setting is then as before.
+
+    Only torch's current settings (`torch.backends.cuda.matmul.fp32_precision`) are read and
+    written: the older ones raise where a user has set a current one.
 
     Args:
-        backend: `torch.backends.mkldnn` or `torch.backends.cuda`.
-        precision: what it may round to: "bf16" for mkldnn, "tf32" for cuda.
+        backend: "cuda", or "mkldnn" for a CPU's oneDNN.
+        precision: "ieee": not rounded; "tf32" or "bf16": factors may be rounded to it.
     """
-    before = backend.matmul.fp32_precision
-    backend.matmul.fp32_precision = precision
+    before = _own_precision(backend)
+    torch._C._set_fp32_precision_setter(backend, "matmul", precision)
     try:
         yield
     finally:
-        backend.matmul.fp32_precision = before
+        torch._C._set_fp32_precision_setter(backend, "matmul", before)
+
+
+def _own_precision(backend: Backend) -> str:
+    """What matrix products are set to themselves: "none" where a wider setting decides.
+
+    torch gives the deciding one, so the wider ones are lifted, the widest first.
+    """
+    own = torch._C._get_fp32_precision_getter(backend, "matmul")
+    if own == "none":
+        return own
+    wider = [("generic", "all"), (backend, "all")]
+    before = []
+    for key in wider:
+        before.append(torch._C._get_fp32_precision_getter(*key))
+        torch._C._set_fp32_precision_setter(*key, "none")
+    own = torch._C._get_fp32_precision_getter(backend, "matmul")
+    for key, value in zip(wider, before, strict=True):
+        torch._C._set_fp32_precision_setter(*key, value)
+    return own
 
 
 def _psutil() -> Any:

@@ -225,3 +225,63 @@ def test_make_keeps_an_environment_for_each_python(python, environment):
     words = ["make", "--dry-run", "test", *([f"PYTHON={python}"] if python else [])]
     done = subprocess.run(words, cwd=ROOT, env=kept, capture_output=True, text=True, check=True)
     assert f" {environment}/bin/python -m pytest" in done.stdout
+
+
+# -- how float32 matrices are multiplied -----------------------------------------------------------
+
+WIDER = (("generic", "all"), ("cuda", "all"), ("mkldnn", "all"))
+OWN = (("cuda", "matmul"), ("cuda", "conv"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
+
+
+def _settings() -> list[str]:
+    """What each is set to itself; torch gives what decides, so the wider ones are lifted first."""
+    values = []
+    for key in WIDER:
+        values.append(torch._C._get_fp32_precision_getter(*key))
+        torch._C._set_fp32_precision_setter(*key, "none")
+    values += [torch._C._get_fp32_precision_getter(*key) for key in OWN]
+    for key, value in zip(WIDER, values, strict=False):
+        torch._C._set_fp32_precision_setter(*key, value)
+    return values
+
+
+@pytest.fixture
+def float32_settings():
+    before = _settings()
+    yield
+    for key, value in zip((*WIDER, *OWN), before, strict=True):
+        torch._C._set_fp32_precision_setter(*key, value)
+
+
+CHOICES = {
+    "nothing": lambda: None,
+    "all": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "all of cuda": lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
+    "matmul": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "matmul of the cpu": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_full_float32_holds_inside_and_leaves_every_setting_as_it_was(choice, float32_settings):
+    CHOICES[choice]()
+    before = _settings()
+    with portable.full_float32():
+        inside = _settings()
+        assert (inside[3], inside[5]) == ("ieee", "ieee")
+        with portable.float32_products("cuda", "tf32"), portable.full_float32():
+            assert _settings() == inside
+        assert _settings() == inside
+    assert _settings() == before
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_neighbours_are_found_whatever_a_user_has_set(choice, float32_settings):
+    from sslpipe.evaluation.neighbours import SMALL_BANK, nearest
+
+    bank = torch.randn(SMALL_BANK + 10, 4, generator=torch.Generator().manual_seed(0))
+    expected = nearest(bank, bank[:3], 2)
+    CHOICES[choice]()
+    found = nearest(bank, bank[:3], 2)
+    assert found.indices.equal(expected.indices)
+    assert found.similarities.equal(expected.similarities)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sslpipe.portable import rounded_float32
+from sslpipe.portable import float32_products
 
 Products = Literal["float32", "bfloat16"]
 
@@ -68,8 +68,8 @@ class Multiply:
         if self.few or not (self.low or (on_cpu and _onednn_keeps_float32())):
             return nullcontext()
         if on_cpu:
-            return rounded_float32(torch.backends.mkldnn, "bf16")
-        return rounded_float32(torch.backends.cuda, "tf32")
+            return float32_products("mkldnn", "bf16")
+        return float32_products("cuda", "tf32")
 
 
 @cache
@@ -86,7 +86,7 @@ def _onednn_keeps_float32() -> bool:
     fast as MKL's (AMD Zen 5).
     """
     x = torch.linspace(1, 2, 128 * 128).view(128, 128)
-    with rounded_float32(torch.backends.mkldnn, "bf16"):
+    with float32_products("mkldnn", "bf16"):
         product = torch.mm(x, x)
     exact = torch.mm(x.double(), x.double())
     return float((product - exact).abs().max() / exact.max()) < 1e-6
