@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.build import build_augment
-from sslpipe.augment.params import Draws, draws
 from sslpipe.augment.two_views import Views
 from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order, held_out
-from sslpipe.data.pipeline import Batch
+from sslpipe.data.pipeline import Batch, Prepare
 from sslpipe.data.resident import resident_batches
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.monitor import monitor
@@ -89,23 +88,26 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         holdout_knn = run.monitor(
             monitor, model.backbone, augment, split, held_out_ids, recipe.data.canvas_px
         )
-        stream = open_batches(recipe, split, order, run, first_step, jpeg)
+
+        def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
+            # the views' parameters are a function of (seed, epoch, sample, view)
+            return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
+
+        stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
-            # the views' parameters are a function of (seed, epoch, sample, view)
-            params = draws(recipe.seed, batch.epoch, batch.ids, batch.sizes, augment.specs)
             batch = batch.to(run.device)
             seed = partial(seed_torch, recipe.seed, step, run.process.rank)  # dropout and the like
             compute_loss = partial(loss_fn, ids=batch.source_ids, labels=batch.labels)
 
             if cached is None:
                 seed(0)
-                views = augment(batch, params).to(run.dtype)  # (2B, 3, S, S), first views first
+                views = augment(batch, dtype=run.dtype)  # (2B, 3, S, S), first views first
                 z_a, z_b = ddp(views).chunk(2)  # 2 x (B, D), one forward
                 loss = compute_loss(z_a, z_b)  # (), over all ranks
                 run.backward(loss)
             else:  # the same negatives and gradient, a slice of every stream at a time
-                make_views = partial(views_of_rows, augment, batch, params, run.dtype)
+                make_views = partial(views_of_rows, augment, batch, run.dtype)
                 z_a, z_b, loss = cached(make_views=make_views, compute_loss=compute_loss, seed=seed)
 
             # a non-finite step moves no weight and restores the buffers; it counts as a step
@@ -119,12 +121,9 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         return run.finish()
 
 
-def views_of_rows(
-    augment: Views, batch: Batch, params: Draws, dtype: torch.dtype, rows: Tensor
-) -> Tensor:
+def views_of_rows(augment: Views, batch: Batch, dtype: torch.dtype, rows: Tensor) -> Tensor:
     """Make both views of some of the batch's rows, (2b, 3, S, S): the same whenever it is done."""
-    both = torch.cat([rows, rows + len(batch.ids)])
-    views: Tensor = augment(batch.rows(rows), params.rows(both)).to(dtype)
+    views: Tensor = augment(batch.rows(rows), dtype=dtype)
     return views
 
 
@@ -199,8 +198,9 @@ def open_batches(
     run: Run,
     first_step: int,
     jpeg: JpegDecoder | None,
+    prepare: Prepare,
 ) -> Generator[Batch]:
-    """Open this rank's part of every global step, from `first_step` on."""
+    """Open this rank's part of every global step, from `first_step` on, its views planned."""
     on_device = recipe.run.cache == "device"
     if on_device:
         run.reporter.say(f"decoding {order.samples} images into the {run.device.type}'s memory")
@@ -214,6 +214,7 @@ def open_batches(
         device=run.device,
         on_bad=run.quarantine.add,
         jpeg=jpeg,
+        prepare=prepare,
     )
 
 

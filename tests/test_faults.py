@@ -20,6 +20,7 @@ from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     ROOT,
+    at_each_step,
     command_line,
     final_weights,
     train_in_rank,
@@ -118,17 +119,12 @@ def test_a_run_directory_that_cannot_be_is_one_error_on_all_ranks(data, tmp_path
 
 def vanishing_in_rank(process, fault, *arguments):
     """Another program moves the run directory away before the second save."""
-    import sslpipe.train
 
-    original, calls = sslpipe.train.draws, []
-
-    def draws(*given):
-        calls.append(1)
-        if len(calls) == 7 and process.rank == 0:
+    def vanish(step, batch):
+        if step == 6 and process.rank == 0:
             shutil.move(arguments[2], arguments[2] + ".away")
-        return original(*given)
 
-    sslpipe.train.draws = draws
+    at_each_step(vanish)
     return error_in_rank(process, *arguments)
 
 
@@ -274,14 +270,13 @@ def test_memory_does_not_grow_over_twenty_epochs(data, tmp_path):
 def measured_in_rank(process, recipe, data, folder, *settings):
     import sslpipe.train
 
-    sizes, original = [], sslpipe.train.draws
+    sizes = []
 
-    def measuring(*given):
+    def measure(step, batch):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         sizes.append(pages * resource.getpagesize())
-        return original(*given)
 
-    sslpipe.train.draws = measuring
+    at_each_step(measure)
     sslpipe.train.train(*_loaded(recipe, data, settings), Path(folder, "run"))
     return sizes
 

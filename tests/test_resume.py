@@ -15,6 +15,7 @@ from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
     ROOT,
+    at_each_step,
     command_line,
     feed_equal_views,
     final_weights,
@@ -145,17 +146,12 @@ def test_resumed_with_another_process_count_it_sees_the_same_samples(data, tmp_p
 
 def signalled_in_rank(process, number, *arguments):
     """Rank 1 alone is signalled, at its third step."""
-    import sslpipe.train
 
-    original, steps = sslpipe.train.draws, []
-
-    def signalling(*args):
-        steps.append(1)
-        if len(steps) == 3 and process.rank == process.world_size - 1:
+    def signal_at_the_third(step, batch):
+        if step == 2 and process.rank == process.world_size - 1:
             os.kill(os.getpid(), number)
-        return original(*args)
 
-    sslpipe.train.draws = signalling
+    at_each_step(signal_at_the_third)
     return train_in_rank(process, *arguments)[0]
 
 

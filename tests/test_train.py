@@ -12,7 +12,14 @@ from sslpipe.run.launch import stored_precision
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import command_line, final_weights, train_in_rank, train_over, write_recipe
+from tests.helpers.runs import (
+    at_each_step,
+    command_line,
+    final_weights,
+    train_in_rank,
+    train_over,
+    write_recipe,
+)
 
 BROKEN = {5: b"", 17: b"<html>", 40: b"\x89PNG\r\n\x1a\n" + b"\0" * 40}
 
@@ -156,17 +163,11 @@ def test_a_collapse_is_an_event_in_the_log_and_a_warning_on_the_console(data, tm
 
 
 def failing_in_rank(process, *arguments):
-    import sslpipe.train
-
-    original, calls = sslpipe.train.draws, []
-
-    def failing(*given):
-        calls.append(1)
-        if len(calls) == 3 and process.rank == 1:
+    def fail(step, batch):
+        if step == 2 and process.rank == 1:
             raise RuntimeError("the cable of rank 1 was pulled")
-        return original(*given)
 
-    sslpipe.train.draws = failing
+    at_each_step(fail)
     return train_in_rank(process, *arguments)
 
 

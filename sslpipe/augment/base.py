@@ -1,13 +1,58 @@
-"""What FusedViews and KorniaViews share: the constructor."""
+"""What FusedViews and KorniaViews share: the constructor, and the plan that comes with a batch."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.augment.extra_ops import ExtraOps
+from sslpipe.augment.op import Draws
+from sslpipe.augment.params import draws
 from sslpipe.augment.presets import view_specs
+from sslpipe.data.pipeline import Batch
+
+
+class Work(Protocol):
+    """Who computes what of a batch's views, on one device."""
+
+    def to(self, device: torch.device) -> Self:
+        """Move what the device needs; on CUDA without waiting for the copy."""
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Say that a stream other than the copy's reads what was moved."""
+
+
+WorkT = TypeVar("WorkT", bound=Work)
+
+
+@dataclass(frozen=True)
+class ViewPlan(Generic[WorkT]):
+    """The plan of a batch's views.
+
+    Args:
+        draws: Their parameters, VB rows on the CPU.
+        work: Made from them by FusedViews; None: it is made when the views are.
+    """
+
+    draws: Draws
+    work: WorkT | None = None
+
+    def to(self, device: torch.device) -> "ViewPlan[WorkT]":
+        """Move what the device needs; on CUDA without waiting for the copy."""
+        return ViewPlan(self.draws, self.work and self.work.to(device))
+
+    def rows(self, index: Tensor) -> "ViewPlan[WorkT]":
+        """Select the views of some of the batch's images, (b,) int64 on the CPU."""
+        images = self.draws.num_images
+        views = torch.arange(len(self.draws.ids) // max(1, images))[:, None]
+        return ViewPlan(self.draws.rows((views * images + index).flatten()))
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Say that a stream other than the copy's reads what was moved."""
+        if self.work is not None:
+            self.work.record_stream(stream)
 
 
 class BaseViews(nn.Module):
@@ -49,3 +94,31 @@ class BaseViews(nn.Module):
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
+
+    def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
+        """Return the batch with the plan of its views: what a loader's thread does ahead.
+
+        Args:
+            batch: All but its images on the CPU.
+            seed: The run's.
+            number: Names the random numbers beside seed and ids: the epoch, or the step where a
+                sample may come twice in an epoch.
+        """
+        params = draws(seed, number, batch.ids, batch.sizes, self.specs)
+        return batch._replace(plan=self.plan(params, batch))
+
+    def plan(self, params: Draws, batch: Batch) -> ViewPlan[Any]:
+        """Plan the views of a batch that have these parameters."""
+        return ViewPlan(params)
+
+    def plan_of(self, batch: Batch, params: Draws | None) -> ViewPlan[Any]:
+        """Return the batch's plan, or one of these parameters.
+
+        Raises:
+            ValueError: There is neither.
+        """
+        if params is not None:
+            return self.plan(params.to("cpu"), batch)
+        if not isinstance(batch.plan, ViewPlan):
+            raise ValueError("the batch has no plan of its views: call prepare, or give draws")
+        return batch.plan

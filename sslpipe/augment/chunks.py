@@ -94,6 +94,13 @@ class ChunkPlan:
         """Whether every image is read by its boxes."""
         return bool(self._large.all())
 
+    def to(self, device: torch.device) -> "ChunkPlan":
+        """Move nothing: the plan is of one device."""
+        return self
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Do nothing: nothing was copied."""
+
     def _cut(self, most_rows: int) -> Iterator[slice]:
         """Slices of the sorted rows, each of one group, of about equal length in a group."""
         first = 0

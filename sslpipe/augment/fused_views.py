@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment import pixels
-from sslpipe.augment.base import BaseViews
+from sslpipe.augment.base import BaseViews, ViewPlan
 from sslpipe.augment.chunks import ChunkPlan
 from sslpipe.augment.compiled import compiled_colours
 from sslpipe.augment.op import Draws
@@ -72,40 +72,50 @@ class FusedViews(BaseViews):
         """
         self.colours = compiled_colours(**options)
 
+    def plan(self, params: Draws, batch: Batch) -> ViewPlan[ChunkPlan]:
+        """Plan the views of a batch that have these parameters."""
+        return ViewPlan(params, None if self.mean.is_cuda else self._chunks(params, batch))
+
+    def _chunks(self, params: Draws, batch: Batch) -> ChunkPlan:
+        return ChunkPlan(
+            params,
+            self.specs,
+            batch.sizes,
+            self.jitter_ops,
+            batch.images.device,
+            self.colours,
+            self.blur == "bf16",
+        )
+
     @torch.no_grad()
-    def forward(self, batch: Batch, draws: Draws, dtype: torch.dtype = torch.float32) -> Tensor:
+    def forward(
+        self, batch: Batch, draws: Draws | None = None, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """Return the views of a batch: row i and row B + i are those of image i.
 
         Args:
             batch: of B images; fastest channels_last, as the loader gives them.
-            draws: of 2B rows, by `draws(seed, epoch, batch.ids, batch.sizes, self.specs)`.
+            draws: of 2B rows, by `draws(seed, epoch, batch.ids, batch.sizes, self.specs)`; None:
+                those that `prepare` has put into the batch's plan.
             dtype: of the result.
 
         Returns:
             (2B, 3, S, S) of dtype, channels_last, without gradient, on the batch's device.
         """
-        images = batch.images
-        shape = (len(draws.ids), 3, self.crop_px, self.crop_px)
+        images, plan = batch.images, self.plan_of(batch, draws)
+        chunks = plan.work or self._chunks(plan.draws, batch)
+        shape = (len(plan.draws.ids), 3, self.crop_px, self.crop_px)
         memory_format = torch.channels_last
         views = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
-        plan = ChunkPlan(
-            draws.to("cpu"),
-            self.specs,
-            batch.sizes,
-            self.jitter_ops,
-            images.device,
-            self.colours,
-            self.blur == "bf16",
-        )
         small = images
-        if not images.is_cuda and not plan.all_large:  # converted once for all chunks
+        if not images.is_cuda and not chunks.all_large:  # converted once for all chunks
             small = images[:, :, :TOGETHER_PX, :TOGETHER_PX].to(
                 torch.float32, memory_format=memory_format
             )
 
         ops = ops_for(self.specs)
         with torch.autocast(images.device.type, enabled=False):
-            for chunk in plan:
+            for chunk in chunks:
                 changed = images if chunk.large else small
                 for op in ops:  # the first cuts the chunk's views out of the images
                     changed = op.apply(changed, chunk)  # (n, 3, S, S), planar

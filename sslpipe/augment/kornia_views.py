@@ -17,9 +17,11 @@ class KorniaViews(BaseViews):
     """
 
     @torch.no_grad()
-    def forward(self, batch: Batch, draws: Draws, dtype: torch.dtype = torch.float32) -> Tensor:
+    def forward(
+        self, batch: Batch, draws: Draws | None = None, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """Return the views of a batch of B images: (2B, 3, S, S) of dtype, channels_last."""
-        draws = draws.to("cpu")
+        draws = self.plan_of(batch, draws).draws
         images = batch.images
         with torch.autocast(images.device.type, enabled=False):
             views = torch.cat(

@@ -40,6 +40,11 @@ class Draws:
             raise AttributeError(f"no op has drawn {name!r}")
         return self.params[name]
 
+    @property
+    def num_images(self) -> int:
+        """B: how many rows each view has."""
+        return int((self.views == self.views[:1]).sum())
+
     def __iter__(self) -> Iterator[Any]:
         yield from (self.seed, self.epoch, self.ids, self.views)
         yield from self.params.values()

@@ -14,7 +14,7 @@ from sslpipe.data.cache import DiskCache
 from sslpipe.data.decode import BadSample, JpegDecoder, decode, is_plain_jpeg
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
-from sslpipe.data.pipeline import CPU, Batch, pipelined
+from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined
 from sslpipe.data.reader import Raw, Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
@@ -186,6 +186,7 @@ def batches(
     device: torch.device = CPU,
     on_bad: OnBad,
     jpeg: JpegDecoder | None = None,
+    prepare: Prepare | None = None,
 ) -> Generator[Batch]:
     """Yield this rank's part of every global step from `first_step` on, without end.
 
@@ -203,6 +204,7 @@ def batches(
         device: Where the images are; all else is on the CPU.
         on_bad: Called once for each bad sample, from any thread.
         jpeg: See `ImageStore`.
+        prepare: Called with each step and its batch where it is collated: plans its views.
 
     Raises:
         DataError: A shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
@@ -230,7 +232,8 @@ def batches(
     def batch(step: int, parts: list[list[tuple[int, Image]]]) -> Batch:
         epoch, ids = order.ids(step, streams)
         rows = [row for part in parts for row in part]
-        return collate(split, ids, rows, epoch)
+        collated = collate(split, ids, rows, epoch)
+        return prepare(step, collated) if prepare else collated
 
     steps = iter(count(first_step))
     yield from pipelined(steps, read, decoded, batch, run.num_workers, run.prefetch, device)

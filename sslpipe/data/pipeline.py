@@ -4,10 +4,10 @@ Threads, because the decoders release the GIL: nothing is pickled, and no byte i
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import NamedTuple, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,19 @@ from torch import Tensor
 CPU = torch.device("cpu")
 Read = TypeVar("Read")
 Decoded = TypeVar("Decoded")
+
+
+class ViewPlan(Protocol):
+    """What the views of a batch need beside its images: their parameters, and who computes what."""
+
+    def to(self, device: torch.device) -> Self:
+        """Move what the device needs; on CUDA without waiting for the copy."""
+
+    def rows(self, index: Tensor) -> Self:
+        """Select the views of some of the batch's images, (b,) int64 on the CPU."""
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Say that a stream other than the copy's reads what was moved."""
 
 
 class Batch(NamedTuple):
@@ -27,6 +40,7 @@ class Batch(NamedTuple):
         ids: (B,) int64, the positions' samples: they name the random numbers.
         source_ids: (B,) int64, the samples really read: others than ids where one was bad.
         epoch: Of all rows.
+        plan: Of its views, made in the loader's threads; None: what makes views plans them.
     """
 
     images: Tensor
@@ -35,20 +49,53 @@ class Batch(NamedTuple):
     ids: Tensor
     source_ids: Tensor
     epoch: int
+    plan: ViewPlan | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Move all tensors; on CUDA without waiting for the copies."""
-        moved = [part.to(device, non_blocking=True) for part in self[:5]]
-        return Batch(moved[0], moved[1], moved[2], moved[3], moved[4], self.epoch)
+        images, plan = self.images.to(device, non_blocking=True), self.plan
+        sizes, labels, ids, source_ids = send(self[1:5], device)
+        plan = plan and plan.to(device)
+        return Batch(images, sizes, labels, ids, source_ids, self.epoch, plan)
 
     def rows(self, index: Tensor) -> "Batch":
-        """Select some of the rows, in the order of `index`, on the same device."""
-        some = [part[index.to(part.device)] for part in self[:5]]
-        return Batch(some[0], some[1], some[2], some[3], some[4], self.epoch)
+        """Select some of the rows, in the order of `index` (on the CPU), on the same device."""
+        indices = {part.device: send([index], part.device)[0] for part in self[:5]}
+        some = [part[indices[part.device]] for part in self[:5]]
+        plan = self.plan and self.plan.rows(index)
+        return Batch(some[0], some[1], some[2], some[3], some[4], self.epoch, plan)
+
+
+Prepare = Callable[[int, Batch], Batch]  # of a global step's batch, in the thread that collates
+
+
+def send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Move small tensors; to CUDA in one copy from pinned memory, which the host does not wait for.
+
+    There they are parts of one block of memory. What is on the device already stays as it is.
+    """
+    if device.type != "cuda":
+        return [tensor.to(device) for tensor in tensors]
+    outside = [tensor for tensor in tensors if not tensor.is_cuda]
+    starts = [0]
+    for tensor in outside:  # each at a multiple of 16 bytes, as kernels like to read them
+        starts.append(starts[-1] + -(-tensor.nbytes // 16) * 16)
+    pinned = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
+
+    def part(block: Tensor, start: int, like: Tensor) -> Tensor:
+        return block[start : start + like.nbytes].view(like.dtype).view(like.shape)
+
+    for start, tensor in zip(starts, outside, strict=False):
+        part(pinned, start, tensor).copy_(tensor)
+    block = pinned.to(device, non_blocking=True)
+    inside = (part(block, start, like) for start, like in zip(starts, outside, strict=False))
+    return [tensor if tensor.is_cuda else next(inside) for tensor in tensors]
 
 
 class Upload:
-    """Copies images to a CUDA device on a stream of their own, so that it computes meanwhile.
+    """Copies images and their views' plan to a CUDA device on a stream of its own.
+
+    So the device computes meanwhile.
 
     On any other device there is nothing to do.
     """
@@ -65,13 +112,20 @@ class Upload:
         if self._stream is not None:
             torch.cuda.set_device(self._device)
 
+    def on_stream(self) -> AbstractContextManager[object]:
+        """What is launched inside goes to the stream of the copies."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
     def begin(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
         """Start the copy; in any thread."""
         if self._stream is None:
             return batch, None
-        with torch.cuda.stream(self._stream):
-            images = batch.images.pin_memory().to(self._device, non_blocking=True)
-            return batch._replace(images=images), self._stream.record_event()
+        with self.on_stream():
+            images, plan = batch.images, batch.plan
+            if not images.is_cuda:
+                images = images.pin_memory().to(self._device, non_blocking=True)
+            batch = batch._replace(images=images, plan=plan and plan.to(self._device))
+            return batch, self._stream.record_event()
 
     def end(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
         """Call in the thread that computes: what it launches from here on sees the images."""
@@ -79,6 +133,8 @@ class Upload:
             compute = torch.cuda.current_stream(self._device)
             compute.wait_event(copied)
             batch.images.record_stream(compute)  # or their memory would be free for the next copy
+            if batch.plan is not None:
+                batch.plan.record_stream(compute)
         return batch
 
 
@@ -99,7 +155,8 @@ def pipelined(
         items: What the batches are made of: step numbers, say.
         read: The parts of an item, as bytes.
         decode_part: One part, decoded; called in several threads at once.
-        collate_parts: The batch of an item and its decoded parts.
+        collate_parts: The batch of an item and its decoded parts; what it launches on the device
+            goes to the stream of the copies.
         num_workers: Threads that decode; 0: everything happens in the caller.
         prefetch: How many items are prepared ahead.
         device: Where the batches' images are.
@@ -107,7 +164,8 @@ def pipelined(
     upload = Upload(device)
     if not num_workers:
         for item in items:
-            batch = collate_parts(item, [decode_part(part) for part in read(item)])
+            with upload.on_stream():
+                batch = collate_parts(item, [decode_part(part) for part in read(item)])
             yield upload.end(*upload.begin(batch))
         return
     with ExitStack() as stack:
@@ -124,7 +182,10 @@ def pipelined(
         def finish(
             item: int, parts: Future[list[Future[Decoded]]]
         ) -> tuple[Batch, torch.cuda.Event | None]:
-            return upload.begin(collate_parts(item, [part.result() for part in parts.result()]))
+            decoded = [part.result() for part in parts.result()]
+            with upload.on_stream():
+                batch = collate_parts(item, decoded)
+            return upload.begin(batch)
 
         ahead: deque[Future[tuple[Batch, torch.cuda.Event | None]]] = deque()
         for item in items:

@@ -14,7 +14,7 @@ from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
 from sslpipe.data.loader import Integers, OnBad, Quarantined, one_pass, open_reader, stand_in
 from sslpipe.data.order import Order, StreamPlan
-from sslpipe.data.pipeline import Batch
+from sslpipe.data.pipeline import Batch, Prepare, pipelined, send
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.portable import free_memory_bytes
@@ -37,6 +37,7 @@ def resident_batches(
     on_bad: OnBad,
     on_progress: OnProgress = lambda images: None,
     jpeg: JpegDecoder | None = None,
+    prepare: Prepare | None = None,
 ) -> Generator[Batch]:
     """Yield the batches of `batches`, with the images on the device.
 
@@ -53,6 +54,7 @@ def resident_batches(
         on_bad: Called for every bad sample while the split is read, before the first batch.
         on_progress: Called with the number of images of each decoded batch.
         jpeg: See `ImageStore`.
+        prepare: As in `batches`.
 
     Raises:
         DataError: The images do not fit, or a place has no good stand-in.
@@ -73,18 +75,27 @@ def resident_batches(
 
     # then every step selects rows
     streams = process.share(data.num_streams)
-    for step in count(first_step):
+
+    def batch(step: int, parts: list[None]) -> Batch:
         epoch, ids = order.ids(step, streams)
         sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
         rows = torch.from_numpy(place[sources])
-        yield Batch(
-            images.index_select(0, rows.to(device)).permute(0, 3, 1, 2),
+        selected = Batch(
+            images.index_select(0, send([rows], device)[0]).permute(0, 3, 1, 2),
             sizes[rows],
             torch.from_numpy(split.labels_of(sources)),
             torch.from_numpy(ids),
             torch.from_numpy(sources),
             epoch,
         )
+        return prepare(step, selected) if prepare else selected
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # rows are selected on another stream
+    steps, nothing = iter(count(first_step)), list[None]()
+    yield from pipelined(
+        steps, lambda step: nothing, lambda part: part, batch, run.num_workers, run.prefetch, device
+    )
 
 
 def _with_stand_ins(

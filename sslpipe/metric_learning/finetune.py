@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.build import build_augment
-from sslpipe.augment.params import draws
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.pipeline import Batch
+from sslpipe.data.pipeline import Batch, Prepare
 from sslpipe.distributed import all_gather_rows
 from sslpipe.evaluation.geometry import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
@@ -94,17 +93,20 @@ def finetune(
             retrieval_monitor, task.backbone, augment, split, held_out, canvas_px
         )
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
-        stream = open_batches(recipe, split, order, run, first_step)
+
+        def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
+            # a sample may come twice in an epoch, never twice in a step: the step names its numbers
+            return augment.prepare(batch, seed=recipe.seed, number=step)
+
+        stream = open_batches(recipe, split, order, run, first_step, plan_views)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             seed_torch(recipe.seed, step, run.process.rank)  # dropout and the like
-            # a sample may come twice in an epoch, never twice in a step: the step names its numbers
-            params = draws(recipe.seed, step, batch.ids, batch.sizes, augment.specs)
             labels = index_of[batch.labels].repeat(recipe.views).to(run.device)  # (views * B,)
             ids = batch.source_ids.repeat(recipe.views).to(run.device)
             use_queue = recipe.queue is not None and step >= recipe.queue.start_step
 
-            views = augment(batch.to(run.device), params).to(run.dtype)  # (views * B, 3, S, S)
+            views = augment(batch.to(run.device), dtype=run.dtype)  # (views * B, 3, S, S)
             loss, embeddings = ddp(views, labels, ids, use_queue)  # (), (views * B, D)
             run.backward(loss)
 
@@ -164,9 +166,14 @@ def update_neighbours(
 
 
 def open_batches(
-    recipe: FinetuneRecipe, split: Split, order: PKOrder, run: Run, first_step: int
+    recipe: FinetuneRecipe,
+    split: Split,
+    order: PKOrder,
+    run: Run,
+    first_step: int,
+    prepare: Prepare,
 ) -> Generator[Batch]:
-    """Open this rank's rows of every step's batch, from `first_step` on."""
+    """Open this rank's rows of every step's batch, from `first_step` on, their views planned."""
     return pk_batches(
         split,
         order,
@@ -176,6 +183,7 @@ def open_batches(
         first_step=first_step,
         device=run.device,
         on_bad=run.quarantine.add,
+        prepare=prepare,
     )
 
 

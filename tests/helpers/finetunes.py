@@ -5,14 +5,15 @@ from pathlib import Path
 import torch
 
 import sslpipe.metric_learning.finetune
-from sslpipe.augment.params import Draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
+from sslpipe.run.session import Run
 from tests.helpers.processes import run_processes
+from tests.helpers.runs import at_each_step
 
 RECIPE = """
 name = "tiny-metric"
@@ -62,16 +63,13 @@ def finetune_in_rank(
     made at once, and what comes after them is compared to far fewer.
     """
     seen = []
-    original, views = sslpipe.metric_learning.finetune.draws, FusedViews.forward
+    views = FusedViews.forward
     if "optim.precision=fp64" in overrides:
         FusedViews.forward = image_by_image
 
-    def recording(seed, epoch, ids, sizes, specs):
-        drawn = original(seed, epoch, ids, sizes, specs)
-        seen.append((ids.clone(), drawn.boxes.clone()))
-        return drawn
-
-    sslpipe.metric_learning.finetune.draws = recording
+    original = at_each_step(
+        lambda step, batch: seen.append((batch.ids.clone(), batch.plan.draws.boxes.clone()))
+    )
     try:
         given = None if backbone is None else load_backbone(backbone)
         loaded = load_recipe(recipe, overrides)
@@ -79,16 +77,13 @@ def finetune_in_rank(
             loaded, load_index(data), Path(run_dir), given
         )
     finally:
-        sslpipe.metric_learning.finetune.draws, FusedViews.forward = original, views
+        FusedViews.forward, Run.steps = views, original
     return done, seen
 
 
-def image_by_image(self: FusedViews, batch: Batch, draws: Draws, forward=FusedViews.forward):
-    images = len(batch.images)
-    alone = []
-    for i in range(images):
-        one = Batch(*(part[i : i + 1] for part in batch[:5]), batch.epoch)
-        alone.append(forward(self, one, draws.rows(torch.arange(i, len(draws.ids), images))))
+def image_by_image(self: FusedViews, batch: Batch, dtype, forward=FusedViews.forward):
+    rows = torch.arange(len(batch.images))[:, None]
+    alone = [forward(self, batch.rows(row), dtype=dtype) for row in rows]
     return torch.stack(alone, dim=1).flatten(0, 1)  # all first views, then all second
 
 

@@ -14,6 +14,7 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint import latest
+from sslpipe.run.session import Run
 from tests.helpers.processes import run_processes
 
 ROOT = Path(__file__).parents[2]
@@ -59,19 +60,31 @@ def write_recipe(folder: Path, text: str = RECIPE) -> Path:
 def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *overrides: str):
     """What each process runs; records what every step saw: (ids, source ids, drawn numbers)."""
     seen = []
-    original = sslpipe.train.draws
 
-    def recording(seed, epoch, ids, sizes, specs):
-        params = original(seed, epoch, ids, sizes, specs)
-        seen.append((ids.clone(), [t.clone() for t in params if isinstance(t, torch.Tensor)]))
-        return params
+    def record(step, batch):
+        params = (part for part in batch.plan.draws if isinstance(part, torch.Tensor))
+        seen.append((batch.ids.clone(), [part.clone() for part in params]))
 
-    sslpipe.train.draws = recording
+    original = at_each_step(record)
     try:
         done = sslpipe.train.train(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
     finally:
-        sslpipe.train.draws = original
+        Run.steps = original
     return done, seen
+
+
+def at_each_step(call):
+    """Have the loops of this process call it with each step and its batch; gives Run.steps as it
+    was."""
+    original = Run.steps
+
+    def steps(self, *given, **named):
+        for step, batch in original(self, *given, **named):
+            call(step, batch)
+            yield step, batch
+
+    Run.steps = steps
+    return original
 
 
 def train_over(world: int, recipe: Path, data: Path, run_dir: Path, *overrides: str):
@@ -103,11 +116,12 @@ def feed_equal_views():
     several process counts feed each the same. For the rest of this process."""
     original = FusedViews.forward
 
-    def alone(self, batch, params, *given):
+    def alone(self, batch, draws=None, dtype=torch.float32):
+        params = self.plan_of(batch, draws).draws
         images = [torch.tensor([row]) for row in range(len(batch.ids))]
         pairs = [torch.cat([row, row + len(images)]) for row in images]
         views = [
-            original(self, batch.rows(row), params.rows(both), *given)
+            original(self, batch.rows(row), params.rows(both), dtype)
             for row, both in zip(images, pairs, strict=True)
         ]
         return torch.cat([torch.stack(views)[:, 0], torch.stack(views)[:, 1]])

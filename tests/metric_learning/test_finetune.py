@@ -140,8 +140,8 @@ def followed_in_rank(process, bad_step, *arguments):
         start(self, modules, **named)
         kept.extend(name for module in modules for name, _ in module.named_buffers())
 
-    def poisoned(self, batch, params):
-        return forward(self, batch, params) * (float("nan") if next(calls) == bad_step else 1)
+    def poisoned(self, batch, **given):
+        return forward(self, batch, **given) * (float("nan") if next(calls) == bad_step else 1)
 
     neighbours.follow_means, StepGuard.__init__, FusedViews.forward = recording, starting, poisoned
     finetune_in_rank(process, *arguments)  # this process ends with the call

@@ -28,8 +28,8 @@ def poisoned_in_rank(process, steps, *arguments):
     """At the given steps, the views of the last rank alone are NaN."""
     original, calls = FusedViews.forward, []
 
-    def poisoned(self, batch, params):
-        views = original(self, batch, params)
+    def poisoned(self, batch, **given):
+        views = original(self, batch, **given)
         if len(calls) in steps and process.rank == process.world_size - 1:
             views = views * float("nan")
         calls.append(1)

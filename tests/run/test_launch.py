@@ -118,19 +118,18 @@ def test_the_launches_that_messages_and_help_name_need_no_file(tmp_path, command
 
 FAILING = """
 import sys
-import sslpipe.train
 from sslpipe.__main__ import main
+from sslpipe.run.session import Run
 
-original, calls = sslpipe.train.draws, []
+original = Run.steps
 
-def failing(*given):
-    import torch.distributed as dist
-    calls.append(1)
-    if len(calls) == 3 and dist.get_rank() == 1:
-        raise RuntimeError("the cable of rank 1 was pulled")
-    return original(*given)
+def failing(self, *given, **named):
+    for step, batch in original(self, *given, **named):
+        if step == 2 and self.process.rank == 1:
+            raise RuntimeError("the cable of rank 1 was pulled")
+        yield step, batch
 
-sslpipe.train.draws = failing
+Run.steps = failing
 main()
 """
 

@@ -30,7 +30,7 @@ from sslpipe.data.loader import (
     open_reader,
 )
 from sslpipe.data.order import Order
-from sslpipe.data.pipeline import CPU, Batch, pipelined
+from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined
 from sslpipe.data.reader import Raw
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
@@ -202,11 +202,13 @@ def pk_batches(
     first_step: int = 0,
     device: torch.device = CPU,
     on_bad: OnBad,
+    prepare: Prepare | None = None,
 ) -> Generator[Batch]:
     """Yield this rank's rows of every step's batch from `first_step` on, endless.
 
     The ranks' rows, put together in rank order, are the one-process batch; their numbers may differ
     by one. A bad sample's place is taken by its class's next good one that is not in the batch.
+    `prepare` is called with each step and its batch where it is collated: it plans the views.
 
     Raises:
         DataError: a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
@@ -226,7 +228,8 @@ def pk_batches(
 
     def batch(step: int, images: list[tuple[int, Image]]) -> Batch:
         epoch = step // order.steps_per_epoch
-        return collate(split, order.ids(step)[rows], images, epoch)
+        collated = collate(split, order.ids(step)[rows], images, epoch)
+        return prepare(step, collated) if prepare else collated
 
     steps = iter(count(first_step))
     yield from pipelined(steps, held.take, decoded, batch, run.num_workers, run.prefetch, device)
