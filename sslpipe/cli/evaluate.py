@@ -29,7 +29,7 @@ from sslpipe.evaluation.features import (
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.suite import run_suite
-from sslpipe.evaluation.whiten import whiten
+from sslpipe.evaluation.whiten import pca, whiten
 from sslpipe.export.load import load_backbone
 from sslpipe.run.launch import end_processes
 
@@ -79,6 +79,12 @@ LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
 TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
 TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
 Whiten = Annotated[bool, typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN.")]
+Axes = Annotated[
+    int | None,
+    typer.Option(
+        "--pca", min=1, help="Project both sides to so many principal axes of TRAIN, not whitened."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
 
@@ -255,13 +261,13 @@ def _load_features(text: str) -> tuple[str, tuple[Embeddings, Embeddings]]:
     return name, (train, test)
 
 
-def _print_results(title: str, results: list[Result], *, whitened: bool = False) -> None:
+def _print_results(title: str, results: list[Result], prefix: str = "") -> None:
     table = Table(title=title)
     for heading in ("protocol", "metric", "value", "queries", "bank"):
         table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
     for result in results:
         table.add_row(
-            ("whitened " if whitened else "") + result.protocol,
+            prefix + result.protocol,
             result.metric,
             _shown(result),
             str(result.queries),
@@ -286,8 +292,16 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
     shares_queries = any(parameter.name == "process" for parameter in accepted)
 
     def command(
-        train: Path, test: Path, whiten_both: bool, device: str, out: Path | None, **options: Any
+        train: Path,
+        test: Path,
+        whiten_both: bool,
+        axes: int | None,
+        device: str,
+        out: Path | None,
+        **options: Any,
     ) -> None:
+        if whiten_both and axes is not None:
+            raise DataError("--whiten and --pca are two maps of the features; name one")
         target, process = start(device)
         if shares_queries:
             options["process"] = process
@@ -299,11 +313,15 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
             check_comparable(bank_metadata, query_metadata, itself=itself)
         if whiten_both:
             bank, queries = whiten(bank, queries)
+        if axes is not None:
+            bank, queries = pca(bank, queries, dims=axes)
         results = evaluate(bank.to(target), queries.to(target), **options)
         if process.rank == 0:
-            _print_results(f"{name}: {train.name} -> {test.name}", results, whitened=whiten_both)
+            prefix = "whitened " if whiten_both else "" if axes is None else f"pca={axes} "
+            _print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
             if out is not None:
-                rows = [{"whitened": whiten_both, **result.to_json()} for result in results]
+                mapped = {"whitened": whiten_both, **({} if axes is None else {"pca": axes})}
+                rows = [{**mapped, **result.to_json()} for result in results]
                 write_json(out, rows)
         end_processes()
 
@@ -314,6 +332,7 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         inspect.Parameter("test", kind, annotation=TestFile),
         *(_option(p, helps.get(p.name)) for p in accepted if p.name != "process"),
         inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
+        inspect.Parameter("axes", kind, annotation=Axes, default=None),
         inspect.Parameter("device", kind, annotation=Device, default="auto"),
         inspect.Parameter("out", kind, annotation=JsonFile, default=None),
     ]

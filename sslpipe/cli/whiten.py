@@ -17,13 +17,20 @@ def main(
     export: Annotated[Path, typer.Argument(help="An export's folder.")],
     train: Annotated[Path, typer.Argument(help="What `sslpipe embed` wrote of the train split.")],
     floor: Annotated[
-        float, typer.Option(min=0, help="Added to each variance, as a share of their mean.")
-    ] = FLOOR,
+        float | None,
+        typer.Option(
+            min=0, help=f"Added to each variance, as a share of their mean; {FLOOR} by default."
+        ),
+    ] = None,
     dims: Annotated[int | None, typer.Option(min=1, help="Keep so many axes; else all.")] = None,
+    pca: Annotated[
+        bool, typer.Option("--pca", help="Rotate to the principal axes without whitening.")
+    ] = False,
 ) -> None:
     """Store a PCA whitening, and the crops of TRAIN, in an export.
 
     The whitening is fitted on TRAIN; `encode` and `sslpipe embed` apply both from then on.
     """
-    width, kept = whiten_export(export, train, floor, dims)
-    console.print(f"{export}: {width} -> {kept} features, whitened", highlight=False)
+    width, kept = whiten_export(export, train, floor, dims, pca=pca)
+    done = "principal axes, largest first" if pca else "whitened"
+    console.print(f"{export}: {width} -> {kept} features, {done}", highlight=False)

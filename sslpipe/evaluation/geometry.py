@@ -152,11 +152,11 @@ def _without_groups(rows: Tensor) -> list[Tensor]:
 
 
 def _uniformities(unit: Tensor) -> list[float]:
-    """Uniformity without each group, from sums of one table of potentials."""
+    """Uniformity without each group, from sums of one table."""
     kept = torch.stack(_without_groups(unit)).to(unit.dtype)  # (G, N)
-    sums = ((kept @ potentials(unit)) * kept).sum(dim=1)
+    sums = ((kept @ potentials_less_one(unit)) * kept).sum(dim=1)
     rows = kept.sum(dim=1)
-    return (sums / (rows * (rows - 1))).log().tolist()
+    return (sums / (rows * (rows - 1))).log1p().tolist()
 
 
 def _singular_values(features: Tensor) -> tuple[Tensor, list[float]]:
@@ -212,14 +212,21 @@ def rank_of(s: Tensor) -> Tensor:
     return entropy.exp()
 
 
-def potentials(u: Tensor) -> Tensor:
-    """Compute exp(-2 |u_i - u_j|^2) of the unit rows u (M, D): (M, M), 0 on the diagonal."""
-    return (u @ u.T).mul_(4).sub_(4).exp_().fill_diagonal_(0)
+def potentials_less_one(u: Tensor) -> Tensor:
+    """Compute exp(-2 |u_i - u_j|^2) - 1 of rows u (M, D): (M, M), 0 on the diagonal.
+
+    Less one, so that the distances of collapsed rows are not lost beside it.
+    """
+    u = u - u.mean(dim=0)  # distances know no origin, rounding does
+    lengths = u.square().sum(dim=1)
+    squared = torch.addmm(lengths + lengths[:, None], u, u.T, alpha=-2).clamp_min_(0)
+    return squared.mul_(-2).expm1_().fill_diagonal_(0)
 
 
 def uniformity(u: Tensor) -> Tensor:
     """Compute the log of the mean of exp(-2 |u_i - u_j|^2) over i != j; 0 for a single row."""
     if len(u) < 2:
         return u.new_zeros(())
-    mean: Tensor = potentials(u).sum() / (len(u) * (len(u) - 1))
-    return mean.log()
+    total = to_float64(potentials_less_one(u).sum(dim=1)).sum()
+    mean: Tensor = total / (len(u) * (len(u) - 1))
+    return mean.log1p()

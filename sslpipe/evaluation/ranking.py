@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import (
@@ -15,6 +16,7 @@ from sslpipe.evaluation.neighbours import (
     float32_error,
     rank_keys,
 )
+from sslpipe.evaluation.similarity import SIMILARITIES, Compare, Similarity, cosines
 from sslpipe.portable import full_float32
 
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
@@ -35,43 +37,46 @@ class Ranks(NamedTuple):
 
 
 def ranks_of_matches(
-    gallery: Embeddings, queries: Embeddings, *, removed: Integers | None = None
+    gallery: Embeddings,
+    queries: Embeddings,
+    *,
+    similarity: Similarity = "cosine",
+    removed: Integers | None = None,
 ) -> Iterator[Ranks]:
-    """Rank all matches by cosine, a tile of queries at a time.
+    """Rank all matches by their similarity, a tile of queries at a time.
 
-    Equal similarities (in float32, see `neighbours`) rank by the lower row of the gallery.
+    Equal similarities (in float32, see `similarity`) rank by the lower row of the gallery.
 
     Args:
         gallery: Labelled rows.
         queries: Labelled rows.
+        similarity: "cosine", "dot" (product) or "euclidean" (distance, the least first).
         removed: (P, 2) pairs of a query's id and a gallery id that it does not see at all.
     """
     # the gallery sorted by label: a query's matches are neighbours there
     order = np.argsort(gallery.labels.cpu().numpy(), kind="stable")
     labels = gallery.labels.cpu().numpy()[order]
-    units = fixed_point_units(gallery.features)[torch.from_numpy(order).to(gallery.features.device)]
+    features = gallery.features[torch.from_numpy(order).to(gallery.features.device)]
     wanted = queries.labels.cpu().numpy()
     first = np.searchsorted(labels, wanted, "left")
     last = np.searchsorted(labels, wanted, "right")
     hidden = _hidden(gallery.ids.cpu().numpy()[order], queries.ids.cpu().numpy(), removed)
-    sides = _Sides(units.cpu().numpy(), order, first, last, hidden)
+    sides = _Sides(order, first, last, hidden)
 
     # exact products rank many matches; of few, the doubtful ones are looked at again
     most = int((last - first).max(initial=0))
-    find = sides.counted if most <= COUNTED else sides.sorted
-    dtype = torch.float32 if most <= COUNTED else torch.float64  # exact, see `neighbours`
-    step = max(1, TILE_NUMBERS // len(units))
-    bank = units.to(dtype)
-    buffer = torch.empty(min(step, len(wanted)), len(units), dtype=dtype, device=units.device)
+    by_counting = similarity == "cosine" and most <= COUNTED
+    compare = SIMILARITIES[similarity] if not by_counting else sides.rough_cosines
+    find = sides.counted if by_counting else sides.sorted
+    step = max(1, TILE_NUMBERS // len(features))
     with full_float32():
+        table = compare(features, min(step, len(wanted)))
         for start in range(0, len(wanted), step):
-            part = fixed_point_units(queries.features[start : start + step])
-            products = torch.mm(part.to(dtype), bank.T, out=buffer[: len(part)])  # (q, N)
+            part = queries.features[start : start + step]
             ranks = np.full((len(part), max(1, most)), np.inf)
             matches = np.zeros(len(part), np.int64)
-            for at, (row, query) in enumerate(
-                zip(products.float().cpu().numpy(), part.cpu().numpy(), strict=True)
-            ):
+            units = fixed_point_units(part).cpu().numpy() if by_counting else part.cpu().numpy()
+            for at, (row, query) in enumerate(zip(table(part).cpu().numpy(), units, strict=True)):
                 if first[start + at] < last[start + at]:
                     positions = find(row, query, start + at)
                     ranks[at, : len(positions)], matches[at] = positions, len(positions)
@@ -82,18 +87,17 @@ class _Sides:
     """The gallery in order of labels, and of each query what it looks for and what is hidden."""
 
     def __init__(
-        self,
-        units: NDArray[np.float32],
-        order: Integers,
-        first: Integers,
-        last: Integers,
-        hidden: dict[int, Integers],
+        self, order: Integers, first: Integers, last: Integers, hidden: dict[int, Integers]
     ) -> None:
-        self.units, self.order, self.first, self.last = units, order, first, last
+        self.order, self.first, self.last = order, first, last
         self.hidden = hidden
-        self.exactly = exact_similarities(units)
+
+    def rough_cosines(self, features: Tensor, most: int) -> Compare:
+        """Compare by float32 products, for `counted`."""
+        self.exactly = exact_similarities(fixed_point_units(features).cpu().numpy())
         # of a float32 product against the exact similarity, both ways
-        self.margin = np.float32(float32_error(units.shape[1]) + 2.0**-23)
+        self.margin = np.float32(float32_error(features.shape[1]) + 2.0**-23)
+        return cosines(features, most, torch.float32)
 
     def matches(self, number: int) -> Integers:
         """Places of the matches of a query that it may see."""

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, did_you_mean
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
 from sslpipe.evaluation.result import Result, bootstrap_means95
+from sslpipe.evaluation.similarity import SIMILARITIES, Similarity
 
 Denominator = Literal["min(k,R)", "R", "hits"]
 Lone = Literal["skip", "zero", "one"]
@@ -44,6 +45,7 @@ def retrieval(
     queries: Embeddings,
     *,
     k: Sequence[int] = (1, 5, 10),
+    similarity: Similarity = "cosine",
     denominator: Denominator = "min(k,R)",
     lone: Lone = "skip",
     exclude_same_id: bool = False,
@@ -51,7 +53,7 @@ def retrieval(
     per_query: Path | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
-    """Average all retrieval metrics over the queries, by cosine, over the whole gallery.
+    """Average all retrieval metrics over the queries, over the whole gallery.
 
     Collective: of several processes, each searches for its share of the queries; all get the same
     results, bit for bit those of one process, and the first one writes.
@@ -60,6 +62,7 @@ def retrieval(
         gallery: Labelled rows that are searched.
         queries: Labelled rows that search.
         k: Ranks at which metrics are cut off.
+        similarity: What ranks the gallery: cosine, dot (product) or euclidean (distance).
         denominator: Of map@k: min(k,R), R, or hits, the matches among the k.
         lone: Queries without a match are counted in details["lone"] and skipped, or score zero or
             one.
@@ -86,6 +89,7 @@ def retrieval(
         gallery,
         queries,
         k=k,
+        similarity=similarity,
         denominator=denominator,
         exclude_same_id=exclude_same_id,
         ignore=None if ignore is None else read_pairs(ignore),
@@ -95,7 +99,7 @@ def retrieval(
         scores = gathered(scores)
     if per_query is not None and process.rank == 0:
         save_per_query(per_query, scores)
-    rules = f"cosine lone={lone}"
+    rules = f"{similarity} lone={lone}"
     rules += " self-removed" if exclude_same_id else ""
     rules += f" ignoring={ignore.name}" if ignore is not None else ""
     return summary(scores, f"retrieval {rules}", lone=lone, bank=len(gallery.ids))
@@ -106,6 +110,7 @@ def retrieval_per_query(
     queries: Embeddings,
     *,
     k: Sequence[int] = (1, 5, 10),
+    similarity: Similarity = "cosine",
     denominator: Denominator = "min(k,R)",
     exclude_same_id: bool = False,
     ignore: Integers | None = None,
@@ -117,6 +122,7 @@ def retrieval_per_query(
         gallery: As in `retrieval`, and so is all else.
         queries: Labelled rows that search.
         k: Ranks at which metrics are cut off.
+        similarity: What ranks the gallery.
         denominator: Of map@k.
         exclude_same_id: A query does not see the row of its own id.
         ignore: (P, 2) int64, ids of a query and of a row that it does not see.
@@ -128,6 +134,12 @@ def retrieval_per_query(
         raise DataError(f"k = {tuple(k)} must lie in 1..{len(gallery.ids)}, the gallery's rows")
     if denominator not in ("min(k,R)", "R", "hits"):
         raise DataError(f"denominator = {denominator!r} is unknown; known: min(k,R), R, hits")
+    if similarity not in SIMILARITIES:
+        known = ", ".join(SIMILARITIES)
+        raise DataError(
+            f"similarity = {similarity!r} is unknown{did_you_mean(similarity, SIMILARITIES)}; "
+            f"known: {known}"
+        )
     same = gallery.features.shape == queries.features.shape and all(
         torch.equal(a, b) for a, b in zip(gallery, queries, strict=True)
     )
@@ -143,7 +155,7 @@ def retrieval_per_query(
     removed = np.concatenate(pairs) if pairs else None
     names = metric_names(ks, denominator)
     values, matches = [np.zeros((0, len(names)))], [np.zeros(0, np.int64)]
-    for tile in ranks_of_matches(gallery, queries, removed=removed):
+    for tile in ranks_of_matches(gallery, queries, similarity=similarity, removed=removed):
         values.append(metrics_of(tile, ks, denominator))
         matches.append(tile.matches)
     return PerQuery(names, ids, np.concatenate(matches), np.concatenate(values))

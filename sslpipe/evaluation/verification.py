@@ -300,7 +300,13 @@ def kfold_accuracy(
 
 
 def best_threshold(scores: NDArray[np.float32], same: NDArray[np.bool_]) -> float:
-    """Find the score that, as the least one accepted, gets most pairs right; highest of equals."""
+    """Find the threshold that gets most pairs right, the highest of equals.
+
+    It is a score, the least one accepted, or lies just above all of them: then none is.
+    """
     curve = roc(scores, same)
     right = curve.true * same.sum() + (1 - curve.false) * (~same).sum()
-    return float(curve.threshold[np.argmax(np.round(right))])
+    at = int(np.argmax(np.round(right)))
+    if (~same).sum() >= np.round(right[at]):
+        return float(np.nextafter(scores.max(), np.float32(np.inf)))
+    return float(curve.threshold[at])

@@ -1,4 +1,4 @@
-"""PCA whitening: learned on train features, applied alike to both sides of every comparison."""
+"""PCA, whitening or not: learned on train features, applied alike to both sides of comparisons."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ FLOOR = 0.1
 
 
 class Whitening(NamedTuple):
-    """A map of features: (features - mean) @ projection.
+    """A map of features, whitening or not: (features - mean) @ projection.
 
     Args:
         mean: (F,) float64.
@@ -29,11 +29,11 @@ class Whitening(NamedTuple):
     projection: Tensor
 
     def __call__(self, rows: Embeddings) -> Embeddings:
-        """Whiten the features of some rows."""
+        """Map the features of some rows."""
         return rows._replace(features=self.apply(rows.features))
 
     def apply(self, features: Tensor) -> Tensor:
-        """Whiten features, (N, F) -> (N, D) float32."""
+        """Map features, (N, F) -> (N, D) float32."""
         mean, projection = self.mean.to(features.device), self.projection.to(features.device)
         parts = torch.split(features, 16384)  # float64 copies of a part at a time
         return torch.cat([((part.double() - mean) @ projection).float() for part in parts])
@@ -51,7 +51,35 @@ def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = No
     Raises:
         DataError: dims is not one of 1 to F.
     """
-    features = train.features
+    mean, variances, axes = _principal_axes(train.features, dims)
+    spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
+    # an axis without variance and without floor carries nothing
+    scale = torch.where(spread > 1e-10 * spread.max(), 1 / spread, torch.zeros_like(spread))
+    kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend
+    return Whitening(mean, (axes * scale)[:, kept].contiguous())
+
+
+def fit_pca(train: Embeddings, dims: int | None = None) -> Whitening:
+    """Rotate to the principal axes of `train`, that of the largest variance first; no scaling.
+
+    With all axes distances are those of the features. Each axis points to where its largest
+    component is positive.
+
+    Args:
+        train: The rows to learn from.
+        dims: Keep so many axes; by default all.
+
+    Raises:
+        DataError: dims is not one of 1 to F.
+    """
+    mean, _, axes = _principal_axes(train.features, dims)
+    axes = axes.flip(1)[:, :dims]  # (F, D)
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    return Whitening(mean, (axes * largest.sign()).contiguous())
+
+
+def _principal_axes(features: Tensor, dims: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (F,), variances (F,) ascending and axes (F, F) in columns, in float64."""
     if dims is not None and not 1 <= dims <= features.shape[1]:
         raise DataError(f"dims = {dims} must lie in 1..{features.shape[1]}, the features")
     mean = features.double().mean(dim=0)  # (F,)
@@ -60,11 +88,7 @@ def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = No
         centred = part.double() - mean
         covariance += centred.T @ centred / len(features)  # (F, F)
     variances, axes = torch.linalg.eigh(covariance)
-    spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
-    # an axis without variance and without floor carries nothing
-    scale = torch.where(spread > 1e-10 * spread.max(), 1 / spread, torch.zeros_like(spread))
-    kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend
-    return Whitening(mean, (axes * scale)[:, kept].contiguous())
+    return mean, variances, axes
 
 
 def save_whitening(path: Path, whitening: Whitening) -> str:
@@ -85,3 +109,9 @@ def whiten(fit_on: Embeddings, *others: Embeddings, floor: float = FLOOR) -> lis
     """Whiten `fit_on` and the others, all with what was learned on `fit_on` alone."""
     whitening = fit_whitening(fit_on, floor)
     return [whitening(rows) for rows in (fit_on, *others)]
+
+
+def pca(fit_on: Embeddings, *others: Embeddings, dims: int | None = None) -> list[Embeddings]:
+    """Project `fit_on` and the others, all with what was learned on `fit_on` alone."""
+    rotation = fit_pca(fit_on, dims)
+    return [rotation(rows) for rows in (fit_on, *others)]

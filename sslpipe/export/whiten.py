@@ -1,18 +1,23 @@
-"""A PCA whitening inside an export, beside the weights that its features come from."""
+"""A PCA, whitening or not, inside an export, beside the weights that its features come from."""
 
 import json
 from pathlib import Path
 
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.evaluation.whiten import FLOOR, fit_whitening, save_whitening
+from sslpipe.evaluation.whiten import FLOOR, fit_pca, fit_whitening, save_whitening
 from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.portable import write_atomically
 
 
 def whiten_export(
-    export: Path, train: Path, floor: float = FLOOR, dims: int | None = None
+    export: Path,
+    train: Path,
+    floor: float | None = None,
+    dims: int | None = None,
+    *,
+    pca: bool = False,
 ) -> tuple[int, int]:
     """Fit a whitening and store it in an export with the crops of the features it was fitted on.
 
@@ -20,8 +25,9 @@ def whiten_export(
         export: The folder of an export; whitening.safetensors is added, config.json and
             SHA256SUMS are written anew.
         train: A features file of the train split, by this export, not whitened.
-        floor: Added to each variance, as a share of their mean.
+        floor: Added to each variance, as a share of their mean; None: FLOOR.
         dims: Principal axes that are kept, the largest first; None: all.
+        pca: Rotate to the principal axes, the largest first, without whitening; takes no floor.
 
     Returns:
         The number of features before and after.
@@ -41,8 +47,14 @@ def whiten_export(
     width = rows.features.shape[1]
     if dims is not None and dims > width:
         raise UserError(f"--dims {dims} is more than the {width} features")
+    if pca and floor is not None:
+        raise UserError(
+            f"--floor {floor:g} is of whitening, and --pca does not whiten; leave one out"
+        )
+    chosen = FLOOR if floor is None else floor
+    fitted = fit_pca(rows, dims) if pca else fit_whitening(rows, chosen, dims)
     # the new file first: a config.json that names it is written when it is there
-    sha256 = save_whitening(export / "whitening.safetensors", fit_whitening(rows, floor, dims))
+    sha256 = save_whitening(export / "whitening.safetensors", fitted)
     tree = json.loads(config_json.read_text(encoding="utf-8"))
     ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
     ours |= {"whitening_sha256": sha256, "view": metadata["view"]}

@@ -19,7 +19,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save_embeddings
 from sslpipe.evaluation.knn import knn_accuracies
-from sslpipe.evaluation.whiten import fit_whitening, whiten
+from sslpipe.evaluation.whiten import fit_pca, fit_whitening, pca, whiten
 from sslpipe.export.write import export_backbone, load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.train import train
@@ -120,6 +120,16 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     images = torch.stack([torch.from_numpy(picture(i)) for i in range(20)]).permute(0, 3, 1, 2)
     torch.testing.assert_close(exported.encode(images), expected.features, rtol=1e-4, atol=1e-4)
 
+    # without whitening: the principal axes alone
+    export_backbone(run_dir, tmp_path / "turned", ["safetensors"])
+    arguments = [tmp_path / "turned", train_file, "--pca", "--floor", "0.1"]
+    with pytest.raises(UserError, match="--pca does not whiten"):
+        whiten_tool.app([*map(str, arguments)], standalone_mode=False)
+    call(whiten_tool, tmp_path / "turned", train_file, "--dims", "8", "--pca")
+    expected = fit_pca(rows, 8)(plain).features
+    turned = load_backbone(tmp_path / "turned").encode(images)
+    torch.testing.assert_close(turned, expected, rtol=1e-4, atol=1e-4)
+
     ten = ["--data", str(data), "--out", str(test_file), "--crops", "ten"]
     with pytest.raises(UserError, match="its own view"):
         embed_tool.app([str(tmp_path / "out"), *ten], standalone_mode=False)
@@ -176,8 +186,8 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
         "knn": (["--k", "1", "--k", "7", "--vote", "majority"], {"k": [1, 7], "vote": "majority"}),
         "linear": (["--holdout", "0.2"], {"holdout": 0.2}),
         "retrieval": (
-            ["--denominator", "R", "--lone", "zero"],
-            {"denominator": "R", "lone": "zero"},
+            ["--denominator", "R", "--lone", "zero", "--similarity", "euclidean"],
+            {"denominator": "R", "lone": "zero", "similarity": "euclidean"},
         ),
         "ridge": (["--seed", "3"], {"seed": 3}),
         "sgd": (["--epochs", "3"], {"epochs": 3}),
@@ -225,6 +235,20 @@ def test_whiten_is_applied_to_both_files(files, tmp_path):
     (row,) = json.loads(out.read_text())
     assert row["whitened"]
     assert [row["value"]] == list(knn_accuracies(*whiten(*rows), k=(5,)).values())
+
+
+def test_pca_is_applied_to_both_files_and_recorded(files, tmp_path):
+    paths, rows = files
+    out = tmp_path / "numbers.json"
+    shown = call(evaluate_tool, "knn", *paths, "--k", "5", "--pca", "3", "--out", out)
+    (row,) = json.loads(out.read_text())
+    assert (row["whitened"], row["pca"]) == (False, 3)
+    assert "pca=3 knn-weighted k=5" in shown
+    assert [row["value"]] == list(knn_accuracies(*pca(*rows, dims=3), k=(5,)).values())
+    with pytest.raises(UserError, match="--whiten and --pca are two maps"):
+        evaluate_tool.app(
+            ["knn", *map(str, paths), "--pca", "3", "--whiten"], standalone_mode=False
+        )
 
 
 def test_suite_takes_files_alone(files, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.geometry import geometry, stability
+from sslpipe.evaluation.geometry import geometry, stability, uniformity
 from sslpipe.random import permutation
 from tests.evaluation.test_knn import brute_similarities, random_rows, rows
 
@@ -49,7 +49,7 @@ def test_collapsed_and_uniform_features_have_the_values_of_theory():
     assert sphere["std"].value == pytest.approx(1, abs=0.01)
     point = by_metric(*[rows(1 + 1e-6 * rng.normal(size=(300, 8)), labels[:300])] * 2)
     assert point["alignment"].value < 1e-9
-    assert abs(point["uniformity"].value) < 1e-9
+    assert -1e-9 < point["uniformity"].value < 0
     assert point["effective_rank"].value < 1.01
     assert point["std"].value < 1e-4
 
@@ -89,6 +89,19 @@ def test_intervals_are_those_of_leaving_out_each_tenth_of_the_rows(width):
         assert actual[metric].value == pytest.approx(value(x), rel=1e-8)
         assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
         assert (high + low) / 2 == pytest.approx(value(x), rel=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [1e-4, 1e-2, 1.0])
+def test_uniformity_of_collapsed_rows_keeps_its_digits(spread, dtype):
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.nn.functional.normalize(torch.randn(32, 64, generator=generator))
+    u = (torch.full((64,), 0.125) + spread * noise).to(dtype)
+    wide = u.double().numpy()
+    expected = np.log1p(
+        np.mean([np.expm1(-2 * ((a - b) ** 2).sum()) for a, b in combinations(wide, 2)])
+    )
+    assert float(uniformity(u)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_stability_is_the_share_of_neighbours_in_common_by_loops():

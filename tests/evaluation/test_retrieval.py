@@ -15,6 +15,7 @@ from sslpipe.evaluation.retrieval import (
     retrieval_per_query,
     summary,
 )
+from sslpipe.evaluation.similarity import SIMILARITIES
 from tests.evaluation.test_knn import brute_similarities, random_rows, rows, tied_rows
 
 
@@ -260,3 +261,74 @@ def test_pairs_to_ignore_are_read_from_csv_and_a_wrong_file_is_named(tmp_path):
     path.write_text("query,gallery\n")
     with pytest.raises(DataError, match=r"ignore.csv is no CSV file of two ids"):
         read_pairs(path)
+
+
+def looped(kind, gallery, queries):
+    """(Q, N) in float64, one pair at a time, rounded to float32; larger is nearer."""
+    g, q = gallery.features.double().numpy(), queries.features.double().numpy()
+    rule = {
+        "dot": lambda u, v: float((u * v).sum()),
+        "euclidean": lambda u, v: -float(np.sqrt(((u - v) ** 2).sum())),
+    }[kind]
+    return np.array([[np.float32(rule(u, v)) for v in g] for u in q])
+
+
+def collapsed(n, width, classes, seed, first_id=0):
+    """A point and unit noise of 1e-4."""
+    data = random_rows(n, width, classes, seed, first_id)
+    noise = torch.nn.functional.normalize(data.features, dim=1)
+    return data._replace(features=torch.full((width,), width**-0.5) + 1e-4 * noise)
+
+
+def offset(n, width, classes, seed, first_id=0):
+    data = random_rows(n, width, classes, seed, first_id)
+    return data._replace(features=data.features + 1000)
+
+
+def of_any_length(n, width, classes, seed, first_id=0):
+    data = random_rows(n, width, classes, seed, first_id)
+    return data._replace(features=data.features * torch.logspace(-3, 3, n)[:, None])
+
+
+@pytest.mark.parametrize("make", [random_rows, tied_rows, collapsed, offset, of_any_length])
+@pytest.mark.parametrize("kind", ["dot", "euclidean"])
+def test_dot_products_and_distances_rank_as_loops_in_float64(kind, make, monkeypatch):
+    monkeypatch.setattr(ranking, "TILE_NUMBERS", 110 * 7)
+    gallery, queries = mixed(make)
+    queries.features[7] = gallery.features[3]  # a distance of 0, among others
+    table = looped(kind, gallery, queries)
+    actual = retrieval_per_query(gallery, queries, k=(1, 5), similarity=kind)
+    expected = {}
+    for q, row in enumerate(table):
+        seen = sorted(range(len(row)), key=lambda j, row=row: (-row[j], j))
+        at = [r for r, j in enumerate(seen, 1) if gallery.labels[j] == queries.labels[q]]
+        expected[q] = (1 / at[0], np.mean([n / r for n, r in enumerate(at, 1)])) if at else (0, 0)
+    for name, place in (("mrr", 0), ("map", 1)):
+        values = actual.values[:, actual.names.index(name)]
+        np.testing.assert_allclose(values, [e[place] for e in expected.values()], rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [collapsed, offset])
+def test_distances_have_the_digits_of_float64(make):
+    gallery, queries = make(80, 64, 4, seed=1), make(20, 64, 4, seed=2)
+    actual = SIMILARITIES["euclidean"](gallery.features, 20)(queries.features)
+    np.testing.assert_allclose(actual, looped("euclidean", gallery, queries), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_ranks_do_not_depend_on_the_unit_of_the_features(kind, scale):
+    gallery, queries = random_rows(60, 6, 5, seed=1), random_rows(20, 6, 5, 2, 1000)
+    scaled = [x._replace(features=x.features * scale) for x in (gallery, queries)]
+    plain = retrieval_per_query(gallery, queries, similarity=kind)
+    np.testing.assert_array_equal(
+        retrieval_per_query(*scaled, similarity=kind).values, plain.values
+    )
+
+
+def test_the_similarity_is_in_the_protocol_and_a_wrong_one_named():
+    gallery, queries = random_rows(60, 6, 5, seed=1), random_rows(20, 6, 5, 2, 1000)
+    results = retrieval(gallery, queries, similarity="euclidean")
+    assert {r.protocol for r in results} == {"retrieval euclidean lone=skip"}
+    with pytest.raises(DataError, match="did you mean 'euclidean'"):
+        retrieval(gallery, queries, similarity="euclid")

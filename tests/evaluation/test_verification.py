@@ -73,7 +73,9 @@ def test_each_fold_is_scored_at_the_threshold_that_is_best_on_the_others(ties):
     expected = []
     for number in range(4):
         others = [(s, g) for s, g, f in zip(scores, same, fold, strict=True) if f != number]
-        right = {t: sum((s >= t) == g for s, g in others) for t, _ in others}
+        right = {
+            t: sum((s >= t) == g for s, g in others) for t in [np.inf, *(t for t, _ in others)]
+        }
         threshold = max(t for t in right if right[t] == max(right.values()))
         held = [
             (s >= threshold) == g for s, g, f in zip(scores, same, fold, strict=True) if f == number
@@ -82,6 +84,24 @@ def test_each_fold_is_scored_at_the_threshold_that_is_best_on_the_others(ties):
     assert per_fold == pytest.approx(expected)
     assert mean == pytest.approx(np.mean(expected))
     assert best_threshold(np.array([3, 2, 1], np.float32), np.array([True, True, False])) == 2
+
+
+@pytest.mark.parametrize(("same", "different"), [(20, 760), (760, 20)])
+def test_where_scores_say_nothing_the_best_threshold_gives_the_more_frequent_answer(
+    same, different
+):
+    scores = np.ones(same + different, np.float32)  # collapsed features
+    kinds = np.arange(len(scores)) < same
+    threshold = best_threshold(scores, kinds)
+    assert np.isfinite(threshold)
+    assert ((scores >= threshold) == (same > different)).all()
+    assert kfold_accuracy(scores, kinds, 10)[0] == pytest.approx(760 / 780)
+
+
+def test_the_best_threshold_accepts_nothing_where_different_pairs_score_higher():
+    scores = np.array([0.1, 0.2, 0.8, 0.9, 0.95], np.float32)
+    threshold = best_threshold(scores, np.array([True, True, False, False, False]))
+    assert not (scores >= threshold).any()
 
 
 def test_pairs_are_distinct_of_the_right_kind_and_the_same_for_every_order_of_rows():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from sslpipe.errors import UserError
 from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS, CenterLoss
 from sslpipe.metric_learning.gallery import Gallery, similarity
+from sslpipe.metric_learning.losses.clusters import k_means, squared_distances_of_rows
 from tests.helpers import metric_loops as loops
 
 SIZES = {"num_classes": 4, "dim": 66}
@@ -57,6 +58,26 @@ def test_distances_of_rows_that_share_an_offset_are_those_of_float64(name, case)
     torch.testing.assert_close(value, exact, rtol=1e-5, atol=1e-6)
     assert exact_grad.norm() > 0
     assert float((grad - exact_grad).norm() / exact_grad.norm()) < 1e-4
+
+
+def test_clusters_within_a_tight_class_are_those_of_float64():
+    """One row far away sets the scale; the clusters are of differences 1e-4 of it."""
+    middle = F.normalize(noise(3, seed=7))
+    x = middle[torch.arange(60) % 3] * 1e-4 + 1e-6 * noise(60) + 1
+    x[0] = 3
+    found = k_means(x, torch.zeros(60, dtype=torch.int64), 4)
+    assert torch.equal(found, k_means(x.double(), torch.zeros(60, dtype=torch.int64), 4))
+    assert sorted(found.bincount().tolist()) == [1, 19, 20, 20]
+
+
+def test_distances_between_classes_near_collapse_are_those_of_loops():
+    rows = F.normalize(torch.ones(66) + 1e-3 * noise(12).double(), dim=1)
+    means = rows.float().unflatten(0, (4, 3)).double().mean(1).float()
+    expected = [[2 - 2 * sum(map(float, a * b)) for a in means.double()] for b in means.double()]
+    actual = squared_distances_of_rows(means)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    part = torch.tensor([2, 0])
+    assert torch.equal(squared_distances_of_rows(means, part), actual[part])
 
 
 def test_multi_similarity_with_its_miner_divides_by_the_batch():

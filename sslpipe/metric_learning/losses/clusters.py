@@ -14,6 +14,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     per_row,
 )
 from sslpipe.metric_learning.losses.triplet_sums import triplet_sums
+from sslpipe.portable import to_float64
 
 
 class Groups(NamedTuple):
@@ -93,15 +94,20 @@ def k_means(x: Tensor, labels: Tensor, k: int, rounds: int = 10) -> Tensor:
         part = x[rows] - x[rows].mean(0)  # distances know no origin, rounding does
         centers = part[:1]
         while len(centers) < min(k, len(part)):
-            farthest = torch.cdist(part, centers).amin(1).argmax()
+            farthest = _apart(part, centers).amin(1).argmax()
             centers = torch.cat([centers, part[farthest, None]])
         for _ in range(rounds):
-            nearest = torch.cdist(part, centers).argmin(1)
+            nearest = _apart(part, centers).argmin(1)
             sizes = nearest.bincount(minlength=len(centers))[:, None]
             sums = torch.zeros_like(centers).index_add_(0, nearest, part)
             centers = torch.where(sizes > 0, sums / sizes.clamp_min(1), centers)
-        out[rows] = torch.cdist(part, centers).argmin(1)
+        out[rows] = _apart(part, centers).argmin(1)
     return out
+
+
+def _apart(x: Tensor, centers: Tensor) -> Tensor:
+    """(n, D), (k, D) -> (n, k) distances, made of differences: near rows keep their digits."""
+    return torch.cdist(x, centers, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 class HardClusterLoss(MetricLoss, normalize=False):
@@ -175,12 +181,11 @@ class _HierarchicalTripletTerms(nn.Module):
 
     def margins(self) -> Tensor:
         """Return (C, C): margin of an anchor of class i against a negative of class j."""
-        # 2 - 2 |mean|^2 is the mean squared distance over all pairs of rows, a row's distance of 0
-        # from itself among them: those are taken out
+        # the mean squared distance within a class counts the distance of 0 of a row from itself
         others = (1 - self.self_share).clamp_min(torch.finfo(self.means.dtype).eps)
-        spread = (2 - 2 * self.means.square().sum(1)) / others
+        between = squared_distances_of_rows(self.means)
+        spread = between.diagonal() / others
         spread = spread.masked_fill(self.self_share >= 1, 0)  # a class with one row so far
-        between = 2 - 2 * self.means @ self.means.T
         start = float(spread[self.seen].mean()) if bool(self.seen.any()) else 0.0
         merged = merge_levels(between, self.levels, start)
         margins = self.beta + merged - spread[:, None]
@@ -243,6 +248,23 @@ def follow_means(
     means[groups.labels] = torch.where(known, old + momentum * (new - old), new)
     seen[groups.labels] = True
     return groups
+
+
+def squared_distances_of_rows(means: Tensor, part: Tensor | None = None) -> Tensor:
+    """Compute the mean squared distance of the unit rows behind two means, 2 - 2 m_i m_j.
+
+    In float64, on the CPU for a device without it: near collapse it is a small difference.
+
+    Args:
+        means: (C, D) of unit rows.
+        part: (A,) which of them to compare with all; by default all.
+
+    Returns:
+        (A, C) of the dtype and on the device of `means`.
+    """
+    wide = to_float64(means)
+    some = wide if part is None else wide[part.to(wide.device)]
+    return (2 - 2 * some @ wide.T).to(means)
 
 
 def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:

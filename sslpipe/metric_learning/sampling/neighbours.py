@@ -6,7 +6,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, broadcast_
-from sslpipe.metric_learning.losses.clusters import follow_means, neighbouring_classes
+from sslpipe.metric_learning.losses.clusters import (
+    follow_means,
+    neighbouring_classes,
+    squared_distances_of_rows,
+)
 from sslpipe.metric_learning.losses.pairwise import unit
 
 PART = 1024  # classes compared with all others at a time
@@ -56,7 +60,7 @@ class ClassNeighbours(nn.Module):
         classes = torch.arange(len(table), device=table.device)
         size = table.shape[1]
         for part in torch.split(classes, PART):
-            between = 2 - 2 * self.means[part] @ self.means.T  # mean squared distance of their rows
+            between = squared_distances_of_rows(self.means, part)
             table[part] = neighbouring_classes(between, part, size)
         broadcast_(table)
 
