@@ -31,6 +31,8 @@ SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = 
 _ANY_BACKBONE = {
     "embedding_dim": "Width of a linear layer behind the pooled features; none without it.",
     "normalize": "Whether features have length 1 (default false).",
+    "pool": "Of the last map of features: avg (default), max, l2 (root of the mean square) or gem "
+    "(generalised mean with a learned power, at first 3); for networks that average.",
 }
 
 

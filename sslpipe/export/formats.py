@@ -56,10 +56,13 @@ def _write_tensors(module: nn.Module, path: Path) -> None:
 
 
 def _extra_layers(model: FrozenBackbone) -> str | None:
-    """Name what a fine-tuned backbone has behind the network that its library knows, if any."""
+    """Name what a backbone has that its library's network has not, if any."""
     if model.backbone.embedding is not None:
         return f"it has an embedding layer of {model.num_features} behind the network's features"
-    return "its features are normalised to length 1" if model.backbone.normalize else None
+    if model.backbone.normalize:
+        return "its features are normalised to length 1"
+    pool = model.backbone.pool
+    return None if pool == "avg" else f"it has backbone.pool = {pool!r}, and that library averages"
 
 
 def _refuses_torchvision(model: FrozenBackbone) -> str | None:
@@ -116,7 +119,7 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     if family == "timm":
         import timm
 
-        not_timm = ("stem", "embedding_dim", "normalize")
+        not_timm = ("stem", "embedding_dim", "normalize", "pool")
         arguments = {
             key: value
             for key, value in model.config.backbone.arguments.items()

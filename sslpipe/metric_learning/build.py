@@ -19,6 +19,7 @@ from sslpipe.metric_learning.model import MetricTask, freeze_layers, learning_ra
 from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
+from sslpipe.models.pooling import is_pooling
 from sslpipe.optim import build_optimizer
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
@@ -108,6 +109,8 @@ def with_backbone(recipe: FinetuneRecipe, init_from: FrozenBackbone | None) -> F
         theirs = {"kind": source.kind, **source.arguments}
         for key, value in ({"kind": wanted.kind, **wanted.arguments} if wanted else {}).items():
             present = theirs.get(key)
+            if key == "pool":  # weights fit any
+                continue
             if (list(present) if isinstance(present, tuple) else present) != value:
                 raise RecipeError(
                     f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "
@@ -123,6 +126,8 @@ def with_backbone(recipe: FinetuneRecipe, init_from: FrozenBackbone | None) -> F
         for key, value in source.arguments.items()
         if key not in ("embedding_dim", "normalize")
     }
+    if wanted is not None and "pool" in wanted.arguments:
+        arguments["pool"] = wanted.arguments["pool"]
     embedding = recipe.embedding
     if embedding.dim is not None:
         arguments["embedding_dim"] = embedding.dim
@@ -236,8 +241,15 @@ def plan_warnings(
 
 
 def _copy_weights(source: Backbone, target: Backbone) -> None:
-    """Copy the pretrained network; its embedding layer too where it has the same width."""
-    target.network.load_state_dict(source.network.state_dict(), strict=True)
+    """Copy the pretrained network; its embedding layer too where it has the same width.
+
+    A learned pooling that only one of them has starts anew, or is dropped.
+    """
+    state, own = source.network.state_dict(), target.network.state_dict()
+    pooling = {key for key in {*state, *own} if is_pooling(key)}
+    state = {key: value for key, value in state.items() if key not in pooling or key in own}
+    state |= {key: own[key] for key in pooling & {*own} - {*state}}
+    target.network.load_state_dict(state, strict=True)
     theirs, ours = source.embedding, target.embedding
     if theirs is not None and ours is not None and theirs.weight.shape == ours.weight.shape:
         ours.load_state_dict(theirs.state_dict())

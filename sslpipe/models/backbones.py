@@ -13,6 +13,7 @@ import torchvision
 from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.models.pooling import POOLS, set_pool
 from sslpipe.recipe.base import Component
 from sslpipe.registry import Table, build
 
@@ -38,6 +39,8 @@ class Backbone(nn.Module):
     Attributes:
         embedding: a last linear layer of metric learning, or None.
         normalize: features have length 1.
+        pool: how the network pools its last map of features, a name of `pooling.POOLS`; "avg" is
+            what the architecture itself does.
     """
 
     def __init__(self, network: nn.Module, num_features: int, stem: Stem | None = None) -> None:
@@ -47,6 +50,7 @@ class Backbone(nn.Module):
         self.stem = stem
         self.embedding: nn.Linear | None = None
         self.normalize = False
+        self.pool: str = "avg"
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, num_features)."""
@@ -64,7 +68,8 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
 
     Args:
         component: the recipe's section. Any kind takes `embedding_dim`, a linear layer behind the
-            pooled features, and `normalize`, whether features get length 1 (see Backbone).
+            pooled features, `normalize`, whether features get length 1, and `pool`, how the last
+            map of features is pooled (see Backbone).
         crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
             does not, and the position table of a vision transformer.
 
@@ -74,6 +79,12 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     arguments = component.arguments
     embedding_dim = arguments.pop("embedding_dim", None)
     normalize = arguments.pop("normalize", False)
+    pool = arguments.pop("pool", "avg")
+    if pool not in POOLS:
+        raise RecipeError(
+            f"backbone.pool = {pool!r} is unknown{did_you_mean(str(pool), POOLS)}; "
+            f"known: {', '.join(POOLS)}"
+        )
     family, _, architecture = component.kind.partition("/")
     if family in NAMED and not architecture:
         raise RecipeError(
@@ -86,6 +97,8 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     backbone = build(
         BACKBONES, inner, section="backbone", architecture=architecture, crop_px=crop_px
     )
+    set_pool(backbone.network, pool, component.kind)
+    backbone.pool = pool
     if embedding_dim is not None:
         backbone.embedding = nn.Linear(backbone.num_features, embedding_dim)
         backbone.num_features = embedding_dim

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from sslpipe.models.pooling import is_pooling
+
 # children by which torchvision and timm hold a row of blocks
 _ROWS_OF_BLOCKS = {"blocks", "features", "layers", "stages"}
 
@@ -12,14 +14,15 @@ def block_names(network: nn.Module) -> list[str]:
     """List the names of the submodules that are the blocks, in forward order.
 
     A residual block, a transformer layer, a convolution outside of them and its norm count as one
-    each. Parameters outside all of them (a class token, position tables) belong to the first.
+    each. Parameters outside all of them (a class token, position tables) belong to the first, a
+    learned pooling to the last.
     """
     return list(_walk(network, ""))
 
 
 def _walk(module: nn.Module, prefix: str) -> Iterator[str]:
     for name, child in module.named_children():
-        if next(child.parameters(), None) is None:
+        if all(is_pooling(parameter) for parameter, _ in child.named_parameters()):
             continue
         holds_blocks = isinstance(child, nn.Sequential | nn.ModuleList) or any(
             inner in _ROWS_OF_BLOCKS for inner, _ in child.named_children()
@@ -31,7 +34,9 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[str]:
 
 
 def block_of(parameter: str, blocks: list[str]) -> int:
-    """Find which of the blocks a parameter's name lies in; 0 where in none."""
+    """Find which of the blocks a parameter's name lies in; 0 where in none, see `block_names`."""
+    if is_pooling(parameter):
+        return len(blocks) - 1
     matches = [number for number, name in enumerate(blocks) if parameter.startswith(f"{name}.")]
     return matches[0] if matches else 0
 

@@ -76,6 +76,9 @@ def test_every_format_has_a_reader():
         ("timm/resnet10t", {}, ["torchvision"]),
         ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"]),
         ("timm/vit_tiny_patch16_224", {"depth": 2}, ["torchvision"]),
+        ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"]),
+        ("torchvision/resnet18", {"stem": "imagenet", "pool": "l2"}, ["torchvision", "timm"]),
+        ("timm/resnet10t", {"pool": "max"}, ["torchvision", "timm"]),
     ],
 )
 def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_features(
