@@ -14,10 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import Any
 
 PROC = Path("/proc")  # Linux's view of the machine and of every process
 
@@ -145,64 +142,6 @@ def c_function(name: str) -> Callable[..., int] | None:
     except (OSError, TypeError):  # Windows has no handle for "all that is loaded"
         return None
     return function
-
-
-def wide_dtype(device: torch.device | str) -> torch.dtype:
-    """Choose float64, or float32 on a device that has no float64 (Apple's MPS)."""
-    return torch.float32 if torch.device(device).type == "mps" else torch.float64
-
-
-def to_float64(x: Tensor) -> Tensor:
-    """Convert to float64: on the tensor's own device, or on the CPU where that one has none."""
-    return x.cpu().double() if x.device.type == "mps" else x.double()
-
-
-Backend = Literal["cuda", "mkldnn"]
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Multiply matrices in true float32 inside, whatever training or a user allows (TF32, bf16)."""
-    with float32_products("cuda", "ieee"), float32_products("mkldnn", "ieee"):
-        yield
-
-
-@contextmanager
-def float32_products(backend: Backend, precision: str) -> Iterator[None]:
-    """Choose how one backend multiplies float32 matrices inside; its setting is then as before.
-
-    Only torch's current settings (`torch.backends.cuda.matmul.fp32_precision`) are read and
-    written: the older ones raise where a user has set a current one.
-
-    Args:
-        backend: "cuda", or "mkldnn" for a CPU's oneDNN.
-        precision: "ieee": not rounded; "tf32" or "bf16": factors may be rounded to it.
-    """
-    before = _own_precision(backend)
-    torch._C._set_fp32_precision_setter(backend, "matmul", precision)
-    try:
-        yield
-    finally:
-        torch._C._set_fp32_precision_setter(backend, "matmul", before)
-
-
-def _own_precision(backend: Backend) -> str:
-    """What matrix products are set to themselves: "none" where a wider setting decides.
-
-    torch gives the deciding one, so the wider ones are lifted, the widest first.
-    """
-    own = torch._C._get_fp32_precision_getter(backend, "matmul")
-    if own == "none":
-        return own
-    wider = [("generic", "all"), (backend, "all")]
-    before = []
-    for key in wider:
-        before.append(torch._C._get_fp32_precision_getter(*key))
-        torch._C._set_fp32_precision_setter(*key, "none")
-    own = torch._C._get_fp32_precision_getter(backend, "matmul")
-    for key, value in zip(wider, before, strict=True):
-        torch._C._set_fp32_precision_setter(*key, value)
-    return own
 
 
 def _psutil() -> Any:

@@ -22,7 +22,7 @@ ROWS = (
     ("data",),
     ("recipe",),
     ("registry", "distributed", "random"),
-    ("errors", "faults", "portable"),
+    ("errors", "faults", "portable", "precision"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from sslpipe import portable
+from sslpipe import portable, precision
 from sslpipe.data.cache import DiskCache
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
@@ -202,11 +202,11 @@ def test_a_windows_path_names_the_index_beside_its_shards(tmp_path, monkeypatch)
 
 
 def test_apples_gpus_have_no_float64_and_are_given_none():
-    assert portable.wide_dtype("mps") == torch.float32
-    assert {portable.wide_dtype(name) for name in ("cpu", "cuda", "cuda:1")} == {torch.float64}
+    assert precision.wide_dtype("mps") == torch.float32
+    assert {precision.wide_dtype(name) for name in ("cpu", "cuda", "cuda:1")} == {torch.float64}
     rows = Embeddings(torch.ones(2, 3), torch.zeros(2), torch.arange(2))
     assert {tensor.device.type for tensor in rows.to("mps")} == {"cpu"}
-    assert portable.to_float64(torch.ones(2)).dtype == torch.float64
+    assert precision.to_float64(torch.ones(2)).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -266,10 +266,10 @@ CHOICES = {
 def test_full_float32_holds_inside_and_leaves_every_setting_as_it_was(choice, float32_settings):
     CHOICES[choice]()
     before = _settings()
-    with portable.full_float32():
+    with precision.full_float32():
         inside = _settings()
         assert (inside[3], inside[5]) == ("ieee", "ieee")
-        with portable.float32_products("cuda", "tf32"), portable.full_float32():
+        with precision.float32_products("cuda", "tf32"), precision.full_float32():
             assert _settings() == inside
         assert _settings() == inside
     assert _settings() == before

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sslpipe.portable import full_float32
+from sslpipe.precision import full_float32
 
 TOGETHER_PX = 96  # images up to this long are read whole, those of many views in one call
 # Taps of a Gaussian beyond this many sigmas weigh less than 2^-25 of the middle one: adding them

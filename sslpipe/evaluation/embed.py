@@ -21,7 +21,8 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
-from sslpipe.portable import replacing, wide_dtype
+from sslpipe.portable import replacing
+from sslpipe.precision import wide_dtype
 
 
 class Embeddings(NamedTuple):

@@ -14,7 +14,7 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Z95, Interval, Result, bootstrap_means95
 from sslpipe.evaluation.verification import pairs_of
-from sslpipe.portable import to_float64
+from sslpipe.precision import to_float64
 from sslpipe.random import permutation
 
 GROUPS = 10  # of samples, held out in turn for an interval

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.errors import DataError
-from sslpipe.portable import full_float32
+from sslpipe.precision import full_float32
 
 Search = Literal["torch", "faiss"]
 Number = TypeVar("Number", np.float32, np.int16)

@@ -17,7 +17,7 @@ from sslpipe.evaluation.neighbours import (
     rank_keys,
 )
 from sslpipe.evaluation.similarity import SIMILARITIES, Compare, Similarity, cosines
-from sslpipe.portable import full_float32
+from sslpipe.precision import full_float32
 
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sslpipe.distributed import current_rank
 from sslpipe.evaluation.embed import evaluating
 from sslpipe.models.sync_batchnorm import SyncBatchNorm
-from sslpipe.portable import to_float64
+from sslpipe.precision import to_float64
 
 
 def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sslpipe.distributed import all_gather_rows, row_counts
 from sslpipe.evaluation.geometry import effective_rank, uniformity
-from sslpipe.portable import to_float64
+from sslpipe.precision import to_float64
 
 MOST_IMAGES = 512  # both views of each: 1,024 rows
 

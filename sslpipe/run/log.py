@@ -13,14 +13,16 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sslpipe.data.loader import Quarantined
 from sslpipe.registry import Table
-from sslpipe.run.health import Alarm
+
+if TYPE_CHECKING:  # who only reads a log needs no torch
+    from sslpipe.data.loader import Quarantined
+    from sslpipe.run.health import Alarm
 
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 
@@ -102,7 +104,7 @@ class RunLog:
         if self.enabled:
             self._line({"step": step, "kind": kind, **values})
 
-    def alarms(self, step: int, changes: Sequence[Alarm]) -> None:
+    def alarms(self, step: int, changes: Sequence["Alarm"]) -> None:
         """Warn, and write one line of kind "alarm": lists of names `raised` and `over`, values."""
         if not self.enabled or not changes:
             return
@@ -116,7 +118,7 @@ class RunLog:
         for change in changes:
             self.warn(f"step {step}: {change}")
 
-    def quarantined(self, records: list[Quarantined]) -> None:
+    def quarantined(self, records: list["Quarantined"]) -> None:
         """List bad samples once each in quarantine.jsonl."""
         if not self.enabled or not records:
             return

@@ -24,7 +24,7 @@ from sslpipe.augment.resample import (
     plan_crops,
     transposed,
 )
-from sslpipe.portable import full_float32
+from sslpipe.precision import full_float32
 
 COUNT = 12
 CROPS = (crop_together, crop_apart, crop_by_products)

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from sslpipe.distributed import Rank, all_gather_rows, current_rank, row_counts
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles
-from sslpipe.portable import wide_dtype
+from sslpipe.precision import wide_dtype
 
 Sums = tuple[Tensor, ...]
 RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]

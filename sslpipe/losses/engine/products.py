@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sslpipe.portable import float32_products
+from sslpipe.precision import float32_products
 
 Products = Literal["float32", "bfloat16"]
 
