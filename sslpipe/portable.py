@@ -129,9 +129,24 @@ def process_start(pid: int | None = None) -> str | None:
         return None
 
 
+def command_of(pid: int) -> str | None:
+    """Read a process's command line; None where there is no such process, or it may not be read."""
+    try:
+        raw = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return None
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """List the signals that ask a run to save and end; Windows lacks SIGUSR1."""
-    names = ("SIGTERM", "SIGUSR1", "SIGINT")
+    """List the signals that ask a run to save and end; Windows lacks some of them.
+
+    SIGHUP comes when a terminal is closed, SIGQUIT from a keyboard. A process that was started with
+    SIGHUP ignored (`nohup`) keeps ignoring it.
+    """
+    names = ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGQUIT"]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        names.remove("SIGHUP")
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 

@@ -30,7 +30,8 @@ from sslpipe.registry import build
 from sslpipe.run.flops import step_flops
 from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.run.health import Alarms, embedding_health
-from sslpipe.run.launch import check_streams, resolve_precision
+from sslpipe.run.launch import resolve_precision
+from sslpipe.run.launcher import check_streams
 from sslpipe.run.session import Run, open_run, seed_torch
 
 Model = SimCLR | MomentumPair

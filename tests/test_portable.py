@@ -45,6 +45,7 @@ def platform(request, monkeypatch):
             (os, "O_DIRECTORY"),
             (signal, "SIGUSR1"),
             (signal, "SIGHUP"),
+            (signal, "SIGQUIT"),
         ):
             monkeypatch.delattr(module, name, raising=False)
         monkeypatch.setattr(portable, "PROC", Path("/no/proc"))
@@ -152,7 +153,18 @@ def test_a_stop_is_asked_for_by_the_signals_that_there_are(platform):
     finally:
         stop.restore_handlers()
     names = {number.name for number in portable.stop_signals()}
-    assert names == {"SIGTERM", "SIGINT"} | ({"SIGUSR1"} if platform == "linux" else set())
+    unix = {"SIGUSR1", "SIGHUP", "SIGQUIT"} if platform == "linux" else set()
+    assert names == {"SIGTERM", "SIGINT"} | unix
+
+
+def test_a_process_under_nohup_is_not_stopped_by_the_end_of_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in portable.stop_signals()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert signal.SIGHUP in portable.stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_without_glibc_the_allocator_is_left_alone(monkeypatch):

@@ -8,8 +8,10 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from sslpipe.cli.inputs import check_evaluate
 from sslpipe.errors import UserError
 from sslpipe.registry import take_from
+from sslpipe.run.console import GONE, lasting_streams
 
 # name -> (module with `app`, first line of its help). The line stands here, too, so that
 # `sslpipe --help` imports none of the modules.
@@ -76,14 +78,38 @@ def _program(
 def run(*words: str) -> None:
     """Run `sslpipe WORDS...` followed by this process's own arguments.
 
-    A user's mistake is one line on stderr and exit status 2.
+    A user's mistake is one line on stderr and exit status 2. A command whose output nobody reads
+    any more does its work all the same.
     """
+    with lasting_streams() as streams:
+        status = _run([*words, *sys.argv[1:]])
+        for stream in streams:
+            stream.flush()
+        lost = streams[0].error if streams else None  # of standard output
+        if not status and lost is not None and lost.errno not in GONE:
+            status = _refuse(f"the output could not be written: {lost}")
+    sys.exit(status)
+
+
+def _run(words: list[str]) -> Any:
+    """Run the command that the words name; the exit status."""
     try:
-        app([*words, *take_from(sys.argv[1:])], prog_name="sslpipe")
+        words = take_from(words)
+        if words[:1] == ["evaluate"] and words[1:]:
+            check_evaluate(words[1:])
+        app(words, prog_name="sslpipe")
+    except SystemExit as ended:
+        return ended.code
     except KeyboardInterrupt:
-        sys.exit(130)  # the shell's status for Ctrl-C
+        return 130  # the shell's status for Ctrl-C
     except UserError as error:
-        Console(stderr=True).print(
-            f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-        )
-        sys.exit(2)
+        return _refuse(str(error))
+    return 0
+
+
+def _refuse(text: str) -> int:
+    """Print one line about a user's mistake; its exit status."""
+    Console(stderr=True).print(
+        f"error: {text}", style="red", highlight=False, markup=False, soft_wrap=True
+    )
+    return 2

@@ -1,21 +1,19 @@
 """`sslpipe embed`: a backbone and a split of shards -> features, one row a sample, in a file."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from sslpipe.augment.eval_view import EvalView
-from sslpipe.cli.processes import start
+from sslpipe.cli.inputs import check_model, open_split
 from sslpipe.cli.progress import progress
 from sslpipe.cli.terminal import console, report_bad
-from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed_file import embed_to_file
-from sslpipe.evaluation.features import data_metadata, view_canvas_px
-from sslpipe.export.load import FrozenBackbone, load_backbone
-from sslpipe.run.launch import end_processes
+
+if TYPE_CHECKING:
+    from sslpipe.augment.eval_view import EvalView
+    from sslpipe.export.load import FrozenBackbone
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -57,11 +55,19 @@ def main(
     """
     if dtype not in ("float32", "float16"):
         raise UserError(f"--dtype {dtype} is unknown; use float32 or float16")
+    check_model(model)
+    index = open_split(data, split)
+
+    import torch
+
+    from sslpipe.cli.processes import start
+    from sslpipe.evaluation.embed_file import embed_to_file
+    from sslpipe.evaluation.features import view_canvas_px
+    from sslpipe.export.load import load_backbone
+    from sslpipe.run.launch import end_processes
+
     target, process = start(device)
     backbone = load_backbone(model).to(target)
-    index = load_index(data)
-    if split in index.manifest.splits:
-        index.check_files(split)
     options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
     view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
     title = f"embed {split}" + (f", process {process.rank}" if process.world_size > 1 else "")
@@ -69,7 +75,7 @@ def main(
         out,
         backbone.backbone,
         view,
-        index.split(split),  # an unknown one is refused here
+        index.split(split),
         _metadata(backbone, view, index, split),
         process=process,
         dtype=getattr(torch, dtype),
@@ -86,8 +92,10 @@ def main(
     end_processes()
 
 
-def _choose_view(backbone: FrozenBackbone, options: dict[str, Any], model: Path) -> EvalView:
+def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Path) -> "EvalView":
     """Return the export's view with the options instead of its own settings."""
+    from sslpipe.augment.eval_view import EvalView
+
     try:
         view = EvalView(**backbone.view.config() | options)
     except ValueError as error:
@@ -101,9 +109,11 @@ def _choose_view(backbone: FrozenBackbone, options: dict[str, Any], model: Path)
 
 
 def _metadata(
-    backbone: FrozenBackbone, view: EvalView, index: DatasetIndex, split: str
+    backbone: "FrozenBackbone", view: "EvalView", index: DatasetIndex, split: str
 ) -> dict[str, Any]:
     """Return all that decides the features, for the file to carry."""
+    from sslpipe.evaluation.features import data_metadata
+
     sha256 = backbone.config.whitening_sha256
     return {
         "backbone_sha256": backbone.config.weights_sha256,

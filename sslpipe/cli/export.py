@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from sslpipe.cli.inputs import check_run
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
@@ -31,6 +33,8 @@ def main(
 
     The process loads the format with the library that it is for, and compares the features.
     """
+    check_run(run)
+
     from sslpipe.export.load import load_run
     from sslpipe.export.write import export_model, refusals
 

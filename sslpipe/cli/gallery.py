@@ -1,20 +1,21 @@
 """`sslpipe gallery`: enrol, identify and verify; a gallery in one file, images in folders."""
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
-from torch import Tensor
 
-from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError
-from sslpipe.evaluation.neighbours import Search
-from sslpipe.export.load import FrozenBackbone, load_backbone
-from sslpipe.metric_learning.gallery import Gallery, different_pairs, threshold_at, verify
-from sslpipe.metric_learning.gallery_images import embed_images, find_images, find_named_images
+from sslpipe.cli.inputs import check_model, find_images, find_named_images
+from sslpipe.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sslpipe.evaluation.neighbours import Search
+    from sslpipe.export.load import FrozenBackbone
+    from sslpipe.metric_learning.gallery import Gallery
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,9 +47,10 @@ def enrol(
     device: Device = "auto",
 ) -> None:
     """Add every name of a folder of folders; names that are there get more images."""
+    check_model(model)
+    names, paths = find_named_images(folder)
     backbone = _load(model, device)
     book = _open(gallery, backbone, search, must_exist=False)
-    names, paths = find_named_images(folder)
     kept, embeddings = _embed(backbone, paths)
     book.enrol([names[k] for k in kept], embeddings)
     book.save(gallery)
@@ -67,6 +69,8 @@ def add(
     device: Device = "auto",
 ) -> None:
     """Add one name, or more images of one."""
+    check_model(model)
+    _check_images(images)
     backbone = _load(model, device)
     book = _open(gallery, backbone, None, must_exist=False)
     _, embeddings = _embed(backbone, images)
@@ -81,7 +85,7 @@ def remove(
     name: Annotated[str, typer.Argument(help="The name to forget.")],
 ) -> None:
     """Forget a name."""
-    book = Gallery.load(gallery)
+    book = _read(gallery)
     book.remove(name)
     book.save(gallery)
     out.print(f"{gallery}: {name} is gone; {len(book)} names are left", highlight=False)
@@ -90,7 +94,7 @@ def remove(
 @app.command("list")
 def list_names(gallery: GalleryFile) -> None:
     """Names, their numbers of images, and the threshold."""
-    book = Gallery.load(gallery)
+    book = _read(gallery)
     for name in book.names:
         out.print(f"{len(book.embeddings(name)):6d}  {name}", highlight=False, markup=False)
     out.print(f"threshold {book.threshold:.4f}", highlight=False)
@@ -106,9 +110,12 @@ def calibrate(
     device: Device = "auto",
 ) -> None:
     """Set the threshold that at most a share FAR of the strangers' images reaches."""
+    check_model(model)
+    _check_there(gallery)
+    paths = find_images(strangers)
     backbone = _load(model, device)
     book = _open(gallery, backbone, search)
-    _, embeddings = _embed(backbone, find_images(strangers))
+    _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
     summary = f"{threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}"
@@ -131,9 +138,12 @@ def identify(
     device: Device = "auto",
 ) -> None:
     """One line an image: path, name or -, score; the names below the threshold in brackets."""
+    check_model(model)
+    _check_there(gallery)
+    paths = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
+    _check_images(paths)
     backbone = _load(model, device)
     book = _open(gallery, backbone, search)
-    paths = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
         shown = [
@@ -160,10 +170,16 @@ def verify_command(
     """Do two images show one identity? Exit status 0: yes, 1: no."""
     if (threshold is None) == (pairs is None):
         raise UserError("give --threshold, or --pairs FOLDER to set one by")
+    check_model(model)
+    _check_images([first, second])
+    names, paths = ([], []) if pairs is None else find_named_images(pairs)
+
+    import torch
+
+    from sslpipe.metric_learning.gallery import different_pairs, threshold_at, verify
+
     backbone = _load(model, device)
     if threshold is None:
-        assert pairs is not None
-        names, paths = find_named_images(pairs)
         kept, embeddings = _embed(backbone, paths)
         labels = np.unique([names[k] for k in kept], return_inverse=True)[1]
         threshold = threshold_at(different_pairs(embeddings, torch.from_numpy(labels)), far)
@@ -176,19 +192,43 @@ def verify_command(
         raise typer.Exit(1)
 
 
-def _load(model: Path, device: str) -> FrozenBackbone:
+def _check_there(gallery: Path) -> None:
+    if not gallery.is_file():
+        raise DataError(f"{gallery} holds no gallery: there is no such file; enrol one first")
+
+
+def _check_images(paths: list[Path]) -> None:
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"there is no image {path}")
+
+
+def _read(gallery: Path, search: "Search | None" = None) -> "Gallery":
+    _check_there(gallery)
+
+    from sslpipe.metric_learning.gallery import Gallery
+
+    return Gallery.load(gallery, search=search)
+
+
+def _load(model: Path, device: str) -> "FrozenBackbone":
+    from sslpipe.distributed import pick_device
+    from sslpipe.export.load import load_backbone
+
     return load_backbone(model).to(pick_device(device, f"--device {device}"))
 
 
 def _open(
-    path: Path, backbone: FrozenBackbone, search: SearchBy, *, must_exist: bool = True
-) -> Gallery:
+    path: Path, backbone: "FrozenBackbone", search: SearchBy, *, must_exist: bool = True
+) -> "Gallery":
     """The gallery, if it was made with this backbone; a new one where none needs to be there."""
+    from sslpipe.metric_learning.gallery import Gallery
+
     made_with = {"backbone_sha256": backbone.config.weights_sha256}
-    engine = cast(Search | None, search)  # Gallery refuses any other
+    engine = cast("Search | None", search)  # Gallery refuses any other
     if not path.exists() and not must_exist:
         return Gallery(backbone.num_features, search=engine, metadata=made_with)
-    book = Gallery.load(path, search=engine)
+    book = _read(path, engine)
     if book.metadata != made_with:
         raise UserError(
             f"{path} was made with another model; its embeddings mean nothing to this one: "
@@ -197,8 +237,9 @@ def _open(
     return book
 
 
-def _embed(backbone: FrozenBackbone, paths: list[Path]) -> tuple[list[int], Tensor]:
+def _embed(backbone: "FrozenBackbone", paths: list[Path]) -> tuple[list[int], "Tensor"]:
     """`embed_images`; what cannot be read is named on stderr."""
+    from sslpipe.metric_learning.gallery_images import embed_images
 
     def report(path: Path, reason: str) -> None:
         err.print(f"skipped: {path}: {reason}", style="yellow", highlight=False, markup=False)

@@ -1,20 +1,18 @@
 """`sslpipe report`: a run directory -> one self-contained HTML file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sslpipe.cli.evaluate import print_suite
+from sslpipe.cli.inputs import check_features, check_run
 from sslpipe.cli.terminal import console
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.portable import write_atomically
-from sslpipe.report.build import build_page
-from sslpipe.report.compare import build_comparison, names_apart
-from sslpipe.report.embeddings import Features
-from sslpipe.report.run import read_run
+
+if TYPE_CHECKING:
+    from sslpipe.report.embeddings import Features
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
@@ -62,6 +60,17 @@ def main(
         for option, value in (("--data", data), ("--features", features), ("--bank", bank)):
             if value is not None:
                 raise UserError(f"{option} is for the report of one run; leave it out")
+    for run_dir in run_dirs:
+        check_run(run_dir)
+    index = load_index(data) if data is not None else None
+    check_features([features, bank])
+
+    from sslpipe.cli.evaluate import print_suite
+    from sslpipe.report.build import build_page
+    from sslpipe.report.compare import build_comparison, names_apart
+    from sslpipe.report.run import read_run
+
+    if len(run_dirs) > 1:
         runs = [read_run(run_dir) for run_dir in run_dirs]
         embedded = [_load(None, run_dir / USUAL.format("test")) for run_dir in run_dirs]
         page = build_comparison(runs, names_apart(run_dirs, runs), embedded)
@@ -69,7 +78,6 @@ def main(
         return
     (run_dir,) = run_dirs
     run = read_run(run_dir)
-    index = load_index(data) if data is not None else None
     queries = _load(features, run_dir / USUAL.format("test"))
     others = _load(bank, run_dir / USUAL.format("train"))
     page = build_page(run, index, queries, others)
@@ -84,7 +92,11 @@ def _write(out: Path, page: str) -> None:
     console.print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser", highlight=False)
 
 
-def _load(path: Path | None, usual: Path) -> Features | None:
+def _load(path: Path | None, usual: Path) -> "Features | None":
     if path is None and not usual.is_file():
         return None
+
+    from sslpipe.evaluation.embed import load_embeddings
+    from sslpipe.report.embeddings import Features
+
     return Features(*load_embeddings(path or usual))

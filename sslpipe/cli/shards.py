@@ -1,12 +1,12 @@
 """`sslpipe shards`: images -> webdataset shards with an index, and a look at them."""
 
+import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from PIL import Image
 from rich.console import Console
@@ -19,7 +19,6 @@ from sslpipe.sharding import SOURCES
 from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.idx import cut_idx
 from sslpipe.sharding.index import find_tars, index_folder, verify_shard
-from sslpipe.sharding.show import sample_sheet, save_sheet, split_rows
 from sslpipe.sharding.sources import SourceOptions, class_names
 from sslpipe.sharding.writer import Layout
 
@@ -66,7 +65,7 @@ RESIZE = (
 
 @app.callback()
 def _settings() -> None:
-    torch.set_num_threads(1)  # the workers are the parallelism
+    os.environ["OMP_NUM_THREADS"] = "1"  # the workers are the parallelism; before torch comes
     warnings.simplefilter("error", Image.DecompressionBombWarning)  # such an image is a bad one
 
 
@@ -192,9 +191,11 @@ def show(
 
     - `sslpipe shards show out/mydata --split test --out test.png`
     """
-    save_sheet(
-        sample_sheet(load_index(folder), split, count=count, columns=columns, seed=seed), out
-    )
+    data = load_index(folder)
+
+    from sslpipe.sharding.show import sample_sheet, save_sheet
+
+    save_sheet(sample_sheet(data, split, count=count, columns=columns, seed=seed), out)
     print(out)
 
 
@@ -205,6 +206,9 @@ def stats(
 ) -> None:
     """Counts, classes, bytes and image sizes of each split, without decoding anything."""
     data = load_index(folder)
+
+    from sslpipe.sharding.show import split_rows
+
     for name in data.manifest.splits:
         table = Table(title=escape(f"{data.manifest.name}, {name}"), show_header=False, box=None)
         for row in split_rows(data, name, sampled=looked_at):

@@ -10,7 +10,10 @@ from rich.console import Console
 
 from sslpipe.cli.recipes import BackbonePath, Data, Overrides, RecipePath
 from sslpipe.errors import UserError
+from sslpipe.recipe import Recipe, load_recipe
 from sslpipe.registry import requested
+from sslpipe.run.batch_script import batch_script
+from sslpipe.run.launcher import check_streams
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -45,10 +48,6 @@ def main(
     The script is complete: it needs this Python environment, and no other file. The job saves and
     requeues itself at the time limit and on preemption.
     """
-    from sslpipe.recipe import Recipe, load_recipe
-    from sslpipe.run.batch_script import batch_script
-    from sslpipe.run.launch import check_streams
-
     loaded = load_recipe(recipe, overrides or [])
     if isinstance(loaded, Recipe):
         if backbone is not None:

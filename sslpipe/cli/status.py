@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from sslpipe.cli.inputs import check_run
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
@@ -20,6 +22,8 @@ def main(
 
     Progress, speed, time to go, health, bad samples, last checkpoint, and each process.
     """
+    check_run(run)
+
     from sslpipe.run.status import render
     from sslpipe.run.status import status as read_status
 

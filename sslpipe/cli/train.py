@@ -1,4 +1,4 @@
-"""`sslpipe check`, `train` and `preview`; heavy imports are inside the commands."""
+"""`sslpipe check`, `train` and `preview`; what needs torch is imported after the checks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from sslpipe.cli.inputs import check_model, check_run_dir, open_split
 from sslpipe.cli.recipes import BackbonePath, Data, Overrides, RecipePath
+from sslpipe.data.index import load_index
+from sslpipe.recipe import load_recipe
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -47,14 +50,16 @@ def check(
 
     Of pretraining also estimates of memory and time.
     """
+    loaded = load_recipe(recipe, overrides or [])
+    index = load_index(data) if data else None
+    if index is not None:
+        index.split(loaded.data.split)  # an unknown one is refused
+    check_model(backbone)
+
     from sslpipe.api import open_backbone
     from sslpipe.check import check_recipe
-    from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
-    init_from = open_backbone(loaded, backbone)
-    Console().print(check_recipe(loaded, load_index(data) if data else None, init_from))
+    Console().print(check_recipe(loaded, index, open_backbone(loaded, backbone)))
 
 
 @app.command(
@@ -75,10 +80,15 @@ def train(
     A run directory that holds an unfinished run of this recipe is resumed from its last
     checkpoint, with any number of processes that divides the recipe's streams.
     """
+    loaded = load_recipe(recipe, overrides or [])
+    index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
+    check_model(backbone)
+    check_run_dir(run_dir)
+
     from sslpipe.api import train as train_run
     from sslpipe.run.launch import end_processes
 
-    train_run(recipe, data, run_dir, backbone=backbone, overrides=overrides or [])
+    train_run(loaded, index, run_dir, backbone=backbone)
     end_processes()
 
 
@@ -98,12 +108,11 @@ def preview(
 
     The parameters of each view stand beside it.
     """
-    from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
+    loaded = load_recipe(recipe, overrides or [])
+    index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
+
     from sslpipe.run.preview import preview_recipe
 
-    loaded, index = load_recipe(recipe, overrides or []), load_index(data)
-    index.check_files(loaded.data.split, allow_pipe=loaded.run.allow_pipe)
     grid, shown = preview_recipe(loaded, index, images=images, ids=ids, epoch=epoch)
     out.parent.mkdir(parents=True, exist_ok=True)
     grid.save(out)

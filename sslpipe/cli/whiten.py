@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from sslpipe.cli.inputs import check_features, check_model
 from sslpipe.cli.terminal import console
-from sslpipe.evaluation.whiten import FLOOR
-from sslpipe.export.whiten import whiten_export
+
+FLOOR = 0.1  # sslpipe.evaluation.whiten.FLOOR, without its imports
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -31,6 +32,11 @@ def main(
 
     The whitening is fitted on TRAIN; `encode` and `sslpipe embed` apply both from then on.
     """
+    check_model(export)
+    check_features([train])
+
+    from sslpipe.export.whiten import whiten_export
+
     width, kept = whiten_export(export, train, floor, dims, pca=pca)
     done = "principal axes, largest first" if pca else "whitened"
     console.print(f"{export}: {width} -> {kept} features, {done}", highlight=False)

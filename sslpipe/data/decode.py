@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 import simplejpeg
-import torch
 from numpy.typing import NDArray
 from PIL import JpegImagePlugin, PngImagePlugin, WebPImagePlugin
-from torch.nn import functional
 
 MAX_PIXELS = 64 * 2**20  # a header that says more is refused before anything is decoded
 MAX_BYTES = 64 * 2**20
@@ -154,10 +152,12 @@ def _reduce(pixels: Pixels, canvas_px: int) -> Pixels:
     longer = max(height, width)
     if longer <= canvas_px:
         return pixels
+    import torch  # only here: shards are written, and mistakes reported, without it
+
     size = [max(1, round(side * canvas_px / longer)) for side in (height, width)]
     # torch tells channels last by the strides: permute(2, 0, 1)[None] is not, and is slower
     whole = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
-    reduced = functional.interpolate(whole, size=size, mode="bilinear", antialias=True)
+    reduced = torch.nn.functional.interpolate(whole, size=size, mode="bilinear", antialias=True)
     result: Pixels = reduced[0].permute(1, 2, 0).numpy()
     return result
 

@@ -11,25 +11,6 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.features import view_canvas_px
 from sslpipe.export.load import FrozenBackbone
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-
-
-def find_images(folder: Path) -> list[Path]:
-    """Return every image under a folder, sorted. Raises: UserError where there is none."""
-    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
-    if not paths:
-        raise UserError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
-    return paths
-
-
-def find_named_images(folder: Path) -> tuple[list[str], list[Path]]:
-    """Return the name and the path of every image FOLDER/NAME/*. Raises: UserError."""
-    folders = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-    if not folders:
-        raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
-    pairs = [(each.name, path) for each in folders for path in find_images(each)]
-    return [name for name, _ in pairs], [path for _, path in pairs]
-
 
 def embed_images(
     backbone: FrozenBackbone,

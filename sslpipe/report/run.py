@@ -58,8 +58,7 @@ def read_run(run_dir: Path) -> RunFiles:
     # the evaluation, if there is one that this program can read
     if not (run_dir / "recipe.json").is_file():
         raise UserError(
-            f"{run_dir} is not a run directory: it has no recipe.json; "
-            "name the --run-dir of `sslpipe train`"
+            f"{run_dir} holds no run: it has no recipe.json; name the --run-dir of `sslpipe train`"
         )
     eval_json, views_png = run_dir / "eval.json", run_dir / "views.png"
     evaluation = _read_json(eval_json) if eval_json.is_file() else None

@@ -17,6 +17,7 @@ from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
 
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -42,12 +43,14 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     """
     keep_freed_memory()
     timeout = timedelta(seconds=timeout_s)
-    launched = int(os.environ.get("WORLD_SIZE", "1"))  # read first: accelerate overwrites it
+    launched = launched_processes()  # read first: accelerate overwrites it
     if launched > 1 and "LOCAL_RANK" not in os.environ:
         raise UserError(
             f"WORLD_SIZE = {launched} is set, but no launcher started this one process; unset it, "
             f"or start with `{launch_command(launched)} ...`"
         )
+    if launched > 1:
+        watch_launcher()
     state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
     if launched != state.num_processes:
         raise UserError(
@@ -55,24 +58,6 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
             f"{state.num_processes}; start them with `{launch_command(launched)} ...`"
         )
     return Rank(state.process_index, state.num_processes)
-
-
-def launch_command(processes: int) -> str:
-    """Return a command that starts `processes` on one machine, with or without GPUs.
-
-    It needs no file of a clone, takes any free port, and reads no settings of the user's.
-    """
-    return f"torchrun --standalone --nproc_per_node {processes} -m sslpipe train"
-
-
-def check_streams(streams: int, world: int) -> None:
-    """Raise RecipeError where `world` processes cannot share data.num_streams evenly."""
-    if streams % world:
-        valid = [w for w in range(1, streams + 1) if streams % w == 0]
-        raise RecipeError(
-            f"data.num_streams = {streams} does not divide over {world} processes; start "
-            f"{', '.join(map(str, valid))} processes, or set num_streams to a multiple of {world}"
-        )
 
 
 def end_processes() -> None:

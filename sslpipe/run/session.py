@@ -33,6 +33,7 @@ from sslpipe.optim import describe_groups, lr_at, set_lr
 from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe, digest, identity
 from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.console import run_console
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
@@ -83,7 +84,7 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
             device has no memory left.
     """
     process = start_processes(recipe)
-    with take_lock(run_dir, process):
+    with run_console(), take_lock(run_dir, process):
         try:
             with Watchdog(run_dir, process, recipe.run.timeout_s) as watchdog:
                 run = Run(recipe, run_dir, process, watchdog)

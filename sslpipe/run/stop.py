@@ -8,13 +8,15 @@ from types import FrameType
 
 from sslpipe.portable import stop_signals
 
+FROM_A_KEYBOARD = (signal.SIGINT, getattr(signal, "SIGQUIT", None))  # Ctrl-C and Ctrl-\
 MARKERS = ("DONE", "PREEMPTED", "FAILED")  # exit codes do not survive a launcher; files do
 
 
 class StopRequest:
-    """True once SIGTERM, SIGUSR1 or Ctrl-C arrived, or the stop file exists. Call it every step.
+    """True once a signal of `stop_signals` arrived, or the stop file exists. Call it every step.
 
-    The handlers only set a flag; the loop saves and ends. A second Ctrl-C ends at once.
+    SIGTERM, SIGUSR1, SIGHUP (a closed terminal), SIGINT and SIGQUIT (from a keyboard): the handlers
+    only set a flag; the loop saves and ends. A second one from a keyboard ends at once.
 
     Args:
         stop_file: Looked for at most once a second (the environment's SSLPIPE_STOP_FILE); None: not
@@ -40,7 +42,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._flag and number == signal.SIGINT:
+        if self._flag and number in FROM_A_KEYBOARD:
             raise KeyboardInterrupt
         self._flag = True
 

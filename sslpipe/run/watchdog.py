@@ -12,6 +12,8 @@ from types import TracebackType
 
 from sslpipe.distributed import Rank
 from sslpipe.portable import write_atomically
+from sslpipe.run.console import say_last
+from sslpipe.run.launcher import watch_launcher
 from sslpipe.run.stop import write_failure
 
 WRITE_EVERY_S = 10
@@ -37,7 +39,7 @@ class Watchdog:
         self._folder = run_dir / "heartbeat"
         self._path = self._folder / f"rank-{process.rank}.json"
         self._stacks = self._folder / f"rank-{process.rank}.stacks.txt"
-        self._launcher = os.getppid() if process.world_size > 1 else None
+        self._launched = process.world_size > 1
         self._place: tuple[int, str, float] = (0, "setting up", time.monotonic())
         self._armed, self._ended = False, threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sslpipe-watchdog", daemon=True)
@@ -47,6 +49,8 @@ class Watchdog:
         self._stacks.unlink(missing_ok=True)
         self._write()
         self._thread.start()
+        if self._launched:
+            watch_launcher(lambda text: self._end(f"rank {self._rank}: {text}"))
         return self
 
     def __exit__(
@@ -55,6 +59,8 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._launched:
+            watch_launcher()
         self._ended.set()
         self._thread.join()
 
@@ -67,8 +73,6 @@ class Watchdog:
         written_s, warned_at = time.monotonic(), None
         while not self._ended.wait(look_every_s):
             now_s, place = time.monotonic(), self._place
-            if self._launcher is not None and os.getppid() != self._launcher:
-                self._end(f"rank {self._rank}: LauncherLost: the process that started it is gone")
             idle_s = now_s - place[2] if self._armed else 0.0
             if idle_s > self._timeout_s / 2 and warned_at != place:
                 warned_at = place
@@ -96,7 +100,7 @@ class Watchdog:
     def _end(self, text: str) -> None:
         self._write()
         write_failure(self._run_dir, text)
-        print(text, file=sys.__stderr__, flush=True)
+        say_last(text)
         os._exit(70)  # the main thread cannot be asked
 
     def _write(self) -> None:
@@ -113,7 +117,7 @@ class Watchdog:
         try:
             write_atomically(self._path, json.dumps(beat) + "\n")
         except OSError as error:  # a full disk must not end the run from here
-            print(f"warning: no heartbeat written: {error}", file=sys.__stderr__, flush=True)
+            say_last(f"warning: no heartbeat written: {error}")
 
 
 def read_heartbeats(run_dir: Path) -> dict[int, dict[str, object]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
@@ -196,7 +195,7 @@ def _from_torchvision(
     stored = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
     if stored is None:
         stored = [label for _, label in dataset]
-    labels = stored.numpy() if isinstance(stored, torch.Tensor) else np.array(stored)
+    labels = np.array(stored)  # a list, an array or a tensor
     if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"torchvision's {options.name} does not give one integer label an image")
     names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)

@@ -1,4 +1,4 @@
-"""Which products on "cuda" are rounded to TF32: what a user allows, but for those that may not be."""
+"""Which products on "cuda" are rounded to TF32: where a user allows it, but for some."""
 
 import torch
 

@@ -307,7 +307,7 @@ def test_a_grid_of_views_in_the_run_is_shown_as_it_is(whole, tmp_path):
 
 def test_mistakes_are_one_line(whole, tmp_path, monkeypatch, capsys):
     line = error_line(monkeypatch, capsys, tmp_path)
-    assert "is not a run directory" in line
+    assert "holds no run" in line
     other = write_dataset(tmp_path / "other", (4,), split="test")
     line = error_line(monkeypatch, capsys, whole.run_dir, "--data", other)
     assert "not the data set of --features" in line

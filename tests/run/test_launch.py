@@ -21,7 +21,8 @@ from sslpipe.cli.train import app as train_commands
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
-from sslpipe.run.launch import check_streams, launch_command, start_processes
+from sslpipe.run.launch import start_processes
+from sslpipe.run.launcher import check_streams, launch_command
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset

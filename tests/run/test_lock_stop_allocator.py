@@ -58,14 +58,19 @@ def test_a_requeued_job_takes_over_the_lock_it_left_on_another_host(tmp_path, mo
     RunLock(tmp_path).release()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_asks_for_a_stop_and_the_second_sigterm_means_no_more(number):
+ASKING = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGQUIT")
+
+
+@pytest.mark.parametrize("number", [getattr(signal, name) for name in ASKING])
+def test_a_signal_asks_for_a_stop_and_the_second_sigterm_means_no_more(number, monkeypatch):
+    if number == signal.SIGHUP:  # the suite itself may run under nohup
+        monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
     before = signal.getsignal(number)
     stop = StopRequest(None)
     assert not stop()
     os.kill(os.getpid(), number)
     assert stop()
-    if number == signal.SIGINT:
+    if number in (signal.SIGINT, signal.SIGQUIT):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     else:

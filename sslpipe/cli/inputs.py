@@ -1,0 +1,107 @@
+"""What a command refuses in under a second: it is checked before torch is imported.
+
+The library checks the same and more when it reads; here stands what needs only names and small
+files.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.data.storage import is_remote
+from sslpipe.errors import DataError, UserError
+
+FEATURE_SUFFIXES = (".safetensors", ".npz")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+def open_split(location: str, split: str, *, allow_pipe: bool = False) -> DatasetIndex:
+    """Read a data set's index, and check that a split of it is there.
+
+    Args:
+        location: dataset.json or its folder, a path or a URL.
+        split: Its name; its files are checked where they are local.
+        allow_pipe: Whether shards may be the output of commands.
+
+    Raises:
+        DataError: The index is wrong, the split is not in it, or a shard is missing.
+    """
+    index = load_index(location)
+    index.split(split)
+    if not is_remote(index.folder):  # else a request a shard: once is enough
+        index.check_files(split, allow_pipe=allow_pipe)
+    return index
+
+
+def check_evaluate(words: Sequence[str]) -> None:
+    """Check what the words behind `sslpipe evaluate` name, as far as they tell by themselves.
+
+    The options of an evaluation are the arguments of its function, which needs torch.
+
+    Raises:
+        UserError: A file of embeddings, a data set's index or a model is not there.
+    """
+    if "--help" in words:
+        return
+    if words[0] in ("suite", "sgd-augmented") and len(words) > 1 and not words[1].startswith("-"):
+        check_model(Path(words[1]))
+    values = dict(pairwise(words))  # option -> the word behind it
+    if "--data" in values:
+        load_index(values["--data"])
+    others = (word for word in words if not word.startswith("-") and word != values.get("--out"))
+    check_features(Path(word) for word in others if word.endswith(FEATURE_SUFFIXES))
+
+
+def check_model(path: Path | None) -> None:
+    """Raise UserError where a path is neither an export's folder nor a run directory."""
+    if path is not None and not any((path / name).is_file() for name in _OF_A_MODEL):
+        raise UserError(
+            f"{path} is neither an export nor a run: it has no {' and no '.join(_OF_A_MODEL)}"
+        )
+
+
+def check_run(run_dir: Path) -> None:
+    """Raise UserError where a path is not the directory of a run that has begun."""
+    if not (run_dir / "recipe.json").is_file():
+        raise UserError(
+            f"{run_dir} holds no run: there is no recipe.json; name the --run-dir of "
+            "`sslpipe train`, once it has begun"
+        )
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Raise UserError where no directory can be made: a file is in its place."""
+    taken = next((p for p in (run_dir, *run_dir.parents) if p.exists() and not p.is_dir()), None)
+    if taken is not None:
+        raise UserError(f"--run-dir {run_dir}: {taken} is a file; name another directory")
+
+
+def check_features(paths: Iterable[Path | None]) -> None:
+    """Raise DataError where a file of embeddings is not there."""
+    for path in paths:
+        if path is not None and not path.is_file():
+            raise DataError(
+                f"cannot read embeddings from {path}: there is no such file; write it with "
+                "`sslpipe embed`"
+            )
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Return every image under a folder, sorted. Raises: UserError where there is none."""
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+    if not paths:
+        raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
+    return paths
+
+
+def find_named_images(folder: Path) -> tuple[list[str], list[Path]]:
+    """Return the name and the path of every image FOLDER/NAME/*. Raises: UserError."""
+    folders = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    if not folders:
+        raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
+    pairs = [(each.name, path) for each in folders for path in find_images(each)]
+    return [name for name, _ in pairs], [path for _, path in pairs]
+
+
+_OF_A_MODEL = ("config.json", "recipe.json")

@@ -1,0 +1,91 @@
+"""Standard output and error of a process: the console may fail, the work may not.
+
+A reader that goes away (`| head`), a terminal that is closed, a full disk behind `> file`: what is
+printed is lost, and nothing else.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+GONE = (errno.EPIPE, errno.EIO)  # nobody will read again; a full disk may have room later
+
+
+class LastingStream:
+    """A text stream whose `write` and `flush` do not raise.
+
+    Args:
+        stream: Where it writes; everything else is asked of it.
+
+    Attributes:
+        error: The first error that lost text; None: none was lost.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write, or lose the text."""
+        with self._kept():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or lose what is pending."""
+        with self._kept():
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+            if error.errno in GONE:  # what C++ and the end of the process write goes nowhere, too
+                with suppress(OSError, ValueError):
+                    null = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(null, self.stream.fileno())
+                    os.close(null)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[list[LastingStream]]:
+    """Let sys.stdout and sys.stderr last inside; both are flushed at the end.
+
+    Yields:
+        The two; none where the process has no console.
+    """
+    before = sys.stdout, sys.stderr
+    if None in before:  # a program without a console
+        yield []
+        return
+    lasting = [s if isinstance(s, LastingStream) else LastingStream(s) for s in before]
+    sys.stdout, sys.stderr = lasting
+    try:
+        yield lasting
+    finally:
+        for stream in lasting:
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def run_console() -> Iterator[None]:
+    """Print inside as in `lasting_streams`; what is lost is no error of the program."""
+    with lasting_streams() as streams:
+        yield
+        for stream in streams:
+            stream.error = None
+
+
+def say_last(text: str) -> None:
+    """Print a line on the process's own stderr, if that can be, from any thread."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.__stderr__, flush=True)

@@ -1,0 +1,140 @@
+"""A mistake in the words of a command is told before torch is imported."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sslpipe.cli import whiten
+from sslpipe.evaluation.whiten import FLOOR
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import ROOT, write_recipe
+
+# {r}: a good recipe, {d}: a good data set, {m}: a folder that passes for a model or a run, {n}:
+# nothing there, {f}: a file
+MISTAKES = {
+    "check, no recipe": ("check {n}.toml", "no recipe at"),
+    "check, key": ("check {r} optm.kind=sgd", "unknown key optm; did you mean 'optim'?"),
+    "check, type": ("check {r} optim.peak_lr=fast", "optim.peak_lr = 'fast'"),
+    "check, range": ("check {r} data.batch_size=0", "data.batch_size = 0"),
+    "check, data": ("check {r} --data {n}.json", "cannot read"),
+    "check, split": ("check {r} --data {d} data.split=tset", "has no split 'tset'"),
+    "check, backbone": ("check {r} --backbone {n}", "neither an export nor a run"),
+    "check, option": ("check {r} --dta {d}", "No such option"),
+    "train, no recipe": ("train {n}.toml --data {d} --run-dir {n}", "no recipe at"),
+    "train, key": ("train {r} --data {d} --run-dir {n} rnu.seed=1", "unknown key rnu"),
+    "train, data": ("train {r} --data {n} --run-dir {n}", "cannot read"),
+    "train, not an index": ("train {r} --data {r} --run-dir {n}", "cannot read"),
+    "train, scheme": (
+        "train {r} --data ftp://x/dataset.json --run-dir {n}",
+        "scheme 'ftp' is",
+    ),
+    "train, split": ("train {r} --data {d} --run-dir {n} data.split=tset", "no split 'tset'"),
+    "train, shards": ("train {r} --data {lost} --run-dir {n}", "train-000000.tar is missing"),
+    "train, run directory": ("train {r} --data {d} --run-dir {f}", "is a file"),
+    "train, backbone": ("train {r} --data {d} --run-dir {n} --backbone {n}", "neither an export"),
+    "train, option": ("train {r} --data {d} --run-dir {n} --resum", "No such option"),
+    "train, missing option": ("train {r} --data {d}", "Missing option"),
+    "preview, data": ("preview {r} --data {n}", "cannot read"),
+    "preview, option": ("preview {r} --data {d} --image 3", "No such option"),
+    "slurm, key": (
+        "slurm {r} data.batchsize=8 --data {d} --run-dir {n}",
+        "did you mean 'batch_size'",
+    ),
+    "slurm, streams": ("slurm {r} --data {d} --run-dir {n} --nodes 3", "does not divide over 3"),
+    "slurm, name": ("slurm {r} --data {d} --run-dir {n} --job-name a;b", "job-name"),
+    "status": ("status {n}", "holds no run"),
+    "export": ("export {n} --out {n}", "holds no run"),
+    "export, option": ("export {m} --outt {n}", "No such option"),
+    "embed, model": ("embed {n} --data {d} --out {n}.npz", "neither an export nor a run"),
+    "embed, data": ("embed {m} --data {n} --out {n}.npz", "cannot read"),
+    "embed, split": ("embed {m} --data {d} --split tset --out {n}.npz", "no split 'tset'"),
+    "embed, option": ("embed {m} --data {d} --out {n}.npz --spilt train", "No such option"),
+    "whiten, export": ("whiten {n} {f}", "neither an export nor a run"),
+    "whiten, features": ("whiten {m} {n}.npz", "cannot read embeddings"),
+    "evaluate, features": ("evaluate knn {n}.npz {f} --k 3", "cannot read embeddings"),
+    "evaluate, model": ("evaluate suite {n} --data {d}", "neither an export nor a run"),
+    "evaluate, data": ("evaluate suite {m} --data {n}", "cannot read"),
+    "report": ("report {n}", "holds no run"),
+    "report, data": ("report {m} --data {n}", "cannot read"),
+    "report, features": ("report {m} --features {n}.npz", "cannot read embeddings"),
+    "report, option": ("report {m} --feature {n}.npz", "No such option"),
+    "gallery, model": ("gallery enrol {n} {m} --model {n}", "neither an export nor a run"),
+    "gallery, folder": ("gallery enrol {n} {n} --model {m}", "has no folders"),
+    "gallery, file": ("gallery list {n}", "holds no gallery"),
+    "gallery, image": ("gallery verify {n}.jpg {f} --model {m} --threshold 0", "there is no image"),
+    "gallery, option": ("gallery list {n} --all", "No such option"),
+    "shards, root": ("shards build {n} --root {n}", "{n}"),
+    "shards, source": ("shards build {n} --source fodler --root {m}", "did you mean 'folder'"),
+    "shards, verify": ("shards verify {n}", "cannot read"),
+    "shards, index": ("shards index {n}", "{n}"),
+    "shards, option": ("shards build {n} --rot {m}", "No such option"),
+    "a command": ("trian {r}", "No such command"),
+    "a plug-in": ("--plugin no.such.module train {r}", "cannot be imported"),
+}
+
+ALL = """
+import contextlib, io, json, sys
+sys.modules["torch"] = None  # an import of it fails with a trace
+from sslpipe.__main__ import main
+answers = {}
+for name, words in json.load(sys.stdin).items():
+    sys.argv, said = ["sslpipe", *words], io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+        except BaseException as error:
+            code = f"{type(error).__name__}: {error}"
+    answers[name] = code, said.getvalue()
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Name of a mistake -> exit status, stderr; all made in one process without torch."""
+    folder = tmp_path_factory.mktemp("inputs")
+    good, lost = write_dataset(folder / "data", (40,)), write_dataset(folder / "lost", (4,))
+    (folder / "lost" / "train-000000.tar").unlink()
+    model = folder / "model"
+    model.mkdir()
+    for name in ("config.json", "recipe.json"):
+        (model / name).write_text("{}")
+    file = folder / "file.npz"
+    file.touch()
+    places = {"r": write_recipe(folder), "d": good, "lost": lost, "m": model, "f": file}
+    places["n"] = folder / "nothing"
+    words = {
+        name: [word.format(**places) for word in line.split()]
+        for name, (line, _) in MISTAKES.items()
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", ALL],
+        input=json.dumps(words),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "400"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert not places["n"].exists(), "something was written"
+    return json.loads(result.stdout), places
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_without_torch(answers, mistake):
+    (code, said), message = answers[0][mistake], MISTAKES[mistake][1]
+    assert code == 2, said
+    assert message.format(**answers[1]) in said
+    if said.startswith("error: "):
+        assert said.count("\n") == 1
+
+
+def test_the_default_of_the_help_is_that_of_the_function():
+    assert whiten.FLOOR == FLOOR

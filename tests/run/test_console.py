@@ -1,0 +1,119 @@
+"""A console that fails loses text; the run and its files are as with one that works."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sslpipe.run.console import lasting_streams
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import ROOT, final_weights, write_recipe
+from tests.test_resume import assert_bitwise
+
+FULL = Path("/dev/full")  # a device whose writes fail as on a full disk
+
+
+def shell(words: str, into: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `sslpipe WORDS` in bash, its output redirected; the status is the program's own."""
+    line = f"{sys.executable} -m sslpipe {words} {into}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(
+        ["bash", "-c", line],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A folder with a finished run, `good`, and the words of a training up to its --run-dir."""
+    folder = tmp_path_factory.mktemp("console")
+    data, recipe = write_dataset(folder / "data"), write_recipe(folder)
+    words = f"{recipe} --data {data} --run-dir"
+    result = shell(f"train {words} {folder}/good")
+    assert result.returncode == 0, result.stderr
+    return folder, words
+
+
+@pytest.mark.parametrize("into", ["2>&1 | head -n 1", "> /dev/full 2>&1"])
+def test_a_training_runs_to_its_end_whatever_becomes_of_its_console(given, into):
+    if "full" in into and not FULL.exists():
+        pytest.skip("this system has no /dev/full")
+    folder, words = given
+    run, good = folder / into[2:6].strip(), folder / "good"
+    result = shell(f"train {words} {run}", into)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (run / "DONE").read_text() == (good / "DONE").read_text()
+    assert_bitwise(final_weights(good), final_weights(run))
+    numbers = [{m["step"]: m["loss"] for m in read_metrics(r)} for r in (good, run)]
+    assert numbers[0] == numbers[1]
+
+
+def test_other_commands_end_quietly_when_nobody_reads_on(given):
+    result = shell(f"slurm {given[1]} new", "| true")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_an_output_that_cannot_be_written_is_one_line_and_status_2(given):
+    result = shell(f"slurm {given[1]} new", "> /dev/full")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: the output could not be written: ")
+    assert "No space left on device" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+class _Gone(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_what_is_lost_is_known_and_the_streams_come_back(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", _Gone())
+    monkeypatch.setattr(sys, "stderr", good := io.StringIO())
+    before = sys.stdout
+    with lasting_streams() as (out, err):
+        print("nobody reads this")
+        print("somebody this", file=sys.stderr)
+        assert isinstance(out.error, BrokenPipeError)
+        assert err.error is None
+        assert sys.stderr.getvalue() == "somebody this\n"  # what is not ours is the stream's
+        with lasting_streams() as inner:
+            assert inner == [out, err]
+    assert sys.stdout is before
+    assert sys.stderr is good
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no terminals")
+def test_a_closed_terminal_saves_and_leaves_preempted(given):
+    """In a terminal of its own; from the hang-up on, writing to it fails."""
+    folder, words = given
+    run = folder / "hung-up"
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sslpipe", "train", *words.split(), str(run), "steps=100000"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        while not read_metrics(run):
+            os.read(ours, 10**6)
+            assert process.poll() is None
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    step = int((run / "PREEMPTED").read_text().split()[1])
+    assert (run / "checkpoints" / f"step-{step:08d}").is_dir()
