@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sslpipe.errors import ExportError
+from sslpipe.run.launcher import watch_launcher
 
 
 def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -122,4 +123,5 @@ def main(name: str, folder: str, images_file: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    watch_launcher()
     main(*sys.argv[1:])

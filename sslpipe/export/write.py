@@ -15,11 +15,15 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
 """
 
 import copy
+import glob
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -32,6 +36,7 @@ from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
 from sslpipe.export.verify import outputs
+from sslpipe.portable import process_start
 
 __all__ = [
     "FORMATS",
@@ -45,6 +50,7 @@ __all__ = [
 TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
 PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
 PROOF_TIMEOUT_S = 600
+_SCRATCH = ".exporting"  # the end of the name of a folder that is being written
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
 
 
@@ -102,8 +108,8 @@ def export_model(
         raise ExportError(f"{out} exists; remove it, or choose another folder")
     model = copy.deepcopy(model).cpu().float().eval()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-        folder = Path(scratch) / "export"
+    with _scratch_beside(out) as scratch:
+        folder = scratch / "export"
         folder.mkdir()
         written = {}
         for name in formats:
@@ -114,9 +120,25 @@ def export_model(
         (folder / "README.md").write_text(card, encoding="utf-8")
         (folder / "SHA256SUMS").write_text(sha256_sums(folder))
         if out.exists():
-            shutil.move(out, Path(scratch) / "replaced")
+            shutil.move(out, scratch / "replaced")
         folder.replace(out)
         return {name: out / path.relative_to(folder) for name, path in written.items()}
+
+
+@contextmanager
+def _scratch_beside(out: Path) -> Iterator[Path]:
+    """A folder beside `out`, gone at the end; what killed exports left there goes first."""
+    host = socket.gethostname()
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*{_SCRATCH}"):
+        of_host, pid, start = left.name.removesuffix(_SCRATCH).rsplit("-", 2)
+        if of_host == f".{out.name}.{host}" and process_start(int(pid)) != start:
+            shutil.rmtree(left)
+    scratch = out.with_name(f".{out.name}.{host}-{os.getpid()}-{process_start()}{_SCRATCH}")
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch)
 
 
 def refusals(model: FrozenBackbone) -> dict[str, str]:
@@ -186,7 +208,7 @@ def features_in_clean_process(name: str, folder: Path, images: Tensor) -> list[d
     Raises:
         ExportError: The process could not load the format.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         images_file = Path(scratch) / "images"
         save_file({"images": images}, images_file)
         program = [sys.executable, "-m", "sslpipe.export.verify"]

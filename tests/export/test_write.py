@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from sslpipe.export.load import FrozenBackbone, freeze
 from sslpipe.export.write import FORMATS, export_model, load_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import build_projector
+from sslpipe.portable import process_start
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
 
@@ -336,3 +338,21 @@ def test_pickled_weights_are_never_read(exported, tmp_path):
     with pytest.raises(ExportError):
         load_backbone(tmp_path)
     assert not (tmp_path / "sprung").exists()
+
+
+def test_what_a_killed_export_left_beside_its_folder_goes_with_the_next_one(
+    tmp_path, in_this_process
+):
+    """Not what another machine, a living process or another export's folder has there."""
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=-1)
+    host, dead = socket.gethostname(), f"{int(ended.stdout)}-1"
+    left = tmp_path / f".backbone.{host}-{dead}.exporting"
+    others = [
+        tmp_path / f".backbone.elsewhere-{dead}.exporting",
+        tmp_path / f".backbone.{host}-{os.getppid()}-{process_start(os.getppid())}.exporting",
+        tmp_path / f".others.{host}-{dead}.exporting",
+    ]
+    for folder in (left, *others):
+        (folder / "export").mkdir(parents=True)
+    export_model(trained(), tmp_path / "backbone", ("safetensors",))
+    assert set(tmp_path.iterdir()) == {tmp_path / "backbone", *others}
