@@ -1,11 +1,22 @@
 """Errors that a user can mend: raised with the key, file or sample, its value, and the remedy."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_MOST_CHARACTERS = 4000  # of a message: an input may be megabytes
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class UserError(ValueError):
-    """A mistake in the input, not in the program; printed in one line, without a stack trace."""
+    """A mistake in the input, not in the program; printed in one line, without a stack trace.
+
+    Whatever the text quotes, it is one line: breaks become spaces, other control characters their
+    escapes, and what is longer than 4,000 characters is cut in the middle.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(one_line(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class RecipeError(UserError):
@@ -26,5 +37,28 @@ class ExportError(UserError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return '; did you mean X?' for the nearest known name, or '' where none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def one_line(text: str, most: int = _MOST_CHARACTERS) -> str:
+    """Return a text that fits a line of a terminal or a log, cut in the middle where it is long."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    text = re.sub(r"\s*[\r\n]\s*", " ", text)
+    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value as a message quotes it: its repr, short whatever it holds."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to print the longest
+    if isinstance(value, str | bytes | list | tuple | dict | set) and len(value) > most:
+        value = (
+            value[:most] if isinstance(value, str | bytes | list | tuple) else list(value)[:most]
+        )
+    try:
+        text = repr(value)
+    except ValueError:  # a list of such integers
+        return f"a {type(value).__name__}"
+    return text if len(text) <= most else f"{text[: most - 3]}..."

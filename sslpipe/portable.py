@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")  # Linux's view of the machine and of every process
+CGROUPS = Path("/sys/fs/cgroup")  # and of the limits that containers and batch systems set
 
 _seek_lock = threading.Lock()  # a descriptor has one position for all threads
 
@@ -96,13 +97,69 @@ def forward_slashes(path: str | Path) -> str:
 
 
 def free_memory_bytes() -> int:
-    """Bytes of the machine's memory that new allocations can have without swapping."""
+    """Bytes of memory that this process can still have without swapping, under all limits."""
     try:
-        lines = (PROC / "meminfo").read_text(encoding="ascii").splitlines()
+        free = _meminfo()["MemAvailable"]
     except OSError:
         return int(_psutil().virtual_memory().available)
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    return max(0, min([free, *(limit - used for limit, used in _cgroup_limits())]))
+
+
+def total_memory_bytes() -> int:
+    """Bytes of memory and swap that this process could have if it were alone."""
+    try:
+        fields = _meminfo()
+    except OSError:
+        return int(_psutil().virtual_memory().total + _psutil().swap_memory().total)
+    return (
+        min([fields["MemTotal"], *(limit for limit, _ in _cgroup_limits())]) + fields["SwapTotal"]
+    )
+
+
+def _meminfo() -> dict[str, int]:
+    """Bytes by name. Raises: OSError where there is no Linux."""
+    lines = (PROC / "meminfo").read_text(encoding="ascii").splitlines()
+    sizes = (line.split(":", 1) for line in lines)
+    return {name: int(text.split()[0]) * 1024 for name, text in sizes}
+
+
+def _cgroup_limits() -> list[tuple[int, int]]:
+    """Limit and use in bytes of each control group that this process is in, outer ones too.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
+    try:
+        lines = (PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    limits = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":  # version 2
+            root, names = CGROUPS, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = CGROUPS / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        own = root / group.strip("/")
+        for folder in (own, *own.parents):
+            limits += _cgroup_limit(folder, *names)
+            if folder == root:
+                break
+    return limits
+
+
+def _cgroup_limit(folder: Path, most: str, used: str, cached: str) -> list[tuple[int, int]]:
+    try:
+        limit, use = ((folder / name).read_text(encoding="ascii").strip() for name in (most, used))
+        fields = (folder / "memory.stat").read_text(encoding="ascii").split()
+    except OSError:
+        return []  # a root has no limit; of a container's outer groups nothing is seen
+    if limit == "max":
+        return []
+    stat = dict(zip(fields[::2], fields[1::2], strict=True))
+    return [(int(limit), int(use) - int(stat.get(cached, 0)))]  # files' pages are given back
 
 
 def process_start(pid: int | None = None) -> str | None:

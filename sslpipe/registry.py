@@ -23,10 +23,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from types import ModuleType, UnionType
+from typing import Any, Protocol, TypeVar, Union, get_args, get_origin
 
-from sslpipe.errors import RecipeError, UserError, did_you_mean
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from sslpipe.errors import RecipeError, UserError, did_you_mean, shown
 
 T = TypeVar("T")
 
@@ -43,6 +46,18 @@ GROUPS = {
 DECIDE_WEIGHTS = ("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones")
 VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
 
+_EMPTY = inspect.Parameter.empty
+# what a constructor raises for arguments that it cannot work with
+_REFUSALS = (
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+)
 _tables: dict[str, "Table[Any]"] = {}  # group -> the table, once its module is imported
 _fingerprints: dict[str, str] = {}
 
@@ -133,8 +148,10 @@ def build(
     parameters = inspect.signature(constructor).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = component.arguments
-    for key in arguments:
-        if key not in parameters and not takes_any:
+    for key, value in arguments.items():
+        if key in parameters and parameters[key].kind is not inspect.Parameter.VAR_KEYWORD:
+            arguments[key] = _typed(parameters[key].annotation, value, f"{section}.{key}")
+        elif not takes_any:
             raise RecipeError(
                 f"{section}.{key} is not an argument of {section}.kind = {component.kind!r}"
                 f"{did_you_mean(key, parameters)}; it takes: {', '.join(parameters) or 'none'}"
@@ -144,8 +161,34 @@ def build(
         return constructor(**{**defaults, **arguments})
     except RecipeError:
         raise
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"[{section}] kind = {component.kind!r}: {error}") from error
+    except _REFUSALS as error:
+        what = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
+        raise RecipeError(f"[{section}] kind = {component.kind!r}: {what}{error}") from error
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Take a type A | B apart into (A, B), however it was written."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
+def _typed(annotation: Any, value: Any, key: str) -> Any:
+    """Return a recipe's value as the constructor's annotation has it; no annotation takes any.
+
+    Raises: RecipeError naming the key.
+    """
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(Any if annotation is _EMPTY else annotation)
+    except (PydanticUserError, NameError):  # a type of a plug-in's own that no recipe can hold
+        return value
+    try:
+        takes_bool = any(kind in (bool, Any, _EMPTY) for kind in alternatives(annotation))
+        if isinstance(value, bool) and not takes_bool:
+            raise RecipeError(f"{key} = {str(value).lower()} is no value of this setting")
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RecipeError(f"{key} = {shown(value)}: {first['msg'].lower()}") from None
 
 
 def installed(group: str | None) -> dict[str, EntryPoint]:

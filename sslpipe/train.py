@@ -22,6 +22,7 @@ from sslpipe.errors import RecipeError
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.models.backbones import build_backbone, stem_warning
+from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.models.simclr import SimCLR
 from sslpipe.optim import build_optimizer
@@ -63,9 +64,10 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
 
         # views, model, objective: the same numbers on every rank, from recipe.seed
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
-        model = build_model(recipe, augment.crop_px)
+        model, loss_fn = build_model(recipe, augment.crop_px), build_loss(recipe)
+        run.check_memory(recipe, augment.crop_px, model, others=[loss_fn])  # and warns
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
-        augment, loss_fn = augment.to(run.device), build_loss(recipe).to(run.device, run.dtype)
+        augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
         jpeg = jpeg_decoder(recipe.data, run.device)  # refused before anything is written
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
@@ -153,8 +155,9 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
 def build_model(recipe: Recipe, crop_px: int) -> Model:
     """Build encoder and projector, their weights drawn from recipe.seed: the same on every rank."""
     torch.manual_seed(recipe.seed)
-    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-    return (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+    with within_memory("[backbone] and [projector]"):
+        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+        return (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
 
 
 def build_loss(recipe: Recipe) -> Objective:
@@ -163,7 +166,8 @@ def build_loss(recipe: Recipe) -> Objective:
     Raises:
         RecipeError: It needs a momentum encoder, and the recipe has none.
     """
-    loss_fn = build(LOSSES, recipe.loss, section="loss", dim=recipe.projector.out_dim)
+    with within_memory("[loss]"):
+        loss_fn = build(LOSSES, recipe.loss, section="loss", dim=recipe.projector.out_dim)
     if loss_fn.needs_momentum_encoder and recipe.momentum is None:
         raise RecipeError(
             f"loss.kind = {recipe.loss.kind!r} compares queries with keys of earlier steps, which "

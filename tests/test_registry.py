@@ -45,7 +45,7 @@ def test_what_the_program_gives_is_used_where_taken_and_the_recipe_wins():
         ("crop", {"sise": 3}, r"augment\.sise is not an argument .*; did you mean 'size'\?"),
         ("crop", {"size": -1}, r"\[augment\] kind = 'crop': size = -1 is negative"),
         ("crop", {}, r"\[augment\] kind = 'crop': .*missing.*'size'"),
-        ("crop", {"size": "x"}, r"\[augment\] kind = 'crop': .*not supported between"),
+        ("crop", {"size": "x"}, r"augment\.size = 'x': input should be a valid integer"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_section_value_and_remedy(kind, arguments, message):

@@ -11,6 +11,7 @@ from sslpipe.augment.extra_ops import ExtraOps
 from sslpipe.augment.op import Draws
 from sslpipe.augment.params import draws
 from sslpipe.augment.presets import view_specs
+from sslpipe.augment.spec import check_statistics
 from sslpipe.data.pipeline import Batch
 
 
@@ -88,6 +89,7 @@ class BaseViews(nn.Module):
     ) -> None:
         super().__init__()
         self.specs = view_specs(preset, crop_px, overrides)
+        check_statistics(mean, std)
         self.crop_px = int(crop_px)
         if not normalize:
             mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.augment.pixels import normalize_
+from sslpipe.augment.spec import check_statistics
 from sslpipe.data.pipeline import Batch
+from sslpipe.recipe.base import LONGEST_SIDE_PX
 
 Crops = Literal["center", "flip", "five", "ten"]
 Reduce = Literal["mean", "concat"]
@@ -58,6 +60,9 @@ class EvalView(nn.Module):
         super().__init__()
         if not 0 < crop_px <= resize_px:
             raise ValueError(f"crop_px = {crop_px} is not in 1..resize_px = {resize_px}")
+        if resize_px > LONGEST_SIDE_PX:
+            raise ValueError(f"resize_px = {resize_px} is more than {LONGEST_SIDE_PX}")
+        check_statistics(mean, std)
         if crops not in CROPS:
             raise ValueError(f"crops = {crops!r} is unknown; known: {', '.join(CROPS)}")
         if reduce not in ("mean", "concat"):

@@ -109,7 +109,7 @@ def setting_docs() -> dict[str, str]:
 def _jitter_fields(strength: object, preset: Mapping[str, Any]) -> dict[str, float]:
     if strength is None:
         return {}
-    if isinstance(strength, bool) or not isinstance(strength, int | float) or strength < 0:
+    if isinstance(strength, bool) or not isinstance(strength, int | float) or not strength >= 0:
         raise ValueError(f"jitter_strength = {strength!r} is not a number >= 0")
     simclr = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
     return {key: base * strength for key, base in simclr.items() if preset.get(key, base) > 0}

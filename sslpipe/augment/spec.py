@@ -2,9 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sslpipe.errors import shown
+from sslpipe.recipe.base import LONGEST_SIDE_PX
+
+_LEAST_STD, _MOST_LEVEL = 1e-6, 1e3
 
 
 def setting(default: float | tuple[float, float], doc: str, *, most: float = math.inf) -> Any:
@@ -38,7 +43,7 @@ class ViewSpec:
         ColorJitter, RandomGrayscale, GaussianBlur, RandomSolarize.
     """
 
-    crop_px: int = setting(224, "side of the square view, in pixels")
+    crop_px: int = setting(224, "side of the square view, in pixels", most=LONGEST_SIDE_PX)
     crop_area: tuple[float, float] = setting(
         (0.08, 1.0), "crop's part of the image's area, uniform in [low, high]", most=1
     )
@@ -105,12 +110,12 @@ def _check(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
         if (
             not isinstance(value, list | tuple)
             or len(value) != 2
-            or not all(isinstance(item, int | float) and math.isfinite(item) for item in value)
+            or not all(_is_number(item) and math.isfinite(item) for item in value)
             or not 0 < value[0] <= value[1]
         ):
             raise ValueError(f"{name} = {shown!r} is not [low, high] with 0 < low <= high")
         value = float(value[0]), float(value[1])
-    elif isinstance(value, bool) or not isinstance(value, int | float):
+    elif not _is_number(value):
         raise ValueError(f"{name} = {value!r} is not a number")
     elif not math.isfinite(value) or value < 0:
         raise ValueError(f"{name} = {value!r} is negative or not finite")
@@ -119,3 +124,25 @@ def _check(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     if (value[1] if isinstance(value, tuple) else value) > most:
         raise ValueError(f"{name} = {shown!r} is more than {most:g} ({field.metadata['doc']})")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_statistics(mean: Sequence[float], std: Sequence[float]) -> None:
+    """Refuse a mean or a standard deviation that images cannot be normalised by.
+
+    Raises:
+        ValueError: Naming which and its value.
+    """
+    for name, values, low in (("mean", mean, -_MOST_LEVEL), ("std", std, _LEAST_STD)):
+        if (
+            not isinstance(values, Sequence)
+            or len(values) != 3
+            or not all(_is_number(value) and low <= value <= _MOST_LEVEL for value in values)
+        ):
+            raise ValueError(
+                f"{name} = {shown(values)} is not three numbers, red, green and blue, of values in "
+                "[0, 1]" + (", each above 0" if name == "std" else "")
+            )

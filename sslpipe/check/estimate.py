@@ -1,12 +1,12 @@
-"""What a step costs: bytes counted on a small forward pass, seconds measured on a small step."""
+"""What a step costs in seconds, measured on a small one; `run.memory` knows the bytes."""
 
 import time
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sslpipe.augment.params import draws
 from sslpipe.data.index import Split
@@ -14,58 +14,9 @@ from sslpipe.data.loader import one_pass, open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import DataError
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.memory import AUTOCAST
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the others compute as weights are
 _LONG_ENOUGH_S = 0.3  # a measured step that takes this long is not grown further
-
-
-class Memory(NamedTuple):
-    """Bytes that one process holds during a step; workspaces and allocator slack come on top."""
-
-    weights: int  # and buffers
-    gradients: int
-    optimizer: int  # its state
-    activations: int  # kept for backward
-    views: int  # as floats
-    batches: int  # uint8 images, of the steps ahead, too; on a CUDA device if that computes
-
-    @property
-    def total(self) -> int:
-        """Sum all parts, in bytes."""
-        return sum(self)
-
-
-def estimate_memory(
-    model: nn.Module, recipe: Recipe, crop_px: int, precision: str, world: int = 1
-) -> Memory:
-    """Estimate the memory that one of `world` processes needs.
-
-    Activations are counted on 2 and on 4 images and extrapolated linearly to the batch, or to the
-    micro-batch: what a forward pass saves grows with its rows alone.
-
-    Args:
-        model: On the CPU, in its own dtype; its buffers may change.
-        recipe: Batch, canvas, optimizer, cache.
-        crop_px: Side of the views.
-        precision: "bf16" and "fp16" mean autocast.
-        world: Number of processes.
-    """
-    images = -(-(recipe.data.micro_batch or recipe.data.batch_size) // world)
-    small, large = (_saved_bytes(model, 2 * n, crop_px, precision) for n in (2, 4))
-    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-    element_bytes = next(model.parameters()).element_size()
-    held = 1 if recipe.run.cache == "device" else recipe.run.prefetch + 2  # one used, one made
-    optim = recipe.optim
-    copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]
-    return Memory(
-        weights=parameters + buffers,
-        gradients=parameters,
-        optimizer=copies * parameters,
-        activations=max(0, small + (large - small) * (images - 2) // 2),
-        views=2 * images * 3 * crop_px**2 * element_bytes,
-        batches=held * -(-recipe.data.batch_size // world) * 3 * recipe.data.canvas_px**2,
-    )
 
 
 def step_seconds(
@@ -173,24 +124,5 @@ def _repeated(batch: Batch, images: int) -> Batch:
     return Batch(parts[0], parts[1], parts[2], ids, ids, batch.epoch)
 
 
-def _saved_bytes(model: nn.Module, rows: int, crop_px: int, precision: str) -> int:
-    """Bytes of the different storages that a forward of `rows` views keeps for backward."""
-    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, Tensor] = {}  # the tensors stay alive, so no address is used twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        address = tensor.untyped_storage().data_ptr()
-        if address not in own:
-            kept.setdefault(address, tensor)
-        return tensor
-
-    dtype = next(model.parameters()).dtype
-    views = torch.zeros(rows, 3, crop_px, crop_px, dtype=dtype)
-    own.add(views.untyped_storage().data_ptr())  # counted as views
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), _autocast("cpu", precision):
-        model.train()(views)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
 def _autocast(device: str, precision: str) -> AbstractContextManager[None]:
-    return torch.autocast(device, dtype=_AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
+    return torch.autocast(device, dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST)

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
-from sslpipe.check.estimate import Memory, estimate_memory, first_images, noise_batch, step_seconds
+from sslpipe.check.estimate import first_images, noise_batch, step_seconds
 from sslpipe.check.tables import Rows, format_bytes, format_duration, tables
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.mixing import mixing_score
@@ -18,9 +18,10 @@ from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer, describe_groups
-from sslpipe.recipe.base import digest
+from sslpipe.recipe.base import digest, divisors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import check_precision, training_device
+from sslpipe.run.memory import Memory, check_memory, estimate_memory
 from sslpipe.train import (
     build_loss,
     build_model,
@@ -105,9 +106,10 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
     # all parts are built: the digest covers the source of those from plug-ins
     data = None if index is None else _check_data(recipe, index, split, order)
     groups = describe_groups(build_optimizer(model, recipe.optim), model)
-    flops = recipe_flops(recipe, model, crop_px)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
-    memory = estimate_memory(model, recipe, crop_px, named)
+    memory = estimate_memory(model, recipe, crop_px, named, others=[loss_fn])
+    too_much = check_memory(memory, recipe, device)
+    flops = recipe_flops(recipe, model, crop_px)
     precision, seconds = step_seconds(model, augment, images, recipe, device)
     return PretrainCheck(
         recipe=recipe,
@@ -124,10 +126,8 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
         precision=precision,
         step_seconds=seconds,
         steps=recipe.steps,
-        process_counts=tuple(
-            w for w in range(1, recipe.data.num_streams + 1) if recipe.data.num_streams % w == 0
-        ),
-        warnings=_warnings(recipe, loss_fn, crop_px, data, index),
+        process_counts=tuple(divisors(recipe.data.num_streams)),
+        warnings=_warnings(recipe, loss_fn, crop_px, data, index, too_much),
         data=data,
     )
 
@@ -161,6 +161,7 @@ def _warnings(
     crop_px: int,
     data: DataCheck | None,
     index: DatasetIndex | None,
+    too_much: str | None,
 ) -> tuple[str, ...]:
     if index is None:
         warnings = [text for text in [stem_warning(recipe.backbone, crop_px)] if text]
@@ -168,6 +169,8 @@ def _warnings(
         warnings = plan_warnings(
             recipe, index.split(recipe.data.split), loss_fn, crop_px, data.held_out if data else 0
         )
+    if too_much:
+        warnings.append(too_much)
     if recipe.batchnorm == "local":
         warnings.append(
             "batchnorm = 'local': each process normalises by its own part of the batch, so results "

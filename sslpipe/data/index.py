@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sslpipe.data.storage import join, read_bytes, size_of
 from sslpipe.errors import DataError
 from sslpipe.portable import forward_slashes
-from sslpipe.recipe.base import explain_errors
+from sslpipe.recipe.messages import explain_errors
 
 SCHEMA_VERSION = 1
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights

@@ -19,6 +19,7 @@ from sslpipe.metric_learning.model import MetricTask, freeze_layers, learning_ra
 from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
+from sslpipe.models.limits import within_memory
 from sslpipe.models.pooling import is_pooling
 from sslpipe.optim import build_optimizer
 from sslpipe.random import permutation
@@ -144,17 +145,19 @@ def build_task(
     """Build backbone, losses, miner and queue; random weights are drawn from recipe.seed."""
     assert recipe.backbone is not None
     torch.manual_seed(recipe.seed)
-    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+    with within_memory("[backbone]"):
+        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     if init_from is not None:
         _copy_weights(init_from.backbone, backbone)
     dim = backbone.num_features
     components = [("loss", recipe.loss)]
     components += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
     table = {**METRIC_LOSSES, **HEADS}
-    losses = [
-        build(table, component, section=section, num_classes=num_classes, dim=dim)
-        for section, component in components
-    ]
+    with within_memory("[loss]"):
+        losses = [
+            build(table, component, section=section, num_classes=num_classes, dim=dim)
+            for section, component in components
+        ]
     for section, component in components:
         for key, what in (("miner", recipe.miner), ("queue", recipe.queue)):
             if what is not None and component.kind in HEADS and len(components) == 1:
@@ -163,7 +166,8 @@ def build_task(
                     f"[{key}] has nothing to do; leave it out"
                 )
     miner = None if recipe.miner is None else build(MINERS, recipe.miner, section="miner")
-    queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
+    with within_memory("[queue]"):
+        queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
     weights = [1.0, *(term.weight for term in recipe.also)]
     return MetricTask(backbone, losses, weights, miner, queue)
 

@@ -72,6 +72,7 @@ def finetune(
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
         augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
         task = build_task(recipe, augment.crop_px, init_from, len(order.classes))
+        run.check_memory(recipe, augment.crop_px, task, encoder=task.backbone)  # and warns
         run.configure(recipe, recipe.optim.precision)
         augment, task = augment.to(run.device), run.place(task)
         neighbours = class_neighbours(recipe, task, order, run)

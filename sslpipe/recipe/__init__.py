@@ -2,7 +2,8 @@
 
 `load_recipe` is what everybody calls; a recipe with a `[sampler]` fine-tunes, every other one
 pretrains, and this is the one place that decides it. What the two kinds share stands in `base`,
-what is their own in `pretrain` and `finetune`. Start reading at `base.RunRecipe`.
+what is their own in `pretrain` and `finetune`; `reading` takes TOML and overrides, `messages`
+says what a setting means. Start reading at `base.RunRecipe`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from sslpipe.errors import RecipeError, did_you_mean
-from sslpipe.recipe.base import RunRecipe, describe_key, explain_errors, known_keys, read_tree
+from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.messages import describe_key, explain_errors, known_keys
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.reading import read_tree
 
 __all__ = ["FinetuneRecipe", "Recipe", "explain_key", "is_finetune", "load_recipe", "parse_recipe"]
 

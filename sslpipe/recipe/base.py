@@ -1,32 +1,32 @@
-"""What both kinds of recipe share: sections, reading, overrides, validation, digest."""
+"""What both kinds of recipe share: sections, validation, digest."""
 
 import hashlib
 import json
-import tomllib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+import math
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from sslpipe import registry
-from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.errors import RecipeError, did_you_mean, shown
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
+LARGEST = 2**31 - 1  # of a number of rows, pixels or steps
+LONGEST_SIDE_PX = 65_535  # of a JPEG
+Positive = Annotated[int, Field(gt=0, le=LARGEST)]
+NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
+Pixels = Annotated[int, Field(gt=0, le=LONGEST_SIDE_PX)]
+Threads = Annotated[int, Field(ge=0, le=1024)]
 TRACKER_NAMES = ("wandb", "tensorboard", "trackio")
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # a square fits a float32
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -37,13 +37,33 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false as numbers, which pydantic takes for 1 and 0; endless texts."""
+        assert info.field_name is not None
+        if isinstance(value, bool) and bool not in registry.alternatives(
+            cls.model_fields[info.field_name].annotation
+        ):
+            raise ValueError(f"{str(value).lower()} is no value of this setting")
+        if isinstance(value, str) and (wrong := _not_plain(value)) is not None:
+            raise ValueError(f"{shown(value)}: {wrong}")
+        return value
+
 
 class Component(BaseModel):
     """An entry of a table by name (`kind`) and the keyword arguments of its constructor."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
-    kind: str
+    kind: Annotated[str, Field(max_length=200)]
     """The name of the entry; further keys are arguments of its constructor."""
+
+    @model_validator(mode="after")
+    def _plain_arguments(self) -> Self:
+        for key, value in self.arguments.items():
+            if (wrong := _not_plain(value)) is not None:
+                raise ValueError(f"{key} = {shown(value)}: {wrong}")
+        return self
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -60,11 +80,11 @@ class Optim(Section):
     """The learning rate at the peak; no scaling rule is applied to it."""
     weight_decay: Rate = 1e-6
     """Weight decay; not on biases and norms unless `decay_one_dim`."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Beta = 0.9
     """Momentum of sgd and lars; no effect on adamw."""
     nesterov: bool = False
     """Nesterov momentum of sgd; no effect on the others."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Betas of adamw; no effect on the others."""
     trust_coefficient: Rate = 0.001
     """Trust coefficient of lars; no effect on the others."""
@@ -74,11 +94,17 @@ class Optim(Section):
     """Optimizer steps over which the rate rises linearly from 0 to `peak_lr`."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """The rate after the warm-up; cosine ends at 0."""
-    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest norm of the global gradient; none: not clipped."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
     """Of the model's arithmetic. auto: the faster of fp32 and bf16, two steps of each timed at the
     start; fp16 needs CUDA; fp64: for reference runs, exact to rounding."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        if self.kind == "sgd" and self.nesterov and not self.momentum:
+            raise ValueError("nesterov = true needs momentum above 0; set momentum = 0.9")
+        return self
 
 
 class RunConfig(Section):
@@ -95,7 +121,7 @@ class RunConfig(Section):
     trackers: tuple[str, ...] = ()
     """Where metrics are copied to, beside metrics.jsonl: wandb, tensorboard, trackio, or what an
     installed package adds."""
-    num_workers: NonNegative = 2
+    num_workers: Threads = 2
     """Decoding threads of each process; 0: decode in the training thread."""
     prefetch: Positive = 4
     """Batches decoded ahead."""
@@ -108,7 +134,7 @@ class RunConfig(Section):
     """Gigabytes of blocks kept in `cache_dir`."""
     compile: bool = False
     """torch.compile the model and the colour operations of the views."""
-    window_bytes: Positive = 64 * 2**20
+    window_bytes: Annotated[int, Field(gt=0, le=2**40)] = 64 * 2**20
     """Bytes of the largest single read of a shard."""
     allow_pipe: bool = False
     """Allow `pipe:` URLs: they run shell commands."""
@@ -139,12 +165,13 @@ class RunRecipe(Section):
     """What a pretraining and a fine-tuning both say; each kind adds its own sections."""
 
     name: str
-    """The run's name in logs and trackers; not part of the digest."""
+    """The run's name in logs and trackers, which make files of it: no path; not part of the
+    digest."""
     steps: Positive | None = None
     """Optimizer steps of the whole run; give these or `epochs`."""
-    epochs: Annotated[float, Field(gt=0)] | None = None
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Passes over the training samples, instead of `steps`; converted to steps once."""
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """Decides initial weights, order and views."""
     batchnorm: Literal["global", "local"] = "global"
     """Statistics over the rows of all processes, or of each process alone."""
@@ -156,6 +183,13 @@ class RunRecipe(Section):
     """The optimizer and its schedule."""
     run: RunConfig = RunConfig()
     """Cadence, devices and caches; changes no weight beyond rounding."""
+
+    @field_validator("name")
+    @classmethod
+    def _file_name(cls, name: str, info: ValidationInfo) -> str:
+        if info.context != "recorded" and (wrong := not_a_file_name(name)):
+            raise ValueError(f"{shown(name)} {wrong}: trackers make files of it")
+        return name
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -172,8 +206,13 @@ class RunRecipe(Section):
         """
         tree = {**self.model_dump(), **changes}
         if self.epochs is not None:
-            tree |= {"steps": max(1, round(self.epochs * steps_per_epoch)), "epochs": None}
-        return type(self).model_validate(tree)
+            steps = max(1, round(self.epochs * steps_per_epoch))
+            if steps > LARGEST:
+                raise RecipeError(
+                    f"epochs = {self.epochs:g} are {steps:.3g} steps; a run has at most {LARGEST:,}"
+                )
+            tree |= {"steps": steps, "epochs": None}
+        return type(self).model_validate(tree, context="recorded")  # its words were checked
 
     @property
     def total_steps(self) -> int:
@@ -183,24 +222,21 @@ class RunRecipe(Section):
         return self.steps
 
 
-def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a recipe's TOML and apply the overrides; nothing is validated yet.
+def divisors(number: int) -> list[int]:
+    """List the divisors of a number >= 1, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
-    Raises:
-        RecipeError: No such file (names the recipes beside it), no TOML, or a wrong override.
-    """
-    path = Path(path)
-    if not path.is_file():
-        known = sorted(p.stem for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"; recipes in {path.parent}: {', '.join(known)}" if known else ""
-        raise RecipeError(f"no recipe at {path}{hint}")
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not valid TOML: {error}") from error
-    for override in overrides:
-        _apply(tree, override)
-    return tree
+
+def not_a_file_name(text: str) -> str | None:
+    """Say why a text cannot be the name of a file or a folder; None where it can."""
+    if not text.strip() or text in (".", ".."):
+        return "is no name"
+    if re.search(r"[/\\\x00-\x1f\x7f]", text) or not text.isprintable():
+        return "holds a slash, a backslash or a character that cannot be printed"
+    if len(text.encode("utf-8", "replace")) > 200:
+        return "is longer than 200 bytes"
+    return None
 
 
 def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str, Any]:
@@ -236,135 +272,21 @@ def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -
     return lines
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"override {override!r} is not section.key=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string, as on any command line
-    *parents, leaf = key.strip().split(".")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
-            raise RecipeError(f"override {override!r}: {parent} is a value, not a section")
-    if leaf in ("steps", "epochs") and not parents:  # one replaces the other
-        tree.pop("epochs" if leaf == "steps" else "steps", None)
-    tree[leaf] = value
-
-
-def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) -> str:
-    """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key."""
-    lines = []
-    for item in sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]]):
-        key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            known = _fields_at(model, item["loc"][:-1])
-            lines.append(
-                f"unknown key {key}{did_you_mean(str(item['loc'][-1]), known)}; "
-                f"known here: {', '.join(known)}"
-            )
-        elif item["type"] == "missing":
-            lines.append(f"{key} is missing")
-        elif item["type"] == "value_error":
-            lines.append(f"{key + ': ' if key else ''}{item['ctx']['error']}")
-        else:
-            lines.append(f"{key} = {item['input']!r}: {item['msg'].lower()}")
-    return f"{origin}: " + "; ".join(lines)
-
-
-def known_keys(model: type[BaseModel]) -> list[str]:
-    """List "section.key" of all settings, and the sections themselves."""
-    return [name for name, _ in _all_fields(model)]
-
-
-def describe_key(model: type[BaseModel], key: str) -> str | None:
-    """Say what a setting means, with its type, default and range; None where there is no such key.
-
-    Args:
-        model: The recipe class.
-        key: "section.key", or a key or section of the top.
-    """
-    fields = dict(_all_fields(model))
-    if key not in fields:
-        parent = fields.get(key.rpartition(".")[0])
-        if parent is not None and _section_of(parent) is Component:
-            return "An argument of the constructor that `kind` names; see its documentation."
-        return None
-    field = fields[key]
-    text = " ".join((field.description or "").split())
-    section = _section_of(field)
-    if section is not None:
-        names = ", ".join(section.model_fields)
-        return f"{text}\nA section: {names}{', and arguments' if section is Component else ''}."
-    lines = [text, f"type: {_written_type(field)}"]
-    if field.is_required():
-        lines.append("no default: it has to be given")
-    else:
-        default = None if field.default is PydanticUndefined else field.default
-        lines.append(f"default: {'none' if default is None else json.dumps(default)}")
-    return "\n".join(lines)
-
-
-def _all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in model.model_fields.items():
-        yield prefix + name, field
-        section = _section_of(field)
-        if section is not None and section is not Component:
-            yield from _all_fields(section, f"{prefix}{name}.")
-
-
-def _section_of(field: FieldInfo) -> type[BaseModel] | None:
-    for kind in _alternatives(field.annotation):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
-
-
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    """A | B -> (A, B), however it was written."""
-    is_union = get_origin(annotation) in (Union, UnionType)
-    return get_args(annotation) if is_union else (annotation,)
-
-
-_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-
-
-def _written_type(field: FieldInfo) -> str:
-    """As a user would say it: "int, > 0, or none"; '"a" | "b"'; "list of float"."""
-    kinds, metadata, texts = _alternatives(field.annotation), list(field.metadata), []
-    for kind in kinds:
-        if get_origin(kind) is Annotated:
-            kind, *more = get_args(kind)
-            metadata += [m for entry in more for m in getattr(entry, "metadata", [entry])]
-        if kind is NoneType:
-            continue
-        if get_origin(kind) is Literal:
-            texts.append(" | ".join(json.dumps(value) for value in get_args(kind)))
-        elif get_origin(kind) is tuple:
-            (inner, *_) = get_args(kind)
-            names = " | ".join(map(json.dumps, get_args(inner)))  # of a Literal
-            texts.append(f"list of {names or inner.__name__}")
-        else:
-            texts.append(getattr(kind, "__name__", str(kind)))
-    bounds = [
-        f"{sign} {getattr(entry, name)}"
-        for entry in metadata
-        for name, sign in _BOUNDS.items()
-        if getattr(entry, name, None) is not None
-    ]
-    text = ", ".join([" or ".join(texts), *bounds])
-    return text + (", or none" if NoneType in kinds else "")
-
-
-def _fields_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[str]:
-    """Fields of the model that stands at a place of the tree: in a field, a dict or a tuple."""
-    at: Any = model
-    for parent in parents:
-        if isinstance(at, type) and issubclass(at, BaseModel):
-            at = at.model_fields[str(parent)].annotation
-        else:  # dict[str, X] or tuple[X, ...]
-            at = next(kind for kind in reversed(get_args(at)) if kind is not Ellipsis)
-        at = _alternatives(at)[0]  # a section may be optional
-    return list(at.model_fields)
+def _not_plain(value: Any) -> str | None:
+    """Say what of an argument TOML can hold and no constructor wants; None where all is well."""
+    match value:
+        case bool() | None:
+            return None
+        case str():
+            if "\0" in value:
+                return "a text with a NUL character"
+            return "a text of more than 4,096 characters" if len(value) > 4096 else None
+        case int():
+            return None if abs(value) < 2**63 else "an integer of more than 64 bits"
+        case float():
+            return None if math.isfinite(value) else "not a finite number"
+        case list() | tuple():
+            return next((wrong for item in value if (wrong := _not_plain(item))), None)
+        case dict():
+            return _not_plain(list(value.values()))
+    return f"a {type(value).__name__}; use numbers, texts, lists and tables"

@@ -8,6 +8,7 @@ from sslpipe.recipe.base import (
     Component,
     NonNegative,
     Optim,
+    Pixels,
     Positive,
     Rate,
     RunConfig,
@@ -21,7 +22,7 @@ class FinetuneData(Section):
 
     split: str = "train"
     """The split of dataset.json that is trained on."""
-    canvas_px: Positive = 256
+    canvas_px: Pixels = 256
     """Pixels; decoded images larger than this are reduced to fit, never squashed."""
     validation_classes: NonNegative | tuple[str, ...] = 0
     """Classes held out from training altogether, to choose settings on: how many (drawn by a

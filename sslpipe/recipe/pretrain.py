@@ -4,7 +4,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sslpipe.recipe.base import Component, NonNegative, Positive, RunRecipe, Section
+from sslpipe.recipe.base import (
+    Component,
+    NonNegative,
+    Pixels,
+    Positive,
+    RunRecipe,
+    Section,
+    divisors,
+)
 
 
 class Data(Section):
@@ -23,7 +31,7 @@ class Data(Section):
     """Samples shuffled together inside a stream."""
     holdout: NonNegative = 0
     """Samples of the split held out from training, for the kNN monitor."""
-    canvas_px: Positive = 256
+    canvas_px: Pixels = 256
     """Pixels; decoded images larger than this are reduced to fit, never squashed."""
     decoder: Literal["cpu", "nvjpeg"] = "cpu"
     """nvjpeg: JPEGs are decoded on the CUDA device; pixels differ from the CPU's by a few
@@ -42,7 +50,7 @@ class Projector(Section):
     """Width of the hidden layers."""
     out_dim: Positive = 128
     """Dimensions of what the loss compares."""
-    num_layers: Positive = 2
+    num_layers: Annotated[int, Field(gt=0, le=100)] = 2
     """Linear layers; ReLU between them."""
     batchnorm: bool = True
     """BatchNorm after every linear layer, the last without scale and shift."""
@@ -78,15 +86,18 @@ class Recipe(RunRecipe):
             )
         batch, streams = self.data.batch_size, self.data.num_streams
         if batch % streams:
-            valid = [s for s in range(1, batch + 1) if batch % s == 0]
-            near = sorted(valid, key=lambda s: abs(s - streams))[:4]
+            near = sorted(divisors(batch), key=lambda s: abs(s - streams))[:4]
             raise ValueError(
                 f"data.batch_size = {batch} is not a multiple of data.num_streams = {streams}; "
                 f"use num_streams = {' or '.join(map(str, near))}"
             )
         share, micro = batch // streams, self.data.micro_batch
-        valid = [batch // count for count in range(share, 0, -1) if share % count == 0]
-        if micro is not None and micro not in valid:
+        if micro is not None and (batch % micro or share % (batch // micro)):
+            valid = sorted(
+                sorted((batch // count for count in divisors(share)), key=lambda m: abs(m - micro))[
+                    :8
+                ]
+            )
             raise ValueError(
                 f"data.micro_batch = {micro} does not cut the {share} images that each of "
                 f"{streams} streams gives to a batch of {batch} into equal slices; use "

@@ -28,7 +28,9 @@ def launch_command(processes: int) -> str:
 def check_streams(streams: int, world: int) -> None:
     """Raise RecipeError where `world` processes cannot share data.num_streams evenly."""
     if streams % world:
-        valid = [w for w in range(1, streams + 1) if streams % w == 0]
+        from sslpipe.recipe.base import divisors  # pydantic: not before the launcher is watched
+
+        valid = divisors(streams)[:20]
         raise RecipeError(
             f"data.num_streams = {streams} does not divide over {world} processes; start "
             f"{', '.join(map(str, valid))} processes, or set num_streams to a multiple of {world}"

@@ -6,6 +6,7 @@ parts to DONE. `sslpipe.train` and `sslpipe.metric_learning.finetune` show the o
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,9 +38,10 @@ from sslpipe.run.console import run_console
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
-from sslpipe.run.launch import start_accelerator, start_processes
+from sslpipe.run.launch import start_accelerator, start_processes, training_device
 from sslpipe.run.lock import take_lock
 from sslpipe.run.log import RunLog
+from sslpipe.run.memory import check_memory, estimate_memory
 from sslpipe.run.metadata import describe_run
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.stop import StopRequest, write_failure, write_marker
@@ -133,6 +135,25 @@ class Run:
         self._stopping, self._lr, self._grad_norm = False, 0.0, torch.zeros(())
 
     # before the first step
+
+    def check_memory(self, recipe: RunRecipe, crop_px: int, model: nn.Module, **parts: Any) -> None:
+        """Warn on rank 0 where a step is likely to need more memory than is free.
+
+        Args:
+            recipe: Of the run.
+            crop_px: Side of the views.
+            model: On the CPU, as yet.
+            **parts: Of `estimate_memory`.
+
+        Raises:
+            RecipeError: It needs many times more than the machine has.
+        """
+        precision = recipe.optim.precision
+        named, world = "fp32" if precision == "auto" else precision, self.process.world_size
+        memory = estimate_memory(model, recipe, crop_px, named, world, **parts)
+        text = check_memory(memory, recipe, training_device(recipe), world)
+        if text is not None and self.process.rank == 0:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def configure(self, recipe: RunRecipe, precision: str) -> None:
         """Start the Accelerator: from here on device and dtype are known.

@@ -1,0 +1,67 @@
+"""What no memory holds is refused while it is built, before its first number is written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from sslpipe.errors import RecipeError
+from sslpipe.portable import total_memory_bytes
+
+MOST_MODULES = 20_000  # some 1,000 layers of the deepest networks there are
+_NO_MEMORY = ("allocate memory", "storage size", "overflow", "too large", "out of memory")
+
+
+@contextmanager
+def within_memory(what: str) -> Iterator[None]:
+    """Refuse networks whose parameters and buffers exceed this machine's memory and swap.
+
+    Also those of more than MOST_MODULES modules, which take minutes to build.
+
+    Args:
+        what: The recipe's section, for messages: "[backbone]".
+
+    Raises:
+        RecipeError: Of the modules that are built inside, as soon as they are too many or too
+            large.
+    """
+    total, held, modules = total_memory_bytes(), 0, 0
+
+    def count_bytes(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal held
+        held += 0 if tensor is None else tensor.numel() * tensor.element_size()
+        if held > total:
+            raise RecipeError(
+                f"{what} asks for weights of more than {held / 2**30:,.0f} GiB, and this machine "
+                f"has {total / 2**30:,.1f} GiB of memory and swap; use smaller sizes"
+            )
+
+    def count_modules(module: nn.Module, name: str, child: Any) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > MOST_MODULES:
+            raise RecipeError(
+                f"{what} asks for more than {MOST_MODULES:,} modules; use fewer layers or blocks"
+            )
+
+    handles = [
+        hooks.register_module_parameter_registration_hook(count_bytes),
+        hooks.register_module_buffer_registration_hook(count_bytes),
+        hooks.register_module_module_registration_hook(count_modules),
+    ]
+    try:
+        yield
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+        if not isinstance(error, MemoryError) and not any(
+            w in str(error).lower() for w in _NO_MEMORY
+        ):
+            raise
+        raise RecipeError(
+            f"{what} asks for more memory than this machine can give ({total / 2**30:,.1f} GiB "
+            f"with swap); use smaller sizes: {error}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,96 @@
+"""From a TOML file and overrides to a tree of plain values; nothing is validated yet.
+
+Whatever stands in them, reading takes a moment: sizes and depths are limited first.
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sslpipe.errors import RecipeError, shown
+
+MOST_BYTES = 2**18  # of a recipe; the shipped ones have under 2**12
+MOST_PARTS = 16  # of a dotted key, and levels of tables and lists
+# a key of too many parts: a TOML parser takes time that grows with their square
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS},}}")
+
+
+def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a recipe's TOML and apply the overrides; nothing is validated yet.
+
+    Raises:
+        RecipeError: No such file (names the recipes beside it), no TOML, or a wrong override.
+    """
+    path = Path(path)
+    if not path.is_file():
+        known = sorted(p.stem for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"; recipes in {path.parent}: {', '.join(known)}" if known else ""
+        raise RecipeError(f"no recipe at {path}{hint}")
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        tree = _parse(raw.decode("utf-8"), str(path))
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        if isinstance(error, RecipeError):
+            raise
+        raise RecipeError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides:
+        _apply(tree, override)
+    return tree
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    """Put one `section.key=value` into the tree."""
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise RecipeError(f"override {shown(override)} is not section.key=value")
+    origin = f"override {shown(key)}"
+    if len(parts) > MOST_PARTS:
+        raise RecipeError(f"{origin}: a key has at most {MOST_PARTS} parts, this one {len(parts)}")
+    try:
+        value = _parse(f"value = {text}", origin)["value"]
+    except RecipeError:
+        raise
+    except ValueError:
+        value = text  # a bare word is a string, as on any command line
+    *parents, leaf = parts
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise RecipeError(f"override {shown(override)}: {parent} is a value, not a section")
+    if leaf in ("steps", "epochs") and not parents:  # one replaces the other
+        tree.pop("epochs" if leaf == "steps" else "steps", None)
+    tree[leaf] = value
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    """Parse TOML. Raises: RecipeError where it is too large or too deep, ValueError: no TOML."""
+    if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES:
+        raise RecipeError(f"{origin} is longer than {MOST_BYTES:,} bytes: no recipe")
+    if match := _LONG_KEY.search(text):
+        raise RecipeError(
+            f"{origin}: the key {shown(match[0])} has more than {MOST_PARTS} parts; "
+            "a recipe's are section.key"
+        )
+    deep = f"{origin} is nested more than {MOST_PARTS} levels deep; a recipe is section.key = value"
+    try:
+        tree = tomllib.loads(text)
+    except RecursionError:
+        raise RecipeError(deep) from None
+    level: list[Any] = [tree]
+    for _ in range(MOST_PARTS + 1):
+        level = [
+            item
+            for node in level
+            for item in (node.values() if isinstance(node, dict) else node)
+            if isinstance(item, dict | list)
+        ]
+    if level:
+        raise RecipeError(deep)
+    return tree

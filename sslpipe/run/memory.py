@@ -1,0 +1,191 @@
+"""The memory of a step, worked out before it, and a warning where the machine has not as much."""
+
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sslpipe.errors import RecipeError
+from sslpipe.portable import free_memory_bytes, total_memory_bytes
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.pretrain import Recipe
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the others compute as weights are
+HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
+
+
+class Memory(NamedTuple):
+    """Bytes that one process holds during a step; workspaces and allocator slack come on top."""
+
+    weights: int  # and buffers
+    gradients: int
+    optimizer: int  # its state
+    activations: int  # kept for backward
+    views: int  # as floats
+    batches: int  # uint8 images, of the steps ahead, too; on a CUDA device if that computes
+
+    @property
+    def total(self) -> int:
+        """Sum all parts, in bytes."""
+        return sum(self)
+
+
+class Load(NamedTuple):
+    """What a recipe asks of one process at a time."""
+
+    images: int  # of a step
+    together: int  # images whose activations are alive at once
+    views: int  # of each image
+    canvas_px: int
+    remedy: str  # the settings that take less
+
+    @classmethod
+    def from_recipe(cls, recipe: RunRecipe, world: int) -> "Load":
+        """Read it from a recipe of either kind, for one of `world` processes."""
+        if isinstance(recipe, FinetuneRecipe):
+            images = -(-recipe.sampler.batch_size // world)
+            remedy = "sampler.classes_per_batch, sampler.images_per_class"
+            return cls(images, images, recipe.views, recipe.data.canvas_px, remedy)
+        assert isinstance(recipe, Recipe)
+        data = recipe.data
+        together = -(-(data.micro_batch or data.batch_size) // world)
+        remedy = "data.micro_batch (the same negatives, a part of the memory) or data.batch_size"
+        return cls(-(-data.batch_size // world), together, 2, data.canvas_px, remedy)
+
+
+def estimate_memory(
+    model: nn.Module,
+    recipe: RunRecipe,
+    crop_px: int,
+    precision: str,
+    world: int = 1,
+    *,
+    encoder: nn.Module | None = None,
+    others: Iterable[nn.Module] = (),
+) -> Memory:
+    """Estimate the memory that one of `world` processes needs.
+
+    Activations are counted on 2 and on 4 images and extrapolated linearly to the batch, or to the
+    micro-batch: what a forward pass saves grows with its rows alone. Nothing is computed for it.
+
+    Args:
+        model: On the CPU, in its own dtype, what is trained.
+        recipe: Batch, canvas, optimizer, cache.
+        crop_px: Side of the views.
+        precision: "bf16" and "fp16" mean autocast.
+        world: Number of processes.
+        encoder: The part of the model that takes the views; None: all of it.
+        others: Further modules that hold buffers: a loss with a queue.
+    """
+    load = Load.from_recipe(recipe, world)
+    encoder = model if encoder is None else encoder
+    small, large = (
+        saved_bytes(encoder, load.views * images, crop_px, precision) for images in (2, 4)
+    )
+    trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
+    held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
+    ahead = 1 if recipe.run.cache == "device" else recipe.run.prefetch + 2  # one used, one made
+    optim = recipe.optim
+    copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]
+    element_bytes = next(encoder.parameters()).element_size()
+    return Memory(
+        weights=sum(map(_bytes, held)),
+        gradients=trained,
+        optimizer=copies * trained,
+        activations=max(0, small + (large - small) * (load.together - 2) // 2),
+        views=load.views * load.together * 3 * crop_px**2 * element_bytes,
+        batches=ahead * load.images * 3 * load.canvas_px**2,
+    )
+
+
+def check_memory(
+    memory: Memory, recipe: RunRecipe, device: torch.device, world: int = 1
+) -> str | None:
+    """Compare an estimate with what this machine has.
+
+    Args:
+        memory: Of one process, its weights not yet on the device.
+        recipe: Named in the remedy.
+        device: Where it will compute.
+        world: All processes; those of this machine share its memory.
+
+    Returns:
+        A warning where the estimate exceeds what is free now; else None.
+
+    Raises:
+        RecipeError: It exceeds all there is HOPELESS times.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        needed, where, processes = memory.total, "the CUDA device", 1
+    else:
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+        free, total = free_memory_bytes(), total_memory_bytes()
+        needed, where = processes * (memory.total - memory.weights), "this machine"
+    if needed <= free:
+        return None
+    load = Load.from_recipe(recipe, world)
+    of = f"{processes} processes of a step need" if processes > 1 else "a step needs"
+    parts = sorted(memory._asdict().items(), key=lambda part: -part[1])
+    text = (
+        f"{of} an estimated {_gib(needed)}, and {where} has {_gib(free)} free of {_gib(total)}: "
+        f"{', '.join(f'{name} {_gib(size)}' for name, size in parts[:3])}"
+        f"{' a process' if processes > 1 else ''}; set {load.remedy}, or smaller views "
+        f"(augment.crop_px), images (data.canvas_px, now {load.canvas_px}) or run.prefetch"
+    )
+    # images may be smaller than the canvas: what they take at most condemns no recipe
+    if needed - processes * memory.batches > HOPELESS * total:
+        raise RecipeError(f"{text}; this cannot run here")
+    return f"{text}; without it the system may end the run"
+
+
+def saved_bytes(model: nn.Module, rows: int, crop_px: int, precision: str) -> int:
+    """Bytes of the different storages that a forward of `rows` views keeps for backward.
+
+    The forward runs on fake tensors: shapes and dtypes as on the CPU, no numbers and no memory.
+    """
+    kept: dict[int, Tensor] = {}  # the tensors stay alive, so no address is used twice
+    named = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    training = model.training
+    with FakeTensorMode():
+        state = {name: _empty_like(tensor) for name, tensor in named}
+        views = torch.empty(rows, 3, crop_px, crop_px, dtype=next(model.parameters()).dtype)
+        own = {_address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
+
+        def pack(tensor: Tensor) -> Tensor:
+            if _address(tensor) not in own:
+                kept.setdefault(_address(tensor), tensor)
+            return tensor
+
+        autocast = torch.autocast(
+            "cpu", dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST
+        )
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
+            torch.func.functional_call(model.train(), state, (views,))
+    model.train(training)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, requires_grad=tensor.requires_grad
+    )
+
+
+def _address(tensor: Tensor) -> Any:
+    return tensor.untyped_storage()._cdata
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**29 else f"{count / 2**20:,.0f} MiB"
