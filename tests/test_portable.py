@@ -28,7 +28,7 @@ from sslpipe.run.lock import RunLock
 from sslpipe.run.stop import StopRequest
 from sslpipe.sharding.index import index_folder
 from sslpipe.sharding.sources import Images
-from sslpipe.sharding.writer import Layout, SplitImages, write_split
+from sslpipe.sharding.writer import Layout, SplitImages, plan_split, write_split
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.runs import ROOT
 
@@ -70,7 +70,7 @@ def built(folder):
     layout = Layout(seed=0, samples_per_shard=4, max_shard_bytes=10**9, scatter=False)
     part = SplitImages(images, np.arange(9), "train")
     options = {"workers": 2, "skip_bad": False, "advance": lambda count: None}
-    write_split(folder, "train", part, layout, **options)
+    write_split(folder, plan_split("train", part, layout), **options)
     index_folder(
         folder,
         {"train": sorted(folder.glob("*.tar"))},

@@ -15,10 +15,14 @@ from rich.table import Table
 
 from sslpipe.cli.progress import progress
 from sslpipe.data.index import Manifest, load_index
+from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
-from sslpipe.sharding.build import build_dataset
+from sslpipe.sharding.build import MISSING, Built, build_dataset
 from sslpipe.sharding.idx import cut_idx
-from sslpipe.sharding.index import find_tars, index_folder, verify_shard
+from sslpipe.sharding.index import any_tars, find_tars, index_folder, verify_shard
+from sslpipe.sharding.merge import merge_parts, shards_to_merge
+from sslpipe.sharding.record import Part
+from sslpipe.sharding.repack import repack as repack_tars
 from sslpipe.sharding.sources import SourceOptions, class_names
 from sslpipe.sharding.writer import Layout
 
@@ -79,9 +83,15 @@ def build(
         str | None, _read("torchvision: the dataset, such as CIFAR10; else the data set's name")
     ] = None,
     csv: Annotated[Path | None, _read("csv: a row an image")] = None,
+    delimiter: Annotated[
+        str | None, _read("csv: ';' or tab; else a comma, of a .tsv file a tab")
+    ] = None,
     image_column: Annotated[str, _read("csv: path from the file; parquet: image")] = "path",
     label_column: Annotated[str, _read("csv, parquet: class")] = "label",
     split_column: Annotated[str | None, _read("csv: name of the split")] = None,
+    skip_missing: Annotated[
+        bool, _read("csv, parquet: list files that are not there and skip them", "--skip-missing")
+    ] = False,
     classes: Annotated[Path | None, _read("idx: class names, one a line by label")] = None,
     labels: Annotated[bool, _read("take folder names or --label-column")] = True,
     download: Annotated[bool, _read("torchvision: fetch it", "--download")] = False,
@@ -101,6 +111,9 @@ def build(
     overwrite: Annotated[bool, _write("replace these splits", "--overwrite")] = False,
     origin: Annotated[str, _write("where the images come from, for the record")] = "",
     license: Annotated[str, _write("of the images, for the record")] = "",
+    part: Annotated[
+        str | None, _write("I/N: a part of the shards, for one of N machines; see merge")
+    ] = None,
     workers: Workers = 2,
 ) -> None:
     """Write shards from images; run again after a stop, and it resumes.
@@ -114,27 +127,100 @@ def build(
     - `... build out/cub --source cub --root CUB_200_2011`: also cars, products, omniglot,
       tiny-imagenet
     - `... build out/beans --source parquet --root beans/data --label-column labels`
+    - on machine 3 of 16: `... build out/big --root photos --part 3/16`, then `... merge out/big`
     """
-    manifest, skipped = build_dataset(
+    chosen = None if part is None else Part.parse(part)
+    built = build_dataset(
         out,
         source,
         SourceOptions(
             root, split, name, csv, image_column, label_column,
-            split_column, classes, labels, download, class_disjoint,
+            split_column, classes, labels, download, class_disjoint, delimiter, skip_missing,
         ),
         Layout(seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter),
         test_fraction=test_fraction,
         unseen_classes=[] if unseen_classes is None else _names(unseen_classes),
         skip_bad=skip_bad,
         overwrite=overwrite,
+        part=chosen,
         origin=origin,
         license=license,
         workers=workers,
         progress=progress,
     )  # fmt: skip
-    for line in skipped:
+    if chosen is None:
+        _print_built(out, built)
+        return
+    for line in built.skipped:
         print(f"skipped: {line}", file=sys.stderr)
-    _print_summary(out, manifest)
+    print(f"{out}: part {chosen} is done; when all are: sslpipe shards merge {out}")
+
+
+@app.command()
+def merge(
+    out: OutFolder,
+    parts: Annotated[
+        list[Path] | None,
+        typer.Argument(help="folders of the parts, in any order; else OUT", show_default=False),
+    ] = None,
+    workers: Workers = 2,
+) -> None:
+    """Make one data set of all parts of `build --part`: the files that one machine would write.
+
+    - all parts in one folder:  `sslpipe shards merge out/big`
+    - each in its own:  `sslpipe shards merge out/big part1 part2 part3`
+    """
+    with progress(f"merge {out.name}", shards_to_merge(out, parts or [])) as advance:
+        built = merge_parts(out, parts or [], workers=workers, advance=advance)
+    _print_built(out, built)
+
+
+@app.command()
+def repack(
+    source: Annotated[Path, typer.Argument(help="a tar, or a folder of tars", show_default=False)],
+    out: OutFolder,
+    split: Annotated[
+        str | None, typer.Option(help="of all tars; else by name: train-000000.tar is in train")
+    ] = None,
+    samples_per_shard: Annotated[int, typer.Option(min=1, help="at most")] = 1000,
+    max_shard_bytes: Annotated[int, typer.Option(min=1, help="unless one sample is larger")] = 10
+    ** 9,
+    folder_labels: Annotated[
+        bool, typer.Option("--folder-labels", help="an image's folder in the tar is its class")
+    ] = False,
+    classes: ClassFile = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace these splits")] = False,
+    workers: Workers = 2,
+) -> None:
+    """Write tars again where `index` refuses them, and index them.
+
+    For tars that are compressed (gzip, bzip2, xz), whose samples' members lie apart, with sparse
+    files, with dots in file names, or with class folders and no labels. Images, labels and all else
+    of a sample keep their bytes and their order; links and what belongs to no image are left out.
+
+    - `sslpipe shards repack photos.tar.gz out/photos --split train --folder-labels`
+    """
+    if folder_labels and classes is not None:
+        raise DataError("--classes with --folder-labels: the folders' names are the classes")
+    names = class_names(classes) if classes else ()
+    total = 1 if source.is_file() else len(any_tars(source))
+    with progress(f"repack {source.name}", total) as advance:
+        result = repack_tars(
+            source,
+            out,
+            split=split,
+            samples_per_shard=samples_per_shard,
+            max_shard_bytes=max_shard_bytes,
+            folder_labels=folder_labels,
+            classes=names,
+            overwrite=overwrite,
+            workers=workers,
+            advance=advance,
+        )
+    if result.left_out:
+        count, first = len(result.left_out), result.left_out[0]
+        print(f"left out: {count:,} members of no image, such as {first!r}", file=sys.stderr)
+    _print_summary(out, result.manifest)
 
 
 @app.command()
@@ -229,6 +315,15 @@ def cut_idx_command(
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
+
+
+def _print_built(out: Path, built: Built) -> None:
+    for line in built.skipped:
+        print(f"skipped: {line}", file=sys.stderr)
+    if built.missing:
+        count = sum(map(len, built.missing.values()))
+        print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)
+    _print_summary(out, built.manifest)
 
 
 def _print_summary(folder: Path, manifest: Manifest) -> None:

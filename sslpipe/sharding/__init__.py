@@ -1,12 +1,15 @@
 """Make a data set from images: webdataset tars (shards) beside an index, for everyone with images.
 
-A source gives encoded images with names and labels (`sources`, `layouts`, `parquet`, `idx`);
-`splits` cuts them into splits; `writer` plans and writes the shards; `manifest` writes the index,
-dataset.json, which `sslpipe.data` reads. Tars made by others are indexed as they are (`index`,
-`scan`); `show` looks at the result. Start reading at SOURCES below, then at `writer.write_split`.
+A source gives encoded images with names and labels (`sources`, `csv_file`, `layouts`, `parquet`,
+`idx`); `splits` cuts them into splits; `writer` plans and writes the shards, `record` remembers
+which are done; `manifest` writes the index, dataset.json, which `sslpipe.data` reads. Several
+machines build parts (`parts`), which `merge` puts together. Tars made by others are indexed as they
+are (`index`, `scan`), or written again first (`repack`); `show` looks at the result. Start reading
+at SOURCES below, then at `build.build_dataset`.
 """
 
 from sslpipe.registry import Table
+from sslpipe.sharding.csv_file import read_csv
 from sslpipe.sharding.layouts import (
     read_cars,
     read_cub,
@@ -17,7 +20,6 @@ from sslpipe.sharding.layouts import (
 from sslpipe.sharding.parquet import read_parquet
 from sslpipe.sharding.sources import (
     SourceReader,
-    read_csv,
     read_folder,
     read_idx,
     read_torchvision,
@@ -30,6 +32,7 @@ _BUILT_IN: dict[str, SourceReader] = {
     "csv": read_csv,
     "idx": read_idx,
     "parquet": read_parquet,
+    "huggingface": read_parquet,
     "tiny-imagenet": read_tiny_imagenet,
     "cub": read_cub,
     "cars": read_cars,
@@ -37,3 +40,5 @@ _BUILT_IN: dict[str, SourceReader] = {
     "omniglot": read_omniglot,
 }
 SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
+# sources that read a list of files, some of which may be missing
+LISTS = ("csv", "parquet", "huggingface", "tiny-imagenet", "cub", "cars", "products")

@@ -1,29 +1,59 @@
 """Images of a source -> shards of a data set: what `sslpipe shards build` does."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.sharding import SOURCES
+from sslpipe.portable import write_atomically
+from sslpipe.sharding import LISTS, SOURCES
 from sslpipe.sharding.manifest import load_manifest, merge_classes, new_manifest, save_manifest
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.parts import PartFile, SplitRecord, save_part
+from sslpipe.sharding.record import (
+    Done,
+    Part,
+    forget_split,
+    part_records,
+    record_path,
+    recorded_plan,
+    shards_in,
+)
+from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_classes, cut_test, relabel
 from sslpipe.sharding.writer import (
-    Done,
     Layout,
     SplitImages,
-    forget_split,
+    SplitPlan,
     mean_and_std,
+    plan_split,
+    shards_of,
     write_split,
 )
 
 # (title, number of samples) -> a context that is called with the number written since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+MISSING = "missing.txt"  # beside dataset.json: SPLIT, tab, the file as the list names it
+_SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
+
+
+class Built(NamedTuple):
+    """What a build made.
+
+    Args:
+        manifest: As in dataset.json; of a part: as it was before.
+        skipped: "NAME: reason" for each image that cannot be decoded.
+        missing: Files that a list names and that are not there, by split.
+    """
+
+    manifest: Manifest
+    skipped: list[str]
+    missing: dict[str, list[str]]
 
 
 def build_dataset(
@@ -36,11 +66,12 @@ def build_dataset(
     unseen_classes: Sequence[str] = (),
     skip_bad: bool = False,
     overwrite: bool = False,
+    part: Part | None = None,
     origin: str = "",
     license: str = "",
     workers: int = 2,
     progress: Progress | None = None,
-) -> tuple[Manifest, list[str]]:
+) -> Built:
     """Write shards from images; after a stop, the same call resumes to the same bytes.
 
     Args:
@@ -52,60 +83,84 @@ def build_dataset(
         unseen_classes: Classes whose images go to splits of their own.
         skip_bad: Skip images that cannot be decoded, instead of raising.
         overwrite: Replace the splits that the source has.
+        part: Write only the shards of this part, and no dataset.json; see `merge_parts`.
         origin: Where the images come from, for the record.
         license: Of the images, for the record.
         workers: Threads; the files do not depend on it.
         progress: Makes the progress bar of each split.
 
-    Returns:
-        The manifest, as in dataset.json, and a line for each image that was skipped.
-
     Raises:
-        DataError: For a source that is unknown, images that cannot be read, or classes that the
-            data set does not have.
+        DataError: For a source that is unknown, images that cannot be read, classes that the
+            data set does not have, or a folder that holds other shards.
     """
     check_source(source, options)
+    if part is not None and overwrite:
+        raise DataError(
+            "--overwrite with --part would remove what other parts write; use a new OUT"
+        )
 
     # what there is to write: every image of the source, its label, its split
     images = SOURCES[source](options)
     manifest = load_manifest(out) or new_manifest(options.name or out.resolve().name)
     # idx files without names: one split may lack the last classes
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
-    parts = {
-        key: SplitImages(relabel(value, classes), np.arange(len(value)), key)
-        for key, value in images.items()
-    }
-    if test_fraction:
-        parts = cut_test(parts, test_fraction, layout.seed)
-    if unseen_classes:
-        parts = cut_classes(parts, list(unseen_classes), classes)
+    splits = _cut_splits(images, classes, test_fraction, layout.seed, list(unseen_classes))
+    plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
     # the shards; until dataset.json names them, nobody reads them
-    out.mkdir(parents=True, exist_ok=True)
     if overwrite:
-        kept = {key: value for key, value in manifest.splits.items() if key not in parts}
-        manifest = manifest.model_copy(update={"splits": kept})
-        save_manifest(out, manifest)
-        for key in parts:
-            forget_split(out, key)
+        manifest = _forget(out, manifest, plans)
+    check_free(out, manifest, {plan.split: plan.fingerprint for plan in plans}, part=part)
+    out.mkdir(parents=True, exist_ok=True)
     written: dict[str, list[Done]] = {}
-    for key, part in parts.items():
-        bar = progress(f"{out.name} {key}", len(part.numbers)) if progress else nullcontext(_ignore)
+    for plan in plans:
+        total = sum(len(plan.shards[k]) for k in shards_of(plan, part))
+        bar = progress(f"{out.name} {plan.split}", total) if progress else nullcontext(_ignore)
         with bar as advance:
-            written[key] = write_split(
-                out, key, part, layout, workers=workers, skip_bad=skip_bad, advance=advance
+            written[plan.split] = write_split(
+                out, plan, part=part, workers=workers, skip_bad=skip_bad, advance=advance
             )
 
     # dataset.json, last
     text = origin or (f"torchvision {options.name}" if source == "torchvision" else source)
-    update: dict[str, Any] = {
-        "source": text + (f", scattered with seed {layout.seed}" if layout.scatter else ""),
-        "license": license or manifest.license,
-        "classes": classes,
+    facts = PartFile(
+        name=options.name,
+        source=text + (f", scattered with seed {layout.seed}" if layout.scatter else ""),
+        license=license or manifest.license,
+        classes=classes,
+        splits=[
+            SplitRecord(split=p.split, plan=p.fingerprint, shards=len(p.shards)) for p in plans
+        ],
+        missing={key: list(value.missing) for key, value in images.items() if value.missing},
+        part=part,
+        done=written,
+    )
+    if part is not None:
+        save_part(out, facts)
+        return Built(manifest, _skipped(written), facts.missing)
+    return finish(out, manifest, facts)
+
+
+def _cut_splits(
+    images: Mapping[str, Images],
+    classes: tuple[str, ...],
+    test_fraction: float,
+    seed: int,
+    unseen_classes: list[str],
+) -> dict[str, SplitImages]:
+    """Cut a source's splits as the options say. Raises: DataError for a name that is no split's."""
+    splits = {
+        key: SplitImages(relabel(value, classes), np.arange(len(value)), key)
+        for key, value in images.items()
     }
-    manifest = _with_splits(manifest.model_copy(update=update), written)
-    save_manifest(out, manifest)
-    return manifest, [line for shards in written.values() for done in shards for line in done.bad]
+    if test_fraction:
+        splits = cut_test(splits, test_fraction, seed)
+    if unseen_classes:
+        splits = cut_classes(splits, unseen_classes, classes)
+    for key in splits:
+        if not _SPLIT_NAME.fullmatch(key):
+            raise DataError(f"split {key!r}: a name is letters, digits and . + - _, as in train")
+    return splits
 
 
 def check_source(source: str, options: SourceOptions) -> None:
@@ -113,17 +168,89 @@ def check_source(source: str, options: SourceOptions) -> None:
     if source not in SOURCES:
         known = SOURCES.names()
         hint = did_you_mean(source, known)
+        if source.lower() in ("tar", "tars", "wds", "webdataset"):
+            hint = "; tars of webdataset are not built: sslpipe shards index, or shards repack"
         raise DataError(f"--source {source!r} is unknown{hint}; known: {', '.join(known)}")
-    for option, value, owner in (
-        ("--csv", options.csv, "csv"),
-        ("--classes", options.class_file, "idx"),
-        ("--download", options.download, "torchvision"),
+    for option, value, owners in (
+        ("--csv", options.csv, ("csv",)),
+        ("--delimiter", options.delimiter, ("csv",)),
+        ("--classes", options.class_file, ("idx",)),
+        ("--download", options.download, ("torchvision",)),
+        ("--skip-missing", options.skip_missing, LISTS),
     ):
-        if value and source != owner:
-            raise DataError(f"{option} needs --source {owner}; here --source is {source}")
+        if value and source not in owners:
+            raise DataError(
+                f"{option} needs --source {' or '.join(owners)}; here --source is {source}"
+            )
 
 
-def _with_splits(manifest: Manifest, written: dict[str, list[Done]]) -> Manifest:
+def check_free(
+    out: Path, manifest: Manifest, plans: Mapping[str, str], *, part: Part | None, remedy: str = ""
+) -> None:
+    """Raise DataError where a folder holds shards of these splits that another build wrote.
+
+    Args:
+        out: The folder.
+        manifest: Its own.
+        plans: Fingerprint of each split that is to be written.
+        part: Which part is to be written; None: all.
+        remedy: Beside another folder; '': --overwrite, and what it does.
+    """
+    held = [key for key, plan in plans.items() if _is_held(out, manifest, key, plan, part)]
+    if not held:
+        return
+    kept = [key for key in manifest.splits if key not in plans]
+    remedy = remedy or (
+        f"give --overwrite: {' and '.join(plans)} are written anew"
+        + (f", {' and '.join(kept)} are kept" if kept else "")
+    )
+    raise DataError(
+        f"{out} already holds {' and '.join(held)} shards of other images or options; choose "
+        f"another folder, or {remedy}"
+    )
+
+
+def finish(out: Path, manifest: Manifest, facts: PartFile) -> Built:
+    """Write missing.txt and dataset.json, once all shards are there.
+
+    Args:
+        out: The folder of the data set.
+        manifest: As it was before; splits that `facts` does not have stay.
+        facts: Of the whole build.
+    """
+    update = {"source": facts.source, "license": facts.license, "classes": facts.classes}
+    manifest = _with_splits(manifest.model_copy(update=update), facts.done)
+    _list_missing(out / MISSING, facts)
+    save_manifest(out, manifest)
+    return Built(manifest, _skipped(facts.done), facts.missing)
+
+
+def _forget(out: Path, manifest: Manifest, plans: Sequence[SplitPlan]) -> Manifest:
+    """Remove the splits that are to be written anew; returns the manifest without them."""
+    written = [plan.split for plan in plans]
+    kept = {key: value for key, value in manifest.splits.items() if key not in written}
+    manifest = manifest.model_copy(update={"splits": kept})
+    if out.is_dir():
+        save_manifest(out, manifest)
+        for key in written:
+            forget_split(out, key)
+    return manifest
+
+
+def _is_held(out: Path, manifest: Manifest, split: str, plan: str, part: Part | None) -> bool:
+    """Say whether a folder has shards of a split that a build of this plan did not write."""
+    recorded = recorded_plan(record_path(out, split))
+    if recorded is not None:
+        return recorded != plan
+    if split in manifest.splits:
+        return True
+    others = {recorded_plan(record) for record in part_records(out, split)} - {None}
+    if part is not None and others:
+        return others != {plan}
+    return bool(others) or (out.is_dir() and bool(shards_in(out, split)))
+
+
+def _with_splits(manifest: Manifest, written: Mapping[str, list[Done]]) -> Manifest:
     """Add splits; mean and std are train's, or the first split's while there is no train."""
     splits = dict(manifest.splits)
     for key, shards in written.items():
@@ -136,6 +263,27 @@ def _with_splits(manifest: Manifest, written: dict[str, list[Done]]) -> Manifest
         measured = written["train"] if "train" in written else next(iter(written.values()))
         update["mean"], update["std"] = mean_and_std(measured)
     return manifest.model_copy(update=update)
+
+
+def _list_missing(path: Path, facts: PartFile) -> None:
+    """Write the files that are missing, in the list's order; other splits' lines stay."""
+    own = {*facts.missing, *(each.split for each in facts.splits)}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = [line for line in lines if line.partition("\t")[0] not in own]
+    for split, names in facts.missing.items():
+        lines += [f"{split}\t{_on_one_line(name)}" for name in names]
+    if lines:
+        write_atomically(path, "\n".join(lines) + "\n")
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _on_one_line(name: str) -> str:
+    return name if name.isprintable() else ascii(name)[1:-1]
+
+
+def _skipped(written: Mapping[str, list[Done]]) -> list[str]:
+    return [line for shards in written.values() for done in shards for line in done.bad]
 
 
 def _ignore(count: int) -> None:

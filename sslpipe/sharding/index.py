@@ -1,6 +1,7 @@
 """Index tars made by others, and verify a data set sample by sample."""
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +23,8 @@ from sslpipe.sharding.manifest import (
 from sslpipe.sharding.scan import offset_rows, scan_tar
 from sslpipe.sharding.writer import Advance
 
-_COMPRESSED_NAME = re.compile(r".*\.(tgz|tbz2|txz|tar\.[a-z0-9]+)", re.IGNORECASE)
-_SPLIT_NAME = re.compile(r"(.*?)[-_.]*\d*\.tar")  # train-000000.tar -> train; 00000.tar -> ''
+_TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
+_SPLIT_NAME = re.compile(r"(.*?)[-_.]*\d*")  # train-000000 -> train; 00000 -> ''
 DECODE_PX = 256
 
 
@@ -47,17 +48,31 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
     Raises:
         DataError: There is none, or one is compressed.
     """
+    paths = any_tars(folder)
+    packed = [path for path in paths if not path.name.endswith(".tar")]
+    if packed:
+        raise DataError(
+            f"{packed[0]} is compressed; offsets need plain tars: unpack it, or write it again: "
+            f"sslpipe shards repack {folder} OUT"
+        )
+    if not paths:
+        raise DataError(f"{folder} has no .tar files")
+    return by_split(paths, split)
+
+
+def any_tars(folder: Path) -> list[Path]:
+    """List a folder's tars, compressed ones too, by their names. Raises DataError for no folder."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
-    packed = [p.name for p in sorted(folder.iterdir()) if _COMPRESSED_NAME.fullmatch(p.name)]
-    if packed:
-        raise DataError(f"{folder / packed[0]} is compressed; offsets need plain tars, unpack it")
+    return [path for path in sorted(folder.glob("[!.]*")) if _TAR_SUFFIX.search(path.name)]
+
+
+def by_split(paths: Sequence[Path], split: str | None) -> dict[str, list[Path]]:
+    """Group tars by split: all of them in `split`, else by how their names begin."""
     groups: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("[!.]*.tar")):
-        match = _SPLIT_NAME.fullmatch(path.name)
+    for path in paths:
+        match = _SPLIT_NAME.fullmatch(_TAR_SUFFIX.sub("", path.name))
         groups.setdefault(split or (match[1] if match else "") or "train", []).append(path)
-    if not groups:
-        raise DataError(f"{folder} has no .tar files")
     return groups
 
 

@@ -127,7 +127,11 @@ def _splits(options: SourceOptions, root: Path, groups: dict[str, Rows]) -> dict
             raise DataError(f"{root} has no image of split {split!r}")
     return {
         split: from_files(
-            root, [path for path, _ in rows], [label for _, label in rows], all_labels
+            root,
+            [path for path, _ in rows],
+            [label for _, label in rows],
+            all_labels,
+            skip_missing=options.skip_missing,
         )
         for split, rows in groups.items()
     }

@@ -5,100 +5,221 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.sharding.sources import Images, SourceOptions, read_file, root_folder
+from sslpipe.sharding.sources import (
+    Images,
+    SourceOptions,
+    check_missing,
+    number_labels,
+    read_file,
+    root_folder,
+)
+
+MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
+
+Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), or their names
 
 
 def read_parquet(options: SourceOptions) -> dict[str, Images]:
     """Read SPLIT*.parquet anywhere under --root; the image and label columns by name.
 
-    The encoded images of a split are held in memory while its shards are written. Class names come
-    from the ClassLabel feature in the files' metadata, else they are the numbers.
+    An image is bytes, a path from --root, or a struct of both. The encoded images of a split are
+    held in memory while its shards are written. Labels are integers, named by the ClassLabel
+    feature in the files' metadata where there is one, or texts, which are the names.
     """
     try:
-        from pyarrow import ArrowException, concat_tables, parquet
+        import pyarrow.parquet  # noqa: F401
     except ImportError as error:
         raise DataError("--source parquet needs pyarrow: pip install 'sslpipe[parquet]'") from error
     # files by split
+    if options.root is None:
+        raise DataError(
+            "this source needs --root DIR, a folder of parquet files; of a data set of the hub: "
+            "hf download USER/NAME --repo-type dataset --local-dir DIR"
+        )
     root = root_folder(options)
     groups: dict[str, list[Path]] = {}
     for path in sorted(root.rglob("*.parquet")):
         split = path.name.removesuffix(".parquet").split("-")[0]  # train-00000-of-00002-HASH
         groups.setdefault(split, []).append(path)
-    if options.split is not None:
-        if options.split not in groups:
-            hint = did_you_mean(options.split, groups)
-            raise DataError(
-                f"{root} has no file {options.split}*.parquet{hint}; "
-                f"splits there: {', '.join(groups) or 'none'}"
-            )
-        groups = {options.split: groups[options.split]}
     if not groups:
         raise DataError(f"{root} has no *.parquet file")
+    if options.split is not None and options.split not in groups:
+        hint = did_you_mean(options.split, groups)
+        raise DataError(
+            f"{root} has no file {options.split}*.parquet{hint}; splits there: {', '.join(groups)}"
+        )
     # the columns that are needed, all rows of a split as one table
     column = options.image_column if options.image_column != "path" else "image"
-    images = {}
-    for split, paths in groups.items():
-        wanted = [column] + ([options.label_column] if _labelled(options) else [])
+    label_column = options.label_column if options.labels else None
+    chosen = {options.split: groups[options.split]} if options.split else groups
+    tables = {split: _read_table(paths, column, label_column) for split, paths in chosen.items()}
+    # texts are numbered by those of all splits, also of the ones that are not read
+    labels: dict[str, Labels | None] = dict.fromkeys(groups)
+    if label_column is not None:
+        for split, paths in groups.items():
+            table = tables.get(split)
+            if table is None and label_column in _columns(paths[0]):
+                table = _read_table(paths, label_column, None)
+            if table is not None:
+                labels[split] = _labels(table.column(label_column), f"{root}, {split}")
+    all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
+    return {
+        split: _images(root, split, table, column, labels[split], all_texts, options)
+        for split, table in tables.items()
+    }
+
+
+def _columns(path: Path) -> list[str]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return list(parquet.read_schema(path).names)
+    except (OSError, ArrowException) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def _read_table(paths: list[Path], column: str, label_column: str | None) -> Any:
+    """Read two columns of all files; dictionaries are decoded. Raises: DataError."""
+    from pyarrow import ArrowException, concat_tables, parquet, types
+
+    wanted = [name for name in (column, label_column) if name is not None]
+    tables = []
+    for path in paths:
+        there = _columns(path)
+        for name in wanted:
+            if name not in there:
+                raise DataError(
+                    f"{path} has no column {name!r}{did_you_mean(name, there)}; it has: "
+                    f"{', '.join(there)}; see --image-column, --label-column, --no-labels"
+                )
         try:
-            schema = parquet.read_schema(paths[0])
-            for name in wanted:
-                if name not in schema.names:
-                    raise DataError(
-                        f"{paths[0]} has no column {name!r}{did_you_mean(name or '', schema.names)}"
-                        f"; it has: {', '.join(schema.names)}; see --image-column, --label-column"
-                    )
-            table = concat_tables([parquet.read_table(path, columns=wanted) for path in paths])
+            table = parquet.read_table(path, columns=wanted)
+            for place, field in enumerate(table.schema):
+                if types.is_dictionary(field.type):
+                    plain = table.column(place).cast(field.type.value_type)
+                    table = table.set_column(place, field.name, plain)
+            tables.append(table)
         except (OSError, ArrowException) as error:
-            raise DataError(f"cannot read {paths[0]}: {error}") from error
-        images[split] = _images(root, split, table, schema.metadata, column, options)
-    return images
+            raise DataError(f"cannot read {path}: {error}") from error
+    try:
+        return concat_tables(tables, promote_options="permissive")
+    except ArrowException as error:
+        raise DataError(f"{paths[0]} and the other files of its split differ: {error}") from error
 
 
-def _labelled(options: SourceOptions) -> bool:
-    return options.labels and options.label_column is not None
+def _labels(cells: Any, where: str) -> Labels:
+    """Convert a column: integers as they are, texts as they are; null and '' are no label.
+
+    Whole floats are integers: pandas makes floats of a column with gaps.
+    """
+    from pyarrow import types
+
+    kind = cells.type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return [text or None for text in cells.to_pylist()]
+    if types.is_boolean(kind):
+        return [None if value is None else str(value) for value in cells.to_pylist()]
+    if types.is_null(kind):
+        return [None] * len(cells)
+    if types.is_integer(kind):
+        numbers: NDArray[np.int64] = cells.cast("int64").fill_null(-1).to_numpy()
+        return numbers
+    if types.is_floating(kind):
+        values = cells.cast("float64").fill_null(-1).to_numpy()
+        values = np.where(np.isnan(values), -1, values)
+        if (values == np.rint(values)).all() and (np.abs(values) < 2**53).all():
+            return values.astype(np.int64)
+    raise DataError(
+        f"{where}: the label column holds {kind}, neither integers nor texts; name another with "
+        "--label-column, or give --no-labels to go without"
+    )
 
 
 def _images(
     root: Path,
     split: str,
     table: Any,
-    metadata: dict[bytes, bytes] | None,
     column: str,
+    labels: Labels | None,
+    all_texts: list[str | None],
     options: SourceOptions,
 ) -> Images:
-    """Describe a table as one split. Raises DataError where its labels are not integers."""
+    """Describe a table as one split. Raises DataError where files are missing."""
     # labels and class names
-    cells = table.column(column)
-    labels = np.full(len(table), -1, np.int64)
-    classes: tuple[str, ...] = ()
-    if _labelled(options):
-        values = table.column(options.label_column).to_numpy()
-        if not np.issubdtype(values.dtype, np.integer):
-            raise DataError(
-                f"{root}, {split}: column {options.label_column!r} holds {values.dtype}, no "
-                "integer labels; give --no-labels to go without"
-            )
-        labels = values.astype(np.int64)
-        classes = _class_names(metadata, options.label_column or "")
+    numbers, classes = np.full(len(table), -1, np.int64), tuple[str, ...]()
+    if isinstance(labels, list):
+        numbers, classes = number_labels(labels, all_texts)
+    elif labels is not None:
+        numbers = labels
+        classes = _class_names(table.schema.metadata, options.label_column or "")
         highest = int(labels.max(initial=-1))
+        if not classes and highest >= max(MOST_UNNAMED, len(table)):
+            raise DataError(
+                f"{root}, {split}: label {highest} of {len(table):,} images is no number of a "
+                "class; number the classes from 0, or store them as texts"
+            )
         classes = classes or tuple(str(k) for k in range(highest + 1))
         if highest >= len(classes):
             raise DataError(f"{root}, {split}: label {highest}, but only {len(classes)} names")
+    # images whose file is not there
+    cells = table.column(column)
+    missing = _missing(cells, root, split)
+    check_missing(list(missing.values()), len(table), options.skip_missing)
+    kept = np.setdiff1d(np.arange(len(table)), list(missing)).tolist()
 
     def read(i: int) -> bytes:
-        cell = cells[i].as_py()
+        cell = cells[kept[i]].as_py()
         if isinstance(cell, dict):  # Image feature: the bytes, or where they lie
-            raw = cell.get("bytes")
-            return raw if raw is not None else read_file(root / str(cell.get("path")))
+            cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
         if isinstance(cell, bytes):
             return cell
-        raise DataError(f"{root}, {split}[{i}]: column {column!r} holds {type(cell).__name__}")
+        if isinstance(cell, str):
+            return read_file(root / cell)
+        raise DataError(
+            f"{root}, {split}[{kept[i]}]: column {column!r} holds {type(cell).__name__}, no image; "
+            "see --image-column"
+        )
 
     size = table.nbytes // max(1, len(table))
-    names = [f"{split}[{i}]" for i in range(len(table))]
-    return Images(names, labels, np.full(len(table), size, np.int64), classes, read)
+    return Images(
+        [f"{split}[{row}]" for row in kept],
+        numbers[kept],
+        np.full(len(kept), size, np.int64),
+        classes,
+        read,
+        list(missing.values()),
+    )
+
+
+def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
+    """Find the rows without an image: nothing in the cell, or a path to a file that is not there.
+
+    Returns:
+        Row -> the file, as the table names it.
+    """
+    from pyarrow import compute, types
+
+    embedded = cells
+    if types.is_struct(cells.type):
+        names = [field.name for field in cells.type]
+        embedded = compute.struct_field(cells, "bytes") if "bytes" in names else None
+    elif types.is_string(cells.type) or types.is_large_string(cells.type):
+        embedded = None  # paths
+    elsewhere = np.arange(len(cells))
+    if embedded is not None:
+        elsewhere = np.nonzero(compute.is_null(embedded).to_numpy())[0]
+    missing = {}
+    for row in elsewhere.tolist():
+        cell = cells[row].as_py()
+        path = cell.get("path") if isinstance(cell, dict) else cell
+        if path is None:
+            missing[row] = f"{split}[{row}]"
+        elif not (root / str(path)).is_file():
+            missing[row] = str(path)
+    return missing
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:

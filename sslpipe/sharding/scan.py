@@ -1,5 +1,6 @@
 """Find the samples of a tar by their offsets, without extracting or unpickling anything."""
 
+import io
 import re
 import tarfile
 from pathlib import Path
@@ -18,6 +19,8 @@ _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 _LABEL_BYTES = 32
+MOST_HEADER_BYTES = 2**20  # of a name or of pax headers; larger ones are an attack
+_REPACK = "write it again: sslpipe shards repack"
 
 
 class Sample(NamedTuple):
@@ -38,16 +41,53 @@ class Sample(NamedTuple):
     label: int
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
+    """A regular file of a tar.
+
+    Args:
+        name: As in the tar; it is never a path on this machine.
+        key: webdataset's.
+        suffix: What follows the key and a dot, in lower case.
+        start: First byte of its header.
+        data: First byte of its content.
+        size: Of the content.
+        sparse: The header of a file with holes, whose content is not as stored; else None.
+    """
+
+    name: str
     key: str
     suffix: str
     start: int
     data: int
     size: int
+    sparse: tarfile.TarInfo | None = None
 
     @property
     def end(self) -> int:
+        """The byte after the padding."""
         return self.data + -(-self.size // BLOCK) * BLOCK
+
+
+class Listing(NamedTuple):
+    """What a tar holds.
+
+    Args:
+        members: The regular members that webdataset would see, in file order.
+        others: Names of the rest but folders: links, devices, names without a suffix.
+    """
+
+    members: list[Member]
+    others: list[str]
+
+
+class HeaderFile(io.FileIO):
+    """A tar of which tarfile reads the headers only; a header that claims to be huge is refused."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read at most MOST_HEADER_BYTES."""
+        if size is None or not 0 <= size <= MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes at byte {self.tell()}")
+        return super().read(size)
 
 
 def scan_tar(path: Path) -> list[Sample]:
@@ -61,19 +101,20 @@ def scan_tar(path: Path) -> list[Sample]:
     """
     samples: list[Sample] = []
     seen: set[str] = set()
-    group: list[_Member] = []
+    group: list[Member] = []
     with open(path, "rb") as file:
-        for member in [*_members(path), None]:
+        for member in [*list_members(path).members, None]:
             if group and (member is None or member.key != group[0].key):
-                sample = _sample(path, file.fileno(), group)
+                sample = to_sample(path, file.fileno(), group)
                 if sample is not None:
                     samples.append(sample)
                 group = []
             if member is not None:
+                if member.sparse is not None:
+                    raise DataError(f"{path}: {member.name!r} is a sparse file; {_REPACK}")
                 if not group and member.key in seen:
                     raise DataError(
-                        f"{path}: the members of {member.key!r} do not lie together; "
-                        "write the tar again, sorted by name"
+                        f"{path}: the members of {member.key!r} do not lie together; {_REPACK}"
                     )
                 seen.add(member.key)
                 group.append(member)
@@ -85,25 +126,37 @@ def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
     return np.array([(s.start, s.end, s.label) for s in samples], np.int64).reshape(-1, 3)
 
 
-def _members(path: Path) -> list[_Member]:
-    """List the regular members that webdataset would see, after checking that the tar is whole."""
+def compression(path: Path) -> str | None:
+    """Name the compression of a file by its first bytes; None for a plain one."""
     with open(path, "rb") as file:
-        first = file.read(2)
-    if first in _COMPRESSED:
-        raise DataError(f"{path} is compressed ({_COMPRESSED[first]}); offsets need a plain tar")
-    members = []
+        return _COMPRESSED.get(file.read(2))
+
+
+def list_members(path: Path) -> Listing:
+    """List what a tar holds, after checking that it is whole. Raises: DataError with the reason."""
+    packed = compression(path)
+    if packed is not None:
+        raise DataError(
+            f"{path} is compressed ({packed}); offsets need a plain tar: unpack it, or {_REPACK}"
+        )
+    members, others = [], []
     try:
-        with tarfile.open(path, "r:") as tar:
-            for info in tar:
-                if not info.isreg() or _META.match(info.name):
-                    continue
-                if info.issparse():
-                    raise DataError(f"{path}: {info.name!r} is a sparse file; write the tar again")
-                if match := _NAME.match(info.name):
-                    key, suffix = match[1], match[2].lower()
-                    members.append(_Member(key, suffix, info.offset, info.offset_data, info.size))
-            end = tar.offset  # where the next header would start
-    except tarfile.TarError as error:
+        with HeaderFile(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            end = 0
+            while (info := tar.next()) is not None:
+                tar.members = []  # or it would keep every header
+                if info.size < 0 or tar.offset <= end:
+                    raise tarfile.ReadError(f"{info.name!r} has a size of {info.size}")
+                end = tar.offset  # where the next header would start
+                match = _NAME.match(info.name)
+                if info.isreg() and match and not _META.match(info.name):
+                    sparse = info if info.issparse() else None
+                    place = (info.offset, info.offset_data, info.size, sparse)
+                    members.append(Member(info.name, match[1], match[2].lower(), *place))
+                elif not info.isdir():
+                    others.append(info.name)
+            end = tar.offset
+    except (tarfile.TarError, OSError, OverflowError) as error:  # no file has 2^63 bytes
         raise DataError(f"{path} is truncated or no tar: {error}") from error
     # tarfile, like webdataset, takes a tar cut in a header or between members for a whole one
     with open(path, "rb") as file:
@@ -113,10 +166,20 @@ def _members(path: Path) -> list[_Member]:
         raise DataError(f"{path} is truncated: no end-of-archive mark at byte {end}")
     if trailer.strip(b"\0"):
         raise DataError(f"{path} is damaged, or several tars in one: see byte {end}")
-    return members
+    return Listing(members, others)
 
 
-def _sample(path: Path, descriptor: int, group: list[_Member]) -> Sample | None:
+def to_sample(path: Path, descriptor: int, group: list[Member]) -> Sample | None:
+    """Make a sample of its members; None where none of them is an image.
+
+    Args:
+        path: The tar, for messages.
+        descriptor: Of the open tar.
+        group: Members of one key.
+
+    Raises:
+        DataError: There are two images, two members of one suffix, or a label that is no integer.
+    """
     key = group[0].key
     suffixes = [member.suffix for member in group]
     if len(set(suffixes)) < len(suffixes):

@@ -3,9 +3,10 @@
 To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/__init__.py`).
 """
 
-import csv
 import inspect
 import os
+import re
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class Images:
         sizes: (n,) int64, bytes of each encoded image, roughly.
         classes: Class names by label.
         read: Gives the i-th encoded image as it is in the source; raises DataError.
+        missing: Files that the source lists and does not have, with `SourceOptions.skip_missing`.
     """
 
     names: Sequence[str]
@@ -44,6 +46,7 @@ class Images:
     sizes: NDArray[np.int64]
     classes: tuple[str, ...]
     read: Callable[[int], bytes]
+    missing: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -65,6 +68,8 @@ class SourceOptions:
         labels: Whether labels are read.
         download: Whether torchvision may fetch the data set.
         class_disjoint: Whether train and test of CUB and Cars share no class.
+        delimiter: Of the CSV file's columns; None: a comma, or a tab where its name ends in .tsv.
+        skip_missing: Whether files that a list names and that are not there are skipped.
     """
 
     root: Path | None = None
@@ -78,6 +83,8 @@ class SourceOptions:
     labels: bool = True
     download: bool = False
     class_disjoint: bool = True
+    delimiter: str | None = None
+    skip_missing: bool = False
 
 
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
@@ -108,46 +115,6 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         split: from_files(root, [p for p, _ in pairs], [label for _, label in pairs], all_labels)
         for split, pairs in files.items()
     }
-
-
-def read_csv(options: SourceOptions) -> dict[str, Images]:
-    """Read a CSV file, a row an image: a path, and where they are named, a label and a split.
-
-    Paths are relative to the CSV file, or to --root.
-    """
-    if options.csv is None:
-        raise DataError("--source csv needs --csv FILE")
-    try:
-        with open(options.csv, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = list(reader.fieldnames or ())
-            for column in (options.image_column, options.label_column, options.split_column):
-                if column is not None and column not in columns:
-                    raise DataError(
-                        f"{options.csv} has no column {column!r}{did_you_mean(column, columns)}; "
-                        f"it has: {', '.join(columns) or 'none'}"
-                    )
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read {options.csv}: {error}") from error
-    # rows by split; labels of all splits together name the classes
-    root = options.root or options.csv.parent
-    groups: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        split = row[options.split_column] if options.split_column else options.split or "train"
-        groups.setdefault(split, []).append(row)
-    label_column = options.label_column if options.labels else None
-    all_labels = [row[label_column] or None if label_column else None for row in rows]
-    result = {}
-    for split, members in groups.items():
-        paths = [root / (row[options.image_column] or "") for row in members]
-        labels = [row[label_column] or None if label_column else None for row in members]
-        result[split] = from_files(root, paths, labels, all_labels)
-    if options.split_column and options.split:
-        if options.split not in result:
-            raise DataError(f"{options.csv}: no row has {options.split_column} = {options.split!r}")
-        return {options.split: result[options.split]}
-    return result
 
 
 def read_torchvision(options: SourceOptions) -> dict[str, Images]:
@@ -271,7 +238,9 @@ def _labelled_files(folder: Path, use_labels: bool) -> list[tuple[Path, str | No
                 raise DataError(f"class folder {child} has no images ({_suffixes()})")
             pairs += [(path, child.name) for path in paths]
     if not pairs:
-        raise DataError(f"{folder} has no images ({_suffixes()})")
+        uses = filter(None, map(_use_of, sorted(folder.iterdir())))
+        hint = next((f"; {use}" for use in uses), "")
+        raise DataError(f"{folder} has no images ({_suffixes()}){hint}")
     return pairs
 
 
@@ -280,6 +249,8 @@ def from_files(
     paths: Sequence[Path],
     labels: Sequence[str | None],
     all_labels: Sequence[str | None],
+    *,
+    skip_missing: bool = False,
 ) -> Images:
     """Describe image files as one split.
 
@@ -287,37 +258,113 @@ def from_files(
         root: Names of the images are relative to it.
         paths: The image files.
         labels: Class name of each; None for none.
-        all_labels: Labels of all splits; sorted, they are the classes (integers by value).
+        all_labels: Labels of all splits; see `number_labels`.
+        skip_missing: List files that are not there in `Images.missing`, instead of raising.
 
     Raises:
         DataError: A file is missing or not readable.
+    """
+    # files that are there, their sizes; and the others
+    sizes, there, missing = [], [], []
+    for row, path in enumerate(paths):
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(f"cannot read {path}: it is not a file")
+        except (FileNotFoundError, NotADirectoryError):
+            missing.append(path)
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"cannot read {str(path)!r}: {error}") from error
+        else:
+            there.append(row)
+            sizes.append(status.st_size)
+    check_missing(list(map(str, missing)), len(paths), skip_missing)
+    # the split
+    numbers, classes = number_labels([labels[row] for row in there], all_labels)
+    kept = [paths[row] for row in there]
+    return Images(
+        [_relative(path, root) for path in kept],
+        numbers,
+        np.array(sizes, np.int64),
+        classes,
+        lambda i: read_file(kept[i]),
+        [_relative(path, root) for path in missing],
+    )
+
+
+def number_labels(
+    labels: Sequence[str | None], all_labels: Iterable[str | None]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Number labels that are texts.
+
+    Args:
+        labels: Class name of each image; None for none.
+        all_labels: Labels of all splits; sorted, they are the classes (integers by value).
+
+    Returns:
+        (n,) int64 indices into the classes, -1 for none; and the classes.
     """
     names = {label for label in all_labels if label is not None}
     by_value = all(name.isdecimal() for name in names)
     classes = tuple(sorted(names, key=int) if by_value else sorted(names))
     number = {name: k for k, name in enumerate(classes)}
-    sizes = []
-    for path in paths:
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
-    return Images(
-        [forward_slashes(os.path.relpath(path, root)) for path in paths],
-        np.array([-1 if label is None else number[label] for label in labels], np.int64),
-        np.array(sizes, np.int64),
-        classes,
-        lambda i: read_file(paths[i]),
+    return np.array([-1 if x is None else number[x] for x in labels], np.int64), classes
+
+
+def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> None:
+    """Raise DataError where files of a list are missing, unless they are skipped and some stay."""
+    if not missing or (skip_missing and len(missing) < total):
+        return
+    hint = "" if skip_missing else ", or give --skip-missing to build without them"
+    raise DataError(
+        f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
+        f"listed files are missing: mend the list or --root{hint}"
     )
 
 
+def _relative(path: Path, root: Path) -> str:
+    return forward_slashes(os.path.relpath(path, root))
+
+
 def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
-    """Return --root. Raises DataError where it is not given, or no folder."""
+    """Return --root. Raises DataError where it is not given, or no folder, and says what to use."""
     if options.root is None:
         raise DataError("this source needs --root DIR")
     if must_exist and not options.root.is_dir():
-        raise DataError(f"--root {options.root} is not a folder")
+        raise DataError(f"--root {options.root} is not a folder{_instead_of(options.root)}")
     return options.root
+
+
+def _instead_of(root: Path) -> str:
+    """Say what to use instead of a --root that is no folder."""
+    if root.is_file():
+        return f"; {_use_of(root) or 'give the folder that holds the images'}"
+    if str(root).startswith("~"):
+        return f"; the shell did not expand ~: write --root {root.expanduser()}"
+    pattern = next((k for k, part in enumerate(root.parts) if re.search(r"[*?[]", part)), None)
+    if pattern is not None:
+        folder = Path(*root.parts[:pattern])
+        return f"; a pattern is not needed, all images below a folder are read: --root {folder}"
+    return ""
+
+
+def _use_of(path: Path) -> str:
+    """Say how a file that is no image is read; '' for all others."""
+    name = path.name.lower()
+    if name.endswith((".csv", ".tsv")):
+        return f"for a table of files give --source csv --csv {path}"
+    if name.endswith(".parquet"):
+        return f"for parquet files give --source parquet --root {path.parent}"
+    if re.search(r"idx[13]-ubyte(\.gz)?$", name):
+        return f"for MNIST's files give --source idx --root {path.parent}"
+    if re.search(r"\.(tar|tgz|tbz2|txz)$|\.tar\.", name):
+        return (
+            f"tars of webdataset are ready: sslpipe shards index {path.parent}; others, and "
+            f"compressed ones: sslpipe shards repack {path} OUT"
+        )
+    return "unpack it first" if name.endswith((".zip", ".7z", ".rar")) else ""
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -1,5 +1,7 @@
 """Cut the images of a source into splits, by share or by class."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from sslpipe.errors import DataError, did_you_mean
@@ -12,7 +14,7 @@ def relabel(images: Images, classes: tuple[str, ...]) -> Images:
     """Return the same images with labels that index `classes`, a list of class names."""
     places = np.array([classes.index(name) for name in images.classes] or [-1], np.int64)
     labels = np.where(images.labels < 0, -1, places[images.labels])
-    return Images(images.names, labels, images.sizes, classes, images.read)
+    return replace(images, labels=labels, classes=classes)
 
 
 def cut_test(splits: dict[str, SplitImages], fraction: float, seed: int) -> dict[str, SplitImages]:

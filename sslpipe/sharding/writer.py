@@ -16,19 +16,28 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from sslpipe.data.decode import BadSample, decode
-from sslpipe.data.index import ShardFile, Triple
+from sslpipe.data.index import Triple
 from sslpipe.errors import DataError
-from sslpipe.portable import sha256_of, sync, write_atomically
+from sslpipe.portable import sha256_of, sync
 from sslpipe.random import permutation
 from sslpipe.sharding.manifest import shard_file
 from sslpipe.sharding.members import downscale, to_member
+from sslpipe.sharding.record import (
+    Done,
+    Moments,
+    Part,
+    append,
+    read_finished,
+    record_path,
+    recorded_plan,
+    start_record,
+)
 from sslpipe.sharding.scan import BLOCK, offset_rows, scan_tar
 from sslpipe.sharding.scatter import draw_placement, place
 from sslpipe.sharding.sources import Images
@@ -71,83 +80,81 @@ class SplitImages(NamedTuple):
     origin: str
 
 
-class Moments(BaseModel):
-    """Exact sums over pixels of RGB values 0 to 255, so that no order of adding matters.
+class SplitPlan(NamedTuple):
+    """Which image lies in which shard: a pure function of the source and the layout.
 
     Args:
-        pixels: How many.
-        sums: Of the values, by channel.
-        squares: Of the squared values, by channel.
+        split: Its name.
+        source: Its images.
+        layout: What else decides the bytes.
+        shards: Numbers of the images of each shard, int64.
+        fingerprint: sha256 of all that decides the bytes.
     """
 
-    pixels: int
-    sums: list[int]
-    squares: list[int]
+    split: str
+    source: SplitImages
+    layout: Layout
+    shards: list[NDArray[np.int64]]
+    fingerprint: str
 
 
-class Done(BaseModel):
-    """One finished shard, a line of the build record.
+def plan_split(split: str, source: SplitImages, layout: Layout) -> SplitPlan:
+    """Shuffle a split's images and cut them into shards."""
+    shards = _cut(split, source, layout)
+    return SplitPlan(split, source, layout, shards, _fingerprint(split, source, layout))
 
-    Args:
-        shard: Its number.
-        entry: Its line in dataset.json; None where every image was bad.
-        moments: Of its pixels.
-        bad: "NAME: reason" for each image that was skipped.
-    """
 
-    shard: int
-    entry: ShardFile | None
-    moments: Moments
-    bad: list[str]
+def shards_of(plan: SplitPlan, part: Part | None) -> range:
+    """Return the numbers of the shards that a part writes; None: all of them."""
+    return range(part.number - 1 if part else 0, len(plan.shards), part.count if part else 1)
 
 
 def write_split(
     folder: Path,
-    split: str,
-    source: SplitImages,
-    layout: Layout,
+    plan: SplitPlan,
     *,
+    part: Part | None = None,
     workers: int,
     skip_bad: bool,
     advance: Advance,
 ) -> list[Done]:
     """Write what is missing of a split's shards and return all of them, in shard order.
 
-    Files are the same for any number of workers.
+    Files are the same for any number of workers, and for any number of parts.
 
     Args:
         folder: Of the data set.
-        split: Name of the split.
-        source: Its images.
-        layout: What decides the bytes.
+        plan: Of the split.
+        part: Which shards to write; None: all.
         workers: Threads.
         skip_bad: Skip an image that cannot be decoded, and list it in `Done.bad`.
         advance: Called with the number of images that each finished shard has.
 
     Raises:
-        DataError: An image cannot be decoded (it is named), or the folder holds shards of another
-            plan.
+        DataError: An image cannot be decoded (it is named), or the record is of another plan.
     """
-    # the plan, and what of it an earlier call has finished
-    plan = _plan(split, source, layout)
-    record = folder / ".build" / f"{split}.jsonl"
-    done = _read_record(folder, record, _fingerprint(split, source, layout))
-    advance(sum(len(plan[k]) for k in done))
+    # what an earlier call has finished
+    record = record_path(folder, plan.split, part)
+    start_record(record, plan.fingerprint)
+    done: dict[int, Done] = {}
+    for path in {record, record_path(folder, plan.split)}:  # parts may have been merged since
+        if recorded_plan(path) not in (None, plan.fingerprint):
+            raise DataError(f"{path} is the record of another build; remove it and its shards")
+        done |= read_finished(folder, path)
+    numbers = shards_of(plan, part)
+    advance(sum(len(plan.shards[k]) for k in numbers if k in done))
     lock, stop = threading.Lock(), threading.Event()
 
     def write(shard: int) -> None:
-        finished = _write_shard(folder, split, shard, plan[shard], source, layout, skip_bad, stop)
+        finished = _write_shard(folder, shard, plan, skip_bad, stop)
         with lock:  # a shard is finished once its line is on disk
             done[shard] = finished
-            with open(record, "a") as file:
-                file.write(finished.model_dump_json() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        advance(len(plan[shard]))
+            append(record, finished)
+        advance(len(plan.shards[shard]))
 
     # the rest, in any order
     with ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(write, shard) for shard in range(len(plan)) if shard not in done]
+        jobs = [pool.submit(write, shard) for shard in numbers if shard not in done]
         try:
             for job in as_completed(jobs):
                 job.result()
@@ -155,7 +162,7 @@ def write_split(
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [done[shard] for shard in range(len(plan))]
+    return [done[shard] for shard in numbers]
 
 
 def mean_and_std(shards: list[Done]) -> tuple[Triple, Triple]:
@@ -171,16 +178,7 @@ def mean_and_std(shards: list[Done]) -> tuple[Triple, Triple]:
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
-def forget_split(folder: Path, split: str) -> None:
-    """Remove a split's shards, sidecars, build record and unfinished files."""
-    own = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\.tmp)?")
-    for path in sorted(folder.iterdir()):
-        if own.fullmatch(path.name):
-            path.unlink()
-    (folder / ".build" / f"{split}.jsonl").unlink(missing_ok=True)
-
-
-def _plan(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int64]]:
+def _cut(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int64]]:
     """Return the numbers of each shard's images: shuffled, then cut by count and by bytes."""
     numbers, images = source.numbers, source.images
     order = numbers[permutation(len(numbers), layout.seed, zlib.crc32(split.encode()))]
@@ -208,59 +206,23 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
     return digest.hexdigest()
 
 
-def _read_record(folder: Path, record: Path, fingerprint: str) -> dict[int, Done]:
-    """Return the shards that are finished and unharmed; start the record where there is none."""
-    lines = record.read_text().splitlines() if record.exists() else []
-    if not lines:
-        record.parent.mkdir(exist_ok=True)
-        write_atomically(record, json.dumps({"plan": fingerprint}) + "\n", fsync=True)
-        return {}
-    if json.loads(lines[0]) != {"plan": fingerprint}:
-        raise DataError(
-            f"{folder} already holds {record.stem} shards of other images or options; "
-            "choose another folder, or give --overwrite to replace them"
-        )
-    done = {}
-    for line in lines[1:]:
-        try:
-            finished = Done.model_validate_json(line)
-        except ValidationError:  # the line that a kill cut short
-            continue
-        entry = finished.entry
-        if entry is None or (
-            _has_sha256(folder / entry.file, entry.sha256)
-            and _has_sha256(folder / entry.offsets, entry.offsets_sha256)
-        ):
-            done[finished.shard] = finished
-    if record.read_bytes()[-1:] != b"\n":
-        with open(record, "a") as file:
-            file.write("\n")
-    return done
-
-
-def _has_sha256(path: Path, sha256: str) -> bool:
-    return path.is_file() and sha256_of(path) == sha256
-
-
 def _write_shard(
     folder: Path,
-    split: str,
     shard: int,
-    numbers: NDArray[np.int64],
-    source: SplitImages,
-    layout: Layout,
+    plan: SplitPlan,
     skip_bad: bool,
     stop: threading.Event,
 ) -> Done:
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
-    path = folder / f"{split}-{shard:06d}.tar"
+    source, layout = plan.source, plan.layout
+    path = folder / shard_name(plan.split, shard)
     temporary = path.with_name(f".{path.name}.tmp")
     # the images, with the sums that mean and std are computed of
     bad: list[str] = []
     pixels, sums, squares = 0, np.zeros(3, np.int64), np.zeros(3, np.int64)
     with open(temporary, "wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            for number in numbers.tolist():
+            for number in plan.shards[shard].tolist():
                 if stop.is_set():
                     raise DataError(f"{path.name}: stopped, because another shard failed")
                 try:
@@ -278,10 +240,10 @@ def _write_shard(
                 sums += image.sum(axis=1)
                 squares += (image**2).sum(axis=1)
                 key = _key(number, source.images.names[number])
-                _add(tar, f"{key}.{suffix}", raw)
+                add_member(tar, f"{key}.{suffix}", io.BytesIO(raw), len(raw))
                 label = int(source.images.labels[number])
                 if label >= 0:
-                    _add(tar, f"{key}.cls", b"%d" % label)
+                    add_label(tar, key, label)
         file.flush()
         os.fsync(file.fileno())
     # the file gets its name when it is whole and on disk, then its sidecar is written
@@ -315,7 +277,19 @@ def _key(number: int, name: str) -> str:
     return f"{number:08d}-{stem[-51:]}"
 
 
-def _add(tar: tarfile.TarFile, name: str, raw: bytes) -> None:
+def shard_name(split: str, shard: int) -> str:
+    """Name a shard's tar."""
+    return f"{split}-{shard:06d}.tar"
+
+
+def add_member(tar: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
+    """Add `size` bytes of a file as a member without time or owner."""
     member = tarfile.TarInfo(name)  # mtime, uid, gid 0; no user, no group
-    member.mode, member.size = 0o444, len(raw)
-    tar.addfile(member, io.BytesIO(raw))
+    member.mode, member.size = 0o444, size
+    tar.addfile(member, file)
+
+
+def add_label(tar: tarfile.TarFile, key: str, label: int) -> None:
+    """Add a sample's label as KEY.cls."""
+    text = b"%d" % label
+    add_member(tar, f"{key}.cls", io.BytesIO(text), len(text))
