@@ -14,7 +14,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     per_row,
 )
 from sslpipe.metric_learning.losses.triplet_sums import triplet_sums
-from sslpipe.portable import to_float64
+from sslpipe.precision import to_float64
 
 
 class Groups(NamedTuple):
