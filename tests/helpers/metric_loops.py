@@ -48,7 +48,8 @@ def triplets(y):
 
 
 def mean(values):
-    return sum(values) / len(values)
+    """0 of no values."""
+    return sum(values) / len(values) if values else torch.zeros(())
 
 
 def contrastive(x, y, margin=1.0, positive_margin=0.0):
@@ -78,7 +79,8 @@ def chopra(x, y, q):
 
 def cross_entropy(row, label, linear):
     logits = [weight @ row + bias for weight, bias in zip(linear.weight, linear.bias, strict=True)]
-    return torch.log(sum(torch.exp(v) for v in logits)) - logits[label]
+    top = max(v.item() for v in logits)
+    return top + torch.log(sum(torch.exp(v - top) for v in logits)) - logits[label]
 
 
 def deep_id2(x, y, linear, margin=1.0, weight=0.05):
@@ -201,9 +203,11 @@ def n_pair(x, y, l2_weight=0.002):
     values = []
     for label, p in second.items():
         a = first[label]
-        others = [torch.exp(x[a] @ x[q] - x[a] @ x[p]) for k, q in second.items() if k != label]
+        others = [x[a] @ (x[q] - x[p]) for k, q in second.items() if k != label]
+        top = max([v.item() for v in others] + [0.0])  # so that nothing overflows
+        one = torch.tensor(math.exp(-top), dtype=x[a].dtype)
         penalty = l2_weight * (x[a].square().sum() + x[p].square().sum())
-        values.append(torch.log(1 + sum(others)) + penalty)
+        values.append(top + torch.log(one + sum(torch.exp(v - top) for v in others)) + penalty)
     return mean(values)
 
 
@@ -285,7 +289,7 @@ def angular(x, y, angle_deg=45.0):
     x, values, t = unit(x), [], math.tan(math.radians(angle_deg)) ** 2
     for a in range(len(y)):
         for p in positives(y, a):
-            total = 1
+            total = torch.ones((), dtype=x[a].dtype)
             for n in negatives(y, a):
                 f = 4 * t * (x[a] + x[p]) @ x[n] - 2 * (1 + t) * x[a] @ x[p]
                 total = total + torch.exp(f)
@@ -298,7 +302,7 @@ def tuplet_margin(x, y, scale=64.0, margin=0.1, variance_weight=0.5, epsilon=0.0
     for a in range(len(y)):
         for p in positives(y, a):
             own = torch.cos(torch.acos(x[a] @ x[p]) - margin)
-            total = 1
+            total = torch.ones((), dtype=x[a].dtype)
             for n in negatives(y, a):
                 total = total + torch.exp(scale * (x[a] @ x[n] - own))
             values.append(torch.log(total))
@@ -406,8 +410,10 @@ def hdc(x, y, shares, margin=1.0):
         part = [row[k * width : (k + 1) * width] for row in x]
         if k:
             for kind, sign in ((True, -1), (False, 1)):
-                keep = math.ceil(share / shares[k - 1] * len(left[kind]))
+                keep = max(1, math.ceil(share / shares[k - 1] * len(left[kind])))
                 hardness = [sign * dist(last[i], last[j]).item() for i, j in left[kind]]
+                if not hardness:
+                    continue
                 bound = sorted(hardness)[keep - 1] + 1e-12  # (i, j) and (j, i) stay together
                 left[kind] = [ij for ij, h in zip(left[kind], hardness, strict=True) if h <= bound]
         total = total + mean(

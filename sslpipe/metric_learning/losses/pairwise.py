@@ -42,6 +42,14 @@ class LabelledRows(NamedTuple):
         """Return (n, M) dot products: cosines where the loss normalises."""
         return self.anchors @ self.columns.T
 
+    def relative_similarities(self) -> Tensor:
+        """Return (n, M) dot products less a number of each anchor's own.
+
+        For rules that know differences of an anchor's similarities only: they keep their digits
+        where the columns share an offset, or are all nearly one.
+        """
+        return self.anchors @ centered_columns(self.columns).T
+
     def centered(self) -> "LabelledRows":
         """Take all rows from the columns' mean: distances stay, and keep their digits."""
         if not len(self.columns):
@@ -108,6 +116,11 @@ def labelled_rows(
     if num_classes is not None and len(labels) and (top := int(labels.max())) >= num_classes:
         raise ValueError(f"label {top} is out of range: num_classes = {num_classes}")
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels
+
+
+def centered_columns(columns: Tensor) -> Tensor:
+    """Take columns (M, D) from their mean, which gets no gradient."""
+    return columns - columns.detach().mean(0) if len(columns) else columns
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -302,7 +315,9 @@ def hardest_pairs(
 ) -> Pairs:
     """Select as `HardestShareMiner` does, with a share for each kind. Collective."""
     rows = len(batch.column_labels) - batch.references
-    everyone = batch._replace(anchors=batch.columns[:rows]).distances(distance)  # (N, M)
+    everyone = batch._replace(anchors=batch.columns[:rows]).distances(distance).detach()  # (N, M)
+    square = everyone[:, :rows]
+    everyone[:, :rows] = torch.maximum(square, square.T)  # of a pair both ways, to the last digit
     mine = slice(batch.first, batch.first + len(batch.labels))
     kept = []
     for mask, share, sign in (

@@ -18,6 +18,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
     Pairs,
     PerAnchor,
+    centered_columns,
     masked_lse,
     occurrence,
     per_pair,
@@ -25,7 +26,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     positive_slots,
 )
 
-COSINE_LIMIT = 1e-7  # acos has an infinite slope at 1 and -1: angles are taken this far inside
+SINE_LIMIT = 2e-7  # of its square: the root of less has too steep a slope
 
 
 class InfoNCELoss(MetricLoss, normalize=True):
@@ -164,7 +165,8 @@ class NPairLoss(MetricLoss, normalize=False):
         rows = (place[batch.first : batch.first + len(batch.labels)] == 0).nonzero()[:, 0]  # (A,)
         seconds = (place == 1).nonzero()[:, 0]  # (B,)
         anchors, partners = batch.anchors[rows], batch.columns[seconds]
-        s = anchors @ partners.T  # (A, B)
+        # differences of an anchor's products alone count; taken so, they keep their digits
+        s = anchors @ centered_columns(partners).T  # (A, B)
         at = rows[:, None], seconds
         own, other = pairs.positive[at], pairs.negative[at]  # own: one partner at most
         one = own.to(s.dtype)
@@ -182,7 +184,7 @@ class TupleMaxLoss(MetricLoss, normalize=True):
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        s = batch.similarities()
+        s = batch.relative_similarities()
         hardest = s.masked_fill(~pairs.negative, NEVER).amax(1, keepdim=True)
         slots = positive_slots(pairs.positive)
         filled = slots.filled & pairs.negative.any(1, keepdim=True)
@@ -336,9 +338,14 @@ class TupletMarginLoss(MetricLoss, normalize=True):
         s = batch.similarities()
         slots = positive_slots(pairs.positive)
         cosines = slots.take(s)  # (n, P)
-        angles = torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
+        # cos(th - margin) without acos: a small angle is read off the distance, not the cosine
+        d = slots.take(batch.distances("euclidean"))
+        near = d * (1 - d.square() / 4).clamp_min(SINE_LIMIT).sqrt()
+        far = (1 - cosines.square()).clamp_min(SINE_LIMIT).sqrt()
+        sines = torch.where(cosines > 0.5, near, far)
+        own = math.cos(margin) * cosines + math.sin(margin) * sines  # (n, P)
         negatives = masked_lse(s, pairs.negative, scale)[:, None]
-        terms = [per_pair(F.softplus(negatives - scale * torch.cos(angles - margin)), slots.filled)]
+        terms = [per_pair(F.softplus(negatives - scale * own), slots.filled)]
         if variance_weight:
             low = (1 - epsilon) * _global_mean(cosines, slots.filled) - cosines
             high = s - (1 + epsilon) * _global_mean(s, pairs.negative)

@@ -1,0 +1,439 @@
+"""Every loss, head, miner and metric on inputs that spoil digits, against loops in float64.
+
+COVERED says which oracle each entry of a table has; a quick test looks that none is missing. The
+rest is slow. Tolerances: float32 rows give values to VALUE and gradients to GRADIENT of their size;
+half precision gives the same values (everything is computed in float32 at least), and gradients
+rounded to it.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.knn import knn_predictions
+from sslpipe.evaluation.retrieval import metric_names, retrieval_per_query
+from sslpipe.evaluation.similarity import SIMILARITIES
+from sslpipe.evaluation.verification import pairs_of, scores_of
+from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
+from sslpipe.metric_learning.losses.pairwise import compare, positive_slots
+from tests.evaluation.test_knn import brute_knn, brute_similarities
+from tests.helpers import metric_loops as loops
+from tests.helpers.head_loops import HEAD_LOOPS
+
+D, SIZES = 66, {"num_classes": 4, "dim": 66}
+LABELS = [0, 1, 2, 0, 1, 3, 2, 0, 1, 2]
+VALUE, GRADIENT = 1e-5, 2e-4
+UNIT_GRADIENT = 2e-3  # of collapsed rows: bringing them to length 1 rounds their differences
+TAGS = [[0, 2], [1, 1], [1, 0], [2, 2]]
+SHARES = [1.0, 0.5, 0.2]
+
+LOSS_LOOPS = {  # name -> (arguments, value of rows, labels and the loss in float64)
+    "angular": ({}, lambda x, y, loss: loops.angular(x, y)),
+    "batch_hard": ({"soft": True}, lambda x, y, loss: loops.batch_hard(x, y, soft_margin=True)),
+    "chopra": (
+        {"normalize": False, "bound": 5.0},
+        lambda x, y, loss: loops.chopra(x, y, q=5.0),
+    ),
+    "circle": ({}, lambda x, y, loss: loops.circle(x, y)),
+    "contrastive": ({}, lambda x, y, loss: loops.contrastive(x, y)),
+    "deep_id2": (SIZES, lambda x, y, loss: loops.deep_id2(x, y, loss.rule.classifier)),
+    "hard_cluster": ({}, lambda x, y, loss: loops.hard_cluster(x, y)),
+    "hdc": ({"shares": SHARES}, lambda x, y, loss: loops.hdc(x, y, SHARES)),
+    "hierarchical_triplet": (SIZES, lambda x, y, loss: loops.hierarchical_triplet(x, y)),
+    "info_nce": ({}, lambda x, y, loss: loops.info_nce(x, y)),
+    "lifted": ({}, lambda x, y, loss: loops.lifted(x, y)),
+    "lmnn": (
+        {"dim": D},
+        lambda x, y, loss: loops.lmnn(x, y, loss.rule.map.weight.T @ loss.rule.map.weight),
+    ),
+    "magnet": ({}, lambda x, y, loss: loops.magnet(x, y)),
+    "margin": ({}, lambda x, y, loss: loops.margin(x, y)),
+    "multi_similarity": ({}, lambda x, y, loss: loops.multi_similarity(x, y)),
+    "n_pair": ({}, lambda x, y, loss: loops.n_pair(x, y)),
+    "nca": ({}, lambda x, y, loss: loops.nca(x, y)),
+    "nt_xent": ({}, lambda x, y, loss: loops.nt_xent(x, y)),
+    "ranking_and_tags": (
+        {**SIZES, "tags": TAGS, "weight": 0.4},
+        lambda x, y, loss: loops.ranking_and_tags(
+            x, y, TAGS, loss.rule.classifiers, 0.4, "negative"
+        ),
+    ),
+    "sup_con": ({}, lambda x, y, loss: loops.sup_con(x, y)),
+    "triplet": (
+        {"distance": "euclidean", "normalize": False},
+        lambda x, y, loss: loops.mean(
+            [
+                loops.hinge(loops.dist(x[a], x[p]) - loops.dist(x[a], x[n]) + 0.2)
+                for a, p, n in loops.triplets(y)
+            ]
+        ),
+    ),
+    "triplet_ratio": ({}, lambda x, y, loss: loops.triplet_ratio(x, y)),
+    "tuple_max": ({}, lambda x, y, loss: loops.tuple_max(x, y)),
+    "tuplet_margin": ({}, lambda x, y, loss: loops.tuplet_margin(x, y)),
+    "unified": ({}, lambda x, y, loss: loops.unified(x, y)),
+}
+METRICS = ("retrieval", "knn", "verification")
+
+
+def noise(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(len(LABELS), D, generator=generator)
+
+
+def rows_of(kind):
+    """Rows and labels of a case."""
+    x, y = 0.2 * noise(), list(LABELS)
+    if kind == "collapsed":
+        x = F.normalize(noise(1)[:1]) + 1e-4 * F.normalize(noise())
+    elif kind == "offset":
+        x = noise() + 1000
+    elif kind == "tiny":
+        x = 1e-6 * x
+    elif kind == "single class":
+        y = [1] * len(y)
+    elif kind == "empty":
+        x, y = x[:0], []
+    elif kind == "without labels":
+        y = [-1] * len(y)
+    return x, y
+
+
+INPUTS = ("ordinary", "collapsed", "offset", "tiny", "single class", "empty", "without labels")
+# half precision has no digits for these: rows become equal, and ties have no gradient
+ONLY_FLOAT32 = ("collapsed", "offset", "tiny")
+
+
+def made(name):
+    torch.manual_seed(0)
+    if name in HEADS:
+        return HEADS[name](**SIZES)
+    return METRIC_LOSSES[name](**LOSS_LOOPS[name][0])
+
+
+def expected(name, x, y):
+    """Value and gradient by the loops; nothing to add up is 0."""
+    loop = HEAD_LOOPS[name] if name in HEADS else LOSS_LOOPS[name][1]
+    x = x.double().requires_grad_()
+    if not y or max(y) < 0:
+        return torch.zeros(()), torch.zeros_like(x)
+    try:
+        value = loop(list(x), y, made(name).double())
+    except (TypeError, ValueError):  # a maximum or a logarithm of no items
+        return torch.zeros(()), torch.zeros_like(x)
+    if not value.requires_grad:  # a mean of no items
+        return value, torch.zeros_like(x)
+    return value.detach(), torch.autograd.grad(value, x)[0]
+
+
+def test_no_entry_of_a_table_is_without_an_oracle():
+    assert set(LOSS_LOOPS) == set(METRIC_LOSSES) - {"pml"}  # that one calls another library
+    assert set(HEAD_LOOPS) == set(HEADS)
+    assert set(MINER_RULES) == set(MINERS)
+    assert set(METRIC_CASES) == set(METRICS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("name", [*LOSS_LOOPS, *HEAD_LOOPS])
+def test_a_loss_has_the_digits_of_float64(name, kind, dtype):
+    if kind in ONLY_FLOAT32 and dtype != torch.float32:
+        x, y = rows_of(kind)
+        x = x.to(dtype).requires_grad_()
+        value = made(name)(x, torch.tensor(y))
+        assert bool(value.isfinite())
+        if kind != "tiny" or dtype != torch.float16:  # there gradients are beyond its range
+            assert bool(torch.autograd.grad(value, x)[0].isfinite().all())
+        return
+    x, y = rows_of(kind)
+    x = x.to(dtype)
+    exact, exact_grad = expected(name, x, y)
+    x.requires_grad_()
+    if kind in ("empty", "without labels") and name == "soft_triple":
+        exact = HEAD_LOOPS[name]([], [], made(name).double())  # its second term is of its weights
+    value = made(name)(x, torch.tensor(y, dtype=torch.int64))
+    (grad,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(
+        value.double(), exact.double().detach(), rtol=VALUE, atol=VALUE * 0.1
+    )
+    if (name, kind) == ("tuple_max", "collapsed"):
+        return  # cosines of unit rows are known to 1e-7: the hardest of collapsed rows is not
+    size = float(exact_grad.norm())
+    error = float((grad.double() - exact_grad).norm())
+    tolerance = UNIT_GRADIENT if kind == "collapsed" else GRADIENT
+    tolerance += 2 * torch.finfo(dtype).eps * (dtype != torch.float32)
+    assert error <= tolerance * size + 1e-14, (error, size)
+
+
+def listed(kept):
+    """The triplets (a, p, n) that are left."""
+    slots, triplets = positive_slots(kept.positive), kept.triplets
+    if triplets is None:
+        triplets = slots.filled[:, :, None] & kept.negative[:, None]
+    return {(a, int(slots.columns[a, p]), n) for a, p, n in triplets.nonzero().tolist()}
+
+
+def agrees(kept, slack, tolerance):
+    """What a rule keeps by more than the tolerance is kept, what it drops by more is not."""
+    must = {item for item, value in slack.items() if value > tolerance}
+    may = {item for item, value in slack.items() if value >= -tolerance}
+    assert must <= kept <= may, (sorted(must - kept)[:3], sorted(kept - may)[:3])
+
+
+def masks(kept):
+    pairs = [*kept.positive.nonzero().tolist(), *kept.negative.nonzero().tolist()]
+    return {tuple(pair) for pair in pairs}
+
+
+def by_pairs(rule, normalize=False):
+    """A check by slack(i, j, x, y) of each pair."""
+
+    def check(kept, x, y):
+        x = loops.unit(x) if normalize else x
+        slack = {(i, j): rule(i, j, x, y) for i, j in loops.pairs(y)}
+        agrees(masks(kept), slack, 1e-6 * scale_of(x))
+
+    return check
+
+
+def by_triplets(rule, normalize=False):
+    def check(kept, x, y):
+        x = loops.unit(x) if normalize else x
+        slack = {t: rule(*(x[k] for k in t)) for t in loops.triplets(y)}
+        agrees(listed(kept), slack, 1e-6 * scale_of(x) ** 2)
+
+    return check
+
+
+def scale_of(x):
+    """How long the rows are, taken from their middle."""
+    middle = sum(x) / max(1, len(x))
+    return max((float(loops.dist(row, middle)) for row in x), default=0.0)
+
+
+def pair_margin(i, j, x, y):
+    d = float(loops.dist(x[i], x[j]))
+    return d - 0.2 if y[i] == y[j] else 0.8 - d
+
+
+def multi_similarity(i, j, x, y):
+    s = {k: float(x[i] @ x[k]) for k in range(len(y)) if k != i}
+    if y[i] == y[j]:
+        return max((s[n] for n in loops.negatives(y, i)), default=-math.inf) + 0.1 - s[j]
+    return s[j] - min((s[p] for p in loops.positives(y, i)), default=math.inf) + 0.1
+
+
+def semi_hard(a, p, n):
+    near, far = loops.d2(a, p), loops.d2(a, n)
+    return float(min(far - near, near + 0.2 - far))
+
+
+def angular(a, p, n):
+    near, middle = loops.d2(a, p), loops.d2(n, (a + p) / 2)
+    return float(near - 4 * math.tan(math.radians(20)) ** 2 * middle)
+
+
+def batch_hard(kept, x, y):
+    for a in range(len(y)):
+        own, other = loops.positives(y, a), loops.negatives(y, a)
+        for mask, choices, sign in ((kept.positive, own, 1), (kept.negative, other, -1)):
+            chosen = mask[a].nonzero()[:, 0].tolist()
+            assert len(chosen) == bool(own and other)
+            best = max((sign * float(loops.dist(x[a], x[j])) for j in choices), default=0)
+            for j in chosen:
+                assert j in choices
+                assert sign * float(loops.dist(x[a], x[j])) >= best - 1e-6 * scale_of(x)
+
+
+def hardest_share(kept, x, y):
+    for mask, kind, sign in ((kept.positive, True, 1), (kept.negative, False, -1)):
+        every = [(i, j) for i, j in loops.pairs(y) if (y[i] == y[j]) == kind]
+        hardness = {(i, j): sign * float(loops.dist(x[i], x[j])) for i, j in every}
+        ordered = sorted(hardness.values(), reverse=True)
+        bound = ordered[math.ceil(0.5 * len(every)) - 1] if every else 0
+        slack = {pair: value - bound for pair, value in hardness.items()}
+        agrees({tuple(pair) for pair in mask.nonzero().tolist()}, slack, 1e-6 * scale_of(x))
+
+
+def one_negative_each(kept, x, y):
+    triplets, every = listed(kept), loops.triplets(y)
+    assert triplets <= set(every)
+    assert sorted(t[:2] for t in triplets) == sorted({t[:2] for t in every})
+
+
+def one_per_class(kept, x, y):
+    for a in range(len(y)):
+        chosen = sorted(y[n] for n in kept.negative[a].nonzero()[:, 0].tolist())
+        assert chosen == sorted({label for label in y if label != y[a]})
+
+
+def packaged(kept, x, y):
+    fits = {(a, a + 1, a + 2) for a in range(0, len(y) - 2, 3) if y[a] == y[a + 1] != y[a + 2]}
+    assert listed(kept) == fits
+
+
+def everything(kept, x, y):
+    assert masks(kept) == set(loops.pairs(y))
+
+
+def largest_loss(kept, x, y):
+    """The subsets are drawn by a hash; the one kept has the largest loss of all that were asked."""
+    assert masks(kept) <= set(loops.pairs(y))
+    assert len({i for pair in masks(kept) for i in pair}) <= 6
+
+
+MINER_RULES = {
+    "all": ({}, everything),
+    "angular": ({}, by_triplets(angular, normalize=True)),
+    "batch_hard": ({}, batch_hard),
+    "curriculum": ({"first": "all"}, everything),
+    "distance_weighted": ({}, one_negative_each),
+    "hardest_share": ({}, hardest_share),
+    "maximum_loss": ({"rows": 6}, largest_loss),
+    "multi_similarity": ({}, by_pairs(multi_similarity, normalize=True)),
+    "one_per_class": ({}, one_per_class),
+    "packaged": ({}, packaged),
+    "pair_margin": ({}, by_pairs(pair_margin)),
+    "random_negative": ({}, one_negative_each),
+    "triplets": ({}, by_triplets(semi_hard)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("name", MINER_RULES)
+def test_a_miner_keeps_what_its_rule_keeps_in_float64(name, kind, dtype):
+    x, y = rows_of(kind)
+    x = x.to(dtype)
+    arguments, check = MINER_RULES[name]
+    miner, seen = MINERS[name](**arguments), []
+    if name == "maximum_loss":  # used in a loss only
+        loss = METRIC_LOSSES["contrastive"]()
+        miner.register_forward_hook(lambda _, given, kept: seen.append(kept))
+        loss(x, torch.tensor(y, dtype=torch.int64), miner=miner)
+        kept = seen[0] if seen else None
+    else:
+        kept = miner(x, torch.tensor(y, dtype=torch.int64))
+    if kept is None or not y:
+        assert kept is None or kept.positive.shape == (0, 0)
+        return
+    if max(y) < 0:
+        assert not masks(kept)
+        return
+    if name == "distance_weighted":
+        inside_the_sphere(miner, x, y)
+    check(kept, list(x.double()), y)
+
+
+def inside_the_sphere(miner, x, y):
+    """Weights are those of 1 / q(d), the largest of an anchor 1."""
+    batch, pairs = compare(x.float(), torch.tensor(y), None, None)
+    weights = miner.weights(batch, pairs)
+    rows = loops.unit(list(x.double()))
+    for a in range(len(y)):
+        logs = {}
+        for n in loops.negatives(y, a):
+            d = float(loops.dist(rows[a], rows[n]))
+            if d < 1.4 - 1e-6:
+                d = max(d, 0.5)
+                logs[n] = -(D - 2) * math.log(d) - (D - 3) / 2 * math.log1p(-d * d / 4)
+        for n, value in logs.items():
+            assert float(weights[a, n]) == pytest.approx(
+                math.exp(value - max(logs.values())), rel=1e-3, abs=1e-30
+            )
+
+
+def split(kind):
+    """Gallery and queries of a case, with equal rows among them."""
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(60, 16))
+    labels = generator.integers(4, size=60)
+    if kind == "collapsed":
+        lengths = np.linalg.norm(features, axis=1, keepdims=True)
+        features = np.full(16, 0.25) + 1e-4 * features / lengths
+    elif kind == "offset":
+        features = features + 1000
+    elif kind == "tiny":
+        features = features * 1e-20
+    elif kind == "single class":
+        labels[:] = 1
+    features[40] = features[3]
+    rows = Embeddings(
+        torch.tensor(features, dtype=torch.float32), torch.from_numpy(labels), torch.arange(60)
+    )
+    return rows.rows(torch.arange(40)), rows.rows(torch.arange(40, 60))
+
+
+def distances(kind, gallery, queries):
+    g, q = gallery.features.double().numpy(), queries.features.double().numpy()
+    if kind == "cosine":
+        return brute_similarities(gallery, queries)
+    rule = {"dot": lambda u, v: u @ v, "euclidean": lambda u, v: -np.sqrt(((u - v) ** 2).sum())}
+    largest = max(np.abs(g).max(), np.abs(q).max())  # of numbers so small float32 has no products
+    return np.array([[np.float32(rule[kind](u / largest, v / largest)) for v in g] for u in q])
+
+
+def retrieval(gallery, queries):
+    for kind in SIMILARITIES:
+        actual = retrieval_per_query(gallery, queries, k=(1, 5), similarity=kind)
+        assert actual.names == metric_names((1, 5), "min(k,R)")
+        table = distances(kind, gallery, queries)
+        for row, values, label in zip(table, actual.values, queries.labels.tolist(), strict=True):
+            order = sorted(range(len(row)), key=lambda j, row=row: (-row[j], j))
+            at = [r for r, j in enumerate(order, 1) if int(gallery.labels[j]) == label]
+            precisions = [n / r for n, r in enumerate(at, 1)]
+            some, first = max(1, len(at)), [n for n, r in enumerate(at, 1) if r <= len(at)]
+            known = dict(zip(actual.names, values.tolist(), strict=True))
+            for k in (1, 5):
+                hits = sum(r <= k for r in at)
+                assert known[f"hit_rate@{k}"] == (hits > 0)
+                assert known[f"recall@{k}"] == pytest.approx(hits / some)
+                assert known[f"precision@{k}"] == pytest.approx(hits / k)
+                assert known[f"map@{k} /min(k,R)"] == pytest.approx(
+                    sum(precisions[:hits]) / min(k, some)
+                )
+            assert known["map"] == pytest.approx(sum(precisions) / some)
+            assert known["r_precision"] == pytest.approx(len(first) / some)
+            assert known["map_at_r"] == pytest.approx(sum(precisions[: len(first)]) / some)
+            assert known["mrr"] == pytest.approx(1 / at[0] if at else 0)
+
+
+def nearest_neighbours(gallery, queries):
+    for vote in ("weighted", "majority"):
+        for k, predicted in knn_predictions(gallery, queries, k=(1, 7), vote=vote).items():
+            np.testing.assert_array_equal(predicted, brute_knn(gallery, queries, k, 0.07, vote))
+
+
+def verified(gallery, queries):
+    if len(set(queries.labels.tolist())) < 2:
+        with pytest.raises(DataError, match="there is no pair of two labels"):
+            pairs_of(queries, 50, 0)
+        return
+    pairs = pairs_of(queries, 50, 0)
+    table = brute_similarities(queries, queries)
+    np.testing.assert_array_equal(scores_of(queries, pairs), table[pairs.first, pairs.second])
+
+
+METRIC_CASES = {"knn": nearest_neighbours, "retrieval": retrieval, "verification": verified}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ordinary", "collapsed", "offset", "tiny", "single class"])
+@pytest.mark.parametrize("name", METRIC_CASES)
+def test_a_metric_is_that_of_loops(name, kind):
+    METRIC_CASES[name](*split(kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [knn_predictions, retrieval_per_query])
+def test_no_rows_are_one_clear_error(search):
+    gallery, queries = split("ordinary")
+    with pytest.raises(DataError, match="the bank: has no rows"):
+        search(gallery.rows(torch.arange(0)), queries, k=(1,))
