@@ -70,10 +70,12 @@ app = typer.Typer(
     "files of `sslpipe embed`.",
     epilog="Examples: sslpipe evaluate knn train.safetensors test.safetensors --k 20 | "
     "accelerate launch --multi_gpu --num_processes 2 -m sslpipe evaluate retrieval "
-    "train.safetensors test.safetensors (several processes share the queries; verification, too) | "
+    "train.safetensors test.safetensors (several processes share the work of few-shot, knn, "
+    "retrieval, stability and verification) | "
     "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
 )
 
+SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
 
 TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
@@ -289,7 +291,7 @@ def _start_alone(name: str, device: str) -> str:
 def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Result]]) -> None:
     """A subcommand whose options are the evaluation's own keyword arguments."""
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
-    shares_queries = any(parameter.name == "process" for parameter in accepted)
+    shared = any(parameter.name == "process" for parameter in accepted)
 
     def command(
         train: Path,
@@ -303,7 +305,7 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         if whiten_both and axes is not None:
             raise DataError("--whiten and --pca are two maps of the features; name one")
         target, process = start(device)
-        if shares_queries:
+        if shared:
             options["process"] = process
         else:
             refuse_several(name, process)
@@ -315,7 +317,9 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
             bank, queries = whiten(bank, queries)
         if axes is not None:
             bank, queries = pca(bank, queries, dims=axes)
-        results = evaluate(bank.to(target), queries.to(target), **options)
+        if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
+            bank = bank.to(target)
+        results = evaluate(bank, queries.to(target), **options)
         if process.rank == 0:
             prefix = "whitened " if whiten_both else "" if axes is None else f"pca={axes} "
             _print_results(f"{name}: {train.name} -> {test.name}", results, prefix)

@@ -77,11 +77,12 @@ def embed(
     canvas_px: int = 256,
     num_workers: int = 2,
     device: torch.device | str = "cpu",
+    rows_on: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
     on_bad: OnBad | None = None,
     reader: Reader | None = None,
 ) -> Embeddings:
-    """Compute features of each sample, exactly once, in id order, on the CPU. Collective.
+    """Compute features of each sample, exactly once, in id order. Collective.
 
     Args:
         backbone: Images (B, 3, S, S) -> (B, F). Used in eval mode without gradient; its train mode
@@ -94,6 +95,7 @@ def embed(
         canvas_px: Images with a longer side are reduced to it when they are decoded.
         num_workers: Threads that decode.
         device: Where the backbone is.
+        rows_on: Where the rows are wanted: the CPU, or `device` for an evaluation there.
         progress: Called with the number of samples of each batch done on this process.
         on_bad: Called for each sample that cannot be decoded, which then has no row; without it, a
             DataError.
@@ -112,11 +114,12 @@ def embed(
         canvas_px=canvas_px,
         num_workers=num_workers,
         device=device,
+        rows_on=rows_on,
         progress=progress,
         on_bad=on_bad,
         reader=reader,
     )
-    together = _gather(local, device)
+    together = _gather(local, device, rows_on)
     if len(together.ids) == 0:
         raise DataError(f"split {split.name!r}: no sample of it could be read")
     together = together.rows(torch.argsort(together.ids))
@@ -138,6 +141,7 @@ def embed_here(
     progress: Callable[[int], None] | None,
     on_bad: OnBad | None,
     reader: Reader | None = None,
+    rows_on: torch.device | str = "cpu",
 ) -> Embeddings:
     """Compute this process's rows of `embed`; (0, 0) features where it has none. Not collective."""
     before = module_sha256(backbone)
@@ -159,12 +163,14 @@ def embed_here(
             batch = batch.to(torch.device(device))
             images = view.make_views(batch).to(dtype)  # (B, 3, S, S)
             features = view.reduced(backbone(images))  # (B, F)
-            parts.append(Embeddings(features.float().cpu(), batch.labels.cpu(), batch.ids.cpu()))
+            rows = Embeddings(features.float(), batch.labels, batch.ids)
+            parts.append(Embeddings(*(tensor.to(rows_on) for tensor in rows)))
             if progress is not None:
                 progress(len(parts[-1].ids))
     assert module_sha256(backbone) == before, "evaluation changed the backbone"
     if not parts:
-        return Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64))
+        rows = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64))
+        return Embeddings(*(tensor.to(rows_on) for tensor in rows))
     return joined(parts)
 
 
@@ -196,13 +202,15 @@ def module_sha256(module: nn.Module) -> str:
     return state.hexdigest()
 
 
-def _gather(local: Embeddings, device: torch.device | str) -> Embeddings:
+def _gather(
+    local: Embeddings, device: torch.device | str, rows_on: torch.device | str
+) -> Embeddings:
     """Every process's rows on every process; the numbers of rows may differ."""
     widths = torch.tensor([local.features.shape[1]], device=device)
     width = int(all_gather_rows(widths).max())  # a process without rows does not know it
     if len(local.ids) == 0:
         local = local._replace(features=local.features.new_zeros(0, width))
-    return Embeddings(*(all_gather_rows(tensor.to(device)).cpu() for tensor in local))
+    return Embeddings(*(all_gather_rows(tensor.to(device)).to(rows_on) for tensor in local))
 
 
 def save_embeddings(

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.neighbours import Search, nearest
+from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Z95, Interval, Result, bootstrap_means95
+from sslpipe.evaluation.shared_search import nearest_shared
 from sslpipe.evaluation.verification import pairs_of
 from sslpipe.precision import to_float64
 from sslpipe.random import permutation
@@ -104,16 +106,19 @@ def stability(
     *,
     k: int = 20,
     search: Search = "torch",
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Measure how many of a sample's k nearest neighbours are the same in both files, 0 to 1.
 
-    A sample is not its own neighbour.
+    A sample is not its own neighbour. Collective: of several processes, each searches its share of
+    the samples; all get the results of one process, bit for bit.
 
     Args:
         before: Features of some samples from one checkpoint (TRAIN on the command line).
         after: Of the same samples from another one (TEST on the command line).
         k: Neighbours of a sample.
         search: "torch" or "faiss"; both find the same neighbours.
+        process: This process.
 
     Returns:
         The mean over the samples of the shared neighbours / k; k / (N - 1) for unrelated features.
@@ -123,17 +128,19 @@ def stability(
     """
     check_embeddings(before, "the first file", labelled=False)
     check_embeddings(after, "the second file", labelled=False)
+    before, after = (rows.to(after.ids.device) for rows in (before, after))
     before, after = (rows.rows(torch.argsort(rows.ids)) for rows in (before, after))
     if not torch.equal(before.ids, after.ids):
         raise DataError("the two files are not of the same samples; embed one split with both")
     neighbours = [
-        nearest(
+        nearest_shared(
             rows.features,
             rows.features,
             k,
             search=search,
             bank_ids=rows.ids,
             query_ids=rows.ids,
+            process=process,
         ).indices.sort(dim=1)
         for rows in (before, after)
     ]

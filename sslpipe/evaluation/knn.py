@@ -8,10 +8,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
-from sslpipe.evaluation.neighbours import Neighbours, Search, nearest
+from sslpipe.evaluation.exact import Neighbours
+from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result, accuracy, bootstrap95
+from sslpipe.evaluation.shared_search import nearest_shared
 from sslpipe.random import permutation
 
 Vote = Literal["weighted", "majority"]
@@ -150,17 +153,23 @@ def knn_results(
     vote: Votes = "weighted",
     search: Search = "torch",
     exclude_same_id: bool = False,
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Score each k (and each vote, with "both"), all from one exact search.
 
+    Collective: of several processes, each searches its share of the bank; all get the results of
+    one process, bit for bit.
+
     Args:
-        bank: Features of any scale, compared by cosine; every row labelled, by any int64 >= 0.
+        bank: Features of any scale, compared by cosine; every row labelled, by any int64 >= 0. May
+            lie on the CPU where the queries are on a GPU.
         queries: As bank.
         k: Numbers of neighbours.
         temperature: T > 0 of the weighted vote.
         vote: "weighted", "majority" or "both".
         search: "torch" or "faiss"; both find the same neighbours.
         exclude_same_id: Leave one out, for bank and queries of the same split.
+        process: This process.
 
     Returns:
         Top-1 accuracies.
@@ -171,7 +180,7 @@ def knn_results(
     if vote not in ("weighted", "majority", "both"):
         raise DataError(f"vote = {vote!r} is unknown; known: weighted, majority, both")
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
-    neighbours = _neighbours(bank, queries, k, temperature, search, exclude_same_id)
+    neighbours = _neighbours(bank, queries, k, temperature, search, exclude_same_id, process)
     labels = queries.labels.cpu().numpy()
     suffix = " leave-one-out" if exclude_same_id else ""
     return [
@@ -195,9 +204,10 @@ def knn_predictions(
     vote: Vote = "weighted",
     search: Search = "torch",
     exclude_same_id: bool = False,
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> dict[int, NDArray[np.int64]]:
     """Predict the label of each query, (Q,) int64, for each k; arguments as in `knn_results`."""
-    neighbours = _neighbours(bank, queries, k, temperature, search, exclude_same_id)
+    neighbours = _neighbours(bank, queries, k, temperature, search, exclude_same_id, process)
     return {
         each: _vote(neighbours, bank.labels, each, temperature, vote) for each in sorted(set(k))
     }
@@ -220,6 +230,7 @@ def few_shot_knn(
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
     search: Search = "torch",
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Average top-1 over banks of a few labels a class; one result for each k.
 
@@ -236,6 +247,7 @@ def few_shot_knn(
         temperature: T > 0 of the weighted vote.
         vote: "weighted" or "majority".
         search: "torch" or "faiss"; both find the same neighbours.
+        process: This process; see `knn_results`.
 
     Returns:
         details["draws"]: the accuracy of each; details["spread"]: their standard deviation (n - 1).
@@ -254,7 +266,13 @@ def few_shot_knn(
         few = bank.rows(few_rows(bank, labels_per_class, seed, draw))
         size = len(few.ids)
         predicted = knn_predictions(
-            few, queries, k=k, temperature=temperature, vote=vote, search=search
+            few,
+            queries,
+            k=k,
+            temperature=temperature,
+            vote=vote,
+            search=search,
+            process=process,
         )
         for each, rows in predicted.items():
             right[each].append(rows == labels)
@@ -313,6 +331,7 @@ def _neighbours(
     temperature: float,
     search: Search,
     exclude_same_id: bool,
+    process: Rank,
 ) -> Neighbours:
     """The max(k) nearest of each query, after all arguments are checked."""
     check_pair(bank, queries)
@@ -320,13 +339,14 @@ def _neighbours(
         raise DataError("k is empty; name at least one number of neighbours")
     if not 0 < temperature < float("inf"):
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
-    return nearest(
+    return nearest_shared(
         bank.features,
         queries.features,
         max(k),
         search=search,
         bank_ids=bank.ids if exclude_same_id else None,
         query_ids=queries.ids if exclude_same_id else None,
+        process=process,
     )
 
 
@@ -334,6 +354,7 @@ def _vote(
     neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote
 ) -> NDArray[np.int64]:
     """Label with the most votes among the k nearest; of equal ones, the one met first."""
+    labels = labels.to(neighbours.indices.device)
     known, class_index = torch.unique(labels, return_inverse=True)  # labels may be any int64
     rows = max(1, VOTE_NUMBERS // len(known))
     predicted = []

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -10,9 +11,10 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.data.loader import Quarantined
 from sslpipe.distributed import Rank
-from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.retrieval import retrieval_per_query
+from sslpipe.precision import wide_dtype
 
 MONITOR_K = 20  # DINO's script reports its best at 10 and 20
 
@@ -42,7 +44,7 @@ def monitor(
         {"holdout_knn": top-1 in [0, 1]} on rank 0; empty on the others, and where fewer than two
         samples can be decoded.
     """
-    rows = embed(backbone, view, split, ids=ids, process=process, on_bad=_skip, **options)
+    rows = _embedded(backbone, view, split, ids, process, options)
     k = min(MONITOR_K, len(rows.ids) - 1)
     if process.rank != 0 or k < 1:
         return {}
@@ -73,7 +75,7 @@ def retrieval_monitor(
         class, "validation_map_at_r": mean average precision within the first R, R the others of the
         class}; empty on the others.
     """
-    rows = embed(backbone, view, split, ids=ids, process=process, on_bad=_skip, **options)
+    rows = _embedded(backbone, view, split, ids, process, options)
     if process.rank != 0:
         return {}
     scores = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
@@ -83,6 +85,22 @@ def retrieval_monitor(
         "validation_recall_at_1": values["hit_rate@1"],
         "validation_map_at_r": values["map_at_r"],
     }
+
+
+def _embedded(
+    backbone: nn.Module,
+    view: EvalView,
+    split: Split,
+    ids: NDArray[np.int64],
+    process: Rank,
+    options: dict[str, Any],
+) -> Embeddings:
+    """Embed on options["device"]; the rows stay there, to be searched, where it has float64."""
+    device = torch.device(options.get("device", "cpu"))
+    rows_on = device if wide_dtype(device) == torch.float64 else "cpu"
+    return embed(
+        backbone, view, split, ids=ids, process=process, on_bad=_skip, rows_on=rows_on, **options
+    )
 
 
 def _skip(bad: Quarantined) -> None:

@@ -1,18 +1,13 @@
-"""Exact nearest neighbours by cosine, with ties in a fixed order, by torch or faiss.
-
-Unit vectors are rounded to multiples of 2^-24, which float32 holds exactly. A product of two
-components is then a multiple of 2^-48, and the sum of any of them fits into float64 without
-rounding (it is at most 1): a similarity computed in float64 depends on the two vectors only, not
-on the order of the sum, the tile, the library or the machine. It is rounded to float32; equal
-similarities rank by the lower row of the bank.
+"""Exact nearest neighbours by cosine, with ties in a fixed order, by torch or faiss: see `exact`.
 
 The engines only name candidates, by float32 or bfloat16 products of which the error is bounded;
 every row that may belong to the k nearest is one. A bank of few rows is compared as a whole.
+`nearest` searches on the CPU or, for rows on a GPU, there (`device_search`).
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.errors import DataError
+from sslpipe.evaluation.device_search import PROPOSALS, SPARE, search_on_device
+from sslpipe.evaluation.exact import (
+    PART_ROWS,
+    Neighbours,
+    among_all,
+    exact_similarities,
+    fixed_point_units,
+    float32_error,
+)
 from sslpipe.precision import full_float32
 
 Search = Literal["torch", "faiss"]
@@ -27,22 +31,8 @@ Number = TypeVar("Number", np.float32, np.int16)
 
 TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB, in a buffer that is used again
 SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
-PART_ROWS = 4096  # rows converted to float64 at a time
 FEW_PRODUCTS = 2**26  # below, nothing is gained by bfloat16
 CROWDED = 1 / 32  # of the bank, beyond k candidates: then float32 products are faster
-SPARE = 32  # rows requested of faiss beyond k: most queries are then proved complete
-
-
-class Neighbours(NamedTuple):
-    """The nearest rows of some queries.
-
-    Args:
-        indices: (Q, k) int64 rows of the bank, nearest first.
-        similarities: (Q, k) float32 cosines.
-    """
-
-    indices: Tensor
-    similarities: Tensor
 
 
 def nearest(
@@ -69,21 +59,18 @@ def nearest(
     """
     if search not in ENGINES:
         raise DataError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")
-    # how many rows a query may find
-    own_rows = 0  # at most, of one query
-    if bank_ids is not None and query_ids is not None:
-        known, times = torch.unique(bank_ids, return_counts=True)
-        shared = times[torch.isin(known, query_ids)]
-        own_rows = int(shared.max()) if len(shared) else 0
-    usable = len(bank) - own_rows
-    if not 1 <= k <= usable:
-        raise DataError(f"k = {k} does not fit a bank of {usable} rows; use 1 <= k <= {usable}")
-
+    own_rows = check_k(len(bank), k, bank_ids, query_ids)
     # candidates by an engine, then their exact similarities
     device = bank.device
     bank, queries = fixed_point_units(bank), fixed_point_units(queries)
     if len(bank) <= SMALL_BANK and search == "torch":
-        return _among_all(bank, queries, k, bank_ids, query_ids)
+        return among_all(bank, queries, k, bank_ids, query_ids)
+    if bank.is_cuda:
+        if search == "faiss":
+            _faiss()
+        with full_float32():
+            propose = PROPOSALS[search](bank)
+            return search_on_device(bank, queries, k, own_rows, bank_ids, query_ids, propose)
     rows, values = bank.cpu().numpy(), queries.cpu().numpy()
     own = None if bank_ids is None or query_ids is None else bank_ids.cpu().numpy()
     own_of = np.empty(0) if query_ids is None else query_ids.cpu().numpy()
@@ -103,75 +90,21 @@ def nearest(
     )
 
 
-def fixed_point_units(rows: Tensor) -> Tensor:
-    """Scale rows to length 1, in multiples of 2^-24, (N, F) float32; zeros stay zeros."""
-    units = torch.empty_like(rows, dtype=torch.float32, memory_format=torch.contiguous_format)
-    for part, out in zip(torch.split(rows, PART_ROWS), torch.split(units, PART_ROWS), strict=True):
-        wide = part.double()
-        wide /= wide.norm(dim=1, keepdim=True).clamp_min(1e-300)
-        out.copy_(wide.mul_(2.0**24).round_().mul_(2.0**-24))
-    return units
+def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None) -> int:
+    """Return how many rows of the bank have a query's own id, at most.
 
-
-def exact_similarities(
-    rows: NDArray[np.float32],
-) -> Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.float32]]:
-    """Make a function of row numbers (n,) and a query (F,), both of fixed point: (n,) float32."""
-    narrow = np.empty((PART_ROWS, rows.shape[1]), np.float32)  # used again: fresh memory is slow
-    wide = np.empty((PART_ROWS, rows.shape[1]))
-
-    def exactly(numbers: NDArray[np.int64], query: NDArray[np.float32]) -> NDArray[np.float32]:
-        similarities = np.empty(len(numbers), np.float32)
-        for at in range(0, len(numbers), PART_ROWS):
-            part = numbers[at : at + PART_ROWS]
-            np.take(rows, part, axis=0, out=narrow[: len(part)], mode="clip")
-            wide[: len(part)] = narrow[: len(part)]
-            similarities[at : at + PART_ROWS] = wide[: len(part)] @ query.astype(np.float64)
-        return similarities
-
-    return exactly
-
-
-def float32_error(width: int) -> float:
-    """Bound how far a float32 dot product of unit vectors, and its rounding, can be off.
-
-    The bound is probabilistic, with lambda = 8: exceeded with a chance of 3e-14 times the width,
-    whatever the order of the sum.
-
-    Source:
-        Higham and Mary 2019, SIAM J. Sci. Comput. 41(5).
+    Raises:
+        DataError: k is larger than the number of rows a query may find.
     """
-    unit_roundoff = 2.0**-24
-    return float((8 * width**0.5 + 2) * unit_roundoff)
-
-
-def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
-    """Make int64 keys, all different in a row: larger is nearer, of equal ones the first.
-
-    Args:
-        similarities: (q, N) float32; -inf is smaller than every number; there are no NaN.
-        rows: (N,) the bank's row of each column.
-    """
-    bits = (similarities + 0.0).view(torch.int32).long()  # + 0.0: -0 and 0 are equal
-    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-    return (ordered << 32) - rows
-
-
-def _among_all(
-    bank: Tensor, queries: Tensor, k: int, bank_ids: Tensor | None, ids: Tensor | None
-) -> Neighbours:
-    """The k nearest, every similarity computed exactly."""
-    wide, parts = bank.double(), []
-    columns = torch.arange(len(bank), device=bank.device)
-    step = max(1, TILE_NUMBERS // 4 // len(bank))
-    for start in range(0, len(queries), step):
-        part = slice(start, start + step)
-        similarities = (queries[part].double() @ wide.T).float()  # (q, N)
-        if bank_ids is not None and ids is not None:
-            similarities[bank_ids == ids[part, None]] = -torch.inf
-        rows = rank_keys(similarities, columns).topk(k, dim=1).indices  # (q, k)
-        parts.append(Neighbours(rows, similarities.gather(1, rows)))
-    return Neighbours(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    own_rows = 0
+    if bank_ids is not None and query_ids is not None:
+        known, times = torch.unique(bank_ids, return_counts=True)
+        shared = times[torch.isin(known, query_ids.to(known.device))]
+        own_rows = int(shared.max()) if len(shared) else 0
+    usable = rows - own_rows
+    if not 1 <= k <= usable:
+        raise DataError(f"k = {k} does not fit a bank of {usable} rows; use 1 <= k <= {usable}")
+    return own_rows
 
 
 Candidates = Iterator[NDArray[np.int64]]
@@ -193,11 +126,6 @@ def _torch_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
         else:
             tile = buffer[: len(part) * len(bank)].view(shape)
             products = torch.mm(part, bank.T, out=tile)  # (q, N)
-            if products.is_cuda:
-                floors = products.topk(k, dim=1).values[:, -1:] - margin
-                for row in products >= floors:
-                    yield row.nonzero()[:, 0].cpu().numpy()
-                continue
             rows = products.numpy()
             least = (_floor(row, k) - np.float32(margin) for row in rows)
         named = 0
@@ -243,7 +171,7 @@ def _bfloat16_tile(
 
 def _bfloat16_pays(bank: Tensor, queries: Tensor) -> bool:
     """Whether this processor multiplies bfloat16 much faster; the neighbours are the same."""
-    if bank.is_cuda or len(bank) * len(queries) < FEW_PRODUCTS:
+    if len(bank) * len(queries) < FEW_PRODUCTS:
         return False
     few, times = queries[:64], []
     for dtype in (torch.float32, torch.bfloat16):
@@ -265,7 +193,7 @@ def _floor(row: NDArray[Number], k: int) -> Number:
     return floor
 
 
-def _faiss_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
+def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
@@ -273,18 +201,19 @@ def _faiss_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
             'search = "faiss" needs faiss (pip install faiss-gpu or faiss-cpu); '
             'search = "torch" gives the same neighbours without it'
         ) from error
+    return faiss
 
-    index: faiss.Index = faiss.IndexFlatIP(bank.shape[1])
-    if bank.is_cuda:
-        index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), bank.device.index or 0, index)
-    index.add(bank.cpu().numpy())
+
+def _faiss_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
+    index = _faiss().IndexFlatIP(bank.shape[1])
+    index.add(bank.numpy())
     width = min(len(bank), k + SPARE)
     margin = 2 * float32_error(bank.shape[1]) + 2.0**-23
     for part in torch.split(queries, 1024):
-        values, rows = index.search(part.cpu().numpy(), width)
+        values, rows = index.search(part.numpy(), width)
         complete = (values[:, k - 1] - margin > values[:, -1]) | (width == len(bank))
         # of many nearly equal rows, more may belong to the k nearest than were requested of faiss
-        doubtful = torch.from_numpy(np.flatnonzero(~complete)).to(bank.device)
+        doubtful = torch.from_numpy(np.flatnonzero(~complete))
         again = _torch_candidates(bank, part[doubtful], k)
         for row, whole in zip(np.sort(rows, axis=1), complete, strict=True):
             yield row if whole else next(again)

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.neighbours import (
-    TILE_NUMBERS,
+from sslpipe.evaluation.exact import (
     exact_similarities,
     fixed_point_units,
     float32_error,
     rank_keys,
 )
+from sslpipe.evaluation.neighbours import TILE_NUMBERS
 from sslpipe.evaluation.similarity import SIMILARITIES, Compare, Similarity, cosines
 from sslpipe.precision import full_float32
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sslpipe.evaluation.neighbours import fixed_point_units
+from sslpipe.evaluation.exact import fixed_point_units
 
 Similarity = Literal["cosine", "dot", "euclidean"]
 
@@ -21,7 +21,7 @@ Compare = Callable[[Tensor], Tensor]
 
 
 def cosines(gallery: Tensor, most: int, dtype: torch.dtype = torch.float64) -> Compare:
-    """Compare by the cosine, of rows in fixed point: exact in float64, see `neighbours`.
+    """Compare by the cosine, of rows in fixed point: exact in float64, see `exact`.
 
     Args:
         gallery: (N, F) float32; so of the others.

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.neighbours import fixed_point_units
 from sslpipe.evaluation.result import Interval, Result
 from sslpipe.random import hash_integers
 

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sslpipe.errors import DataError, UserError, did_you_mean
-from sslpipe.evaluation.neighbours import ENGINES, Search, fixed_point_units, nearest
+from sslpipe.evaluation.exact import fixed_point_units
+from sslpipe.evaluation.neighbours import ENGINES, Search, nearest
 from sslpipe.portable import replacing
 
 FORMAT_VERSION = 1

@@ -209,7 +209,7 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
         assert text in shown
 
 
-@pytest.mark.parametrize("name", ["retrieval", "verification"])
+@pytest.mark.parametrize("name", ["knn", "retrieval", "verification"])
 def test_two_launched_processes_print_and_write_once_what_one_does(files, tmp_path, name):
     paths, _ = files
     options = ["--far", "0.1"] if name == "verification" else []
@@ -224,8 +224,8 @@ def test_two_launched_processes_print_and_write_once_what_one_does(files, tmp_pa
 
 def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatch):
     monkeypatch.setattr(evaluate_tool, "start", lambda device: ("cpu", Rank(0, 2)))
-    with pytest.raises(UserError, match="knn runs in one process, and the launcher started 2"):
-        evaluate_tool.app(["knn", *map(str, files[0])], standalone_mode=False)
+    with pytest.raises(UserError, match="ridge runs in one process, and the launcher started 2"):
+        evaluate_tool.app(["ridge", *map(str, files[0])], standalone_mode=False)
 
 
 def test_whiten_is_applied_to_both_files(files, tmp_path):

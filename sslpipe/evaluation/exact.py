@@ -1,0 +1,136 @@
+"""Cosines without rounding, and their ranks with ties in a fixed order.
+
+Unit vectors are rounded to multiples of 2^-24, which float32 holds exactly. A product of two
+components is then a multiple of 2^-48, and the sum of any of them fits into float64 without
+rounding (it is at most 1): a similarity computed in float64 depends on the two vectors only, not
+on the order of the sum, the tile, the library or the machine. It is rounded to float32; equal
+similarities rank by the lower row of the bank.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+PART_ROWS = 4096  # rows converted to float64 at a time
+EXACT_NUMBERS = 2**21  # float64 similarities of a tile; 32 times as many on a GPU
+BANK_PART = 2**16  # rows of a bank that is compared as a whole, at a time
+
+
+class Neighbours(NamedTuple):
+    """The nearest rows of some queries.
+
+    Args:
+        indices: (Q, k) int64 rows of the bank, nearest first.
+        similarities: (Q, k) float32 cosines.
+    """
+
+    indices: Tensor
+    similarities: Tensor
+
+
+def fixed_point_units(rows: Tensor) -> Tensor:
+    """Scale rows to length 1, in multiples of 2^-24, (N, F) float32; zeros stay zeros."""
+    units = torch.empty_like(rows, dtype=torch.float32, memory_format=torch.contiguous_format)
+    for part, out in zip(torch.split(rows, PART_ROWS), torch.split(units, PART_ROWS), strict=True):
+        wide = part.double()
+        wide /= wide.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        out.copy_(wide.mul_(2.0**24).round_().mul_(2.0**-24))
+    return units
+
+
+def exact_similarities(
+    rows: NDArray[np.float32],
+) -> Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.float32]]:
+    """Make a function of row numbers (n,) and a query (F,), both of fixed point: (n,) float32."""
+    narrow = np.empty((PART_ROWS, rows.shape[1]), np.float32)  # used again: fresh memory is slow
+    wide = np.empty((PART_ROWS, rows.shape[1]))
+
+    def exactly(numbers: NDArray[np.int64], query: NDArray[np.float32]) -> NDArray[np.float32]:
+        similarities = np.empty(len(numbers), np.float32)
+        for at in range(0, len(numbers), PART_ROWS):
+            part = numbers[at : at + PART_ROWS]
+            np.take(rows, part, axis=0, out=narrow[: len(part)], mode="clip")
+            wide[: len(part)] = narrow[: len(part)]
+            similarities[at : at + PART_ROWS] = wide[: len(part)] @ query.astype(np.float64)
+        return similarities
+
+    return exactly
+
+
+def float32_error(width: int) -> float:
+    """Bound how far a float32 dot product of unit vectors, and its rounding, can be off.
+
+    The bound is probabilistic, with lambda = 8: exceeded with a chance of 3e-14 times the width,
+    whatever the order of the sum.
+
+    Source:
+        Higham and Mary 2019, SIAM J. Sci. Comput. 41(5).
+    """
+    unit_roundoff = 2.0**-24
+    return float((8 * width**0.5 + 2) * unit_roundoff)
+
+
+def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
+    """Make int64 keys, all different in a row: larger is nearer, of equal ones the first.
+
+    Args:
+        similarities: (q, N) float32; -inf is smaller than every number; there are no NaN.
+        rows: (N,) the bank's row of each column.
+    """
+    bits = (similarities + 0.0).view(torch.int32).long()  # + 0.0: -0 and 0 are equal
+    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    return (ordered << 32) - rows
+
+
+def best(similarities: Tensor, rows: Tensor, k: int) -> Neighbours:
+    """Keep the k nearest of the columns, nearest first.
+
+    Args:
+        similarities: (q, n) float32; -inf for what may not be found.
+        rows: (n,) or (q, n) int64, the bank's row of each column.
+        k: At most n.
+    """
+    columns = rank_keys(similarities, rows).topk(k, dim=1).indices  # (q, k)
+    return Neighbours(
+        rows.expand_as(similarities).gather(1, columns), similarities.gather(1, columns)
+    )
+
+
+def among_all(
+    bank: Tensor, queries: Tensor, k: int, bank_ids: Tensor | None, ids: Tensor | None
+) -> Neighbours:
+    """Find the k nearest with every similarity computed exactly; rows in fixed point."""
+    found: list[Neighbours] = []  # of each part of the bank, the best among it and those before
+    for first in range(0, len(bank), BANK_PART):
+        rows = slice(first, first + BANK_PART)
+        own = None if bank_ids is None else bank_ids[rows]
+        found.append(_among_some(bank[rows], queries, k, own, ids, first))
+        if len(found) > 1:
+            indices, similarities = (torch.cat(side, 1) for side in zip(*found, strict=True))
+            found = [best(similarities, indices, min(k, indices.shape[1]))]
+    return found[0]
+
+
+def _among_some(
+    bank: Tensor,
+    queries: Tensor,
+    k: int,
+    bank_ids: Tensor | None,
+    ids: Tensor | None,
+    first: int,
+) -> Neighbours:
+    wide, parts = bank.double(), []
+    rows = torch.arange(first, first + len(bank), device=bank.device)
+    numbers = EXACT_NUMBERS * (32 if bank.is_cuda else 1)
+    step = max(1, numbers // len(bank))
+    for start in range(0, max(1, len(queries)), step):
+        part = slice(start, start + step)
+        similarities = (queries[part].double() @ wide.T).float()  # (q, N)
+        if bank_ids is not None and ids is not None:
+            similarities.masked_fill_(bank_ids == ids[part, None], -torch.inf)
+        parts.append(best(similarities, rows, min(k, len(bank))))
+    return Neighbours(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

@@ -1,0 +1,64 @@
+"""Nearest neighbours over several processes, each of which searches a part of the bank."""
+
+import torch
+from torch import Tensor
+
+from sslpipe.distributed import Rank, all_gather_rows
+from sslpipe.evaluation.exact import Neighbours, best
+from sslpipe.evaluation.neighbours import Search, check_k, nearest
+
+
+def nearest_shared(
+    bank: Tensor,
+    queries: Tensor,
+    k: int,
+    *,
+    search: Search = "torch",
+    bank_ids: Tensor | None = None,
+    query_ids: Tensor | None = None,
+    process: Rank = Rank(),  # noqa: B008 (immutable)
+) -> Neighbours:
+    """Find what `nearest` finds in one process, bit for bit, on every process. Collective.
+
+    Each process moves its share of the bank's rows to where the queries are and searches it; the
+    shares' nearest rows are merged by their exact similarities.
+
+    Args:
+        bank: (N, F), on any device: the same on all processes.
+        queries: (Q, F), the same on all processes; on the device that is to search.
+        k: At least 1.
+        search: "torch" or "faiss"; both find the same neighbours.
+        bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
+        query_ids: (Q,) int64.
+        process: This process.
+
+    Raises:
+        DataError: k is larger than the number of rows a query may find.
+    """
+    device = queries.device
+    if process.world_size == 1:
+        ids = None if bank_ids is None else bank_ids.to(device)
+        return nearest(
+            bank.to(device), queries, k, search=search, bank_ids=ids, query_ids=query_ids
+        )
+    own_rows = check_k(len(bank), k, bank_ids, query_ids)
+    # this share's nearest, a query's own rows among them; short lists end with what none may find
+    share = process.share(len(bank))
+    local = bank[share.start : share.stop].to(device)
+    width = min(k + own_rows, -(-len(bank) // process.world_size))
+    indices = torch.zeros(len(queries), width, dtype=torch.int64, device=device)
+    similarities = torch.full((len(queries), width), -torch.inf, device=device)
+    found = min(width, len(local))
+    if found:
+        near = nearest(local, queries, found, search=search)
+        indices[:, :found], similarities[:, :found] = near.indices + share.start, near.similarities
+    # the shares' lists side by side
+    lists = (
+        all_gather_rows(part).view(process.world_size, len(queries), width).transpose(0, 1)
+        for part in (indices, similarities)
+    )
+    rows, values = (each.flatten(1) for each in lists)  # (Q, world_size * width)
+    if bank_ids is not None and query_ids is not None:
+        own = bank_ids.to(device)[rows] == query_ids[:, None]
+        values = values.masked_fill(own, -torch.inf)
+    return best(values, rows, k)
