@@ -1,5 +1,6 @@
 """A whole run: what it leaves behind, and what it does with bad data."""
 
+import hashlib
 import json
 import os
 import time
@@ -7,7 +8,6 @@ import time
 import pytest
 import torch
 
-from sslpipe.errors import UserError
 from sslpipe.run.launch import stored_precision
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
@@ -108,11 +108,14 @@ def test_the_monitor_reads_piped_shards_where_the_recipe_allows_them(tmp_path):
     assert 0 <= line["holdout_knn"] <= 1
 
 
-def test_a_damaged_run_json_is_one_error_with_a_remedy(tmp_path):
-    for text in ("", '{"world": 1}', "[]"):
+def test_a_damaged_run_json_is_named_and_precision_chosen_anew_before_a_checkpoint(
+    tmp_path, capsys
+):
+    for text in ("", '{"world": 1}', "[]", '{"precision": ["bf16"]}', "[" * 100_000):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(UserError, match=r"run.json is damaged .* metrics.jsonl names it"):
-            stored_precision(tmp_path)
+        assert stored_precision(tmp_path) == ""
+        (line,) = capsys.readouterr().out.splitlines()
+        assert f"{tmp_path / 'run.json'} is damaged" in line
 
 
 def test_auto_precision_says_what_it_took_and_a_resume_keeps_it(data, tmp_path):
@@ -124,7 +127,14 @@ def test_auto_precision_says_what_it_took_and_a_resume_keeps_it(data, tmp_path):
     run = json.loads((run_dir / "run.json").read_text())
     assert f"took {run['precision']} (a step: fp32 " in killed.stdout
     other = {"fp32": "bf16", "bf16": "fp32"}[run["precision"]]
-    (run_dir / "run.json").write_text(json.dumps({**run, "precision": other}))
+    (run_dir / "run.json").write_text("{")  # the checkpoints have it, too
+    for checkpoint in (run_dir / "checkpoints").glob("step-*"):
+        state = json.loads((checkpoint / "state.json").read_text())
+        raw = json.dumps({**state, "precision": other}).encode()
+        (checkpoint / "state.json").write_bytes(raw)
+        manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
+        manifest["state.json"] = [len(raw), hashlib.sha256(raw).hexdigest()]
+        (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest))
     resumed = command_line(*command, *settings)
     assert resumed.returncode == 0, resumed.stderr
     assert f"1 process on cpu, {other};" in resumed.stderr  # what is stored, not what is faster

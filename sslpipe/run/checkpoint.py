@@ -6,8 +6,10 @@
         state.json          step, digest, resolved recipe, processes, versions
         MANIFEST.json       bytes and sha256 of the files above; written last
     RUN/checkpoints/latest  the newest name: a hint for people, never read here
+    RUN/checkpoints/bad-*   damaged ones that a resume has set aside
 
-A folder is written under a temporary name, flushed, and renamed by rank 0 alone.
+A folder is written under a temporary name, flushed, and renamed by rank 0 alone; it is renamed
+again before it is removed. What a kill leaves of either goes at the next start or save.
 """
 
 import json
@@ -16,6 +18,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sslpipe.distributed import Rank, broadcast_object
-from sslpipe.errors import CheckpointError
+from sslpipe.errors import CheckpointError, UserError
 from sslpipe.faults import fault
 from sslpipe.portable import sha256_of, sync, write_atomically
 from sslpipe.recipe.base import differing_keys
+from sslpipe.run.records import read_object
 
+FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
 MAX_FAILED_SAVES = 3  # in a row; then the run stops
+_TEMPORARY = ".tmp-"  # how folders begin that are not whole yet, or no more
 
 
 class Checkpointer:
@@ -105,13 +111,14 @@ class Checkpointer:
             The step it was written after; 0 where there is none.
 
         Raises:
-            CheckpointError: All are damaged, or the run was another one.
+            CheckpointError: All are damaged, they cannot be read, or the run was another one.
         """
         choice: tuple[str | None, str | None] = (None, None)
         if self.process.rank == 0:
             try:
+                _remove_leftovers(self.folder)
                 choice = (self._choose(), None)
-            except CheckpointError as error:
+            except (CheckpointError, OSError) as error:
                 choice = (None, str(error))
         name, problem = broadcast_object(choice)
         if problem:
@@ -137,7 +144,7 @@ class Checkpointer:
         return None
 
     def _same_run(self, name: str) -> None:
-        stored = json.loads((self.folder / name / "state.json").read_text())["identity"]
+        stored = read_state(self.folder / name)["identity"]
         if stored["digest"] != self.identity["digest"]:
             ours, theirs = ({k: i[k] for k in i if k != "digest"} for i in (self.identity, stored))
             keys = "; ".join(differing_keys(theirs, ours)) or "nothing that is stored"
@@ -152,9 +159,8 @@ class Checkpointer:
         self.folder.mkdir(
             exist_ok=True
         )  # not its parent: a run directory that vanished is an error
-        for leftover in self.folder.glob(".tmp-*"):  # of a save that was killed
-            shutil.rmtree(leftover)
-        temporary = self.folder / f".tmp-{name}-{uuid.uuid4().hex[:8]}"
+        _remove_leftovers(self.folder)
+        temporary = self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:8]}"
         temporary.mkdir()
         try:
             model = {k: v.detach().contiguous() for k, v in parts["model"].state_dict().items()}
@@ -173,47 +179,123 @@ class Checkpointer:
             # whole and on disk: it becomes visible at once
             fault("checkpoint.before_rename")
             if (self.folder / name).exists():  # written before a restart from an older one
-                shutil.rmtree(self.folder / name)
+                _remove(self.folder / name)
             os.replace(temporary, self.folder / name)
             sync(self.folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         fault("checkpoint.before_prune")
-        write_atomically(self.folder / "latest", name)
+        with suppress(OSError):  # a hint, and the checkpoint is there
+            write_atomically(self.folder / "latest", name)
         for old in checkpoint_names(self.folder)[: -self.keep]:
-            shutil.rmtree(self.folder / old)
+            _remove(self.folder / old)
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """List the names of the checkpoints in RUN/checkpoints, oldest first."""
-    if not folder.is_dir():
+    """List the names of the checkpoints in RUN/checkpoints, oldest first.
+
+    Raises:
+        CheckpointError: It is no folder.
+    """
+    if not folder.exists():
         return []
-    return sorted(p.name for p in folder.iterdir() if re.fullmatch(r"step-\d{8,}", p.name))
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file where a folder should be; move it away")
+    names = [p.name for p in folder.iterdir() if re.fullmatch(r"step-\d{8,}", p.name)]
+    return sorted(names, key=_step_of)
 
 
 def latest(run_dir: Path) -> Path:
-    """Find the newest whole checkpoint of a run. Raises: CheckpointError where there is none."""
+    """Find a run's newest checkpoint, whole.
+
+    Raises:
+        CheckpointError: There is none, or the newest is damaged, or was and the run has not come
+            as far again: older weights are never taken for the run's last.
+    """
     folder = run_dir / "checkpoints"
-    for name in reversed(checkpoint_names(folder)):
-        if damage_of(folder / name) is None:
-            return folder / name
-    raise CheckpointError(f"{run_dir} holds no whole checkpoint; has it saved one yet?")
+    names = checkpoint_names(folder)
+    aside = [p.name for p in folder.glob("bad-step-*")] if names else []
+    lost = [name for name in aside if _step_of(name) > _step_of(names[-1])]
+    if not names:
+        raise CheckpointError(f"{run_dir} holds no checkpoint; has it saved one yet?")
+    damage = damage_of(folder / names[-1])
+    if damage is None and not lost:
+        return folder / names[-1]
+    found = (
+        f"newest checkpoint, {names[-1]}, is damaged ({damage})"
+        if damage
+        else f"last checkpoint was damaged ({max(lost, key=_step_of)}), and it has not come as far "
+        "again"
+    )
+    older = [name for name in reversed(names) if damage_of(folder / name) is None]
+    other = f", or take an older one by --checkpoint {older[0]}" if older else ""
+    raise CheckpointError(
+        f"{folder}: the {found}; resume the run with its own `sslpipe train` command, restore a "
+        f"copy{other}"
+    )
+
+
+def named(run_dir: Path, name: str) -> Path:
+    """Find one checkpoint of a run, whole.
+
+    Args:
+        run_dir: The run directory.
+        name: As the folder is called, "step-00000012"; fewer zeros, or the number alone, will do.
+
+    Raises:
+        CheckpointError: It is not there, or damaged.
+    """
+    folder = run_dir / "checkpoints"
+    names = checkpoint_names(folder)
+    match = re.fullmatch(r"(?:step-)?(\d{1,18})", name)
+    full = f"step-{int(match[1]):08d}" if match else name
+    if full not in names:
+        raise CheckpointError(
+            f"{folder} has no checkpoint {name!r}; there are: {', '.join(names) or 'none'}"
+        )
+    damage = damage_of(folder / full)
+    if damage is not None:
+        others = [each for each in names if damage_of(folder / each) is None]
+        raise CheckpointError(
+            f"{folder / full} is damaged ({damage}); whole ones: {', '.join(others) or 'none'}"
+        )
+    return folder / full
 
 
 def damage_of(checkpoint: Path) -> str | None:
     """Say what is wrong with a checkpoint's files, by size and sha256; None: they are whole."""
     try:
-        manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
-    except (OSError, ValueError):
+        manifest = read_object(checkpoint / "MANIFEST.json")
+    except UserError:
         return "no readable MANIFEST.json"
-    for name, (size, sha256) in manifest.items():
+    if set(manifest) != FILES:
+        return "MANIFEST.json does not list its files"
+    for name, entry in manifest.items():
         path = checkpoint / name
+        size, sha256 = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
         if not path.is_file() or path.stat().st_size != size:
-            return f"{name} is missing or has another size"
+            return f"{name} is missing or has another size than in MANIFEST.json"
         if sha256_of(path) != sha256:
-            return f"{name} has another sha256"
+            return f"{name} has another sha256 than in MANIFEST.json"
     return None
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Read state.json of a checkpoint whose files are whole.
+
+    Raises:
+        CheckpointError: It was not written by this program.
+    """
+    path = checkpoint / "state.json"
+    try:
+        state = read_object(path)
+    except UserError as error:
+        raise CheckpointError(str(error)) from error
+    identity = state.get("identity")
+    if not isinstance(identity, dict) or not {"digest", "recipe", "index_sha256"} <= set(identity):
+        raise CheckpointError(f"{path} says nothing of its run; was it written by this program?")
+    return state
 
 
 def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
@@ -223,4 +305,29 @@ def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
     for name, part in parts.items():
         if name != "model":
             part.load_state_dict(others[name])
-    return int(json.loads((checkpoint / "state.json").read_text())["step"])
+    return int(read_state(checkpoint)["step"])
+
+
+def _step_of(name: str) -> int:
+    match = re.search(r"step-(\d+)", name)
+    return int(match[1]) if match else -1
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; a kill in between leaves none that looks whole."""
+    doomed = checkpoint.with_name(f"{_TEMPORARY}{checkpoint.name}-{uuid.uuid4().hex[:8]}")
+    os.replace(checkpoint, doomed)
+    _delete(doomed)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a kill left of checkpoints that were being written, or removed."""
+    for leftover in folder.glob(f"{_TEMPORARY}*"):
+        _delete(leftover)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

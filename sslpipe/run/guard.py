@@ -1,8 +1,6 @@
 """A non-finite step changes nothing: neither weights nor BatchNorm statistics nor queues."""
 
-import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import UserError
-
-_STEP = re.compile(r'\{"step": (\d+),')  # how a record begins; its end may have been cut off
+from sslpipe.run.records import append_records, read_records
 
 
 class StepGuard:
@@ -96,8 +93,7 @@ class StepGuard:
                 self._in_a_row += 1
                 record: dict[str, Any] = {"step": step, "loss": str(value), "grad_norm": str(norm)}
                 record |= {"ids": ids.tolist(), "source_ids": source_ids.tolist()}
-                with open(self._file, "a") as file:
-                    file.write(json.dumps(record) + "\n")
+                append_records(self._file, [record])
         optimizer.zero_grad(set_to_none=True)
         if self._in_a_row >= self._max_bad_steps:
             raise UserError(
@@ -111,10 +107,8 @@ class StepGuard:
 
     def _recorded(self) -> list[int]:
         """Steps in the file; some twice, where a run was resumed from before them."""
-        if not self._file.exists():
-            return []
-        lines = self._file.read_text().splitlines()
-        return [int(match[1]) for line in lines if (match := _STEP.match(line))]
+        records, _ = read_records(self._file, {"step": int})
+        return [record["step"] for record in records]
 
     @torch.no_grad()
     def _restore(self) -> None:

@@ -1,6 +1,5 @@
 """From a launcher's environment to an Accelerator: device, processes, precision."""
 
-import json
 import os
 import time
 from datetime import timedelta
@@ -17,7 +16,9 @@ from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.run.checkpoint import checkpoint_names, damage_of, read_state
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
+from sslpipe.run.records import read_description
 
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -113,15 +114,24 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
 
 
 def stored_precision(run_dir: Path) -> str:
-    """The precision that the run in this directory was started with, or ''. Raises: UserError."""
-    path = run_dir / "run.json"
+    """The precision that the run in this directory was started with, or '': it has none yet.
+
+    A checkpoint says it; before the first one run.json does, and one that is damaged is reported.
+    """
+    folder = run_dir / "checkpoints"
+    for name in reversed(checkpoint_names(folder)):
+        if damage_of(folder / name) is None:
+            return str(read_state(folder / name).get("precision", ""))
+    if not (run_dir / "run.json").exists():
+        return ""
     try:
-        return str(json.loads(path.read_text())["precision"]) if path.is_file() else ""
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is damaged ({type(error).__name__}: {error}); write "
-            '{"precision": "..."} into it, as the "start" line of metrics.jsonl names it'
-        ) from error
+        stored = read_description(run_dir, "run.json").get("precision")
+        if not isinstance(stored, str) or stored not in _ACCELERATE_NAME:
+            raise UserError(f"{run_dir / 'run.json'} is damaged: precision = {stored!r:.40}")
+    except UserError as error:
+        print(f"warning: {error}", flush=True)
+        return ""
+    return stored
 
 
 def _time_precisions(

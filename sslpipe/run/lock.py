@@ -1,8 +1,8 @@
 """One job in a run directory at a time."""
 
-import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +13,11 @@ from typing import Any
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import UserError
 from sslpipe.portable import process_start
+from sslpipe.run.records import check_types, seal, unseal
 from sslpipe.run.stop import clear_markers
 
 TOUCH_EVERY_S = 60
+HOLDER: dict[str, type] = {"host": str, "pid": int}  # what a lock must say
 STALE_AFTER_S = 600  # a lock of another host that was not touched for this long is left over
 
 
@@ -43,7 +45,7 @@ class RunLock:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         with os.fdopen(descriptor, "w") as file:
             holder = {"host": socket.gethostname(), "pid": os.getpid(), "start": process_start()}
-            json.dump({**holder, "job": os.environ.get("SSLPIPE_JOB_ID")}, file)
+            file.write(seal({**holder, "job": os.environ.get("SSLPIPE_JOB_ID")}))
         self._released = threading.Event()
         threading.Thread(target=self._keep_alive, name="sslpipe-lock", daemon=True).start()
 
@@ -60,9 +62,15 @@ class RunLock:
     def _refuse_if_alive(self) -> None:
         holder = holder_of(self.path.parent)
         if holder is None:
+            try:
+                read_lock(self.path)
+            except FileNotFoundError:
+                return
+            except (OSError, ValueError) as error:
+                print(f"warning: {self.path} is damaged ({error}); replaced", file=sys.stderr)
             return
         elsewhere = holder["host"] != socket.gethostname()
-        if elsewhere and holder["job"] and holder["job"] == os.environ.get("SSLPIPE_JOB_ID"):
+        if elsewhere and holder.get("job") and holder["job"] == os.environ.get("SSLPIPE_JOB_ID"):
             return  # a scheduler ends a job everywhere before it starts it again
         raise UserError(
             f"{self.path.parent} is in use by process {holder['pid']} on {holder['host']} "
@@ -71,23 +79,35 @@ class RunLock:
         )
 
 
+def read_lock(path: Path) -> dict[str, Any]:
+    """Read what a lock says: host, pid, start, job.
+
+    Raises:
+        ValueError: It is damaged, or was cut off while it was written.
+        OSError: It cannot be read, or went away.
+    """
+    holder = unseal(path.read_bytes())
+    check_types(holder, HOLDER)
+    return holder
+
+
 def holder_of(run_dir: Path) -> dict[str, Any] | None:
     """Find the living process that holds a run directory.
 
     On this host it is alive if it is there; on another if it touched the lock STALE_AFTER_S ago
-    or later.
+    or later. A damaged lock (`read_lock`) names nobody, and stops no resume.
 
     Returns:
         host, pid, job, age_s (seconds since it touched the lock); None where no process holds it.
     """
     path = run_dir / "lock"
     try:
-        holder: dict[str, Any] = json.loads(path.read_text())
+        holder = read_lock(path)
         holder["age_s"] = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
-        return None  # it went away, or was cut off while being written
+        return None
     if holder["host"] == socket.gethostname():
-        alive = process_start(holder["pid"]) == holder["start"]
+        alive = process_start(holder["pid"]) == holder.get("start")
     else:
         alive = holder["age_s"] < STALE_AFTER_S
     return holder if alive else None

@@ -1,12 +1,11 @@
 """The log of a run: metrics.jsonl always, a progress bar or plain lines, trackers when named.
 
-metrics.jsonl is the truth: one JSON object a line, with step, wall (seconds since the epoch) and
-restart (how often the run was resumed); a number that is not finite is null. After a kill some
-steps stand twice; the later line counts (`read_metrics`). A tracker is a copy, and can never
-stop a run.
+metrics.jsonl is the truth: one JSON object a line, with step, wall (seconds since the epoch),
+restart (how often the run was resumed) and, last, a checksum; a number that is not finite is null.
+After a kill some steps stand twice; the later line counts (`read_metrics`). A tracker is a copy,
+and can never stop a run.
 """
 
-import json
 import math
 import os
 import re
@@ -18,11 +17,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sslpipe.errors import UserError
 from sslpipe.registry import Table
+from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
     from sslpipe.data.loader import Quarantined
     from sslpipe.run.health import Alarm
+
+# entries that a line must have, and their types
+METRIC = {"step": int, "kind": str}
+QUARANTINED = {"id": int, "shard": str, "key": str, "reason": str}
+NUMBERS_ONLY = ("train", "eval")  # kinds of lines
 
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 
@@ -56,10 +62,15 @@ class RunLog:
             return
         self.console = Console(stderr=True)
         self.path = run_dir / "metrics.jsonl"
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open for the whole run)
-        self._unwritten = b""
-        self._restart = _restarts(self.path)
-        self._quarantine = run_dir / "quarantine.jsonl"
+        self._unwritten, self._quarantine = b"", run_dir / "quarantine.jsonl"
+        starts, _ = read_records(self.path, {**METRIC, "restart": int})
+        self._restart = 1 + max((line["restart"] for line in starts), default=-1)
+        for path in _logs(run_dir):
+            if path.is_dir():
+                raise UserError(f"{path} is a folder where a file should be; move it away")
+        for name, count in unreadable_lines(run_dir).items():
+            self.warn(f"{run_dir / name}: {count} damaged lines are skipped; the others are used")
+        self._file = open_log(self.path)  # for the whole run
         self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
         self._steps = steps
         self._progress = Progress(
@@ -123,15 +134,14 @@ class RunLog:
         if not self.enabled or not records:
             return
         known = quarantined_ids(self._quarantine)
-        with open(self._quarantine, "a", encoding="utf-8") as file:
-            for record in records:
-                if record.id not in known:
-                    known.add(record.id)
-                    file.write(json.dumps(record._asdict()) + "\n")
-                    self.warn(
-                        f"quarantined {record.shard}, key {record.key!r}: {record.reason}; "
-                        "another sample takes its place"
-                    )
+        for record in records:
+            if record.id not in known:
+                known.add(record.id)
+                append_records(self._quarantine, [record._asdict()])
+                self.warn(
+                    f"quarantined {record.shard}, key {record.key!r}: {record.reason}; "
+                    "another sample takes its place"
+                )
 
     def quarantined_ids(self) -> list[int]:
         """Read the ids that quarantine.jsonl lists, of this start and those before."""
@@ -176,7 +186,7 @@ class RunLog:
             for key, value in record.items()
         }
         record = {**record, "wall": round(time.time(), 3), "restart": self._restart}
-        self._unwritten += (json.dumps(record) + "\n").encode()
+        self._unwritten += (seal(record) + "\n").encode()
         try:
             while self._unwritten:
                 written = self._file.write(self._unwritten)
@@ -186,17 +196,37 @@ class RunLog:
 
 
 def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
-    """Read the lines of one kind by step; of a step that stands twice, the later line."""
+    """Read the lines of one kind by step; of a step that stands twice, the later line.
+
+    Damaged lines are skipped (`unreadable_lines` counts them), and lines of "train" and "eval"
+    that hold anything but numbers and null.
+    """
     by_step: dict[int, dict[str, Any]] = {}
-    for line in _lines(run_dir / "metrics.jsonl"):
-        if line["kind"] == kind:
+    for line in read_records(run_dir / "metrics.jsonl", METRIC)[0]:
+        if line["kind"] == kind and (kind not in NUMBERS_ONLY or _has_numbers_only(line)):
             by_step[line["step"]] = line
     return [by_step[step] for step in sorted(by_step)]
 
 
 def quarantined_ids(path: Path) -> set[int]:
     """Read the ids listed in a quarantine.jsonl; empty where there is none."""
-    return {int(line["id"]) for line in _lines(path)}
+    return {record["id"] for record in read_records(path, QUARANTINED)[0]}
+
+
+def unreadable_lines(run_dir: Path) -> dict[str, int]:
+    """Count the damaged lines of a run's logs: name of the file -> lines, where there are any."""
+    counts = {path.name: read_records(path, kinds)[1] for path, kinds in _logs(run_dir).items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _logs(run_dir: Path) -> dict[Path, dict[str, type]]:
+    """Every log of a run, there or not, and what its lines must have."""
+    bad_steps = sorted(run_dir.glob("bad_steps.*.jsonl"))
+    return {
+        run_dir / "metrics.jsonl": METRIC,
+        run_dir / "quarantine.jsonl": QUARANTINED,
+        **{path: {"step": int} for path in bad_steps},
+    }
 
 
 def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
@@ -209,20 +239,9 @@ def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue  # the one line that a kill cut off
-    return lines
-
-
-def _restarts(path: Path) -> int:
-    return sum(line["kind"] == "start" for line in _lines(path))
+def _has_numbers_only(line: dict[str, Any]) -> bool:
+    values = (value for key, value in line.items() if key != "kind")
+    return all(value is None or is_number(value) for value in values)
 
 
 def _accelerate_tracker(kind: str) -> Callable[[str, Path], Any]:

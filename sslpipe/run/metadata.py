@@ -1,12 +1,11 @@
 """What a run directory says of the run, for those who come without recipe and shards."""
 
-import json
 from pathlib import Path
 
 from sslpipe.data.index import DatasetIndex
-from sslpipe.portable import write_atomically
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.run.launch import environment
+from sslpipe.run.records import write_description
 
 
 def describe_run(
@@ -20,6 +19,9 @@ def describe_run(
         index: The data set; its splits are written as sample counts.
         precision: fp64, fp32, bf16 or fp16.
         world: Processes.
+
+    Raises:
+        UserError: A file cannot be written.
     """
     manifest = index.manifest.model_dump(mode="json", exclude={"splits"})
     manifest["samples"] = {
@@ -27,10 +29,9 @@ def describe_run(
         for name, shards in index.manifest.splits.items()
     }
     manifest["index_sha256"] = index.sha256
-    files = {
+    trees = {
         "recipe.json": recipe.model_dump(mode="json"),
         "data.json": manifest,
         "run.json": {"precision": precision, "world": world, "environment": environment()},
     }
-    for name, tree in files.items():
-        write_atomically(run_dir / name, json.dumps(tree, indent=1) + "\n")
+    write_description(run_dir, trees)

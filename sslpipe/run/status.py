@@ -1,7 +1,8 @@
 """How a run stands, from its directory alone: nothing of the run itself is asked or touched."""
 
-import json
+import re
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from rich.table import Table
 
 from sslpipe.errors import UserError
 from sslpipe.run.checkpoint import checkpoint_names
-from sslpipe.run.lock import holder_of
-from sslpipe.run.log import quarantined_ids, read_metrics
+from sslpipe.run.lock import holder_of, read_lock
+from sslpipe.run.log import quarantined_ids, read_metrics, unreadable_lines
+from sslpipe.run.records import is_number, read_description
 from sslpipe.run.stop import MARKERS
 from sslpipe.run.watchdog import read_heartbeats
 
@@ -26,6 +28,7 @@ HEALTH_KEYS = (
     "quarantined",
 )
 EXPECTED_BEAT_S = 60  # an older heartbeat is pointed out
+LONGEST_S = 100 * 365 * 86400  # of a time that is shown: clocks jump
 
 
 def status(run_dir: Path) -> dict[str, Any]:
@@ -34,25 +37,32 @@ def status(run_dir: Path) -> dict[str, Any]:
     Returns:
         state: running, done, preempted, failed, or lost (it ended without a marker). eta_s: seconds
         to the end at the present speed, evaluations and saves included. ranks: see
-        `read_heartbeats`. The rest says what its keys say.
+        `read_heartbeats`. damaged: name of a file -> what of it was not used. The rest says what
+        its keys say.
 
     Raises:
-        UserError: run_dir holds no run.
+        UserError: run_dir holds no run, or its recipe.json is damaged.
     """
     path = run_dir / "recipe.json"
     if not path.is_file():
         raise UserError(f"{run_dir} holds no run: there is no recipe.json; has it begun?")
-    steps = json.loads(path.read_text())["steps"]
+    steps = read_description(run_dir, "recipe.json").get("steps")
+    if not isinstance(steps, int) or steps < 1:
+        raise UserError(f"{path} is damaged: steps = {steps!r:.40}; restore a copy")
     lines, evals = read_metrics(run_dir), read_metrics(run_dir, "eval")
     last = lines[-1] if lines else {}
-    checkpoints = checkpoint_names(run_dir / "checkpoints")
-    state, detail = _state(run_dir)
-    recent = [line for line in lines[-SPEED_LINES:] if line["restart"] == last["restart"]]
-    step_s = None
-    if len(recent) > 1:
-        step_s = (recent[-1]["wall"] - recent[0]["wall"]) / (recent[-1]["step"] - recent[0]["step"])
+    ranks = read_heartbeats(run_dir)
+    checkpoint = _newest_checkpoint(run_dir / "checkpoints")
+    state, detail, damaged = _state(run_dir, checkpoint)
+    damaged |= {
+        name: f"{count} damaged lines are skipped"
+        for name, count in unreadable_lines(run_dir).items()
+    }
+    for path in sorted((run_dir / "heartbeat").glob("rank-*.json")):
+        if path.name not in {f"rank-{rank}.json" for rank in ranks}:
+            damaged[f"heartbeat/{path.name}"] = "cannot be read"
     step = last.get("step", 0)
-    newest = run_dir / "checkpoints" / checkpoints[-1] if checkpoints else None
+    step_s = _step_seconds(lines)
     return {
         "run": str(run_dir),
         "state": state,
@@ -69,26 +79,66 @@ def status(run_dir: Path) -> dict[str, Any]:
         else {},
         "restarts": last.get("restart", 0),
         "quarantined": len(quarantined_ids(run_dir / "quarantine.jsonl")),
-        "checkpoint": {
-            "name": newest.name,
-            "age_s": round(time.time() - newest.stat().st_mtime, 1),
-            "bytes": sum(file.stat().st_size for file in newest.iterdir()),
-            "kept": len(checkpoints),
-        }
-        if newest
-        else None,
-        "ranks": list(read_heartbeats(run_dir).values()),
+        "checkpoint": checkpoint,
+        "ranks": list(ranks.values()),
+        "damaged": damaged,
     }
 
 
-def _state(run_dir: Path) -> tuple[str, str]:
+def _step_seconds(lines: list[dict[str, Any]]) -> float | None:
+    """Seconds of a step over the last lines of this start; None where they do not say."""
+    recent = [
+        line
+        for line in lines[-SPEED_LINES:]
+        if line.get("restart") == lines[-1].get("restart") and is_number(line.get("wall"))
+    ]
+    if len(recent) < 2:
+        return None
+    first, last = recent[0], recent[-1]
+    step_s = (last["wall"] - first["wall"]) / (last["step"] - first["step"])
+    return step_s if 0 < step_s < LONGEST_S else None
+
+
+def _newest_checkpoint(folder: Path) -> dict[str, Any] | None:
+    names = checkpoint_names(folder)
+    if not names:
+        return None
+    newest, size = folder / names[-1], 0
+    with suppress(OSError):  # the run may be removing it
+        size = sum(file.stat().st_size for file in newest.iterdir())
+    age_s = time.time() - (newest.stat().st_mtime if newest.exists() else time.time())
+    return {"name": newest.name, "age_s": round(age_s, 1), "bytes": size, "kept": len(names)}
+
+
+def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, dict[str, str]]:
+    """State, detail, and which file of the two is damaged.
+
+    DONE and PREEMPTED name the step of the last save, and so does the newest checkpoint.
+    """
     holder = holder_of(run_dir)
     if holder is not None:
-        return "running", f"process {holder['pid']} on {holder['host']}"
+        return "running", f"process {holder['pid']} on {holder['host']}", {}
+    damaged = {}
+    with suppress(FileNotFoundError):
+        try:
+            read_lock(run_dir / "lock")
+        except (IsADirectoryError, ValueError) as error:
+            damaged["lock"] = str(error)
     for marker in MARKERS:
-        if (run_dir / marker).is_file():
-            return marker.lower(), (run_dir / marker).read_text().strip()
-    return "lost", "no process holds it and it left no marker; resume with the same command"
+        path = run_dir / marker
+        if not path.exists():
+            continue
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            text = ""
+        saved = re.fullmatch(r"step-0*(\d+)", checkpoint["name"]) if checkpoint else None
+        if marker != "FAILED" and saved and text != f"step {saved[1]}":
+            damaged[marker] = "does not name the step of the last checkpoint"
+            text = f"step {saved[1]}"
+        return marker.lower(), text, damaged
+    detail = "no process holds it and it left no marker; resume with the same command"
+    return "lost", detail, damaged
 
 
 def render(summary: dict[str, Any]) -> Group:
@@ -114,6 +164,7 @@ def render(summary: dict[str, Any]) -> Group:
         if checkpoint
         else "none yet",
     }
+    rows |= {f"damaged: {name}": text for name, text in summary["damaged"].items()}
     for name, text in rows.items():
         table.add_row(name, text)
     now_s = time.time()

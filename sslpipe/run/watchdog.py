@@ -1,7 +1,6 @@
 """Heartbeats: every rank says where it is, and one that hangs is ended."""
 
 import faulthandler
-import json
 import os
 import socket
 import sys
@@ -9,14 +8,25 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from sslpipe.distributed import Rank
 from sslpipe.portable import write_atomically
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import watch_launcher
+from sslpipe.run.records import check_types, seal, unseal
 from sslpipe.run.stop import write_failure
 
 WRITE_EVERY_S = 10
+BEAT: dict[str, type] = {  # what a heartbeat says, and in which types
+    "rank": int,
+    "host": str,
+    "pid": int,
+    "step": int,
+    "phase": str,
+    "since_s": float,
+    "wall": float,
+}
 
 
 class Watchdog:
@@ -115,22 +125,22 @@ class Watchdog:
             "wall": round(time.time(), 1),
         }
         try:
-            write_atomically(self._path, json.dumps(beat) + "\n")
+            write_atomically(self._path, seal(beat) + "\n")
         except OSError as error:  # a full disk must not end the run from here
             say_last(f"warning: no heartbeat written: {error}")
 
 
-def read_heartbeats(run_dir: Path) -> dict[int, dict[str, object]]:
+def read_heartbeats(run_dir: Path) -> dict[int, dict[str, Any]]:
     """Read each rank's last heartbeat.
 
     Returns:
         Rank -> rank, host, pid, step, phase, since_s (seconds in that phase), wall (seconds since
-        the epoch when it was written); only ranks that wrote one.
+        the epoch when it was written); only ranks that wrote one, and whose file is whole.
     """
     beats = {}
-    for path in sorted((run_dir / "heartbeat").glob("rank-*.json")):
+    for path in (run_dir / "heartbeat").glob("rank-*.json"):
         try:
-            beat = json.loads(path.read_text())
+            beat = check_types(unseal(path.read_bytes()), BEAT)
         except (OSError, ValueError):
             continue
         beats[int(beat["rank"])] = beat

@@ -10,7 +10,7 @@ from torch import nn
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import CheckpointError
-from sslpipe.run.checkpoint import Checkpointer, checkpoint_names, damage_of, latest
+from sslpipe.run.checkpoint import Checkpointer, checkpoint_names, damage_of, latest, named
 
 IDENTITY = {"digest": "a", "recipe": {"loss": {"temperature": 0.1}}, "index_sha256": "x"}
 
@@ -77,13 +77,90 @@ def test_a_damaged_newest_is_set_aside_and_the_older_one_taken(tmp_path, damage,
     checkpoints.save(1, some_parts(), {})
     checkpoints.save(2, some_parts(), {})
     newest = tmp_path / "checkpoints" / "step-00000002"
-    if name == "MANIFEST.json" and damage is flip_a_byte:
-        damage = cut_in_half  # a flipped digit is found as another sha256 below, not as JSON
     damage(newest / name)
     assert damage_of(newest) is not None
     assert checkpoints.restore(some_parts()) == 1
     assert len(list((tmp_path / "checkpoints").glob("bad-step-00000002-*"))) == 1
     assert "step-00000002 is damaged" in warnings[0]
+
+
+@pytest.mark.parametrize("damage", [cut_in_half, flip_a_byte, Path.unlink])
+@pytest.mark.parametrize("name", ["model.safetensors", "parts.pt", "MANIFEST.json", "state.json"])
+def test_an_older_one_is_taken_for_the_newest_only_where_it_is_named(tmp_path, damage, name):
+    checkpoints, folder = a_checkpointer(tmp_path), tmp_path / "checkpoints"
+    checkpoints.save(1, some_parts(), {})
+    checkpoints.save(2, some_parts(), {})
+    damage(folder / "step-00000002" / name)
+    reason = rf"step-00000002, is damaged \(.*{name}.*--checkpoint step-00000001$"
+    with pytest.raises(CheckpointError, match=reason):
+        latest(tmp_path)
+    for text in ("step-00000001", "step-000001", "step-1", "1"):
+        assert named(tmp_path, text) == folder / "step-00000001"
+    with pytest.raises(CheckpointError, match=r"step-00000002 is damaged .*: step-00000001$"):
+        named(tmp_path, "step-2")
+
+    # set aside by a resume: the run has to come as far again
+    assert checkpoints.restore(some_parts()) == 1
+    with pytest.raises(CheckpointError, match=r"last checkpoint was damaged \(bad-step-00000002"):
+        latest(tmp_path)
+    checkpoints.save(2, some_parts(), {})
+    assert latest(tmp_path) == folder / "step-00000002"
+
+
+@pytest.mark.parametrize("name", ["", "step-", "latest", "../step-00000001", "9", "9" * 99])
+def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(tmp_path, name):
+    a_checkpointer(tmp_path).save(1, some_parts(), {})
+    with pytest.raises(CheckpointError, match=r"has no checkpoint .*; there are: step-00000001$"):
+        named(tmp_path, name)
+
+
+def test_checkpoints_that_are_no_folder_are_one_line(tmp_path):
+    (tmp_path / "checkpoints").touch()
+    for use in (latest, lambda run: a_checkpointer(run).restore(some_parts())):
+        with pytest.raises(CheckpointError, match="is a file where a folder should be"):
+            use(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [b"[]", b"{}", b"null", b"\xff", b'{"model.safetensors": 3, "parts.pt": [], "state.json": {}}'],
+)
+def test_a_manifest_of_another_kind_is_damage(tmp_path, manifest):
+    a_checkpointer(tmp_path).save(1, some_parts(), {})
+    checkpoint = tmp_path / "checkpoints" / "step-00000001"
+    (checkpoint / "MANIFEST.json").write_bytes(manifest)
+    assert "MANIFEST.json" in str(damage_of(checkpoint))
+
+
+def test_what_kills_left_goes_at_the_next_start(tmp_path):
+    checkpoints, folder = a_checkpointer(tmp_path), tmp_path / "checkpoints"
+    checkpoints.save(1, some_parts(), {})
+    half = folder / ".tmp-step-00000002-0a1b2c3d"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    (folder / ".tmp-step-00000003-file").touch()
+    assert a_checkpointer(tmp_path).restore(some_parts()) == 1
+    assert sorted(p.name for p in folder.iterdir()) == ["latest", "step-00000001"]
+
+
+def test_a_kill_while_an_old_one_is_removed_leaves_none_that_looks_whole(tmp_path, monkeypatch):
+    checkpoints = a_checkpointer(tmp_path)
+    checkpoints.save(1, some_parts(), {})
+    checkpoints.save(2, some_parts(), {})
+
+    def killed(path):
+        (path / "MANIFEST.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sslpipe.run.checkpoint.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(3, some_parts(), {})
+    names = checkpoint_names(tmp_path / "checkpoints")
+    assert names == ["step-00000002", "step-00000003"]
+    assert [damage_of(tmp_path / "checkpoints" / name) for name in names] == [None, None]
+    assert a_checkpointer(tmp_path).restore(some_parts()) == 3
+    assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
 
 
 def test_only_damaged_checkpoints_are_an_error_never_a_fresh_start(tmp_path):

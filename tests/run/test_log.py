@@ -1,9 +1,8 @@
-import json
-
 import pytest
 
 from sslpipe.data.loader import Quarantined
 from sslpipe.run.log import RunLog, quarantined_ids, read_metrics
+from sslpipe.run.records import unseal
 
 SECRET = "f00d-7391-not-to-be-written"
 VALUES = {"loss": 1.5, "images_per_s": 100.0, "data_wait_percent": 1.0}
@@ -39,8 +38,8 @@ def test_quarantine_lists_a_sample_once_also_after_a_restart(tmp_path):
         log = a_log(tmp_path)
         log.quarantined([record, record])
         log.close()
-    lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [record._asdict()]
+    lines = (tmp_path / "quarantine.jsonl").read_bytes().splitlines()
+    assert [unseal(line) for line in lines] == [record._asdict()]
     assert quarantined_ids(tmp_path / "quarantine.jsonl") == {7}
 
 

@@ -1,6 +1,5 @@
 """A rank that stands still ends its job in the set time, with its stacks, saying where it stood."""
 
-import json
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ import time
 import pytest
 
 from sslpipe.distributed import Rank
+from sslpipe.run.records import unseal
 from sslpipe.run.watchdog import Watchdog, read_heartbeats
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
@@ -65,6 +65,7 @@ LAUNCHER = """
 import os, sys, time
 from pathlib import Path
 from sslpipe.distributed import Rank
+from sslpipe.run.records import unseal
 from sslpipe.run.watchdog import Watchdog
 if os.fork() == 0:
     with Watchdog(Path(sys.argv[1]), Rank(1, 2), 600.0) as beat:
@@ -97,4 +98,4 @@ def test_slow_but_steady_progress_is_left_alone_and_seen(tmp_path):
     assert not (tmp_path / "FAILED").exists()
     (tmp_path / "heartbeat" / "rank-3.json").write_text('{"rank": 3, "st')
     assert list(read_heartbeats(tmp_path)) == [0]  # one that was cut off is no sign of life
-    assert json.loads((tmp_path / "heartbeat" / "rank-0.json").read_text()) == beats
+    assert unseal((tmp_path / "heartbeat" / "rank-0.json").read_bytes()) == beats

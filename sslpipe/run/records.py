@@ -1,0 +1,227 @@
+"""Small JSON files of a run: written so that damage shows, read whole or named as damaged.
+
+A record is an object on one line, in a file of its own (lock, heartbeat) or as a line of a log; it
+ends with the CRC-32 of what stands before. What describes a run (DESCRIPTION) has its sha256 in
+RUN/MANIFEST.json. Files of earlier versions have neither and are read as they are.
+"""
+
+import hashlib
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Never
+
+from sslpipe.errors import UserError
+from sslpipe.portable import sha256_of, write_atomically
+
+Tree = dict[str, Any]
+
+MANIFEST = "MANIFEST.json"
+DESCRIPTION = ("recipe.json", "data.json", "run.json")
+_REWRITE = (
+    "the run's own `sslpipe train` command, started again, writes it anew (a run that is done "
+    "trains no further step); or restore a copy"
+)
+# a record that ends like a checksum, whatever its key has become
+_SEALED = re.compile(rb'(\{.*), "([^"]{1,10})": "([0-9a-f]{8})"\}', re.DOTALL)
+
+
+def parse_object(raw: bytes) -> Tree:
+    """Parse the JSON of one object. Raises: ValueError, in one line, for whatever else it is."""
+    try:
+        tree = json.loads(raw.decode(), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(tree, dict):
+        raise ValueError(f"it holds a {type(tree).__name__}, not an object")
+    return tree
+
+
+def read_object(path: Path, remedy: str = "restore a copy") -> Tree:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        UserError: It cannot be read, or holds something else; names the file and the remedy.
+    """
+    try:
+        return parse_object(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; {remedy}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); {remedy}") from error
+
+
+def seal(record: Mapping[str, Any]) -> str:
+    """Return a record as one line of JSON whose last entry, crc32, is a checksum of the others."""
+    text = json.dumps(record)
+    return f'{text[:-1]}, "crc32": "{zlib.crc32(text.encode()):08x}"}}'
+
+
+def unseal(raw: bytes) -> Tree:
+    """Parse a sealed record, or one that was written without a checksum.
+
+    Returns:
+        The record without its checksum.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    sealed = _SEALED.fullmatch(raw.strip())
+    if sealed is None:
+        record = parse_object(raw)
+    elif sealed[2] != b"crc32" or zlib.crc32(sealed[1] + b"}") != int(sealed[3], 16):
+        raise ValueError("its checksum is another one")
+    else:
+        record = parse_object(sealed[1] + b"}")
+    if "crc32" in record:
+        raise ValueError("its checksum cannot be read")
+    return record
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number that a float can hold; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
+
+
+def check_types(record: Tree, kinds: Mapping[str, type]) -> Tree:
+    """Return the record's entries that `kinds` names.
+
+    Args:
+        record: Of JSON.
+        kinds: Key -> int, float (any number) or str.
+
+    Raises:
+        ValueError: One is missing, or of another type.
+    """
+    for key, kind in kinds.items():
+        value = record.get(key)
+        good = isinstance(value, str) if kind is str else is_number(value)
+        if not good or (kind is int and not isinstance(value, int)):
+            raise ValueError(f"{key} is {value!r:.40}, not {kind.__name__}")
+    return {key: record[key] for key in kinds}
+
+
+def read_records(path: Path, kinds: Mapping[str, type]) -> tuple[list[Tree], int]:
+    """Read the lines of a log of records.
+
+    Args:
+        path: The log; it need not be there.
+        kinds: As in `check_types`; other entries may stand beside them.
+
+    Returns:
+        The records in order, and how many lines were skipped: cut off by a kill, or damaged. A file
+        that cannot be read at all counts as one.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    except OSError:
+        return [], 1
+    records, skipped = [], 0
+    for line in raw.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            record = unseal(line)
+            check_types(record, kinds)
+        except ValueError:
+            skipped += 1
+        else:
+            records.append(record)
+    return records, skipped
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log of records to append to, unbuffered; what a kill cut off becomes a line alone.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    try:
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 (the caller closes it)
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        return file
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; move it away") from error
+
+
+def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append sealed records to a log."""
+    with open_log(path) as file:
+        file.write("".join(seal(record) + "\n" for record in records).encode())
+
+
+def write_description(run_dir: Path, trees: Mapping[str, Tree]) -> None:
+    """Write what describes the run, and before it MANIFEST.json with the sha256 of each file.
+
+    The sha256 of a file that is still there stays beside the new one: a kill between two writes
+    leaves files that are as the manifest has them.
+
+    Args:
+        run_dir: The run directory.
+        trees: Content of each file of DESCRIPTION.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    texts = {name: json.dumps(tree, indent=1) + "\n" for name, tree in trees.items()}
+    try:
+        before = _read_manifest(run_dir)
+    except UserError:
+        before = {}
+    manifest = {}
+    for name, text in texts.items():
+        manifest[name] = [hashlib.sha256(text.encode()).hexdigest()]
+        if (run_dir / name).is_file():
+            old = sha256_of(run_dir / name)
+            manifest[name] += [old] if old in before.get(name, []) else []
+    for name, text in {MANIFEST: json.dumps(manifest, indent=1) + "\n", **texts}.items():
+        try:
+            write_atomically(run_dir / name, text)
+        except OSError as error:
+            reason = f"cannot write {run_dir / name}: {error.strerror}; make room for it"
+            raise UserError(reason) from error
+
+
+def read_description(run_dir: Path, name: str) -> Tree:
+    """Read a file of DESCRIPTION, as MANIFEST.json has it.
+
+    Raises:
+        UserError: It, or the manifest, is missing or damaged; names the file and the remedy.
+    """
+    path = run_dir / name
+    tree = read_object(path, _REWRITE)
+    if (run_dir / MANIFEST).exists():  # a run of an earlier version has none
+        known = _read_manifest(run_dir)[name]
+        if hashlib.sha256(path.read_bytes()).hexdigest() not in known:
+            raise UserError(
+                f"{path} is not the file that {MANIFEST} beside it names (by its sha256): one of "
+                f"them is damaged; {_REWRITE}"
+            )
+    return tree
+
+
+def _read_manifest(run_dir: Path) -> dict[str, list[str]]:
+    path = run_dir / MANIFEST
+    if not path.exists():
+        return {}
+    tree = read_object(path, _REWRITE)
+    if set(tree) != {*DESCRIPTION} or not all(isinstance(sums, list) for sums in tree.values()):
+        raise UserError(f"{path} is damaged (it does not list {DESCRIPTION}); {_REWRITE}")
+    return tree
+
+
+def _refuse_constant(name: str) -> Never:
+    raise ValueError(f"{name} is no JSON")

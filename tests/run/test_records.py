@@ -1,0 +1,151 @@
+"""Small files of a run are read as they were written, or named as damaged; no flipped bit hides."""
+
+import json
+
+import pytest
+
+from sslpipe.errors import UserError
+from sslpipe.run import records
+from sslpipe.run.records import (
+    append_records,
+    open_log,
+    read_description,
+    read_object,
+    read_records,
+    seal,
+    unseal,
+    write_description,
+)
+
+RECORD = {"step": 12, "kind": "train", "loss": 5.58, "lr": 1e-05, "active": None, "text": 'ü "\\'}
+TREES = {
+    "recipe.json": {"name": "x", "steps": 8},
+    "data.json": {"mean": [0.5, 0.25, 0.125]},
+    "run.json": {"world": 1},
+}
+
+
+def flips(raw: bytes):
+    for place in range(8 * len(raw)):
+        flipped = bytearray(raw)
+        flipped[place // 8] ^= 1 << place % 8
+        yield bytes(flipped)
+
+
+def test_no_flipped_bit_of_a_record_changes_what_is_read():
+    line = seal(RECORD).encode()
+    assert unseal(line) == RECORD
+    assert json.loads(line) == {**RECORD, "crc32": json.loads(line)["crc32"]}
+    for flipped in flips(line):
+        with pytest.raises(ValueError, match=r".") as error:
+            unseal(flipped)
+        assert "\n" not in str(error.value)
+
+
+def test_a_record_without_a_checksum_is_one_of_an_earlier_version():
+    assert unseal(json.dumps(RECORD).encode()) == RECORD
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": NaN}',
+        b'{"step": Infinity}',
+        b'{"step": 1e400}',
+        b'{"step": 1.5}',
+        b'{"step": true}',
+        b'{"step": "1"}',
+        b'{"step": [1]}',
+        b'{"step": null}',
+        b"{}",
+        b"[1]",
+        b"1",
+        b"null",
+        b'{"step": 1',
+        b'{"step": 1}}',
+        b'{"step": \xff}',
+        b'{"st\xfftep": 1}',
+        b"\0\0\0",
+        b'{"step": ' + b"9" * 5000 + b"}",
+        b'{"step": ' + b"9" * 400 + b"}",
+        b'{"a": ' * 100_000,
+        b"[" * 100_000,
+    ],
+)
+def test_a_line_that_is_none_is_skipped_and_counted(line, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b'{"step": 1}\n' + line + b"\n\n" + seal({"step": 2}).encode())
+    assert read_records(log, {"step": int}) == ([{"step": 1}, {"step": 2}], 1)
+
+
+def test_what_a_kill_cut_off_takes_no_later_line_with_it(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b'{"step": 1}\n{"ste')
+    append_records(log, [{"step": 2}])
+    with open_log(log) as file:
+        file.write(seal({"step": 3}).encode() + b"\n")
+    assert read_records(log, {"step": int}) == ([{"step": 1}, {"step": 2}, {"step": 3}], 1)
+
+
+def test_a_log_that_is_a_folder_is_named(tmp_path):
+    assert read_records(tmp_path, {}) == ([], 1)
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}"):
+        append_records(tmp_path, [{}])
+
+
+@pytest.mark.parametrize("name", [*TREES, "MANIFEST.json"])
+def test_no_flipped_bit_of_a_description_changes_what_is_read(name, tmp_path):
+    write_description(tmp_path, TREES)
+    raw = (tmp_path / name).read_bytes()
+    refused = 0
+    for flipped in flips(raw):
+        (tmp_path / name).write_bytes(flipped)
+        for each, tree in TREES.items():
+            try:
+                actual = read_description(tmp_path, each)
+            except UserError as error:
+                refused += name in str(error)
+            else:
+                assert actual == tree
+    assert refused > 7 * len(raw)  # all but spaces
+
+
+def test_a_kill_between_two_files_leaves_a_description_that_is_read(tmp_path, monkeypatch):
+    write_description(tmp_path, TREES)
+    changed = {**TREES, "run.json": {"world": 2}, "recipe.json": {"name": "y", "steps": 8}}
+    write = records.write_atomically
+    for killed_at in range(5):
+        left = killed_at
+
+        def killed(path, text):
+            nonlocal left
+            if not left:
+                raise KeyboardInterrupt
+            left -= 1
+            write(path, text)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(records, "write_atomically", killed)
+            try:
+                write_description(tmp_path, changed)
+            except KeyboardInterrupt:
+                assert killed_at < 4
+        for name in TREES:
+            assert read_description(tmp_path, name) in (TREES[name], changed[name])
+    assert read_description(tmp_path, "run.json") == {"world": 2}
+
+
+def test_a_run_of_an_earlier_version_has_no_manifest(tmp_path):
+    (tmp_path / "data.json").write_text('{"mean": 1}')
+    assert read_description(tmp_path, "data.json") == {"mean": 1}
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b"\0", b"NaN", b'{"a": NaN}', b"[" * 10**5])
+def test_what_is_no_object_is_one_line_with_the_file_and_the_remedy(raw, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=rf"^{path} is damaged \(.*\); pray$") as error:
+        read_object(path, "pray")
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=rf"^cannot read {tmp_path}: Is a directory; pray$"):
+        read_object(tmp_path, "pray")
