@@ -3,7 +3,8 @@
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -194,11 +195,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def module_sha256(module: nn.Module) -> str:
     """Compute a sha256 over names, types, shapes and bytes of all parameters and buffers."""
     state = hashlib.sha256()
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
-        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        state.update(raw.numpy().data)
+    _hash_tensors(state, {**dict(module.named_parameters()), **dict(module.named_buffers())})
     return state.hexdigest()
 
 
@@ -241,6 +238,8 @@ def save_embeddings(
         for name, tensor in embeddings._replace(features=features)._asdict().items()
     }
     text = json.dumps(facts, sort_keys=True)
+    # a tensor: metadata of two entries would be written in an order that changes
+    tensors[CHECKSUM] = torch.tensor([*_content_sha256(tensors, text)], dtype=torch.uint8)
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             with temporary.open("wb") as file:
@@ -254,7 +253,8 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read rows, features as float32, and facts as they were saved; nothing is unpickled.
 
     Raises:
-        DataError: The file is none of ours, has no rows, or features that are not finite.
+        DataError: The file is none of ours, is damaged, has no rows, or features that are not
+            finite.
     """
     rows, facts = read_embeddings(Path(path))
     check_embeddings(rows, str(path), labelled=False)
@@ -265,7 +265,7 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read as `load_embeddings` does, without checking the numbers."""
     try:
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    except (OSError, ValueError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
+    except UNREADABLE as error:
         raise DataError(f"cannot read embeddings from {path}: {error}") from error
     missing = sorted({*Embeddings._fields} - {*tensors})
     if missing or text is None:
@@ -273,16 +273,36 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
             f"{path} holds no embeddings (no {', '.join(missing) or 'facts'}); "
             "write one with `sslpipe embed`"
         )
+    checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
+    if checksum is not None and checksum.tolist() != [*_content_sha256(tensors, text)]:
+        raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     if rows.features.dtype == torch.float16:
         rows = rows._replace(features=rows.features.float())
     try:
-        facts: dict[str, Any] = json.loads(text)
-    except ValueError as error:
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: its facts are no JSON: {error}; embed again") from error
+    if not isinstance(facts, dict):
+        raise DataError(f"{path}: its facts are a {type(facts).__name__}; embed again")
     return rows, facts
 
 
+CHECKSUM = "sha256"  # of the file's content, 32 bytes beside the columns
+# what reading a damaged file raises
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    NotImplementedError,  # a zip's compression that was flipped
+    RuntimeError,
+    SyntaxError,  # an npy header is a Python literal
+    zlib.error,
+    zipfile.BadZipFile,
+    safetensors.SafetensorError,
+)
 COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px", "dtype")
 
 
@@ -311,16 +331,30 @@ def check_comparable(train: dict[str, Any], test: dict[str, Any], *, itself: boo
         )
 
 
+def _content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:
+    """Compute a sha256 over the facts and the tensors' names, types, shapes and bytes."""
+    state = hashlib.sha256(facts.encode("utf-8", "surrogatepass"))
+    _hash_tensors(state, tensors)
+    return state.digest()
+
+
+def _hash_tensors(state: Any, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in sorted(tensors.items()):
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        state.update(raw.numpy().data)
+
+
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
     with safetensors.safe_open(str(path), framework="pt") as file:
         metadata = file.metadata() or {}
-        names = {*file.keys()} & {*Embeddings._fields}
+        names = {*file.keys()} & {*Embeddings._fields, CHECKSUM}
         return {name: file.get_tensor(name) for name in names}, metadata.get("facts")
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
     with np.load(path, allow_pickle=False) as file:
-        names = {*file.files} & {*Embeddings._fields}
+        names = {*file.files} & {*Embeddings._fields, CHECKSUM}
         text = str(file["facts"]) if "facts" in file.files else None
         return {name: torch.from_numpy(file[name]) for name in names}, text
 

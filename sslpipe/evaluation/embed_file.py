@@ -151,7 +151,11 @@ def _join(
     rows: list[Embeddings] = []
     left_out: list[dict[str, Any]] = []
     for path in files:
-        part, metadata = read_embeddings(path)
+        try:
+            part, metadata = read_embeddings(path)
+        except DataError as error:
+            path.unlink()
+            raise DataError(f"{error}; it is removed: the same command makes it anew") from error
         left_out += metadata["left_out"]
         rows += [part] if len(part.ids) else []
     if not rows:

@@ -12,13 +12,17 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
         protocol, metric, value, interval95, queries, bank, details, unit    see result.Result
     geometry         the same objects for numbers that are no accuracies: alignment and so on
     left_out         sentences: what could not be measured, and why
+    sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
@@ -108,7 +112,7 @@ def run_suite(
                 ]
     if smallest_class < 2:
         left_out.append("linear probe: a class of the bank has a single row")
-    return {
+    report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
         "columns": [KNN, *(few_column(n) for n in few), LINEAR],
@@ -116,6 +120,56 @@ def run_suite(
         "geometry": shapes,
         "left_out": left_out,
     }
+    return {**report, "sha256": _sha256(report)}
+
+
+class _Row(BaseModel):
+    """What a row must have to be shown; see `result.Result`."""
+
+    features: str
+    whitened: bool
+    column: str | None
+    protocol: str
+    metric: str
+    value: Annotated[float, Field(allow_inf_nan=False)]
+    interval95: tuple[float, float]
+    queries: int
+    bank: int
+    details: dict[str, Any] = {}
+
+
+class _Report(BaseModel):
+    """What an eval.json must have to be shown."""
+
+    facts: dict[str, Any]
+    columns: list[str]
+    rows: Annotated[list[_Row], Field(min_length=1)]
+    geometry: list[_Row] = []
+    left_out: list[str]
+
+
+def check_report(report: dict[str, Any]) -> None:
+    """Check that what was read is what `run_suite` returned.
+
+    Args:
+        report: Plain values, as JSON gives them.
+
+    Raises:
+        ValueError: It is not, in one line.
+    """
+    if report.get("sha256", _sha256(report)) != _sha256(report):
+        raise ValueError("its sha256 is another one")
+    try:
+        _Report.model_validate(report)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}") from None
+
+
+def _sha256(report: dict[str, Any]) -> str:
+    rest = {key: value for key, value in report.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _inside_test(

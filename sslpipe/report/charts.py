@@ -141,8 +141,10 @@ def marks(low: float, high: float, about: int) -> Marks:
     return Marks(places, [number(place) for place in places])
 
 
-def number(value: float) -> str:
-    """Write a number with four digits at most: 12k, 0.05, 1e-05, 3.142."""
+def number(value: float | None) -> str:
+    """Write a number with four digits at most: 12k, 0.05, 1e-05, 3.142; None as a dash."""
+    if value is None:
+        return "–"
     if not math.isfinite(value):
         return str(value)
     size = abs(value)

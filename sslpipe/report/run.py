@@ -1,15 +1,22 @@
 """Read the files of a run directory for a report, without secrets and absolute folders."""
 
-import json
+import io
 import re
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
+from PIL import Image
+
 from sslpipe.errors import UserError
-from sslpipe.evaluation.suite import SCHEMA_VERSION
-from sslpipe.run.log import read_metrics, without_secrets
+from sslpipe.recipe import is_finetune
+from sslpipe.run.evaluated import read_suite
+from sslpipe.run.log import QUARANTINED, read_metrics, unreadable_lines, without_secrets
+from sslpipe.run.records import is_number, read_description, read_records
 
 Tree = dict[str, Any]
+
+PNG_END = b"IEND\xaeB`\x82"  # the last chunk, with its checksum
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # user:password of a URL
 _QUERY = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\",]*")  # where signed URLs carry their key
@@ -34,6 +41,7 @@ class RunFiles(NamedTuple):
         evaluation: eval.json, cleaned; None while there is none.
         views_png: views.png; None while there is none.
         classes: Names by label, not cleaned, of the data set that was evaluated; empty: none.
+        damaged: Name of a log -> how many of its lines were skipped as damaged.
     """
 
     given_recipe: Tree
@@ -47,6 +55,7 @@ class RunFiles(NamedTuple):
     evaluation: Tree | None
     views_png: bytes | None
     classes: list[str]
+    damaged: dict[str, int]
 
 
 def read_run(run_dir: Path) -> RunFiles:
@@ -55,36 +64,31 @@ def read_run(run_dir: Path) -> RunFiles:
     Raises:
         UserError: The directory is no run, or a file is not readable.
     """
-    # the evaluation, if there is one that this program can read
-    if not (run_dir / "recipe.json").is_file():
+    if not (run_dir / "recipe.json").exists():
         raise UserError(
             f"{run_dir} holds no run: it has no recipe.json; name the --run-dir of `sslpipe train`"
         )
-    eval_json, views_png = run_dir / "eval.json", run_dir / "views.png"
-    evaluation = _read_json(eval_json) if eval_json.is_file() else None
-    version = evaluation.get("schema_version") if evaluation else None
-    if evaluation and version != SCHEMA_VERSION:
-        raise UserError(
-            f"{eval_json}: schema_version = {version!r}, this program reads {SCHEMA_VERSION}; "
-            "write it again with `sslpipe evaluate suite`"
-        )
     # what every run has
-    recipe, data = _read_json(run_dir / "recipe.json"), _read_json(run_dir / "data.json")
+    recipe, data, environment = _read_recipe(run_dir), _read_data(run_dir), _read_run(run_dir)
+    # what it may have
+    eval_json = run_dir / "eval.json"
+    evaluation = read_suite(eval_json) if eval_json.exists() else None
     classes = evaluation["facts"].get("classes") if evaluation else None
+    bad_samples, _ = read_records(run_dir / "quarantine.jsonl", QUARANTINED)
+    train = [line for line in read_metrics(run_dir, "train") if _is_complete(line)]
     return RunFiles(
         given_recipe=recipe,
         recipe=cleaned(recipe),
         data=cleaned(data),
-        environment=cleaned(_read_json(run_dir / "run.json")),
-        train=read_metrics(run_dir, "train"),
+        environment=cleaned(environment),
+        train=train,
         evals=read_metrics(run_dir, "eval"),
-        alarms=read_metrics(run_dir, "alarm"),
-        quarantine=[
-            _without_places(line) for line in _read_quarantine(run_dir / "quarantine.jsonl")
-        ],
+        alarms=[line for line in read_metrics(run_dir, "alarm") if _is_alarm(line)],
+        quarantine=[_without_places(line) for line in bad_samples],
         evaluation=cleaned(evaluation) if evaluation else None,
-        views_png=views_png.read_bytes() if views_png.is_file() else None,
+        views_png=_read_png(run_dir / "views.png"),
         classes=list(classes or data["classes"]),
+        damaged=unreadable_lines(run_dir),
     )
 
 
@@ -111,22 +115,82 @@ def _without_places(value: Any) -> Any:
     return without_places(value) if isinstance(value, str) else value
 
 
-def _read_json(path: Path) -> Tree:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}; is the run complete?") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} holds no table; was it written by this program?")
+def _read_data(run_dir: Path) -> Tree:
+    data = read_description(run_dir, "data.json")
+    kinds = {"name": str, "license": str, "classes": list, "samples": dict, "index_sha256": str}
+    return _checked(data, kinds, run_dir / "data.json")
+
+
+def _read_recipe(run_dir: Path) -> Tree:
+    """Read recipe.json, with what the sections compute with in its own type."""
+    path = run_dir / "recipe.json"
+    tree = read_description(run_dir, "recipe.json")
+    kinds: dict[str, dict[str, type]] = {
+        "data": {"split": str, "holdout": int},
+        **{section: {"kind": str} for section in ("augment", "backbone", "loss")},
+    }
+    if is_finetune(tree):
+        counts = ("classes_per_batch", "images_per_class", "random_images")
+        kinds["sampler"] = dict.fromkeys(counts, int)
+    else:
+        kinds["data"]["batch_size"] = int
+    _checked(tree, {"name": str, **dict.fromkeys(kinds, dict)}, path)
+    for section, entries in kinds.items():
+        _checked({"holdout": 0, **tree[section]}, entries, path)
     return tree
 
 
-def _read_quarantine(path: Path) -> list[Tree]:
-    """Read one line a bad sample; a line that a kill cut off is skipped, as in `read_metrics`."""
-    lines: list[Tree] = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
+def _read_run(run_dir: Path) -> Tree:
+    path = run_dir / "run.json"
+    tree = read_description(run_dir, "run.json")
+    _checked(tree, {"precision": str, "world": int, "environment": dict}, path)
+    _checked(tree["environment"], {"cuda_device": (str, NoneType), "machine": str}, path)
+    return tree
+
+
+def _checked(tree: Tree, kinds: dict[str, Any], path: Path) -> Tree:
+    for key, kind in kinds.items():
+        if key not in tree or not isinstance(tree[key], kind):
+            raise UserError(f"{path} is damaged: {key} = {tree.get(key)!r:.40}; restore a copy")
+    return tree
+
+
+def _is_complete(line: Tree) -> bool:
+    """Whether a line of training has what the report computes with."""
+    return (
+        is_number(line.get("epoch"))
+        and is_number(line.get("images_per_s"))
+        and line["images_per_s"] > 0
+        and is_number(line.get("data_wait_percent"))
+        and {"loss", "skipped_steps"} <= set(line)
+    )
+
+
+def _is_alarm(line: Tree) -> bool:
+    names = [line.get("raised"), line.get("over")]
+    tables = [line.get("value"), line.get("threshold")]
+    if not all(isinstance(each, list) for each in names):
+        return False
+    numbers = [(t, name) for t in tables for each in names for name in each]  # type: ignore[union-attr]
+    return all(isinstance(t, dict) and is_number(t.get(str(name))) for t, name in numbers)
+
+
+def _read_png(path: Path) -> bytes | None:
+    """Read a PNG, whose parts have checksums; None where there is none.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        raw = path.read_bytes()
+        with Image.open(io.BytesIO(raw), formats=("PNG",)) as image:
+            image.verify()
+        if not raw.endswith(PNG_END):
+            raise ValueError("its end is missing")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}); write it again with `sslpipe preview`, or remove it"
+        ) from error
+    return raw

@@ -148,6 +148,10 @@ def header(run: RunFiles) -> str:
     )
     bad = ", ".join(standing_alarms(run)).replace("_", " ")
     warning = f"<p class='missing'><a href='#alarms'>{escape(bad)}</a></p>" if bad else ""
+    warning += "".join(
+        f"<p class='missing'>{count} damaged lines of {escape(name)} were skipped.</p>"
+        for name, count in run.damaged.items()
+    )
     return (
         f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{trained_sentence(run)} "
         f"{accuracy_sentence(run)}</p>{warning}<dl class='tiles'>{shown}</dl>"
@@ -158,7 +162,8 @@ def _last_eval(run: RunFiles) -> dict[str, str]:
     """Return the last number on held-out samples, under its name."""
     last = run.evals[-1] if run.evals else {}
     names = {"holdout_knn": "held-out kNN", "validation_recall_at_1": "Recall@1, unseen classes"}
-    shown = {name: f"{100 * last[key]:.1f} %" for key, name in names.items() if key in last}
+    known = {name: last[key] for key, name in names.items() if last.get(key) is not None}
+    shown = {name: f"{100 * value:.1f} %" for name, value in known.items()}
     return shown or {"held-out kNN": "–"}
 
 
@@ -191,7 +196,7 @@ def steps_note(run: RunFiles) -> str:
     if not run.train:
         return ""
     skipped = run.train[-1]["skipped_steps"]
-    not_finite = sum(not np.isfinite(line["loss"]) for line in run.train)
+    not_finite = sum(line["loss"] is None for line in run.train)  # as null
     last = run.train[-1]
     compared = {
         "negatives_per_anchor": "negatives an anchor",

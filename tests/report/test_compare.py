@@ -54,7 +54,7 @@ def test_a_column_is_split_where_its_protocols_differ_and_a_baseline_where_its_n
 
 def test_names_are_all_different():
     def named(*names: str) -> list[RunFiles]:
-        return [RunFiles({}, {"name": name}, *[None] * 9) for name in names]
+        return [RunFiles({}, {"name": name}, *[None] * 9, {}) for name in names]
 
     folders = [Path("/x/one"), Path("/x/two"), Path("/y/two")]
     assert names_apart(folders[:2], named("a", "b")) == ["a", "b"]
