@@ -17,6 +17,7 @@ def train(
     run_dir: str | Path,
     *,
     backbone: FrozenBackbone | str | Path | None = None,
+    checkpoint: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Pretrain or, with a recipe that has a [sampler], fine-tune; or resume this run directory.
@@ -26,6 +27,7 @@ def train(
         data: The data set's index, or the path or URL of its dataset.json.
         run_dir: Where the run lives; the same one resumes.
         backbone: Of a fine-tuning: the export or run that it starts from.
+        checkpoint: Of that run, "step-00000012": this one instead of its newest.
         overrides: `section.key=value`, where `recipe` is a path.
 
     Returns:
@@ -38,7 +40,7 @@ def train(
         recipe = load_recipe(recipe, overrides)
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
-    init_from = open_backbone(recipe, backbone)
+    init_from = open_backbone(recipe, backbone, checkpoint=checkpoint)
     index = data if isinstance(data, DatasetIndex) else load_index(str(data))
     if isinstance(recipe, FinetuneRecipe):
         return finetune(recipe, index, Path(run_dir), init_from)
@@ -46,17 +48,25 @@ def train(
 
 
 def open_backbone(
-    recipe: Recipe | FinetuneRecipe, backbone: FrozenBackbone | str | Path | None
+    recipe: Recipe | FinetuneRecipe,
+    backbone: FrozenBackbone | str | Path | None,
+    *,
+    checkpoint: str | None = None,
 ) -> FrozenBackbone | None:
     """Load the backbone that a fine-tuning starts from.
 
     Args:
         recipe: Of either kind.
         backbone: A folder, or what is loaded already; None: random weights.
+        checkpoint: As in `load_backbone`; only with a folder.
 
     Raises:
-        UserError: The recipe pretrains.
+        UserError: The recipe pretrains, there is no folder for `checkpoint`, or as `load_backbone`.
     """
     if backbone is not None and isinstance(recipe, Recipe):
         raise UserError(f"--backbone is for a fine-tuning, and {recipe.name!r} has no [sampler]")
-    return load_backbone(backbone) if isinstance(backbone, str | Path) else backbone
+    if isinstance(backbone, str | Path):
+        return load_backbone(backbone, checkpoint=checkpoint)
+    if checkpoint is not None:
+        raise UserError(f"--checkpoint {checkpoint} is for a --backbone that is a run directory")
+    return backbone

@@ -7,6 +7,7 @@ import typer
 
 from sslpipe.cli.inputs import check_model, open_split
 from sslpipe.cli.progress import progress
+from sslpipe.cli.recipes import Checkpoint
 from sslpipe.cli.terminal import console, report_bad
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import UserError
@@ -46,6 +47,7 @@ def main(
     ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Write the features, labels and ids of every sample of a split.
 
@@ -67,7 +69,7 @@ def main(
     from sslpipe.run.launch import end_processes
 
     target, process = start(device)
-    backbone = load_backbone(model).to(target)
+    backbone = load_backbone(model, checkpoint=checkpoint).to(target)
     options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
     view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
     title = f"embed {split}" + (f", process {process.rank}" if process.world_size > 1 else "")
@@ -113,6 +115,7 @@ def _metadata(
 ) -> dict[str, Any]:
     """Return all that decides the features, for the file to carry."""
     from sslpipe.evaluation.features import data_metadata
+    from sslpipe.export.load import checkpoint_metadata
 
     sha256 = backbone.config.whitening_sha256
     return {
@@ -121,4 +124,5 @@ def _metadata(
         "view": view.config(),
         **data_metadata(index, split),
         **({} if sha256 is None else {"whitening_sha256": sha256}),
+        **checkpoint_metadata(backbone),
     }

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from sslpipe.cli.processes import refuse_several, start
 from sslpipe.cli.progress import progress
+from sslpipe.cli.recipes import Checkpoint
 from sslpipe.cli.terminal import console, report_bad, write_json
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError
@@ -30,7 +31,7 @@ from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.whiten import pca, whiten
-from sslpipe.export.load import load_backbone
+from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.run.launch import end_processes
 
 
@@ -119,6 +120,7 @@ def suite(
     ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
     device: Device = "auto",
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Every evaluation of a backbone beside raw pixels and random weights, in one table.
 
@@ -131,7 +133,7 @@ def suite(
     if model is not None:
         if data is None:
             raise DataError("a model needs --data DIR/dataset.json to embed")
-        backbone, index = load_backbone(model), load_index(data)
+        backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
         config, canvas_px = backbone.config, canvas_px or view_canvas_px(backbone.view)
         untrained = random_backbone(config.backbone, config.crop_px, seed) if baselines else None
         sets = embed_with_baselines(
@@ -152,6 +154,7 @@ def suite(
             "view": backbone.view.config(),
             "canvas_px": canvas_px,
             **data_metadata(index, test_split),
+            **checkpoint_metadata(backbone),
             "train_split": train_split,
             "classes": list(index.manifest.classes),
         }
@@ -188,11 +191,12 @@ def sgd_augmented(
     ] = None,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
     device: Device = "auto",
+    checkpoint: Checkpoint = None,
     out: JsonFile = None,
 ) -> None:
     """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
     target = _start_alone("sgd-augmented", device)
-    backbone, index = load_backbone(model), load_index(data)
+    backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
     results = augmented_sgd_probe(
         backbone.backbone.to(target),
         backbone.view,
@@ -212,7 +216,8 @@ def sgd_augmented(
     )
     _print_results(f"sgd-augmented: {model}", results)
     if out is not None:
-        write_json(out, [{"whitened": False, **result.to_json()} for result in results])
+        named = checkpoint_metadata(backbone)
+        write_json(out, [{"whitened": False, **result.to_json(), **named} for result in results])
 
 
 def print_suite(report: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from sslpipe.cli.inputs import check_run
+from sslpipe.cli.recipes import Checkpoint
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -27,6 +28,7 @@ def main(
     with_projector: Annotated[
         bool, typer.Option("--with-projector", help="Write the projector, too.")
     ] = False,
+    checkpoint: Checkpoint = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
 ) -> None:
     """Write the trained backbone, each format proved in a clean process.
@@ -40,7 +42,7 @@ def main(
 
     console = Console()
     formats = tuple(name.strip() for name in format.split(","))
-    model = load_run(run, with_projector=with_projector)
+    model = load_run(run, with_projector=with_projector, checkpoint=checkpoint)
     with console.status("writing each format and proving it in a clean process"):
         written = export_model(model, out, formats, overwrite=overwrite)
     lines = [f"{name}: {path}, proved equal in a clean process" for name, path in written.items()]

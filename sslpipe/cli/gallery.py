@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from sslpipe.cli.inputs import check_model, find_images, find_named_images
+from sslpipe.cli.recipes import Checkpoint
 from sslpipe.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -43,13 +44,14 @@ def enrol(
     gallery: GalleryFile,
     folder: Annotated[Path, typer.Argument(help="One folder a name: FOLDER/NAME/*.jpg.")],
     model: Model,
+    checkpoint: Checkpoint = None,
     search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
     """Add every name of a folder of folders; names that are there get more images."""
     check_model(model)
     names, paths = find_named_images(folder)
-    backbone = _load(model, device)
+    backbone = _load(model, checkpoint, device)
     book = _open(gallery, backbone, search, must_exist=False)
     kept, embeddings = _embed(backbone, paths)
     book.enrol([names[k] for k in kept], embeddings)
@@ -66,12 +68,13 @@ def add(
     name: Annotated[str, typer.Argument(help="Of the person or product.")],
     images: Annotated[list[Path], typer.Argument(help="Its images.")],
     model: Model,
+    checkpoint: Checkpoint = None,
     device: Device = "auto",
 ) -> None:
     """Add one name, or more images of one."""
     check_model(model)
     _check_images(images)
-    backbone = _load(model, device)
+    backbone = _load(model, checkpoint, device)
     book = _open(gallery, backbone, None, must_exist=False)
     _, embeddings = _embed(backbone, images)
     book.add(name, embeddings)
@@ -105,6 +108,7 @@ def calibrate(
     gallery: GalleryFile,
     strangers: Annotated[Path, typer.Argument(help="A folder of images of nobody in it.")],
     model: Model,
+    checkpoint: Checkpoint = None,
     far: Far = 0.01,
     search: SearchBy = None,
     device: Device = "auto",
@@ -113,7 +117,7 @@ def calibrate(
     check_model(model)
     _check_there(gallery)
     paths = find_images(strangers)
-    backbone = _load(model, device)
+    backbone = _load(model, checkpoint, device)
     book = _open(gallery, backbone, search)
     _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
@@ -133,6 +137,7 @@ def identify(
     gallery: GalleryFile,
     images: Annotated[list[Path], typer.Argument(help="Images or folders of images.")],
     model: Model,
+    checkpoint: Checkpoint = None,
     top: Annotated[int, typer.Option(min=1, help="Names to show of each.")] = 1,
     search: SearchBy = None,
     device: Device = "auto",
@@ -142,7 +147,7 @@ def identify(
     _check_there(gallery)
     paths = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
     _check_images(paths)
-    backbone = _load(model, device)
+    backbone = _load(model, checkpoint, device)
     book = _open(gallery, backbone, search)
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
@@ -160,6 +165,7 @@ def verify_command(
     first: Annotated[Path, typer.Argument(help="An image.")],
     second: Annotated[Path, typer.Argument(help="Another one.")],
     model: Model,
+    checkpoint: Checkpoint = None,
     threshold: Annotated[float | None, typer.Option(help="Accept from here on.")] = None,
     pairs: Annotated[
         Path | None, typer.Option(help="Or set it by a folder of folders, one a name, and --far.")
@@ -178,7 +184,7 @@ def verify_command(
 
     from sslpipe.metric_learning.gallery import different_pairs, threshold_at, verify
 
-    backbone = _load(model, device)
+    backbone = _load(model, checkpoint, device)
     if threshold is None:
         kept, embeddings = _embed(backbone, paths)
         labels = np.unique([names[k] for k in kept], return_inverse=True)[1]
@@ -211,11 +217,12 @@ def _read(gallery: Path, search: "Search | None" = None) -> "Gallery":
     return Gallery.load(gallery, search=search)
 
 
-def _load(model: Path, device: str) -> "FrozenBackbone":
+def _load(model: Path, checkpoint: str | None, device: str) -> "FrozenBackbone":
     from sslpipe.distributed import pick_device
     from sslpipe.export.load import load_backbone
 
-    return load_backbone(model).to(pick_device(device, f"--device {device}"))
+    backbone = load_backbone(model, checkpoint=checkpoint)
+    return backbone.to(pick_device(device, f"--device {device}"))
 
 
 def _open(

@@ -11,6 +11,15 @@ Overrides = Annotated[
     typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings instead of the recipe's."),
 ]
 Data = Annotated[str, typer.Option("--data", help="The data set's dataset.json: a path or a URL.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="step-N",
+        help="Of a run that weights are loaded from (a fine-tuning's --backbone): this "
+        "checkpoint, say step-00000012, instead of its newest.",
+    ),
+]
 BackbonePath = Annotated[
     Path | None,
     typer.Option(

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from sslpipe.cli.inputs import check_model, check_run_dir, open_split
-from sslpipe.cli.recipes import BackbonePath, Data, Overrides, RecipePath
+from sslpipe.cli.recipes import BackbonePath, Checkpoint, Data, Overrides, RecipePath
 from sslpipe.data.index import load_index
 from sslpipe.recipe import load_recipe
 
@@ -36,6 +36,7 @@ def check(
         str | None, typer.Option(help="The data set's dataset.json: a path or a URL.")
     ] = None,
     backbone: BackbonePath = None,
+    checkpoint: Checkpoint = None,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +60,8 @@ def check(
     from sslpipe.api import open_backbone
     from sslpipe.check import check_recipe
 
-    Console().print(check_recipe(loaded, index, open_backbone(loaded, backbone)))
+    init_from = open_backbone(loaded, backbone, checkpoint=checkpoint)
+    Console().print(check_recipe(loaded, index, init_from))
 
 
 @app.command(
@@ -74,6 +76,7 @@ def train(
     data: Data = ...,  # type: ignore[assignment]
     run_dir: Annotated[Path, typer.Option(help="Where the run lives; the same one resumes.")] = ...,  # type: ignore[assignment]
     backbone: BackbonePath = None,
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Pretrain or, with a recipe of fine-tuning, fine-tune; or resume.
 
@@ -88,7 +91,7 @@ def train(
     from sslpipe.api import train as train_run
     from sslpipe.run.launch import end_processes
 
-    train_run(loaded, index, run_dir, backbone=backbone)
+    train_run(loaded, index, run_dir, backbone=backbone, checkpoint=checkpoint)
     end_processes()
 
 

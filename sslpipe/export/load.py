@@ -1,6 +1,5 @@
 """Load a trained backbone from an export or a run directory, with all it needs beside it."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,17 +11,28 @@ from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.errors import ExportError, UserError
+from sslpipe.data.index import Manifest
+from sslpipe.errors import CheckpointError, ExportError, UserError
 from sslpipe.evaluation.embed import module_sha256
 from sslpipe.evaluation.whiten import Whitening, load_whitening
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.simclr import build_projector
+from sslpipe.portable import sha256_of
 from sslpipe.recipe import parse_recipe
-from sslpipe.recipe.base import Component, Section
+from sslpipe.recipe.base import Component, Section, explain_errors
 from sslpipe.recipe.pretrain import Projector, Recipe
 from sslpipe.registry import build
-from sslpipe.run.checkpoint import latest
+from sslpipe.run.checkpoint import latest, named, read_state
+from sslpipe.run.evaluated import read_suite
+from sslpipe.run.records import parse_object, read_description
 
+# files of an export that are read here
+LOADED = (
+    "config.json",
+    "model.safetensors",
+    "projector.safetensors",
+    "whitening.safetensors",
+)
 SSLPIPE_KEY = "sslpipe"  # where this Config lies inside the config.json of another library
 
 
@@ -104,7 +114,7 @@ class FrozenBackbone(nn.Module):
         return features if self.whitening is None else self.whitening.apply(features)
 
 
-def load_backbone(path: str | Path) -> FrozenBackbone:
+def load_backbone(path: str | Path, *, checkpoint: str | None = None) -> FrozenBackbone:
     """Load the backbone of an export or of a run directory; in eval mode, on the CPU.
 
     Safe for files from strangers: safetensors and JSON are read, nothing is unpickled or run.
@@ -112,21 +122,30 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
     Args:
         path: Folder of an export with the safetensors format, its timm or hf folder, or a run
             directory.
+        checkpoint: Of a run directory, as in `load_run`.
 
     Raises:
-        ExportError: Files are missing, damaged, or not what config.json says.
+        ExportError: Files are missing, damaged, or not what config.json or SHA256SUMS says.
+        UserError: See `load_run`.
     """
     path = Path(path)
-    if (path / "recipe.json").is_file():
-        return load_run(path)
+    if (path / "recipe.json").exists():
+        return load_run(path, checkpoint=checkpoint)
+    if checkpoint is not None:
+        raise UserError(f"--checkpoint {checkpoint} is for a run directory, and {path} is none")
     try:
-        tree = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        check_sums(path)
+        raw = (path / "config.json").read_bytes()
+        try:
+            tree = parse_object(raw)
+        except ValueError as error:
+            raise ExportError(f"{path}/config.json: {error}; copy the export again") from error
         # build the network and what goes with it, then load the weights
-        nested = isinstance(tree, dict) and SSLPIPE_KEY in tree  # the timm and hf formats
+        nested = SSLPIPE_KEY in tree  # the timm and hf formats
         bare = nested and "architecture" in tree  # the keys are those of timm's network
         config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
         backbone = build_backbone(config.backbone, crop_px=config.crop_px)
-        tensors = load_file(path / "model.safetensors")
+        tensors = _tensors(path / "model.safetensors")
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
         view = EvalView(**config.view)
         whitening = None
@@ -135,7 +154,7 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
         projector = None
         if config.projector is not None:
             projector = build_projector(config.num_features, config.projector)
-            projector.load_state_dict(load_file(path / "projector.safetensors"), strict=True)
+            projector.load_state_dict(_tensors(path / "projector.safetensors"), strict=True)
     except FileNotFoundError as error:
         raise ExportError(
             f"{path} is neither an export in the safetensors, timm or hf format nor a run: "
@@ -145,8 +164,12 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "config.json"
         raise ExportError(f"{path}/config.json: {key}: {first['msg']}") from None
+    except ExportError:
+        raise
+    except OSError as error:
+        raise ExportError(f"cannot read {error.filename}: {error.strerror}") from error
     except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
-        raise ExportError(f"{path}: {error}") from error
+        raise ExportError(f"{path}: {' '.join(str(error).split())}") from error
     # the weights are those that were proved
     for module, sha256 in (
         (backbone, config.weights_sha256),
@@ -159,24 +182,55 @@ def load_backbone(path: str | Path) -> FrozenBackbone:
     return FrozenBackbone(backbone, view, config, projector, whitening)
 
 
-def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
-    """Load the backbone of a run's newest whole checkpoint: the one place that knows its files.
+def check_sums(folder: Path) -> None:
+    """Check the files that `load_backbone` reads against the folder's SHA256SUMS, if it has one.
+
+    Raises:
+        ExportError: One is not as it was written.
+    """
+    path = folder / "SHA256SUMS"
+    if not path.exists():  # of an earlier version, in the folders timm and hf
+        return
+    listed: dict[str, set[str]] = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        sha256, _, name = line.partition("  ")
+        listed.setdefault(name, set()).add(sha256)
+    for name in LOADED:
+        file = folder / name
+        if not file.is_file():
+            continue
+        if name not in listed:
+            raise ExportError(f"{path} does not list {name}: it is damaged; copy the export again")
+        if sha256_of(file) not in listed[name]:
+            raise ExportError(
+                f"{file} is not the file that SHA256SUMS beside it names: one of them is damaged; "
+                "copy the export again"
+            )
+
+
+def load_run(
+    run_dir: Path, *, with_projector: bool = False, checkpoint: str | None = None
+) -> FrozenBackbone:
+    """Load the backbone of a run's newest checkpoint: the one place that knows its files.
 
     Args:
         run_dir: The run directory.
         with_projector: Load the projector, too.
+        checkpoint: "step-00000012": this one instead of the newest; `Config.facts` names it.
 
     Raises:
-        UserError: The directory holds no run, or no checkpoint; ExportError where a projector is
-            requested and there is none.
+        UserError: The directory holds no run or no checkpoint, or a file is damaged: an older
+            checkpoint is taken only where it is named. ExportError where a projector is requested
+            and there is none.
     """
-    # what the run wrote down
-    checkpoint = latest(run_dir)
-    tree = _read_json(run_dir / "recipe.json")
+    # what the run wrote down; what the checkpoint says of it counts
+    folder = latest(run_dir) if checkpoint is None else named(run_dir, checkpoint)
+    state = read_state(folder)
+    identity = state["identity"]
+    tree = {**read_description(run_dir, "recipe.json"), **identity["recipe"]}
     recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
     assert recipe.backbone is not None  # a run has written down what it built
-    data = _read_json(run_dir / "data.json")
-    state = _read_json(checkpoint / "state.json")
+    data = _read_data(run_dir, identity["index_sha256"])
     # the view of evaluation: the training's crop and normalisation, without its distortions
     views = build(AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"])
     crop_px = int(views.crop_px)
@@ -185,27 +239,33 @@ def load_run(run_dir: Path, *, with_projector: bool = False) -> FrozenBackbone:
     view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
     # the weights
     backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-    tensors = load_file(checkpoint / "model.safetensors")
-    backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
     projector = None
     projector_config = recipe.projector if isinstance(recipe, Recipe) else None
     if with_projector:
         if projector_config is None:
             raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
         projector = build_projector(backbone.num_features, projector_config)
-        projector.load_state_dict(_part(tensors, "projector."), strict=True)
+    try:
+        tensors = load_file(folder / "model.safetensors")
+        backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
+        if projector is not None:
+            projector.load_state_dict(_part(tensors, "projector."), strict=True)
+    except (SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
     # what a reader of the export should know
     metadata = {
         "name": recipe.name,
         "recipe": recipe.model_dump(mode="json"),
-        "digest": state["identity"]["digest"],
+        "digest": identity["digest"],
         "step": state["step"],
         "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
     }
+    if checkpoint is not None:
+        metadata["checkpoint"] = folder.name
     if "classes" in state:  # of a fine-tuning
         metadata["classes_seen"] = state["classes"]
-    if (run_dir / "eval.json").is_file():
-        metadata |= _evaluation(_read_json(run_dir / "eval.json"), module_sha256(backbone))
+    if (run_dir / "eval.json").exists():
+        metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
     return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config)
 
 
@@ -244,23 +304,48 @@ def freeze(
     return FrozenBackbone(backbone, view, config, projector)
 
 
+def checkpoint_metadata(model: FrozenBackbone) -> dict[str, str]:
+    """Return what results say of a checkpoint that was named: {} where it was the newest."""
+    name = model.config.facts.get("checkpoint")
+    return {} if name is None else {"checkpoint": name}
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ExportError(f"{path}: {error}; copy the export again") from error
+
+
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_data(run_dir: Path, index_sha256: str) -> dict[str, Any]:
+    """Read data.json. Raises: UserError where it is of another data set, or none."""
+    path = run_dir / "data.json"
+    data = read_description(run_dir, "data.json")
     try:
-        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}; is it a run directory?") from error
-    return tree
+        known = {key: data[key] for key in Manifest.model_fields if key in data}
+        Manifest.model_validate({**known, "splits": {}})
+        missing = {"name", "license", "classes", "mean", "std"} - set(data)
+    except ValidationError as error:
+        raise UserError(explain_errors(error, Manifest, str(path))) from None
+    if missing or data.get("index_sha256") != index_sha256:
+        raise UserError(
+            f"{path} is damaged: "
+            + (f"{min(missing)} is missing" if missing else "it is not of the checkpoint's data")
+            + "; resume the run with its own `sslpipe train` command, or restore a copy"
+        )
+    return data
 
 
-def _evaluation(suite: dict[str, Any], weights_sha256: str) -> dict[str, Any]:
+def _evaluation(path: Path, weights_sha256: str) -> dict[str, Any]:
     """Read the numbers in the table of RUN/eval.json, without details, and what they are of.
 
     Numbers of other weights (the run was resumed after it was evaluated) are not taken.
     """
+    suite = read_suite(path)
     if suite["facts"].get("backbone_sha256") != weights_sha256:
         return {"evaluation_left_out": "eval.json is not of these weights; evaluate the run again"}
     rows = [

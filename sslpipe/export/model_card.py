@@ -73,7 +73,8 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         lines.append(f"| projector | {_settings(config['projector'])}: `backbone.projector` |")
     if "digest" in metadata:
         digest = metadata["digest"][:16]
-        lines.append(f"| run | {metadata['step']} steps, recipe digest `{digest}` |")
+        named = "; not the run's last, but chosen" if "checkpoint" in metadata else ""
+        lines.append(f"| run | {metadata['step']} steps{named}, recipe digest `{digest}` |")
     lines.append(f"| weights | sha256 of all tensors `{config['weights_sha256'][:16]}` |")
     # how to load each format, and how good the features are
     lines += ["", "## Loading", ""]

@@ -3,7 +3,7 @@
 Layout of a folder that `export_backbone` writes (a format that was not requested is not there):
 
     README.md             model card: what it is, how to load each format
-    SHA256SUMS            of every other file; `sha256sum -c SHA256SUMS`
+    SHA256SUMS            of every other file; `sha256sum -c SHA256SUMS`; `load_backbone` checks it
     model.safetensors     format "safetensors": the weights, keys of `models.backbones.Backbone`
     projector.safetensors     the projector's, where it was requested
     config.json           and all that `load_backbone` needs beside them: see `load.Config`
@@ -60,15 +60,17 @@ def export_backbone(
     formats: Sequence[str],
     *,
     with_projector: bool = False,
+    checkpoint: str | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Write the backbone of a run's newest checkpoint into a folder.
+    """Write the backbone of a run's newest checkpoint, or of a named one, into a folder.
 
     Args:
         run_dir: The run directory.
         out: The folder to write.
         formats: Names of FORMATS, or "all".
         with_projector: Write the projector, too.
+        checkpoint: "step-00000012": this one instead of the newest.
         overwrite: Replace a folder that is there.
 
     Returns:
@@ -76,8 +78,9 @@ def export_backbone(
 
     Raises:
         ExportError: See `export_model`.
+        UserError: See `load_run`.
     """
-    model = load_run(Path(run_dir), with_projector=with_projector)
+    model = load_run(Path(run_dir), with_projector=with_projector, checkpoint=checkpoint)
     return export_model(model, out, formats, overwrite=overwrite)
 
 
@@ -118,7 +121,9 @@ def export_model(
         usage = {name: FORMATS[name].usage for name in written}
         card = model_card(model.config.model_dump(mode="json"), usage)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        (folder / "SHA256SUMS").write_text(sha256_sums(folder))
+        for part in (folder / "timm", folder / "hf", folder):  # each can be used alone
+            if part.is_dir():
+                (part / "SHA256SUMS").write_text(sha256_sums(part))
         if out.exists():
             shutil.move(out, scratch / "replaced")
         folder.replace(out)

@@ -1,0 +1,155 @@
+"""Weights that are loaded are the run's last, or those of a checkpoint that was named."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import sslpipe.cli.embed
+import sslpipe.cli.evaluate
+import sslpipe.cli.export
+from sslpipe.api import open_backbone
+from sslpipe.errors import UserError
+from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.export.load import load_backbone, load_run
+from sslpipe.recipe import load_recipe
+from sslpipe.run.records import DESCRIPTION, write_description
+
+OLD = Path(__file__).parents[1] / "old_runs"  # written before there were checksums
+
+
+def sealed(run_dir: Path) -> None:
+    """Give the run's description the manifest that today's runs have."""
+    write_description(run_dir, {n: json.loads((run_dir / n).read_text()) for n in DESCRIPTION})
+
+
+def save(run_dir: Path, step: int, scale: float) -> Path:
+    """The old checkpoint again, of another step and with other weights."""
+    old, new = (run_dir / "checkpoints" / f"step-{n:08d}" for n in (4, step))
+    shutil.copytree(old, new, dirs_exist_ok=True)
+    tensors = load_file(old / "model.safetensors")
+    save_file({k: scale * t if t.is_floating_point() else t for k, t in tensors.items()},
+              new / "model.safetensors")  # fmt: skip
+    state = {**json.loads((new / "state.json").read_text()), "step": step}
+    (new / "state.json").write_text(json.dumps(state))
+    files = {p.name: p.read_bytes() for p in new.iterdir() if p.name != "MANIFEST.json"}
+    manifest = {n: [len(raw), hashlib.sha256(raw).hexdigest()] for n, raw in files.items()}
+    (new / "MANIFEST.json").write_text(json.dumps(manifest))
+    return new
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    run_dir = shutil.copytree(OLD / "pretrain", tmp_path / "run")
+    save(run_dir, 8, scale=0.5)
+    sealed(run_dir)
+    return run_dir
+
+
+def flip(path: Path, place: int = -3) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 1
+    path.write_bytes(raw)
+
+
+def weight(model) -> torch.Tensor:
+    return next(model.backbone.parameters())
+
+
+def test_the_newest_is_loaded_and_an_older_one_where_it_is_named(run_dir):
+    newest, older = load_run(run_dir), load_run(run_dir, checkpoint="step-4")
+    assert torch.equal(weight(newest), 0.5 * weight(older))
+    assert (newest.config.facts["step"], older.config.facts["step"]) == (8, 4)
+    assert "checkpoint" not in newest.config.facts
+    assert older.config.facts["checkpoint"] == "step-00000004"
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "model.safetensors", "parts.pt", "state.json"])
+def test_a_damaged_newest_is_refused_with_the_file_and_the_remedy(run_dir, name):
+    flip(run_dir / "checkpoints" / "step-00000008" / name)
+    recipe = load_recipe(OLD / "finetune.toml")
+    for load in (load_backbone, load_run, lambda path: open_backbone(recipe, path)):
+        with pytest.raises(UserError, match=rf"{name}.*by --checkpoint step-00000004$") as error:
+            load(run_dir)
+        assert "step-00000008, is damaged" in str(error.value)
+    expected = load_run(OLD / "pretrain").backbone.state_dict()
+    for model in (
+        load_backbone(run_dir, checkpoint="step-4"),
+        open_backbone(recipe, run_dir, checkpoint="step-00000004"),
+    ):
+        assert all(torch.equal(t, expected[k]) for k, t in model.backbone.state_dict().items())
+
+
+def test_a_flipped_digit_of_the_mean_does_not_load(run_dir):
+    text = (run_dir / "data.json").read_text()
+    assert text.count("0.5") == 3
+    (run_dir / "data.json").write_text(text.replace("0.5", "0.4", 1))
+    with pytest.raises(UserError, match=r"data\.json is not the file that MANIFEST\.json"):
+        load_run(run_dir)
+
+
+def test_of_an_earlier_version_the_checkpoint_says_what_was_trained(tmp_path):
+    run_dir = shutil.copytree(OLD / "pretrain", tmp_path / "run")
+    recipe, data = (json.loads((run_dir / n).read_text()) for n in ("recipe.json", "data.json"))
+    recipe["backbone"]["widths"] = [8, 9]
+    (run_dir / "recipe.json").write_text(json.dumps(recipe))
+    expected = load_run(OLD / "pretrain")
+    assert torch.equal(weight(load_run(run_dir)), weight(expected))
+    for wrong, reason in (
+        ({"index_sha256": "f" * 64}, "not of the checkpoint's data"),
+        ({"mean": [1, 2]}, r"mean\.2 is missing|mean"),
+        ({"mean": "x"}, "mean"),
+    ):
+        (run_dir / "data.json").write_text(json.dumps({**data, **wrong}))
+        with pytest.raises(UserError, match=rf"data\.json.*{reason}"):
+            load_run(run_dir)
+
+
+def test_a_checkpoint_of_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--checkpoint step-4 is for a run directory"):
+        load_backbone(OLD / "backbone", checkpoint="step-4")
+    recipe = load_recipe(OLD / "finetune.toml")
+    with pytest.raises(UserError, match="--backbone that is a run directory"):
+        open_backbone(recipe, None, checkpoint="step-4")
+
+
+def test_an_export_is_checked_against_its_sums(tmp_path):
+    for name in ("config.json", "model.safetensors", "SHA256SUMS"):
+        folder = shutil.copytree(OLD / "backbone", tmp_path / name)
+        text = (folder / "config.json").read_text()
+        if name == "config.json":  # a digit of the mean: nothing else would tell
+            assert text.count("0.5,") == 2
+            (folder / name).write_text(text.replace("0.5,", "0.4,", 1))
+        else:
+            flip(folder / name, place=-30)  # in the weights; in the last hash
+        with pytest.raises(UserError, match=rf"{name} .*copy the export again$"):
+            load_backbone(folder)
+    # a model card is for people to change
+    folder = shutil.copytree(OLD / "backbone", tmp_path / "card")
+    (folder / "README.md").write_text("mine")
+    load_backbone(folder)
+
+
+def test_the_commands_take_the_named_checkpoint_and_write_it_down(run_dir, tmp_path):
+    flip(run_dir / "checkpoints" / "step-00000008" / "model.safetensors")
+    runner, named = CliRunner(), ["--checkpoint", "step-00000004"]
+    data = ["--data", str(OLD / "data" / "dataset.json"), "--device", "cpu", "--num-workers", "0"]
+    features, results = tmp_path / "x.safetensors", tmp_path / "eval.json"
+    embed = [str(run_dir), *data, "--out", str(features)]
+    suite = ["suite", str(run_dir), *data, "--no-baselines", "--out", str(results)]
+    export = [str(run_dir), "--out", str(tmp_path / "out")]
+    for command, arguments in (("embed", embed), ("evaluate", suite), ("export", export)):
+        app = getattr(sslpipe.cli, command).app
+        refused = runner.invoke(app, arguments)
+        assert isinstance(refused.exception, UserError), command
+        done = runner.invoke(app, [*arguments, *named], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    assert load_embeddings(features)[1]["checkpoint"] == "step-00000004"
+    assert json.loads(results.read_text())["facts"]["checkpoint"] == "step-00000004"
+    assert load_backbone(tmp_path / "out").config.facts["checkpoint"] == "step-00000004"
+    assert "4 steps; not the run's last, but chosen" in (tmp_path / "out/README.md").read_text()
