@@ -1,82 +1,143 @@
-"""SIGKILL at random times and places: the resumed run ends with the same weights."""
+"""Storms of signals at random times and places: the end is bitwise that of an unkilled run."""
 
+import hashlib
 import os
 import random
-import signal
-import threading
+import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from sslpipe.run.log import read_metrics
+from tests.helpers import storm
 from tests.helpers.dataset import write_dataset
-from tests.helpers.processes import run_processes
 from tests.helpers.record import record
-from tests.helpers.runs import final_weights, train_in_rank, train_over, write_recipe
+from tests.helpers.runs import final_weights, write_recipe
 from tests.test_resume import assert_bitwise
 
 KILLS = int(os.environ.get("KILLS", "6"))
-WORLD = 2
 SETTINGS = ("steps=60", "run.save_steps=4", "run.monitor_steps=9", "run.keep_checkpoints=3")
-POINTS = (
-    "checkpoint.model",
-    "checkpoint.before_manifest",
-    "checkpoint.before_rename",
-    "checkpoint.before_prune",
-    "train.step",
-    "train.monitor",
-    "storage.read_range",
-)
+# named place -> most visits, and whether any rank comes there
+POINTS = {
+    "checkpoint.model": (3, False),
+    "checkpoint.before_manifest": (3, False),
+    "checkpoint.before_rename": (3, False),
+    "checkpoint.before_prune": (3, False),
+    "train.step": (16, True),
+    "train.monitor": (3, True),
+    "storage.read_range": (12, True),
+}
+IN_A_RUN = {
+    "DONE", "backbone", "checkpoints", "data.json", "features", "heartbeat", "metrics.jsonl",
+    "recipe.json", "run.json",
+}  # fmt: skip
 
 
-def killed_in_rank(process, how, *arguments):
-    """how: (rank, a fault point, or seconds until SIGKILL)."""
-    rank, where = how
-    if process.rank == rank:
-        if isinstance(where, str):
-            os.environ["SSLPIPE_FAULT"] = where
-        else:
-            timer = threading.Timer(where, os.kill, (os.getpid(), signal.SIGKILL))
-            timer.daemon = True
-            timer.start()
-    return train_in_rank(process, *arguments)[0]
+class Stage:
+    """One command of the way from images to an export.
+
+    Args:
+        name: Of its command.
+        words: The command line behind the name.
+        launched: Whether two processes share it.
+        points: Named places in it.
+        begun: A file that is there, or changes, once the work has begun.
+    """
+
+    def __init__(self, name: str, words: list[str], launched: bool, begun: Path) -> None:
+        self.name, self.words, self.launched, self.begun = name, [name, *words], launched, begun
+        self.points = POINTS if name == "train" else {}
+
+    def works(self, since: float) -> bool:
+        """Whether the work has begun since a time of the file system."""
+        return self.begun.exists() and self.begun.stat().st_mtime > since
 
 
-def a_kill(rng: random.Random) -> tuple[int, str | float]:
-    """A named place with its visit (a save is rank 0's), or any time within a second of work."""
-    if rng.random() < 0.4:
-        return rng.randrange(WORLD), rng.uniform(0.05, 1.5)
-    point = rng.choice(POINTS)
-    most = {"train.step": 16, "storage.read_range": 12}.get(point, 3)
-    visit = rng.randrange(most) + 1
-    return 0 if "checkpoint" in point else rng.randrange(WORLD), f"{point}:{visit}"
+def stages(recipe: Path, data: Path, run_dir: Path) -> list[Stage]:
+    features = run_dir / "features" / "train.safetensors"
+    train = [str(recipe), "--data", str(data), "--run-dir", str(run_dir), *SETTINGS]
+    embed = [str(run_dir), "--data", str(data), "--split", "train", "--out", str(features)]
+    export = [str(run_dir), "--out", str(run_dir / "backbone"), "--overwrite"]
+    return [
+        Stage("train", train, True, run_dir / "metrics.jsonl"),
+        Stage("embed", embed, True, features.with_name(f".{features.name}.parts")),
+        Stage("export", export, False, run_dir),
+    ]
+
+
+def outcome(run_dir: Path) -> dict[str, str]:
+    """The sha256 of what the commands after the training wrote, by its path."""
+    paths = [run_dir / "features" / "train.safetensors", *(run_dir / "backbone").iterdir()]
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(paths)}
+
+
+def straight(way: list[Stage], scratch: Path) -> dict[str, tuple[float, float]]:
+    """Run all commands; seconds of start-up and of work of each."""
+    times = {}
+    for stage in way:
+        since = time.time() - 0.05
+        command = storm.Command(stage.words, stage.launched, scratch)
+        while not stage.works(since) and command.process.poll() is None:
+            time.sleep(0.02)
+        start_s = time.monotonic() - command.begin_s
+        assert command.wait() == 0, command.said()
+        command.close()
+        times[stage.name] = start_s, time.monotonic() - command.begin_s - start_s
+    return times
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
 def test_a_run_killed_again_and_again_ends_with_bitwise_the_same_weights(tmp_path):
-    """KILLS kills over as many runs as they need; each run's end is compared."""
-    data = write_dataset(tmp_path / "data", (40, 3, 60, 25))
-    recipe = write_recipe(tmp_path)
-    train_over(WORLD, recipe, data, tmp_path / "straight", *SETTINGS)
-    expected = final_weights(tmp_path / "straight")
-    numbers = {m["step"]: m["loss"] for m in read_metrics(tmp_path / "straight")}
-    rng, kills, runs = random.Random("kills"), 0, 0
+    """KILLS kills over as many runs as they need; after each, nothing is left in 15 seconds."""
+    data, recipe = write_dataset(tmp_path / "data", (40, 3, 60, 25)), write_recipe(tmp_path)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    good = tmp_path / "straight"
+    times = straight(stages(recipe, data, good), scratch)
+    weights, files = final_weights(good), outcome(good)
+    losses = {m["step"]: m["loss"] for m in read_metrics(good)}
+    assert {path.name for path in good.iterdir()} == IN_A_RUN
+    memory = storm.shared_memory()
+
+    rng, kills, runs = random.Random(os.environ.get("KILLS_SEED", "kills")), 0, 0
     places: Counter[str] = Counter()
     while kills < KILLS:
-        run_dir, runs, done = tmp_path / f"run-{runs}", runs + 1, []
-        while not done:
-            how = a_kill(rng) if kills < KILLS else (WORLD, 0.0)
-            arguments = (str(recipe), str(data), str(run_dir), *SETTINGS)
-            try:
-                done = run_processes(killed_in_rank, WORLD, how, *arguments)
-            except AssertionError as error:
-                text = str(error)
-                assert "ended without a word" in text, text
-                kills += 1
-                places["at any time" if isinstance(how[1], float) else how[1].split(":")[0]] += 1
-                assert not (run_dir / "DONE").exists()
-        assert done == [60] * WORLD
-        assert_bitwise(expected, final_weights(run_dir))
-        assert {m["step"]: m["loss"] for m in read_metrics(run_dir)} == numbers
+        run_dir, runs = tmp_path / f"run-{runs}", runs + 1
+        for stage in stages(recipe, data, run_dir):
+            finished = False
+            while not finished:
+                kill = None
+                if kills < KILLS and (stage.name == "train" or rng.random() < 0.7):
+                    kill = storm.choose(rng, stage.points, *times[stage.name])
+                    if not stage.launched and kill.target.startswith("rank"):
+                        kill = kill._replace(target="launcher")
+                since = time.time()
+                fault = kill.fault if kill else ""
+                command = storm.Command(stage.words, stage.launched, scratch, fault)
+                struck = False
+                if kill is not None and not kill.fault:
+                    struck = command.strike(kill, lambda s=stage, t=since: s.works(t))
+                status = command.wait(storm.GONE_WITHIN_S if struck else storm.PATIENCE_S)
+                said = f"{stage.name}, {kill}: {command.said()}"
+                command.close()
+                finished = (run_dir / "DONE").exists() if stage.name == "train" else status == 0
+                if kill is None:
+                    assert finished, said
+                    assert status == 0, said
+                elif struck or status:
+                    kills += 1
+                    what = kill.fault.split(":")[0] or ("at work" if kill.working else "start-up")
+                    places[f"{stage.name}, {what}"] += 1
+                assert storm.unexpected_files(run_dir) == [], said
+                assert storm.shared_memory() <= memory, said
+                assert not [p for p in scratch.iterdir() if "torchelastic" not in p.name], said
+        assert_bitwise(weights, final_weights(run_dir))
+        assert {m["step"]: m["loss"] for m in read_metrics(run_dir)} == losses
+        assert outcome(run_dir) == files
+        assert {path.name for path in run_dir.iterdir()} == IN_A_RUN
+        assert [path for path in run_dir.rglob(".*")] == []
+        assert len(list((run_dir / "checkpoints").iterdir())) == 4  # three, and `latest`
     record("kills", {"kills": kills, "survived": kills, "runs": runs, "places": dict(places)})

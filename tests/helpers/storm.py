@@ -1,0 +1,168 @@
+"""Real commands in real processes, killed at random; every process is known by a mark."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.helpers.runs import ROOT
+
+WORLD = 2
+GONE_WITHIN_S = 15.0
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+TARGETS = ("rank 0", "rank 1", "launcher", "all")
+PATIENCE_S = 240.0  # for a command that nothing kills
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Kill(NamedTuple):
+    """What is done to a command.
+
+    Args:
+        target: One of TARGETS, or "" for a named place, where the process ends itself.
+        number: The signal.
+        after_s: Seconds after the command's start or, where `working`, after it began to work.
+        working: Whether the work must have begun.
+        fault: What SSLPIPE_FAULT says, instead of all that.
+    """
+
+    target: str = ""
+    number: int = signal.SIGKILL
+    after_s: float = 0.0
+    working: bool = False
+    fault: str = ""
+
+    def __str__(self) -> str:
+        if self.fault:
+            return self.fault
+        when = "of work" if self.working else "of start-up"
+        return f"{signal.Signals(self.number).name} to {self.target}, {self.after_s:.2f} s {when}"
+
+
+class Command:
+    """A command that several processes share, or one alone, with a mark in their environment.
+
+    Args:
+        words: Behind `sslpipe`.
+        launched: Whether WORLD processes share it.
+        scratch: Their TMPDIR.
+        fault: Their SSLPIPE_FAULT.
+    """
+
+    def __init__(self, words: list[str], launched: bool, scratch: Path, fault: str = "") -> None:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORLD}"]
+        self._mark = f"SSLPIPE_STORM={uuid.uuid4().hex}".encode()
+        self.begin_s = time.monotonic()
+        self._out = open(scratch.with_suffix(".log"), "w+b")  # noqa: SIM115 (closed by `wait`)
+        name, _, value = self._mark.decode().partition("=")
+        self.process = subprocess.Popen(
+            [sys.executable, *(launcher if launched else []), "-m", "sslpipe", *words],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "TMPDIR": str(scratch),
+                "SSLPIPE_FAULT": fault,
+                name: value,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._out,
+            start_new_session=True,
+        )
+
+    def living(self) -> dict[int, str]:
+        """Process id -> "rank N" or "launcher" of every process that carries the mark."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                try:
+                    words = (folder / "environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue  # it ended, or is another user's
+                if self._mark in words:
+                    ranks = [w[5:].decode() for w in words if w.startswith(b"RANK=")]
+                    found[int(folder.name)] = f"rank {ranks[0]}" if ranks else "launcher"
+        return found
+
+    def strike(self, kill: Kill, works: Callable[[], bool]) -> bool:
+        """Wait for the moment and send the signal; whether anybody was there to get it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while kill.working and not works() and self.process.poll() is None:
+            assert time.monotonic() < deadline, f"no work: {self.said()}"
+            time.sleep(0.02)
+        begin_s = time.monotonic() if kill.working else self.begin_s
+        time.sleep(max(0.0, begin_s + kill.after_s - time.monotonic()))
+        wanted = [p for p, name in self.living().items() if kill.target in (name, "all")]
+        for pid in wanted:
+            try:
+                os.kill(pid, kill.number)
+            except ProcessLookupError:
+                continue
+        return bool(wanted)
+
+    def wait(self, within_s: float = PATIENCE_S) -> int:
+        """Wait until no process is left; the exit status of the first."""
+        deadline = time.monotonic() + within_s
+        try:
+            while self.process.poll() is None or self.living():
+                assert time.monotonic() < deadline, f"left: {self.living()}; {self.said()}"
+                time.sleep(0.05)
+        finally:
+            for pid in self.living():
+                os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+        return self.process.returncode
+
+    def said(self) -> str:
+        """What the processes printed."""
+        self._out.seek(0)
+        return self._out.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """Close the file of what they printed."""
+        self._out.close()
+
+
+def choose(
+    rng: random.Random, points: dict[str, tuple[int, bool]], start_s: float, work_s: float
+) -> Kill:
+    """Draw a kill: at a named place, in start-up and rendezvous, or at work.
+
+    Args:
+        rng: Of the draw.
+        points: Named place -> most visits, and whether any rank comes there (else rank 0 alone).
+        start_s: How long start-up took where nothing was killed.
+        work_s: How long the work took.
+    """
+    if points and rng.random() < 0.35:
+        point = rng.choice(sorted(points))
+        most, any_rank = points[point]
+        rank = rng.randrange(WORLD) if any_rank else 0
+        return Kill(fault=f"{point}:{rng.randrange(most) + 1}@{rank}")
+    target, number = rng.choice(TARGETS), rng.choice(SIGNALS)
+    working = rng.random() < 0.5
+    return Kill(target, number, rng.uniform(0.2, work_s if working else start_s), working)
+
+
+LEFTOVERS = (r"\.tmp-step-\d{8}-\w{8}", r"\..*\.parts", r"\..*\.exporting", r"\..*\.tmp")
+"""What a kill may leave, and the next start removes: names of files and folders."""
+
+
+def unexpected_files(folder: Path) -> list[str]:
+    """List hidden entries that no next start would know."""
+    hidden = (path for path in folder.rglob(".*"))
+    return [str(p) for p in hidden if not any(re.fullmatch(each, p.name) for each in LEFTOVERS)]
+
+
+def shared_memory() -> set[str]:
+    """List the shared memory and the semaphores that have a name."""
+    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
