@@ -53,6 +53,12 @@ def check_evaluate(words: Sequence[str]) -> None:
     check_features(Path(word) for word in others if word.endswith(FEATURE_SUFFIXES))
 
 
+def check_export(path: Path) -> None:
+    """Raise UserError where a path is not an export's folder."""
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path} holds no config.json; name the folder of an export")
+
+
 def check_model(path: Path | None) -> None:
     """Raise UserError where a path is neither an export's folder nor a run directory."""
     if path is not None and not any((path / name).is_file() for name in _OF_A_MODEL):

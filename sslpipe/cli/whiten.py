@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sslpipe.cli.inputs import check_features, check_model
+from sslpipe.cli.inputs import check_export, check_features
 from sslpipe.cli.terminal import console
 
 FLOOR = 0.1  # sslpipe.evaluation.whiten.FLOOR, without its imports
@@ -32,7 +32,7 @@ def main(
 
     The whitening is fitted on TRAIN; `encode` and `sslpipe embed` apply both from then on.
     """
-    check_model(export)
+    check_export(export)
     check_features([train])
 
     from sslpipe.export.whiten import whiten_export

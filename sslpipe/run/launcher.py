@@ -51,8 +51,9 @@ class _Watch:
     def __init__(self) -> None:
         self.last_words: Callable[[str], None] | None = None
         self._parent = os.getppid()
-        # the parent may have died before this line; what adopted this process launches nothing
-        self._adopted = adopts(self._parent, command_of(self._parent))
+        # the parent may have died before this line; torchrun's processes know whom they had
+        by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        self._adopted = by_torchrun and adopts(self._parent, command_of(self._parent))
         threading.Thread(target=self._look, name="sslpipe-launcher", daemon=True).start()
 
     def _look(self) -> None:
@@ -88,7 +89,7 @@ def watch_launcher(last_words: Callable[[str], None] | None = None) -> None:
 
 
 def adopts(pid: int, command: str | None) -> bool:
-    """Whether a parent is one that took over an orphan: process 1, or a user's systemd.
+    """Whether a parent took over an orphan of torchrun or accelerate: process 1, a user's systemd.
 
     In a container, process 1 may be the launcher itself.
 

@@ -52,7 +52,7 @@ MISTAKES = {
     "embed, data": ("embed {m} --data {n} --out {n}.npz", "cannot read"),
     "embed, split": ("embed {m} --data {d} --split tset --out {n}.npz", "no split 'tset'"),
     "embed, option": ("embed {m} --data {d} --out {n}.npz --spilt train", "No such option"),
-    "whiten, export": ("whiten {n} {f}", "neither an export nor a run"),
+    "whiten, export": ("whiten {n} {f}", "holds no config.json"),
     "whiten, features": ("whiten {m} {n}.npz", "cannot read embeddings"),
     "evaluate, features": ("evaluate knn {n}.npz {f} --k 3", "cannot read embeddings"),
     "evaluate, model": ("evaluate suite {n} --data {d}", "neither an export nor a run"),

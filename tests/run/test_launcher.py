@@ -36,6 +36,7 @@ def test_a_process_whose_launcher_is_killed_ends_in_imports_and_in_a_rendezvous(
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "9",  # nobody listens there
+        "TORCHELASTIC_RUN_ID": "none",
     }
     words = ["train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "run")]
     delays_s = (0.3, 1.5, 8.0)
