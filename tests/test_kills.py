@@ -40,13 +40,13 @@ class Stage:
     Args:
         name: Of its command.
         words: The command line behind the name.
-        launched: Whether two processes share it.
+        launcher: As in `storm.Command`.
         points: Named places in it.
         begun: A file that is there, or changes, once the work has begun.
     """
 
-    def __init__(self, name: str, words: list[str], launched: bool, begun: Path) -> None:
-        self.name, self.words, self.launched, self.begun = name, [name, *words], launched, begun
+    def __init__(self, name: str, words: list[str], launcher: tuple[str, ...], begun: Path) -> None:
+        self.name, self.words, self.launcher, self.begun = name, [name, *words], launcher, begun
         self.points = POINTS if name == "train" else {}
 
     def works(self, since: float) -> bool:
@@ -54,15 +54,17 @@ class Stage:
         return self.begun.exists() and self.begun.stat().st_mtime > since
 
 
-def stages(recipe: Path, data: Path, run_dir: Path) -> list[Stage]:
+def stages(recipe: Path, data: Path, run_dir: Path, number: int) -> list[Stage]:
+    """The commands of a run; runs take turns with the launchers."""
+    launcher = storm.LAUNCHERS[number % len(storm.LAUNCHERS)]
     features = run_dir / "features" / "train.safetensors"
     train = [str(recipe), "--data", str(data), "--run-dir", str(run_dir), *SETTINGS]
     embed = [str(run_dir), "--data", str(data), "--split", "train", "--out", str(features)]
     export = [str(run_dir), "--out", str(run_dir / "backbone"), "--overwrite"]
     return [
-        Stage("train", train, True, run_dir / "metrics.jsonl"),
-        Stage("embed", embed, True, features.with_name(f".{features.name}.parts")),
-        Stage("export", export, False, run_dir),
+        Stage("train", train, launcher, run_dir / "metrics.jsonl"),
+        Stage("embed", embed, launcher, features.with_name(f".{features.name}.parts")),
+        Stage("export", export, (), run_dir),
     ]
 
 
@@ -77,7 +79,7 @@ def straight(way: list[Stage], scratch: Path) -> dict[str, tuple[float, float]]:
     times = {}
     for stage in way:
         since = time.time() - 0.05
-        command = storm.Command(stage.words, stage.launched, scratch)
+        command = storm.Command(stage.words, stage.launcher, scratch)
         while not stage.works(since) and command.process.poll() is None:
             time.sleep(0.02)
         start_s = time.monotonic() - command.begin_s
@@ -96,7 +98,7 @@ def test_a_run_killed_again_and_again_ends_with_bitwise_the_same_weights(tmp_pat
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     good = tmp_path / "straight"
-    times = straight(stages(recipe, data, good), scratch)
+    times = straight(stages(recipe, data, good, 0), scratch)
     weights, files = final_weights(good), outcome(good)
     losses = {m["step"]: m["loss"] for m in read_metrics(good)}
     assert {path.name for path in good.iterdir()} == IN_A_RUN
@@ -106,17 +108,19 @@ def test_a_run_killed_again_and_again_ends_with_bitwise_the_same_weights(tmp_pat
     places: Counter[str] = Counter()
     while kills < KILLS:
         run_dir, runs = tmp_path / f"run-{runs}", runs + 1
-        for stage in stages(recipe, data, run_dir):
+        for stage in stages(recipe, data, run_dir, runs):
             finished = False
             while not finished:
+                # perhaps a kill, perhaps none
                 kill = None
                 if kills < KILLS and (stage.name == "train" or rng.random() < 0.7):
                     kill = storm.choose(rng, stage.points, *times[stage.name])
-                    if not stage.launched and kill.target.startswith("rank"):
+                    if not stage.launcher and kill.target.startswith("rank"):
                         kill = kill._replace(target="launcher")
+                # the command, its end, and how it came
                 since = time.time()
                 fault = kill.fault if kill else ""
-                command = storm.Command(stage.words, stage.launched, scratch, fault)
+                command = storm.Command(stage.words, stage.launcher, scratch, fault)
                 struck = False
                 if kill is not None and not kill.fault:
                     struck = command.strike(kill, lambda s=stage, t=since: s.works(t))
@@ -131,9 +135,11 @@ def test_a_run_killed_again_and_again_ends_with_bitwise_the_same_weights(tmp_pat
                     kills += 1
                     what = kill.fault.split(":")[0] or ("at work" if kill.working else "start-up")
                     places[f"{stage.name}, {what}"] += 1
+                # nothing is left behind that the next start does not remove
                 assert storm.unexpected_files(run_dir) == [], said
                 assert storm.shared_memory() <= memory, said
                 assert not [p for p in scratch.iterdir() if "torchelastic" not in p.name], said
+        # as if nothing had happened
         assert_bitwise(weights, final_weights(run_dir))
         assert {m["step"]: m["loss"] for m in read_metrics(run_dir)} == losses
         assert outcome(run_dir) == files

@@ -6,7 +6,6 @@ Needs no torch: `watch_launcher` is the first thing that a launched process does
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from sslpipe.errors import RecipeError, UserError
@@ -14,6 +13,7 @@ from sslpipe.portable import command_of
 from sslpipe.run.console import say_last
 
 LOOK_EVERY_S = 1.0
+SAY_WITHIN_S = 5.0
 LOST_STATUS = 70  # sysexits.h: an internal error of the system, not of the user
 
 
@@ -60,14 +60,17 @@ class _Watch:
         pause = threading.Event()
         while not self._adopted and os.getppid() == self._parent:
             pause.wait(LOOK_EVERY_S)
-        text = "LauncherLost: the process that started it is gone"
-        with suppress(Exception):  # a full disk, a closed terminal: it ends all the same
-            if self.last_words is not None:
-                self.last_words(text)
-            else:
-                rank = os.environ.get("RANK", "0")
-                say_last(f"rank {rank}: {text}")
+        saying = threading.Thread(target=self._say, daemon=True)
+        saying.start()
+        saying.join(SAY_WITHIN_S)  # its disk may be as lost as the launcher
         os._exit(LOST_STATUS)  # the main thread may wait for a rendezvous, deep in C++
+
+    def _say(self) -> None:
+        text = "LauncherLost: the process that started it is gone"
+        if self.last_words is not None:
+            self.last_words(text)
+        else:
+            say_last(f"rank {os.environ.get('RANK', '0')}: {text}")
 
 
 _watches: dict[int, _Watch] = {}  # by process id: a thread does not survive a fork

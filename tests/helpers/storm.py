@@ -19,6 +19,15 @@ GONE_WITHIN_S = 15.0
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 TARGETS = ("rank 0", "rank 1", "launcher", "all")
 PATIENCE_S = 240.0  # for a command that nothing kills
+LAUNCHERS = (
+    ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORLD}"),
+    (
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        "launch",
+        f"--config_file={ROOT}/launch/cpu2.yaml",
+    ),
+)
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -51,19 +60,20 @@ class Command:
 
     Args:
         words: Behind `sslpipe`.
-        launched: Whether WORLD processes share it.
+        launcher: One of LAUNCHERS, or () for a process of its own.
         scratch: Their TMPDIR.
         fault: Their SSLPIPE_FAULT.
     """
 
-    def __init__(self, words: list[str], launched: bool, scratch: Path, fault: str = "") -> None:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORLD}"]
+    def __init__(
+        self, words: list[str], launcher: tuple[str, ...], scratch: Path, fault: str = ""
+    ) -> None:
         self._mark = f"SSLPIPE_STORM={uuid.uuid4().hex}".encode()
         self.begin_s = time.monotonic()
         self._out = open(scratch.with_suffix(".log"), "w+b")  # noqa: SIM115 (closed by `wait`)
         name, _, value = self._mark.decode().partition("=")
         self.process = subprocess.Popen(
-            [sys.executable, *(launcher if launched else []), "-m", "sslpipe", *words],
+            [sys.executable, *launcher, "-m", "sslpipe", *words],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
@@ -80,7 +90,7 @@ class Command:
         )
 
     def living(self) -> dict[int, str]:
-        """Process id -> "rank N" or "launcher" of every process that carries the mark."""
+        """Process id -> "rank N", "launcher" (the first one) or "child", of all with the mark."""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():
@@ -90,7 +100,9 @@ class Command:
                     continue  # it ended, or is another user's
                 if self._mark in words:
                     ranks = [w[5:].decode() for w in words if w.startswith(b"RANK=")]
-                    found[int(folder.name)] = f"rank {ranks[0]}" if ranks else "launcher"
+                    first = int(folder.name) == self.process.pid
+                    other = "launcher" if first else "child"
+                    found[int(folder.name)] = f"rank {ranks[0]}" if ranks else other
         return found
 
     def strike(self, kill: Kill, works: Callable[[], bool]) -> bool:
@@ -110,12 +122,19 @@ class Command:
         return bool(wanted)
 
     def wait(self, within_s: float = PATIENCE_S) -> int:
-        """Wait until no process is left; the exit status of the first."""
-        deadline = time.monotonic() + within_s
+        """Wait until no process is left; the exit status of the first.
+
+        Once a rank has ended, the others and the launcher have GONE_WITHIN_S to do so.
+        """
+        deadline, ranks = time.monotonic() + within_s, set[int]()
         try:
-            while self.process.poll() is None or self.living():
-                assert time.monotonic() < deadline, f"left: {self.living()}; {self.said()}"
-                time.sleep(0.05)
+            while (left := self.living()) or self.process.poll() is None:
+                present = {pid for pid, name in left.items() if name.startswith("rank")}
+                if ranks - present and within_s > GONE_WITHIN_S:
+                    within_s, deadline = GONE_WITHIN_S, time.monotonic() + GONE_WITHIN_S
+                ranks |= present
+                assert time.monotonic() < deadline, f"left: {left}; {self.said()}"
+                time.sleep(0.1)
         finally:
             for pid in self.living():
                 os.kill(pid, signal.SIGKILL)
