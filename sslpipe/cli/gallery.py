@@ -206,7 +206,7 @@ def _check_there(gallery: Path) -> None:
 def _check_images(paths: list[Path]) -> None:
     for path in paths:
         if not path.is_file():
-            raise UserError(f"there is no image {path}")
+            raise UserError(f"cannot read the image {path}: No such file")
 
 
 def _read(gallery: Path, search: "Search | None" = None) -> "Gallery":

@@ -64,7 +64,10 @@ MISTAKES = {
     "gallery, model": ("gallery enrol {n} {m} --model {n}", "neither an export nor a run"),
     "gallery, folder": ("gallery enrol {n} {n} --model {m}", "has no folders"),
     "gallery, file": ("gallery list {n}", "holds no gallery"),
-    "gallery, image": ("gallery verify {n}.jpg {f} --model {m} --threshold 0", "there is no image"),
+    "gallery, image": (
+        "gallery verify {n}.jpg {f} --model {m} --threshold 0",
+        "cannot read the image",
+    ),
     "gallery, option": ("gallery list {n} --all", "No such option"),
     "shards, root": ("shards build {n} --root {n}", "{n}"),
     "shards, source": ("shards build {n} --source fodler --root {m}", "did you mean 'folder'"),
