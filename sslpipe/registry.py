@@ -121,7 +121,12 @@ class Table(dict[str, T]):
 
 
 def build(
-    table: Mapping[str, Callable[..., T]], component: Entry, *, section: str, **defaults: Any
+    table: Mapping[str, Callable[..., T]],
+    component: Entry,
+    *,
+    section: str,
+    fixed: Mapping[str, Any] | None = None,
+    **defaults: Any,
 ) -> T:
     """Call the constructor that `component.kind` names with the recipe's arguments.
 
@@ -129,6 +134,8 @@ def build(
         table: names and constructors.
         component: the recipe's section.
         section: its name ("loss"), for messages.
+        fixed: arguments that other settings decide (the length of an embedding). Where the
+            constructor takes one, the recipe may give no other value.
         defaults: arguments that come from the program (mean and std of the data, say). The recipe's
             own value wins; one that the constructor does not take is dropped.
 
@@ -150,12 +157,19 @@ def build(
     arguments = component.arguments
     for key, value in arguments.items():
         if key in parameters and parameters[key].kind is not inspect.Parameter.VAR_KEYWORD:
-            arguments[key] = _typed(parameters[key].annotation, value, f"{section}.{key}")
+            arguments[key] = typed(parameters[key].annotation, value, f"{section}.{key}")
         elif not takes_any:
             raise RecipeError(
                 f"{section}.{key} is not an argument of {section}.kind = {component.kind!r}"
                 f"{did_you_mean(key, parameters)}; it takes: {', '.join(parameters) or 'none'}"
             )
+    for key, value in (fixed or {}).items():
+        if arguments.get(key, value) != value:
+            raise RecipeError(
+                f"{section}.{key} = {shown(arguments[key])}, and the other settings make it "
+                f"{value}; leave the key out"
+            )
+    defaults = {**defaults, **(fixed or {})}
     defaults = {key: v for key, v in defaults.items() if key in parameters or takes_any}
     try:
         return constructor(**{**defaults, **arguments})
@@ -172,10 +186,16 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if is_union else (annotation,)
 
 
-def _typed(annotation: Any, value: Any, key: str) -> Any:
-    """Return a recipe's value as the constructor's annotation has it; no annotation takes any.
+def typed(annotation: Any, value: Any, key: str) -> Any:
+    """Return a recipe's value as a constructor's annotation has it; no annotation takes any.
 
-    Raises: RecipeError naming the key.
+    Args:
+        annotation: a type, as `inspect.signature` gives it.
+        value: what the recipe says.
+        key: "loss.temperature", for messages.
+
+    Raises:
+        RecipeError: it is no such value.
     """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(Any if annotation is _EMPTY else annotation)

@@ -167,7 +167,9 @@ def build_loss(recipe: Recipe) -> Objective:
         RecipeError: It needs a momentum encoder, and the recipe has none.
     """
     with within_memory("[loss]"):
-        loss_fn = build(LOSSES, recipe.loss, section="loss", dim=recipe.projector.out_dim)
+        loss_fn = build(
+            LOSSES, recipe.loss, section="loss", fixed={"dim": recipe.projector.out_dim}
+        )
     if loss_fn.needs_momentum_encoder and recipe.momentum is None:
         raise RecipeError(
             f"loss.kind = {recipe.loss.kind!r} compares queries with keys of earlier steps, which "

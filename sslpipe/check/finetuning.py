@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
-from sslpipe.check.tables import Rows, tables
+from sslpipe.check.tables import Rows, memory_text, tables
 from sslpipe.data.index import DatasetIndex
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
@@ -26,6 +26,7 @@ from sslpipe.optim import describe_groups
 from sslpipe.recipe.base import digest
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.launch import check_precision, training_device
+from sslpipe.run.memory import Memory, check_memory, estimate_memory
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class FinetuneCheck:
     trained_parameters: int
     num_features: int
     groups: str
+    memory: Memory  # bytes, of one process
     warnings: tuple[str, ...]
     plan: PlanCheck | None
 
@@ -67,7 +69,8 @@ def check_finetuning(
         UserError: The recipe, the data or the backbone cannot be trained on.
     """
     # what the machine may refuse
-    check_precision(recipe.optim.precision, training_device(recipe).type)
+    device = training_device(recipe)
+    check_precision(recipe.optim.precision, device.type)
 
     # the batches of the first epoch
     recipe, augment = with_backbone(recipe, init_from), build_augment(recipe, index)
@@ -89,6 +92,10 @@ def check_finetuning(
         sha256 = digest(recipe, index.sha256, ORDER_AND_PK_VERSION)
         plan = PlanCheck(index.manifest.name, order, len(held), sha256)
     groups = describe_groups(freeze_and_optimize(task, recipe), task)
+    precision, crop_px = recipe.optim.precision, augment.crop_px
+    memory = estimate_memory(task, recipe, crop_px, precision, encoder=task.backbone)
+    if too_much := check_memory(memory, recipe, device):
+        warnings.append(too_much)
     if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
         warnings.append(
             f"optim.warmup_steps = {recipe.optim.warmup_steps} does not end before the run's "
@@ -102,6 +109,7 @@ def check_finetuning(
         trained_parameters=sum(p.numel() for p in task.parameters() if p.requires_grad),
         num_features=task.backbone.num_features,
         groups=groups if plan is not None else "",
+        memory=memory,
         warnings=tuple(warnings),
         plan=plan,
     )
@@ -134,7 +142,8 @@ def _size_rows(result: FinetuneCheck) -> Rows:
     if result.loss_parameters is not None:
         rows.append(("parameters of losses", f"{result.loss_parameters:,}"))
         rows.append(("parameters trained", f"{result.trained_parameters:,}"))
-    return rows + [("parameter group", line) for line in result.groups.splitlines()]
+    rows += [("parameter group", line) for line in result.groups.splitlines()]
+    return [*rows, ("estimated memory", memory_text(result.memory))]
 
 
 def _plan_rows(plan: PlanCheck | None) -> Rows:

@@ -9,11 +9,12 @@ from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
 from sslpipe.check.estimate import first_images, noise_batch, step_seconds
-from sslpipe.check.tables import Rows, format_bytes, format_duration, tables
+from sslpipe.check.tables import Rows, format_duration, memory_text, tables
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.errors import RecipeError
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
@@ -109,6 +110,8 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     memory = estimate_memory(model, recipe, crop_px, named, others=[loss_fn])
     too_much = check_memory(memory, recipe, device)
+    if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
+        raise RecipeError(f"with no more than 4 images at a time {alone}")
     flops = recipe_flops(recipe, model, crop_px)
     precision, seconds = step_seconds(model, augment, images, recipe, device)
     return PretrainCheck(
@@ -206,19 +209,7 @@ def render_pretraining(result: PretrainCheck) -> RenderableType:
 
 
 def _size_rows(result: PretrainCheck) -> Rows:
-    memory, data = result.memory, result.recipe.data
-    total, activations, views, weights, gradients, optimizer, images = map(
-        format_bytes,
-        (
-            memory.total,
-            memory.activations,
-            memory.views,
-            memory.weights,
-            memory.gradients,
-            memory.optimizer,
-            memory.batches,
-        ),
-    )
+    data = result.recipe.data
     in_all = format_duration(result.step_seconds * result.steps) if result.steps else ""
     batch = data.batch_size
     rows = [
@@ -243,10 +234,7 @@ def _size_rows(result: PretrainCheck) -> Rows:
         ("FLOPs per step", f"{result.step_flops:.3g}, forward and backward of {2 * batch} views"),
         (
             "estimated memory",
-            f"{total} on one process: activations {activations}, views {views}, weights {weights}, "
-            f"gradients {gradients}, optimizer {optimizer}, images ahead up to {images}; on W "
-            "processes activations, views and images are a W-th; "
-            "workspaces come on top",
+            memory_text(result.memory),
         ),
         (
             "estimated time",

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.recipe.base import Section
+from sslpipe.run.memory import Memory, gib
 
 Rows = list[tuple[str, str]]
 
@@ -70,12 +71,14 @@ def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
     ]
 
 
-def format_bytes(count: int) -> str:
-    """As "1.5 GiB"."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 2**10:.0f} KiB"
+def memory_text(memory: Memory) -> str:
+    """Say what a step holds, part by part."""
+    names = {"batches": "images ahead up to"}
+    parts = (f"{names.get(key, key)} {gib(size)}" for key, size in memory._asdict().items())
+    return (
+        f"{gib(memory.total)} on one process: {', '.join(parts)}; on W processes "
+        "activations, views and images are a W-th; workspaces come on top"
+    )
 
 
 def format_duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ import io
 import json
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +33,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
+Level = Annotated[float, Field(ge=-1000, le=1000)]
+Spread = Annotated[float, Field(ge=1e-6, le=1000)]  # images are divided by it
 
 
 class ShardFile(BaseModel):
@@ -49,8 +51,8 @@ class ShardFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     file: str
-    samples: int = Field(ge=1)
-    bytes: int = Field(ge=1)
+    samples: int = Field(ge=1, le=2**53)
+    bytes: int = Field(ge=1, le=2**53)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     offsets: str
     offsets_sha256: str = Field(pattern="^[0-9a-f]{64}$")
@@ -76,8 +78,8 @@ class Manifest(BaseModel):
     source: str = ""
     license: str = ""
     classes: tuple[str, ...] = ()
-    mean: Triple = IMAGENET_MEAN
-    std: Triple = IMAGENET_STD
+    mean: tuple[Level, Level, Level] = IMAGENET_MEAN
+    std: tuple[Spread, Spread, Spread] = IMAGENET_STD
     splits: dict[str, tuple[ShardFile, ...]]
 
 

@@ -25,6 +25,8 @@ from sslpipe.data.storage import is_remote, read_range
 BLOCK = 512  # bytes of a tar header, and what member sizes are rounded up to
 ADLER_PRIME = 65521
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+_EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # pax and GNU: types of members that extend the next
+_MOST_EXTENSION = 64 * 1024  # bytes; a name takes up to 4096
 GAP_BYTES = 256 * 1024  # reading past fewer unwanted bytes is cheaper than another request
 
 
@@ -134,7 +136,7 @@ def _plain(raw: memoryview, start: int, end: int) -> Raw | None:
             folder, slash, file = name.decode("ascii").rpartition("/")
         except ValueError:  # also a damaged or foreign header
             return None
-        if (_byte_sum(header) - checksum) % ADLER_PRIME or data + size > end:
+        if (_byte_sum(header) - checksum) % ADLER_PRIME or size < 0 or data + size > end:
             return None
         base, dot, suffix = file.partition(".")
         key = folder + slash + base
@@ -146,6 +148,20 @@ def _plain(raw: memoryview, start: int, end: int) -> Raw | None:
             sample = Raw(key, raw[data : data + size])
         start = data + -(-size // BLOCK) * BLOCK
     return sample if start == end else None
+
+
+def _longest_extension(raw: bytes) -> int:
+    """Bytes of the largest extension (a long name, pax records) among these tar members."""
+    longest, start = 0, 0
+    while start < len(raw):
+        try:
+            size = _octal(raw[start + 124 : start + 136])
+        except ValueError:
+            break
+        if raw[start + 156 : start + 157] in _EXTENSIONS:
+            longest = max(longest, size)
+        start += BLOCK + max(0, -(-size // BLOCK) * BLOCK)
+    return longest
 
 
 def _octal(field: bytes) -> int:
@@ -162,6 +178,8 @@ def _byte_sum(header: bytes) -> int:
 
 def _alone(raw: bytes) -> Raw:
     """The sample in these whole tar members, by webdataset."""
+    if (size := _longest_extension(raw)) > _MOST_EXTENSION:
+        return Raw("", BadSample(f"not a tar member: a header extension of {size} bytes"))
     try:
         source = {"url": "", "stream": io.BytesIO(raw)}
         samples = list(group_by_keys(tar_file_expander([source])))

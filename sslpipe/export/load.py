@@ -16,10 +16,11 @@ from sslpipe.errors import CheckpointError, ExportError, UserError
 from sslpipe.evaluation.embed import module_sha256
 from sslpipe.evaluation.whiten import Whitening, load_whitening
 from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.limits import within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.portable import sha256_of
 from sslpipe.recipe import parse_recipe
-from sslpipe.recipe.base import Component, Section, explain_errors
+from sslpipe.recipe.base import Component, Pixels, Positive, Section, explain_errors
 from sslpipe.recipe.pretrain import Projector, Recipe
 from sslpipe.registry import build
 from sslpipe.run.checkpoint import latest, named, read_state
@@ -34,6 +35,20 @@ LOADED = (
     "whitening.safetensors",
 )
 SSLPIPE_KEY = "sslpipe"  # where this Config lies inside the config.json of another library
+
+
+# what reading and building raise for files that are not what they should be
+_DAMAGES = (
+    SafetensorError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+)
 
 
 class Config(Section):
@@ -55,8 +70,8 @@ class Config(Section):
 
     format_version: Literal[1]
     backbone: Component
-    crop_px: int
-    num_features: int
+    crop_px: Pixels
+    num_features: Positive
     view: dict[str, Any]
     weights_sha256: str
     facts: dict[str, Any]
@@ -144,7 +159,13 @@ def load_backbone(path: str | Path, *, checkpoint: str | None = None) -> FrozenB
         nested = SSLPIPE_KEY in tree  # the timm and hf formats
         bare = nested and "architecture" in tree  # the keys are those of timm's network
         config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
-        backbone = build_backbone(config.backbone, crop_px=config.crop_px)
+        with within_memory("backbone"):
+            backbone = build_backbone(config.backbone, crop_px=config.crop_px)
+        if backbone.num_features != config.num_features:
+            raise ExportError(
+                f"{path}/config.json: num_features = {config.num_features}, but its backbone has "
+                f"{backbone.num_features}"
+            )
         tensors = _tensors(path / "model.safetensors")
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
         view = EvalView(**config.view)
@@ -153,7 +174,8 @@ def load_backbone(path: str | Path, *, checkpoint: str | None = None) -> FrozenB
             whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
         projector = None
         if config.projector is not None:
-            projector = build_projector(config.num_features, config.projector)
+            with within_memory("projector"):
+                projector = build_projector(config.num_features, config.projector)
             projector.load_state_dict(_tensors(path / "projector.safetensors"), strict=True)
     except FileNotFoundError as error:
         raise ExportError(
@@ -168,8 +190,9 @@ def load_backbone(path: str | Path, *, checkpoint: str | None = None) -> FrozenB
         raise
     except OSError as error:
         raise ExportError(f"cannot read {error.filename}: {error.strerror}") from error
-    except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
-        raise ExportError(f"{path}: {' '.join(str(error).split())}") from error
+    except _DAMAGES as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ExportError(f"{path}: {text}") from error
     # the weights are those that were proved
     for module, sha256 in (
         (backbone, config.weights_sha256),

@@ -155,7 +155,7 @@ def build_task(
     table = {**METRIC_LOSSES, **HEADS}
     with within_memory("[loss]"):
         losses = [
-            build(table, component, section=section, num_classes=num_classes, dim=dim)
+            build(table, component, section=section, num_classes=num_classes, fixed={"dim": dim})
             for section, component in components
         ]
     for section, component in components:

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.models.pooling import POOLS, set_pool
-from sslpipe.recipe.base import Component
-from sslpipe.registry import Table, build
+from sslpipe.recipe.base import Component, Positive
+from sslpipe.registry import Table, build, typed
 
 Stem = Literal["imagenet", "small_pool", "small"]
 STEMS: dict[str, str] = {
@@ -78,13 +78,17 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     """
     arguments = component.arguments
     embedding_dim = arguments.pop("embedding_dim", None)
-    normalize = arguments.pop("normalize", False)
-    pool = arguments.pop("pool", "avg")
+    embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
+    normalize = typed(bool, arguments.pop("normalize", False), "backbone.normalize")
+    pool = typed(str, arguments.pop("pool", "avg"), "backbone.pool")
     if pool not in POOLS:
         raise RecipeError(
-            f"backbone.pool = {pool!r} is unknown{did_you_mean(str(pool), POOLS)}; "
+            f"backbone.pool = {pool!r} is unknown{did_you_mean(pool, POOLS)}; "
             f"known: {', '.join(POOLS)}"
         )
+    for key, setting in (("architecture", "kind"), ("crop_px", "augment.crop_px")):
+        if key in arguments and component.kind.partition("/")[0] in NAMED:
+            raise RecipeError(f"backbone.{key} is no setting of its own: {setting} decides it")
     family, _, architecture = component.kind.partition("/")
     if family in NAMED and not architecture:
         raise RecipeError(
@@ -102,7 +106,7 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     if embedding_dim is not None:
         backbone.embedding = nn.Linear(backbone.num_features, embedding_dim)
         backbone.num_features = embedding_dim
-    backbone.normalize = bool(normalize)
+    backbone.normalize = normalize
     return backbone
 
 
@@ -267,20 +271,35 @@ def timm_backbone(
     """
     import timm  # takes seconds, and most runs have no use for it
 
-    for key in ("pretrained", "num_classes", "checkpoint_path"):
+    for key, reason in _NOT_OF_TIMM.items():
         if key in arguments:
-            raise RecipeError(
-                f"backbone.{key} cannot be set: the backbone starts from random weights"
-            )
+            raise RecipeError(f"backbone.{key} cannot be set: the backbone {reason}")
     if not timm.is_model(architecture):
         hint = did_you_mean(architecture, timm.list_models())
         raise RecipeError(f"backbone.kind: timm has no {architecture!r}{hint}")
-    network = timm.create_model(architecture, num_classes=0, **arguments)
-    if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
-        _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
-        network.set_input_size(img_size=(crop_px, crop_px))
-    stem_name = _set_stem(network, timm.models.ResNet, stem, crop_px)
-    return Backbone(network, int(network.head_hidden_size), stem_name)
+    try:
+        network = timm.create_model(architecture, num_classes=0, **arguments)
+        if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
+            _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
+            network.set_input_size(img_size=(crop_px, crop_px))
+        stem_name = _set_stem(network, timm.models.ResNet, stem, crop_px)
+        return Backbone(network, int(network.head_hidden_size), stem_name)
+    except RecipeError:
+        raise
+    except Exception as error:  # its hundreds of constructors refuse arguments in every way
+        raise RecipeError(
+            f"[backbone] kind = 'timm/{architecture}' refuses {shown(arguments)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+_NOT_OF_TIMM = {
+    "pretrained": "starts from random weights",
+    "checkpoint_path": "starts from random weights",
+    "num_classes": "has no classifier",
+    "features_only": "gives one feature vector an image",
+    "in_chans": "sees images of three channels",
+}
 
 
 def _check_patches(architecture: str, patch_px: int, crop_px: int) -> None:

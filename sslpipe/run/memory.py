@@ -1,7 +1,7 @@
 """The memory of a step, worked out before it, and a warning where the machine has not as much."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,12 @@ class Memory(NamedTuple):
     def total(self) -> int:
         """Sum all parts, in bytes."""
         return sum(self)
+
+    def of_images(self, images: int, recipe: RunRecipe) -> "Memory":
+        """Scale what grows with the images at a time, of one process, down to so many."""
+        share = min(1.0, images / Load.from_recipe(recipe, 1).together)
+        activations, views = int(share * self.activations), int(share * self.views)
+        return self._replace(activations=activations, views=views, batches=0)
 
 
 class Load(NamedTuple):
@@ -132,8 +138,8 @@ def check_memory(
     of = f"{processes} processes of a step need" if processes > 1 else "a step needs"
     parts = sorted(memory._asdict().items(), key=lambda part: -part[1])
     text = (
-        f"{of} an estimated {_gib(needed)}, and {where} has {_gib(free)} free of {_gib(total)}: "
-        f"{', '.join(f'{name} {_gib(size)}' for name, size in parts[:3])}"
+        f"{of} an estimated {gib(needed)}, and {where} has {gib(free)} free of {gib(total)}: "
+        f"{', '.join(f'{name} {gib(size)}' for name, size in parts[:3])}"
         f"{' a process' if processes > 1 else ''}; set {load.remedy}, or smaller views "
         f"(augment.crop_px), images (data.canvas_px, now {load.canvas_px}) or run.prefetch"
     )
@@ -143,40 +149,74 @@ def check_memory(
     return f"{text}; without it the system may end the run"
 
 
+def gib(count: int) -> str:
+    """Write a number of bytes, as "1.5 GiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 2**10:.0f} KiB"
+
+
 def saved_bytes(model: nn.Module, rows: int, crop_px: int, precision: str) -> int:
     """Bytes of the different storages that a forward of `rows` views keeps for backward.
 
-    The forward runs on fake tensors: shapes and dtypes as on the CPU, no numbers and no memory.
+    The forward runs on fake tensors: shapes and dtypes as on the CPU, no numbers and no memory. A
+    network that reads numbers, as one of a plug-in may, cannot: for it the forward is a real one.
+
+    Raises:
+        RecipeError: The network cannot take such views.
     """
+    try:
+        with FakeTensorMode():
+            return _kept_by_forward(model, rows, crop_px, precision, _empty_like)
+    except Exception:  # of the network, or of what fakes cannot do: a real forward tells which
+        pass
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return _kept_by_forward(model, rows, crop_px, precision, _copy)
+    except Exception as error:  # a network may fail in any way
+        raise RecipeError(
+            f"[backbone] cannot take views of augment.crop_px = {crop_px}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _kept_by_forward(
+    model: nn.Module,
+    rows: int,
+    crop_px: int,
+    precision: str,
+    copy: Callable[[Tensor], Tensor],
+) -> int:
+    """Run a forward on copies of the model's state, and count what it keeps."""
     kept: dict[int, Tensor] = {}  # the tensors stay alive, so no address is used twice
-    named = [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
-    training = model.training
-    with FakeTensorMode():
-        state = {name: _empty_like(tensor) for name, tensor in named}
-        views = torch.empty(rows, 3, crop_px, crop_px, dtype=next(model.parameters()).dtype)
-        own = {_address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
+    named = [*model.named_parameters(), *model.named_buffers()]
+    state = {name: copy(tensor).requires_grad_(tensor.requires_grad) for name, tensor in named}
+    views = torch.zeros(rows, 3, crop_px, crop_px, dtype=next(model.parameters()).dtype)
+    own = {_address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
 
-        def pack(tensor: Tensor) -> Tensor:
-            if _address(tensor) not in own:
-                kept.setdefault(_address(tensor), tensor)
-            return tensor
+    def pack(tensor: Tensor) -> Tensor:
+        if _address(tensor) not in own:
+            kept.setdefault(_address(tensor), tensor)
+        return tensor
 
-        autocast = torch.autocast(
-            "cpu", dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST
-        )
+    autocast = torch.autocast("cpu", dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST)
+    modes = {module: module.training for module in model.modules()}
+    try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
             torch.func.functional_call(model.train(), state, (views,))
-    model.train(training)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, requires_grad=tensor.requires_grad
-    )
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def _address(tensor: Tensor) -> Any:
@@ -185,7 +225,3 @@ def _address(tensor: Tensor) -> Any:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**29 else f"{count / 2**20:,.0f} MiB"

@@ -19,6 +19,7 @@ _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 _LABEL_BYTES = 32
+_LONGEST_NAME = 4096  # of a path on Linux
 MOST_HEADER_BYTES = 2**20  # of a name or of pax headers; larger ones are an attack
 _REPACK = "write it again: sslpipe shards repack"
 
@@ -147,6 +148,8 @@ def list_members(path: Path) -> Listing:
                 tar.members = []  # or it would keep every header
                 if info.size < 0 or tar.offset <= end:
                     raise tarfile.ReadError(f"{info.name!r} has a size of {info.size}")
+                if len(info.name) > _LONGEST_NAME:  # the pattern takes its square in time
+                    raise tarfile.ReadError(f"a name of {len(info.name)} letters")
                 end = tar.offset  # where the next header would start
                 match = _NAME.match(info.name)
                 if info.isreg() and match and not _META.match(info.name):
@@ -156,8 +159,9 @@ def list_members(path: Path) -> Listing:
                 elif not info.isdir():
                     others.append(info.name)
             end = tar.offset
-    except (tarfile.TarError, OSError, OverflowError) as error:  # no file has 2^63 bytes
-        raise DataError(f"{path} is truncated or no tar: {error}") from error
+    except Exception as error:  # tarfile raises many kinds; all mean a damaged header
+        what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
+        raise DataError(f"{path} is truncated or no tar: {what}{error}") from error
     # tarfile, like webdataset, takes a tar cut in a header or between members for a whole one
     with open(path, "rb") as file:
         file.seek(end)
