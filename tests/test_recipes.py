@@ -25,7 +25,7 @@ FIELDS = (
 EXPECTED = {
     "demo", "fashion_mnist", "fashion_mnist_asshipped", "cifar10", "cifar10_moco", "cifar100",
     "stl10",
-    "tiny_imagenet", "imagenette", "imagenet100", "imagenet1k", "my_images",
+    "tiny_imagenet", "imagenette", "imagenet100", "imagenet1k", "my_images", "my_images_small",
 }  # fmt: skip
 
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -281,8 +281,9 @@ def test_the_papers_imagenet_run_is_four_overrides_away():
     assert recipe.epochs == 1000
 
 
-def test_your_own_recipe_explains_every_line():
-    text = (ROOT / "recipes" / "my_images.toml").read_text().partition("\n\n")[2]
+@pytest.mark.parametrize("name", ["my_images", "my_images_small"])
+def test_your_own_recipe_explains_every_line(name):
+    text = (ROOT / "recipes" / f"{name}.toml").read_text().partition("\n\n")[2]
     settings = [x for x in text.splitlines() if " = " in x]
     assert len(settings) > 20
     assert not [x for x in settings if "#" not in x]

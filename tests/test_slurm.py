@@ -14,7 +14,7 @@ import pytest
 from sslpipe.errors import UserError
 from sslpipe.run.batch_script import batch_script, template
 from sslpipe.run.log import read_metrics
-from tests.helpers.dataset import write_dataset
+from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.finetunes import write_recipe as write_finetune_recipe
 from tests.helpers.record import record
 from tests.helpers.runs import ROOT, command_line, final_weights, train_over, write_recipe
@@ -274,6 +274,69 @@ def test_a_sweep_trains_one_run_a_line_and_evaluation_follows(cluster, tmp_path)
     assert stored[1]["optim"]["peak_lr"] == 0.01
     assert (tmp_path / "runs/1/eval.json").exists()
     assert (tmp_path / "runs/1/report.html").exists()
+
+
+def write_photos(folder: Path) -> Path:
+    """Forty pictures of two classes."""
+    for number in range(40):
+        path = folder / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(picture(number)))
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+BUILD = ("--test-fraction", "0.25", "--samples-per-shard", "4")
+
+
+@pytest.mark.slurm
+def test_an_array_of_parts_and_a_merge_write_the_files_of_one_machine(cluster, tmp_path):
+    root, out = write_photos(tmp_path / "photos"), tmp_path / "many" / "set"
+    words = ("slurm/shards.sbatch", "build", str(out), "--root", str(root), *BUILD)
+    job = Job(cluster, "--array=1-3", f"--output={tmp_path}/%a.log", *words)
+    after = Job(
+        cluster,
+        *(f"--dependency=afterok:{job.number}", f"--output={tmp_path}/merge.log"),
+        *("slurm/shards.sbatch", "merge", str(out)),
+    )
+    state = after.wait("COMPLETED", "FAILED", "CANCELLED")["JobState"]
+    logs = [path.read_text()[-2000:] for path in tmp_path.glob("*.log")]
+    assert state == "COMPLETED", logs
+    done = command_line(
+        "shards", "build", str(tmp_path / "one" / "set"), "--root", str(root), *BUILD
+    )
+    assert done.returncode == 0, done.stderr
+    assert files_of(out) == files_of(tmp_path / "one" / "set")
+
+
+def test_each_task_of_an_array_gets_its_part_and_a_job_without_an_array_none(tmp_path):
+    fake = tmp_path / "srun"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    common = {**os.environ, "SSLPIPE_ROOT": str(ROOT), "SSLPIPE_VENV": "/none"}
+    common["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    build = ("build", "my out", "--root", "a b")
+    for variables, words, part in (
+        ({"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MAX": "16"}, build, ["--part", "3/16"]),
+        (
+            {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MAX": "7", "SSLPIPE_PARTS": "16"},
+            build,
+            ["--part", "3/16"],
+        ),
+        ({}, ("merge", "my out"), []),
+    ):
+        done = subprocess.run(
+            ["bash", str(ROOT / "slurm" / "shards.sbatch"), *words],
+            env={**common, **variables},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
+        assert said[said.index("python") :] == ["python", "-m", "sslpipe", "shards", *words, *part]
 
 
 def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):

@@ -29,7 +29,7 @@ from sslpipe.evaluation.features import (
 )
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
-from sslpipe.evaluation.suite import run_suite
+from sslpipe.evaluation.suite import check_labelled, run_suite
 from sslpipe.evaluation.whiten import pca, whiten
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.run.launch import end_processes
@@ -135,11 +135,14 @@ def suite(
             raise DataError("a model needs --data DIR/dataset.json to embed")
         backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
         config, canvas_px = backbone.config, canvas_px or view_canvas_px(backbone.view)
+        splits = two_splits(index, train_split, test_split)
+        for split in splits:
+            check_labelled(split.name, split.labels)
         untrained = random_backbone(config.backbone, config.crop_px, seed) if baselines else None
         sets = embed_with_baselines(
             backbone.backbone,
             backbone.view,
-            two_splits(index, train_split, test_split),
+            splits,
             untrained=untrained,
             progress=progress,
             on_bad=report_bad,
@@ -162,6 +165,7 @@ def suite(
     sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
     report = run_suite(sets, metadata, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
     write_json(out, report)
+    Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
     print_suite(report)
     for sentence in report["left_out"]:
         Console().print(f"not measured: {sentence}", highlight=False)

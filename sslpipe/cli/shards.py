@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from PIL import Image
+from PIL import Image, ImageColor
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -65,6 +65,10 @@ RESIZE = (
     "reduce images whose shorter side is longer than this many px; JPEGs are written again with "
     "quality 95, all others as PNG"
 )
+BACKGROUND = (
+    "colour under transparent parts, such as white or '#ffffff'; else transparency is dropped, "
+    "which often leaves black"
+)
 
 
 @app.callback()
@@ -104,6 +108,7 @@ def build(
     unseen_classes: Annotated[str | None, _write(UNSEEN)] = None,
     scatter: Annotated[bool, _write(SCATTER, "--scatter")] = False,
     resize_shorter: Annotated[int | None, _write(RESIZE, min=1)] = None,
+    background: Annotated[str | None, _write(BACKGROUND)] = None,
     seed: Annotated[int, _write("of the shuffle, the cut and --scatter")] = 0,
     samples_per_shard: Annotated[int, _write("at most", min=1)] = 1000,
     max_shard_bytes: Annotated[int, _write("rough where images are converted", min=1)] = 10**9,
@@ -137,7 +142,9 @@ def build(
             root, split, name, csv, image_column, label_column,
             split_column, classes, labels, download, class_disjoint, delimiter, skip_missing,
         ),
-        Layout(seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter),
+        Layout(
+            seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter, _colour(background)
+        ),
         test_fraction=test_fraction,
         unseen_classes=[] if unseen_classes is None else _names(unseen_classes),
         skip_bad=skip_bad,
@@ -148,12 +155,7 @@ def build(
         workers=workers,
         progress=progress,
     )  # fmt: skip
-    if chosen is None:
-        _print_built(out, built)
-        return
-    for line in built.skipped:
-        print(f"skipped: {line}", file=sys.stderr)
-    print(f"{out}: part {chosen} is done; when all are: sslpipe shards merge {out}")
+    _print_built(out, built, chosen)
 
 
 @app.command()
@@ -313,13 +315,28 @@ def cut_idx_command(
         print(path)
 
 
+def _colour(text: str | None) -> tuple[int, int, int] | None:
+    try:
+        if text is None:
+            return None
+        red, green, blue = ImageColor.getrgb(text)[:3]
+        return red, green, blue
+    except ValueError:
+        raise DataError(
+            f"--background {text!r} is no colour; for example white, '#ffffff'"
+        ) from None
+
+
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _print_built(out: Path, built: Built) -> None:
+def _print_built(out: Path, built: Built, part: Part | None = None) -> None:
     for line in built.skipped:
         print(f"skipped: {line}", file=sys.stderr)
+    if part is not None:
+        print(f"{out}: part {part} is done; when all are: sslpipe shards merge {out}")
+        return
     if built.missing:
         count = sum(map(len, built.missing.values()))
         print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """What every evaluation returns, and the 95 % interval beside each number."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ class Result:
         details: Chosen C, per-class accuracy, confusion matrix, spread over draws: plain JSON
             values.
         unit: "share" or "number".
+        hits: (queries,) bool, which were right, where there is one answer each; not in the JSON.
     """
 
     protocol: str
@@ -37,6 +38,7 @@ class Result:
     bank: int
     details: dict[str, Any] = field(default_factory=dict)
     unit: Literal["share", "number"] = "share"
+    hits: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         low, high = self.interval95
@@ -47,8 +49,10 @@ class Result:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values, all fields by their names."""
-        return asdict(self)
+        """Convert to plain JSON values, all fields but `hits` by their names."""
+        tree = asdict(replace(self, hits=None))
+        del tree["hits"]
+        return tree
 
 
 def caveats(details: Mapping[str, Any]) -> list[str]:
@@ -70,9 +74,10 @@ def accuracy(
     **details: Any,
 ) -> Result:
     """Count right predictions, with Wilson's interval. predicted, labels: (Q,) int64."""
-    right = int((predicted == labels).sum())
-    interval = wilson95(right, len(labels))
-    return Result(protocol, "top1", right / len(labels), interval, len(labels), bank, details)
+    hits = predicted == labels
+    right, total = int(hits.sum()), len(labels)
+    interval = wilson95(right, total)
+    return Result(protocol, "top1", right / total, interval, total, bank, details, hits=hits)
 
 
 def wilson95(right: int, total: int) -> Interval:

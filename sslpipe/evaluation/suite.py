@@ -12,16 +12,20 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
         protocol, metric, value, interval95, queries, bank, details, unit    see result.Result
     geometry         the same objects for numbers that are no accuracies: alignment and so on
     left_out         sentences: what could not be measured, and why
+    comparisons      the features against each baseline: see verdict.comparisons
+    verdict          a sentence: are they better than random weights and raw pixels
     sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
 from sslpipe.errors import DataError
@@ -32,13 +36,14 @@ from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
+from sslpipe.evaluation.verdict import KNN, LINEAR, comparisons, verdict
 from sslpipe.evaluation.verification import pairs_of, verification
 from sslpipe.evaluation.whiten import whiten
 
 SCHEMA_VERSION = 1
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
-KNN, LINEAR = "kNN", "linear"
+MOST_NAMED = 5  # classes in a sentence
 FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
 FARS, FOLDS = (1e-1, 1e-2, 1e-3), 10
 RETRIEVAL_K = (1, 5, 10)
@@ -55,9 +60,10 @@ def run_suite(
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features.
 
-    kNN with all, 100, 10, 5 and 1 labels a class, retrieval and verification inside test, plain
-    and whitened, two linear probes and the geometry. The table's kNN has k = 20, or as many as
-    there are labels a class where those are fewer; nothing is chosen on test. The linear probes
+    kNN with all, 100, 10, 5 and 1 labels a class (of the classes that have so many), retrieval and
+    verification inside test, plain and whitened, two linear probes and the geometry. The table's
+    kNN has k = 20, or as many as there are labels a class where those are fewer; nothing is chosen
+    on test; the verdict compares kNN, linear and whitened kNN. The linear probes
     standardise, so they are run on plain features only. Verification and retrieval take pairs of
     test samples, each sample against all others.
 
@@ -73,54 +79,151 @@ def run_suite(
         What eval.json holds.
 
     Raises:
-        DataError: The sets are not of the same samples.
+        DataError: The sets are not of the same samples, or these have no labels.
     """
     # what these samples allow
+    left_out: list[str] = []
+    sets = {name: _labelled(pair, left_out) for name, pair in sets.items()}
     _check_same_samples(sets)
-    train = next(iter(sets.values()))[0]
-    smallest_class = int(np.unique(train.labels.cpu().numpy(), return_counts=True)[1].min())
-    few = [n for n in LABELS_PER_CLASS if n <= smallest_class]
-    fewer = [n for n in FEWER_LABELS if n <= smallest_class]
-    left_out = [
-        f"kNN with {n} labels a class: the smallest class of the bank has {smallest_class}"
-        for n in LABELS_PER_CLASS
-        if n not in few
-    ]
-    inside = _inside_test(next(iter(sets.values()))[1], seed, left_out)
+    train, test = next(iter(sets.values()))
+    enough = _ClassesWithEnough(train, test, facts.get("classes") or (), left_out)
+    few = [n for n in LABELS_PER_CLASS if enough.few(n)]
+    fewer = [n for n in FEWER_LABELS if enough.few(n)]
+    linear = enough.linear()
+    inside = _inside_test(test, seed, left_out)
+    drawn: dict[str, Any] = {"draws": draws, "seed": seed, "search": search}
 
     # every set, plain and whitened
     rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
+    hits: dict[tuple[str, bool, str], NDArray[np.bool_]] = {}
     for name, plain in sets.items():
         for whitened in (False, True):
             bank, queries = whiten(*plain) if whitened else plain
             say(f"{name}{', whitened' if whitened else ''}: kNN, retrieval, verification")
-            results = _knn_rows(bank, queries, few, fewer, search=search, draws=draws, seed=seed)
+            results = _knn_rows(bank, queries, search=search)
+            for n in [*few, *fewer]:
+                column = few_column(n) if n in few else None
+                pair = enough.rows(bank, queries, n)
+                for result in few_shot_knn(*pair, labels_per_class=n, k=[min(20, n)], **drawn):
+                    results.append((column, enough.named(result, n)))
             results += [(None, result) for evaluate in inside for result in evaluate(queries)]
-            if not whitened and smallest_class > 1:
+            if not whitened and linear:
                 say(f"{name}: linear probes")
-                results += [(None, result) for result in ridge_probe(bank, queries, seed=seed)]
-                results += [(LINEAR, result) for result in linear_probe(bank, queries, seed=seed)]
-            rows += [
-                {"features": name, "whitened": whitened, "column": column, **result.to_json()}
-                for column, result in results
-            ]
+                results += _probe_rows(*enough.rows(bank, queries, 2), enough, seed)
+            rows += [_row(name, whitened, column, result) for column, result in results]
+            for column, result in results:
+                if column is not None and result.hits is not None:
+                    hits[name, whitened, column] = result.hits
             if inside:  # there are pairs of one label
                 shapes += [
-                    {"features": name, "whitened": whitened, "column": None, **result.to_json()}
+                    _row(name, whitened, None, result)
                     for result in geometry(bank, queries, seed=seed)
                 ]
-    if smallest_class < 2:
-        left_out.append("linear probe: a class of the bank has a single row")
     report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
         "columns": [KNN, *(few_column(n) for n in few), LINEAR],
         "rows": rows,
         "geometry": shapes,
-        "left_out": left_out,
+        "left_out": list(dict.fromkeys(left_out)),
+        "comparisons": comparisons(rows, hits),
     }
+    report |= {"verdict": verdict(report)}
     return {**report, "sha256": _sha256(report)}
+
+
+class _ClassesWithEnough:
+    """Which classes have enough labelled rows, on both sides, for a number that needs some.
+
+    Args:
+        train: The bank.
+        test: The queries; those of a class that is left out are not scored.
+        names: Of the classes by label, where known.
+        left_out: Gets a sentence for each number that goes without some classes, or altogether.
+    """
+
+    def __init__(
+        self, train: Embeddings, test: Embeddings, names: Sequence[str], left_out: list[str]
+    ) -> None:
+        self.labels, counts = np.unique(train.labels.cpu().numpy(), return_counts=True)
+        self.counts = dict(zip(self.labels.tolist(), counts.tolist(), strict=True))
+        self.test_labels = test.labels.cpu().numpy()
+        self.names, self.left_out = names, left_out
+
+    def few(self, count: int) -> bool:
+        """Say whether kNN with so many labels a class can be measured on two classes or more."""
+        return self._measurable(count, f"kNN with {count} labels a class")
+
+    def linear(self) -> bool:
+        """Say whether linear probes can be: each class needs a row to fit and one to check."""
+        return self._measurable(2, "linear probes")
+
+    def rows(
+        self, bank: Embeddings, queries: Embeddings, count: int
+    ) -> tuple[Embeddings, Embeddings]:
+        """Return the rows of both sides whose class has at least `count` rows in the bank."""
+        if len(self._kept(count)) == len(self.counts):
+            return bank, queries
+        kept = torch.tensor(self._kept(count), device=bank.labels.device)
+        return tuple(  # type: ignore[return-value]
+            side.rows(torch.nonzero(torch.isin(side.labels, kept)).flatten())
+            for side in (bank, queries)
+        )
+
+    def named(self, result: Result, count: int) -> Result:
+        """Say in a result's protocol that it is of some classes only."""
+        kept = len(self._kept(count))
+        if kept == len(self.counts):
+            return result
+        protocol = f"{result.protocol} classes={kept}/{len(self.counts)}"
+        return replace(result, protocol=protocol)
+
+    def _kept(self, count: int) -> list[int]:
+        return [label for label, rows in self.counts.items() if rows >= count]
+
+    def _measurable(self, count: int, what: str) -> bool:
+        kept, total = self._kept(count), len(self.counts)
+        most = max(self.counts.values())
+        if len(kept) < 2 or not np.isin(self.test_labels, kept).any():
+            self.left_out.append(f"{what}: the largest class of the bank has {most} rows")
+        elif len(kept) < total:
+            smaller = sorted(set(self.counts) - set(kept), key=lambda label: self.counts[label])
+            named = ", ".join(f"{self._name(k)} ({self.counts[k]})" for k in smaller[:MOST_NAMED])
+            more = f" and {len(smaller) - MOST_NAMED} more" if len(smaller) > MOST_NAMED else ""
+            self.left_out.append(
+                f"{what} for {len(smaller)} of {total} classes, which have fewer than {count} rows "
+                f"in the bank: {named}{more}; its numbers are of the other {len(kept)}"
+            )
+        return len(kept) >= 2 and bool(np.isin(self.test_labels, kept).any())
+
+    def _name(self, label: int) -> str:
+        return str(self.names[label]) if 0 <= label < len(self.names) else f"class {label}"
+
+
+def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
+    """Raise DataError where no sample of a split has a label; before it is embedded, too."""
+    if (labels < 0).all():
+        raise DataError(
+            f"none of the {len(labels)} samples of {split} has a label: kNN, linear probes, "
+            "retrieval and verification need the class of some; build shards with class folders or "
+            "a CSV file"
+        )
+
+
+def _labelled(
+    pair: tuple[Embeddings, Embeddings], left_out: list[str]
+) -> tuple[Embeddings, Embeddings]:
+    """Return the rows of both sides that have a label; the others are counted in `left_out`."""
+    sides = []
+    for side, rows in zip(("train", "test"), pair, strict=True):
+        check_labelled(side, rows.labels.cpu().numpy())
+        unlabelled, total = int((rows.labels < 0).sum()), len(rows.ids)
+        if unlabelled:
+            left_out.append(f"{unlabelled} of {total} {side} samples, which have no label")
+            rows = rows.rows(torch.nonzero(rows.labels >= 0).flatten())
+        sides.append(rows)
+    return sides[0], sides[1]
 
 
 class _Row(BaseModel):
@@ -201,26 +304,27 @@ def few_column(labels_per_class: int) -> str:
 
 
 def _knn_rows(
-    bank: Embeddings,
-    queries: Embeddings,
-    few: list[int],
-    fewer: list[int],
-    *,
-    search: Search,
-    draws: int,
-    seed: int,
+    bank: Embeddings, queries: Embeddings, *, search: Search
 ) -> list[tuple[str | None, Result]]:
+    """KNN with all labels, each with its column; the table's has k = 20 where there are so many."""
     ks = [k for k in DINO_K if k <= len(bank.ids)] or [len(bank.ids)]
     in_table = protocol_id(20 if 20 in ks else ks[0], 0.07, "weighted")
     more = [k for k in FEWER_NEIGHBOURS if k <= len(bank.ids)]
     results = knn_results(bank, queries, k=[*more, *ks], vote="both", search=search)
-    rows = [(KNN if result.protocol == in_table else None, result) for result in results]
-    for n in [*few, *fewer]:
-        few_results = few_shot_knn(
-            bank, queries, labels_per_class=n, k=[min(20, n)], draws=draws, seed=seed, search=search
-        )
-        rows += [(few_column(n) if n in few else None, result) for result in few_results]
-    return rows
+    return [(KNN if result.protocol == in_table else None, result) for result in results]
+
+
+def _row(name: str, whitened: bool, column: str | None, result: Result) -> dict[str, Any]:
+    return {"features": name, "whitened": whitened, "column": column, **result.to_json()}
+
+
+def _probe_rows(
+    bank: Embeddings, queries: Embeddings, enough: "_ClassesWithEnough", seed: int
+) -> list[tuple[str | None, Result]]:
+    """Linear probes, each with its column."""
+    ridge, logistic = ridge_probe(bank, queries, seed=seed), linear_probe(bank, queries, seed=seed)
+    columns = [*((None, result) for result in ridge), *((LINEAR, result) for result in logistic)]
+    return [(column, enough.named(result, 2)) for column, result in columns]
 
 
 def _check_same_samples(sets: Mapping[str, tuple[Embeddings, Embeddings]]) -> None:

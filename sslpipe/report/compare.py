@@ -11,7 +11,14 @@ import numpy as np
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
 from sslpipe.report.page import html_page
-from sslpipe.report.results import BASELINES, NAMES, accuracy_sentence, few_shot_chart, result_table
+from sslpipe.report.results import (
+    BASELINES,
+    NAMES,
+    accuracy_sentence,
+    few_shot_chart,
+    result_table,
+    verdict_sentence,
+)
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import (
     CHARTS,
@@ -54,7 +61,7 @@ def build_comparison(
     title = " against ".join(names)
     sentences = "".join(
         f"<li><i class='dot' style='--c:{run_colour(place)}'></i><b>{escape(name)}</b>: "
-        f"{trained_sentence(run)} {accuracy_sentence(run)}</li>"
+        f"{verdict_sentence(run)}{trained_sentence(run)} {accuracy_sentence(run)}</li>"
         for place, (name, run) in enumerate(named.items())
     )
     head = f"<h1>{escape(title)}</h1><ul class='verdict runs'>{sentences}</ul>"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sslpipe.evaluation.result import caveats
-from sslpipe.evaluation.suite import KNN
+from sslpipe.evaluation.verdict import KNN, verdict
 from sslpipe.report.charts import Marks, Series, line_chart, number
 from sslpipe.report.run import RunFiles, Tree
 
@@ -80,6 +80,15 @@ def _is_better(ours: Tree, theirs: Tree) -> bool:
     if ours["metric"].startswith(SMALL_IS_GOOD):
         return bool(high < their_low)
     return bool(low > their_high)
+
+
+def verdict_sentence(run: RunFiles) -> str:
+    """Say first whether the features beat random weights and raw pixels, where that is known."""
+    if run.evaluation is None:
+        reason = "it has no eval.json" if run.data["classes"] else "its images have no labels"
+        return f"<b>Whether it is better than random weights is not known: {reason}.</b> "
+    own = [row for row in run.evaluation["rows"] if row["column"] is not None]
+    return f"<b>{escape(verdict({**run.evaluation, 'rows': own}))}</b> "
 
 
 def accuracy_sentence(run: RunFiles) -> str:
@@ -286,12 +295,16 @@ def _all_numbers(evaluation: Tree) -> str:
 
 
 def _classes(evaluation: Tree) -> int:
-    """Count the classes in the bank: few-shot banks hold n labels of each."""
-    for row in evaluation["rows"]:
-        few = _FEW.fullmatch(row["column"] or "")
-        if few:
-            return int(row["bank"]) // int(few.group(1))
-    return 0
+    """Count the classes in the bank: few-shot banks hold n labels of each, or of the larger ones.
+
+    The bank with the fewest labels a class has the most classes.
+    """
+    banks = {
+        int(few.group(1)): int(row["bank"])
+        for row in evaluation["rows"]
+        if (few := _FEW_PROTOCOL.match(row["protocol"]) or _FEW.fullmatch(row["column"] or ""))
+    }
+    return banks[min(banks)] // min(banks) if banks else 0
 
 
 def _labels_a_class(line: Line, classes: int) -> Iterator[tuple[float, str, Tree]]:

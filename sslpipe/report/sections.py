@@ -9,7 +9,7 @@ import numpy as np
 from sslpipe.recipe import is_finetune
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.pictures import Row
-from sslpipe.report.results import accuracy_sentence
+from sslpipe.report.results import accuracy_sentence, verdict_sentence
 from sslpipe.report.run import RunFiles, Tree
 
 
@@ -153,8 +153,9 @@ def header(run: RunFiles) -> str:
         for name, count in run.damaged.items()
     )
     return (
-        f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{trained_sentence(run)} "
-        f"{accuracy_sentence(run)}</p>{warning}<dl class='tiles'>{shown}</dl>"
+        f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{verdict_sentence(run)}"
+        f"{trained_sentence(run)} {accuracy_sentence(run)}</p>{warning}"
+        f"<dl class='tiles'>{shown}</dl>"
     )
 
 

@@ -75,7 +75,7 @@ def build_dataset(
     """Write shards from images; after a stop, the same call resumes to the same bytes.
 
     Args:
-        out: The folder of the data set; splits that it has already stay.
+        out: The data set's folder; splits that it has already stay.
         source: A key of SOURCES.
         options: Where the source's images are.
         layout: How they are shuffled, cut into shards and changed.
@@ -90,16 +90,15 @@ def build_dataset(
         progress: Makes the progress bar of each split.
 
     Raises:
-        DataError: For a source that is unknown, images that cannot be read, classes that the
-            data set does not have, or a folder that holds other shards.
+        DataError: An unknown source, unreadable images, other classes, shards of another build.
     """
     check_source(source, options)
-    if part is not None and overwrite:
+    if part and overwrite:
         raise DataError(
             "--overwrite with --part would remove what other parts write; use a new OUT"
         )
 
-    # what there is to write: every image of the source, its label, its split
+    # every image of the source, its label, its split
     images = SOURCES[source](options)
     manifest = load_manifest(out) or new_manifest(options.name or out.resolve().name)
     # idx files without names: one split may lack the last classes
@@ -128,17 +127,15 @@ def build_dataset(
         source=text + (f", scattered with seed {layout.seed}" if layout.scatter else ""),
         license=license or manifest.license,
         classes=classes,
-        splits=[
-            SplitRecord(split=p.split, plan=p.fingerprint, shards=len(p.shards)) for p in plans
-        ],
+        splits=[SplitRecord(split=plan.split, plan=plan.fingerprint) for plan in plans],
         missing={key: list(value.missing) for key, value in images.items() if value.missing},
         part=part,
         done=written,
     )
-    if part is not None:
-        save_part(out, facts)
-        return Built(manifest, _skipped(written), facts.missing)
-    return finish(out, manifest, facts)
+    if part is None:
+        return finish(out, manifest, facts)
+    save_part(out, facts)
+    return Built(manifest, _skipped(written), facts.missing)
 
 
 def _cut_splits(

@@ -11,6 +11,7 @@ from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample, Kind, decode, 
 from sslpipe.sharding.png import encode_png
 
 _OTHER_FORMATS = ("BMP", "GIF", "PPM", "TIFF")
+_WITH_ALPHA = ("PNG", "WEBP", "GIF", "TIFF")
 _FULL_SIZE_PX = MAX_PIXELS  # a canvas that no accepted image exceeds
 
 Change = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
@@ -35,6 +36,37 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
     if (pixels == pixels[:, :, :1]).all():
         pixels = pixels[:, :, :1]
     return "png", encode_png(change(np.ascontiguousarray(pixels)))
+
+
+def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
+    """Put an image with transparent parts on a colour, as a PNG; any other stays as it is.
+
+    Decoders drop alpha, and what lies under it is often black: a black drawing vanishes.
+
+    Args:
+        raw: The encoded image.
+        background: Red, green and blue, 0 to 255.
+
+    Raises:
+        BadSample: The image cannot be decoded.
+    """
+    if image_kind(raw) == "jpg":
+        return raw
+    try:
+        image = _open(raw, (*_WITH_ALPHA, *_OTHER_FORMATS))
+        if image.mode.startswith("I") or not image.has_transparency_data:
+            return raw
+        rgba = np.asarray(ImageOps.exif_transpose(image).convert("RGBA")).astype(np.uint16)
+    except BadSample:
+        raise
+    except Exception as error:  # damaged bytes make the decoders raise almost anything
+        raise BadSample(f"not a readable image: {str(error).splitlines()[0]}") from error
+    alpha = rgba[:, :, 3:]  # (h, w, 1)
+    if (alpha == 255).all():
+        return raw
+    under = np.array(background, np.uint16)
+    mixed = (rgba[:, :, :3] * alpha + under * (255 - alpha) + 127) // 255  # at most 65,152
+    return encode_png(mixed.astype(np.uint8))
 
 
 def downscale(raw: bytes, shorter_px: int) -> bytes:
@@ -63,12 +95,8 @@ def downscale(raw: bytes, shorter_px: int) -> bytes:
 
 def _open_other(raw: bytes) -> NDArray[np.uint8]:
     """Decode a BMP, GIF, PPM or TIFF to (h, w) grey or (h, w, 3) RGB."""
-    if len(raw) > MAX_BYTES:
-        raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
     try:
-        image: Image.Image = Image.open(io.BytesIO(raw), formats=_OTHER_FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")
+        image = _open(raw, _OTHER_FORMATS)
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I;16"):
             return (np.asarray(image) >> 8).astype(np.uint8)
@@ -81,3 +109,13 @@ def _open_other(raw: bytes) -> NDArray[np.uint8]:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
         raise BadSample(f"not a readable image: {str(error).splitlines()[0]}") from error
+
+
+def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
+    """Open an image of a size that is allowed, not yet decoded."""
+    if len(raw) > MAX_BYTES:
+        raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
+    image = Image.open(io.BytesIO(raw), formats=formats)
+    if image.width * image.height > MAX_PIXELS:
+        raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")
+    return image

@@ -132,7 +132,7 @@ def _check_whole(found: Sequence[tuple[Path, PartFile]], folders: Sequence[Path]
                 f"part {part_file.part} is in {seen[part_file.part]} and in {folder}; name one"
             )
         seen[part_file.part] = folder
-    count = next(iter(seen)).count
+    count = next(iter(seen)).total
     absent = [str(p) for p in (Part(k, count) for k in range(1, count + 1)) if p not in seen]
     if absent:
         more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""

@@ -48,7 +48,7 @@ class PartFile(BaseModel):
 
     def shared(self) -> dict[str, object]:
         """Return what all parts of one build have in common."""
-        number_of_parts = None if self.part is None else self.part.count
+        number_of_parts = None if self.part is None else self.part.total
         own = self.model_dump(exclude={"part", "done"})
         return {**own, "number of parts": number_of_parts}
 

@@ -20,30 +20,30 @@ FOLDER = ".build"
 
 
 class Part(NamedTuple):
-    """Which shards one of several machines writes: those whose number modulo `count` fits.
+    """Which shards one of several machines writes: every `total`-th one.
 
     Args:
-        number: 1 to `count`.
-        count: How many parts there are.
+        number: 1 to `total`.
+        total: How many parts there are.
     """
 
     number: int
-    count: int
+    total: int
 
     def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
+        return f"{self.number}/{self.total}"
 
     @property
     def folder(self) -> str:
         """Name its folder inside .build."""
-        return f"part-{self.number}-of-{self.count}"
+        return f"part-{self.number}-of-{self.total}"
 
     @classmethod
     def parse(cls, text: str) -> "Part":
         """Read "3/16". Raises DataError."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         part = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
-        if not 1 <= part.number <= part.count:
+        if not 1 <= part.number <= part.total:
             raise DataError(f"--part {text!r} is not I/N with 1 <= I <= N, as in 3/16")
         return part
 

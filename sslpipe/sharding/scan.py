@@ -145,7 +145,7 @@ def list_members(path: Path) -> Listing:
         with HeaderFile(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             end = 0
             while (info := tar.next()) is not None:
-                tar.members = []  # or it would keep every header
+                tar.members = []  # type: ignore[attr-defined]  # or it would keep every header
                 if info.size < 0 or tar.offset <= end:
                     raise tarfile.ReadError(f"{info.name!r} has a size of {info.size}")
                 if len(info.name) > _LONGEST_NAME:  # the pattern takes its square in time
@@ -163,9 +163,9 @@ def list_members(path: Path) -> Listing:
         what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
         raise DataError(f"{path} is truncated or no tar: {what}{error}") from error
     # tarfile, like webdataset, takes a tar cut in a header or between members for a whole one
-    with open(path, "rb") as file:
-        file.seek(end)
-        trailer = file.read(2**16)
+    with open(path, "rb") as whole:
+        whole.seek(end)
+        trailer = whole.read(2**16)
     if len(trailer) < 2 * BLOCK:
         raise DataError(f"{path} is truncated: no end-of-archive mark at byte {end}")
     if trailer.strip(b"\0"):

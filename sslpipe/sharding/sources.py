@@ -264,7 +264,6 @@ def from_files(
     Raises:
         DataError: A file is missing or not readable.
     """
-    # files that are there, their sizes; and the others
     sizes, there, missing = [], [], []
     for row, path in enumerate(paths):
         try:

@@ -27,7 +27,7 @@ from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of, sync
 from sslpipe.random import permutation
 from sslpipe.sharding.manifest import shard_file
-from sslpipe.sharding.members import downscale, to_member
+from sslpipe.sharding.members import downscale, flatten, to_member
 from sslpipe.sharding.record import (
     Done,
     Moments,
@@ -57,6 +57,7 @@ class Layout(NamedTuple):
         max_shard_bytes: At most so many; rough where images are converted.
         scatter: Whether each image is placed at random in its frame; see `scatter.place`.
         resize_shorter_px: Downscale longer images to this shorter side; None: as they are.
+        background: Red, green, blue (0 to 255) under transparent parts; None: alpha is dropped.
     """
 
     seed: int
@@ -64,6 +65,7 @@ class Layout(NamedTuple):
     max_shard_bytes: int
     scatter: bool
     resize_shorter_px: int | None = None
+    background: tuple[int, int, int] | None = None
 
 
 class SplitImages(NamedTuple):
@@ -106,7 +108,7 @@ def plan_split(split: str, source: SplitImages, layout: Layout) -> SplitPlan:
 
 def shards_of(plan: SplitPlan, part: Part | None) -> range:
     """Return the numbers of the shards that a part writes; None: all of them."""
-    return range(part.number - 1 if part else 0, len(plan.shards), part.count if part else 1)
+    return range(part.number - 1 if part else 0, len(plan.shards), part.total if part else 1)
 
 
 def write_split(
@@ -260,6 +262,8 @@ def _write_shard(
 def _member(source: SplitImages, number: int, layout: Layout) -> tuple[str, bytes]:
     """Return suffix and bytes of an image as the shard holds it."""
     raw = source.images.read(number)
+    if layout.background is not None:
+        raw = flatten(raw, layout.background)
     if layout.resize_shorter_px is not None:
         raw = downscale(raw, layout.resize_shorter_px)
     if not layout.scatter:

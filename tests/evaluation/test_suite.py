@@ -80,7 +80,7 @@ def test_what_cannot_be_measured_is_reported():
     report = run_suite({"ssl": (train, test)}, {})
     assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
     assert len(report["left_out"]) == 1
-    assert report["left_out"][0].startswith("kNN with 100 labels a class: the smallest class")
+    assert report["left_out"][0].startswith("kNN with 100 labels a class: the largest class")
 
 
 def test_the_report_is_plain_json(report):
@@ -115,3 +115,60 @@ def test_every_eval_takes_a_bank_and_queries_and_gives_results_in_zero_to_one(na
     for result in results:
         assert 0 <= result.interval95[0] <= result.value <= result.interval95[1] <= 1
     assert results[0].interval95[0] > 0.25
+
+
+def with_small_classes():
+    """Classes 0 to 3 of about 60 rows, class 4 of 12 rows and class 5 of one row in the bank."""
+    train, test = pair(n=240)
+    labels = train.labels.clone()
+    labels[torch.nonzero(labels == 0).flatten()[:12]] = 4
+    labels[torch.nonzero(labels == 1).flatten()[:1]] = 5
+    test_labels = test.labels.clone()
+    test_labels[:6] = torch.tensor([4, 4, 4, 5, 5, 5])
+    return train._replace(labels=labels), test._replace(labels=test_labels)
+
+
+def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():
+    train, test = with_small_classes()
+    names = ["ape", "bee", "cat", "dog", "eel", "fox"]
+    report = run_suite({"ssl": (train, test)}, {"classes": names})
+    assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
+    counts = torch.bincount(train.labels).tolist()
+    assert counts[4:] == [12, 1]
+    said = report["left_out"]
+    assert f"kNN with 100 labels a class: the largest class of the bank has {max(counts)}" in said[
+        0
+    ] or ("kNN with 100 labels a class for" in said[0])
+    assert any(
+        text.startswith("kNN with 10 labels a class for 1 of 6 classes") and "fox (1)" in text
+        for text in said
+    )
+    assert any(text.startswith("linear probes for 1 of 6 classes") for text in said)
+    # the same numbers as of the larger classes alone
+    kept = torch.arange(5)
+    larger = [
+        side.rows(torch.nonzero(torch.isin(side.labels, kept)).flatten()) for side in (train, test)
+    ]
+    (few,) = few_shot_knn(*larger, labels_per_class=10, k=[10])
+    (fitted,) = linear_probe(*larger)
+    rows = {row["column"]: row for row in report["rows"] if not row["whitened"]}
+    assert rows["kNN, 10/class"]["value"] == few.value
+    assert rows["kNN, 10/class"]["protocol"] == f"{few.protocol} classes=5/6"
+    assert rows["kNN, 10/class"]["queries"] == 97
+    assert rows["linear"]["value"] == fitted.value
+    assert rows["linear"]["protocol"].endswith("classes=5/6")
+    assert rows["kNN"]["queries"] == 100  # all classes
+
+
+def test_samples_without_a_label_are_counted_and_none_with_one_is_an_error():
+    train, test = pair()
+    labels = train.labels.clone()
+    labels[:30] = -1
+    partly = train._replace(labels=labels)
+    report = run_suite({"ssl": (partly, test), "pixels": (noise_of(partly), noise_of(test))}, {})
+    assert report["left_out"][0] == "30 of 400 train samples, which have no label"
+    (expected,) = knn_results(train.rows(torch.arange(30, 400)), test, k=(20,))
+    assert next(row["value"] for row in report["rows"] if row["column"] == "kNN") == expected.value
+    bare = test._replace(labels=torch.full_like(test.labels, -1))
+    with pytest.raises(DataError, match="none of the 100 samples of test has a label"):
+        run_suite({"ssl": (train, bare)}, {})

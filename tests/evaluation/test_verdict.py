@@ -1,0 +1,128 @@
+"""The first sentence: better than random weights or not, by how much, and how sure that is."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from sslpipe.evaluation.result import wilson95
+from sslpipe.evaluation.suite import run_suite
+from sslpipe.evaluation.verdict import (
+    comparisons,
+    paired_difference95,
+    unpaired_difference95,
+    verdict,
+)
+from tests.evaluation.test_suite import noise_of, pair
+
+
+def row(features, right, column="kNN", *, whitened=False, total=1000):
+    low, high = wilson95(right, total)
+    return {
+        "features": features, "whitened": whitened, "column": column, "value": right / total,
+        "interval95": [low, high],
+    }  # fmt: skip
+
+
+def test_the_paired_interval_is_agresti_and_mins():
+    """Their table 1: n12 = 16, n21 = 132, n = 1600 gives 0.0725 and the Wald's neighbour."""
+    ours = np.array([True] * 132 + [False] * 16 + [True] * 1452)
+    theirs = np.array([False] * 132 + [True] * 16 + [True] * 1452)
+    difference, (low, high) = paired_difference95(ours, theirs)
+    assert difference == pytest.approx(116 / 1600)
+    b, c, n = 132.5, 16.5, 1602
+    half = 1.959963984540054 * math.sqrt(b + c - (b - c) ** 2 / n) / n
+    assert (low, high) == pytest.approx(((b - c) / n - half, (b - c) / n + half))
+    mirrored = paired_difference95(theirs, ours)
+    assert mirrored[1] == pytest.approx((-high, -low))
+
+
+def test_the_paired_interval_covers_in_a_simulation_and_is_shorter_than_the_unpaired():
+    rng = np.random.default_rng(0)
+    covered, shorter = 0, 0
+    for _ in range(500):
+        hard = rng.random(400)  # samples that are hard for one are hard for the other
+        ours, theirs = hard + 0.1 * rng.random(400) < 0.7, hard + 0.1 * rng.random(400) < 0.67
+        _, (low, high) = paired_difference95(ours, theirs)
+        covered += low <= 0.03 <= high
+        rows = [row("ssl", int(ours.sum()), total=400), row("random", int(theirs.sum()), total=400)]
+        _, wide = unpaired_difference95(*rows)
+        shorter += high - low < wide[1] - wide[0]
+    assert covered >= 0.92 * 500
+    assert shorter == 500
+
+
+def test_no_interval_leaves_minus_one_to_one_and_equal_answers_differ_by_nothing():
+    for ours, theirs in ((np.ones(3, bool), np.zeros(3, bool)), (np.ones(50, bool),) * 2):
+        difference, (low, high) = paired_difference95(ours, theirs)
+        assert -1 <= low <= difference <= high <= 1
+    assert low < 0 < high
+
+
+@pytest.mark.parametrize(
+    ("ours", "begins"),
+    [
+        ((600, 700, 650), "Better than random weights: kNN 60.0 against 50.0 % (+10.0 points, "),
+        ((505, 510, 490), "No better than random weights: kNN 50.5 against 50.0 % (+0.5 points, "),
+        ((505, 700, 510), "Better than random weights only by linear: kNN "),
+        ((300, 300, 300), "Worse than random weights: "),
+        ((505, 700, 300), "Better than random weights only by linear, worse by whitened kNN: "),
+        ((505, 510, 300), "No better than random weights, worse by whitened kNN: "),
+    ],
+)
+def test_the_sentence_begins_with_the_answer(ours, begins):
+    cells = (("kNN", False), ("linear", False), ("kNN", True))
+    rows = []
+    for (column, whitened), right in zip(cells, ours, strict=True):
+        rows += [row("ssl", right, column, whitened=whitened)]
+        rows += [row(name, 500, column, whitened=whitened) for name in ("random", "pixels")]
+    said = verdict({"rows": rows})
+    assert said.startswith(begins)
+    assert "; " + begins.partition(" random")[0].lower() + " raw pixels" in said
+    assert said.count("95 % interval") == 1
+    assert said.count(" against ") == 6
+    assert said.endswith(".")
+
+
+def test_what_was_not_measured_is_said():
+    assert "not known: that baseline was not measured" in verdict({"rows": [row("ssl", 600)]})
+    said = verdict({"rows": [row("ssl", 600), row("pixels", 400)]})
+    assert "random weights is not known" in said
+    assert "Better than raw pixels: kNN 60.0 against 40.0 %" in said
+    assert verdict({"rows": [row("ssl", 6, None)]}).startswith("No accuracy was measured")
+    assert verdict({"rows": []}).startswith("No accuracy was measured")
+
+
+def test_several_features_are_named():
+    rows = [row("ssl", 600), row("other", 500), row("random", 500)]
+    said = verdict({"rows": rows})
+    assert said.startswith("ssl: better than random weights: kNN")
+    assert "other: no better than random weights: kNN" in said
+
+
+def test_the_suite_compares_sample_by_sample_and_an_older_file_by_its_intervals():
+    train, test = pair()
+    sets = {"ssl": (train, test), "random": (noise_of(train), noise_of(test))}
+    report = run_suite(sets, {})
+    assert report["verdict"].startswith("Better than random weights")
+    assert [c["paired"] for c in report["comparisons"]] == [True] * 3
+    assert json.loads(json.dumps(report)) == report
+    table = {(r["features"], r["whitened"], r["column"]): r["value"] for r in report["rows"]}
+    for c in report["comparisons"]:
+        value = table["ssl", c["whitened"], c["column"]]
+        other = table["random", c["whitened"], c["column"]]
+        assert c["difference"] == pytest.approx(value - other)
+        assert c["interval95"][0] < c["difference"] < c["interval95"][1]
+    older = {key: value for key, value in report.items() if key != "comparisons"}
+    for c in report["comparisons"]:
+        said = f"{100 * c['value']:.1f} against {100 * c['baseline_value']:.1f} %"
+        assert said in verdict(older)
+        assert said in report["verdict"]
+    assert [c["paired"] for c in comparisons(older["rows"])] == [False] * 3
+
+
+def test_alone_the_features_have_nothing_to_beat():
+    report = run_suite({"ssl": pair()}, {})
+    assert report["comparisons"] == []
+    assert "not known" in report["verdict"]

@@ -1,0 +1,141 @@
+"""sharding.build: what is kept and what is written anew; where to look instead of --root."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslpipe.data.decode import decode
+from sslpipe.data.index import load_index
+from tests.sharding.test_shards import BUILD, add, error_of, jpeg, photos, read_all, run, tree
+from tests.sharding.test_sources import png
+
+__all__ = ["photos"]
+
+
+def test_a_test_fraction_after_the_first_build_says_what_is_kept_and_what_is_written_anew(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, later = tmp_path / "set", tmp_path / "later"
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    png(later / "cat" / "x.png", 3)
+    assert run("build", out, "--root", later, "--split", "val") == 0
+    before = tree(out)
+    words = ["build", out, "--root", photos, "--test-fraction", "0.2", *BUILD]
+    message = error_of(capsys, *words)
+    assert f"{out} already holds train shards of other images or options" in message
+    assert "give --overwrite: train and test are written anew, val are kept" in message
+    assert tree(out) == before  # nothing was touched
+    assert run(*words, "--overwrite") == 0
+    assert set(load_index(out).manifest.splits) == {"train", "test", "val"}
+    assert tree(out)["val-000000.tar"] == before["val-000000.tar"]
+
+
+def test_tars_of_others_are_not_overwritten_by_a_build(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tarfile
+
+    for name in ("train-000000.tar", "00000.tar"):
+        out = tmp_path / name
+        out.mkdir()
+        with tarfile.open(out / name, "w") as tar:
+            add(tar, "a.jpg", jpeg(0))
+        assert run("index", out) == 0
+        before = tree(out)
+        assert "already holds train" in error_of(capsys, "build", out, "--root", photos)
+        assert tree(out) == before
+
+
+def test_a_damaged_record_is_another_build(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "set"
+    assert run("build", out, "--root", photos, *BUILD) == 0
+    for text in ('{"plan": ', '["plan"]\n', "null\n"):
+        (out / ".build" / "train.jsonl").write_text(text)
+        assert "--overwrite" in error_of(capsys, "build", out, "--root", photos, *BUILD)
+
+
+# --- --root
+
+
+def test_a_root_that_is_no_folder_says_what_to_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    files = ("a.csv", "b.tar", "c.tar.gz", "d.tgz", "e.parquet", "f.zip", "g.png")
+    for name in (*files, "train-images-idx3-ubyte.gz"):
+        (tmp_path / name).write_bytes(b"")
+    expected = {
+        f"{tmp_path}/photos/*": f"all images below a folder are read: --root {tmp_path}/photos",
+        f"{tmp_path}/photos/*/*.jpg": f"--root {tmp_path}/photos",
+        f"{tmp_path}/ph?tos": f"--root {tmp_path}",
+        f"{tmp_path}/[ab]/x": f"--root {tmp_path}",
+        "~/photos": "the shell did not expand ~: write --root /home/ann/photos",
+        f"{tmp_path}/a.csv": f"--source csv --csv {tmp_path}/a.csv",
+        f"{tmp_path}/b.tar": f"sslpipe shards repack {tmp_path}/b.tar OUT",
+        f"{tmp_path}/c.tar.gz": f"sslpipe shards repack {tmp_path}/c.tar.gz OUT",
+        f"{tmp_path}/d.tgz": f"sslpipe shards repack {tmp_path}/d.tgz OUT",
+        f"{tmp_path}/e.parquet": f"--source parquet --root {tmp_path}",
+        f"{tmp_path}/f.zip": "unpack it first",
+        f"{tmp_path}/g.png": "give the folder that holds the images",
+        f"{tmp_path}/train-images-idx3-ubyte.gz": f"--source idx --root {tmp_path}",
+    }
+    for root, remedy in expected.items():
+        message = error_of(capsys, "build", tmp_path / "out", "--root", root)
+        assert f"--root {root} is not a folder; " in message
+        assert message.endswith(remedy)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_files_than_images_says_what_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, remedy in (
+        ("0.parquet", "--source parquet"),
+        ("0.tar", "sslpipe shards index"),
+        ("list.csv", "--source csv"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_bytes(b"")
+        message = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / name)
+        assert "has no images" in message
+        assert remedy in message
+
+
+# --- --background
+
+
+def test_transparent_parts_get_the_colour_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    rgba = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
+    rgba[:2, :, 3], rgba[2, :, 3] = 0, 255
+    solid = rgba.copy()
+    solid[:, :, 3] = 255
+    palette = Image.fromarray(np.array([[0, 1, 0], [1, 1, 0]], np.uint8))
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    Image.fromarray(rgba).save(root / "a.png")
+    Image.fromarray(solid).save(root / "b.png")
+    palette.save(root / "c.png", transparency=0)
+    Image.fromarray(rgba[:, :, :3]).save(root / "d.jpg")
+    words = ["build", tmp_path / "out", "--root", root]
+    assert run(*words, "--background", "#ff8000") == 0
+    written = {key[9:]: raw for key, raw, _ in read_all(tmp_path / "out", "train")}
+    share = rgba[:, :, 3:] / 255
+    mixed = rgba[:, :, :3] * share + np.array([255, 128, 0]) * (1 - share)
+    actual = decode(written["a"], 64).transpose(1, 2, 0)
+    assert np.abs(actual - mixed).max() <= 0.5
+    expected = np.array([[255, 128, 0], [200, 100, 50]])[[[0, 1, 0], [1, 1, 0]]]
+    np.testing.assert_array_equal(decode(written["c"], 64).transpose(1, 2, 0), expected)
+    assert written["b"] == (root / "b.png").read_bytes()  # nothing is transparent
+    assert written["d"] == (root / "d.jpg").read_bytes()
+    assert "is no colour" in error_of(capsys, *words, "--background", "whiet")
+    # without it the bytes are as they were
+    assert run("build", tmp_path / "plain", "--root", root) == 0
+    plain = {key[9:]: raw for key, raw, _ in read_all(tmp_path / "plain", "train")}
+    assert plain["a"] == (root / "a.png").read_bytes()

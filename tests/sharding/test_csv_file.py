@@ -1,0 +1,141 @@
+"""sharding.csv_file: delimiters, rows that lack something, files that are not there."""
+
+from pathlib import Path
+
+import pytest
+
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.sharding import SOURCES
+from sslpipe.sharding.sources import SourceOptions
+from tests.sharding.test_shards import error_of, run
+from tests.sharding.test_sources import png
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Six images of two classes, one cell with a comma and a semicolon in it."""
+    for i in range(6):
+        png(tmp_path / f"{i}.png", 10 * i)
+    lines = ["path;label;note", *(f'{i}.png;{"ab"[i % 2]};"x, y; z"' for i in range(6))]
+    (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "list.csv"
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "word", "argument"),
+    [(";", "semicolons", "';'"), ("\t", "tabs", "tab"), ("|", "vertical bars", "'|'")],
+)
+def test_another_delimiter_is_named_with_its_remedy_which_works(
+    table: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    delimiter: str,
+    word: str,
+    argument: str,
+) -> None:
+    table.write_text(table.read_text().replace(";", delimiter))
+    words = ["build", tmp_path / "out", "--source", "csv", "--csv", table]
+    message = error_of(capsys, *words)
+    assert f"{table} has no column 'path': its first line is separated by {word}" in message
+    assert f"--delimiter {argument}, and its columns are: path, label, note" in message
+    assert run(*words, "--delimiter", argument.strip("'")) == 0
+    assert load_index(tmp_path / "out").manifest.classes == ("a", "b")
+    # a comma where another delimiter is given
+    table.write_text("path,label\n0.png,a\n")
+    assert "separated by commas" in error_of(capsys, *words, "--delimiter", ";")
+
+
+def test_a_tsv_has_tabs_and_a_delimiter_is_one_character(table: Path) -> None:
+    tsv = table.with_suffix(".tsv")
+    tsv.write_text(table.read_text().replace(";", "\t"))
+    assert len(SOURCES["csv"](SourceOptions(csv=tsv))["train"]) == 6
+    for wrong in ("", ";;", '"', "\n"):
+        with pytest.raises(DataError, match="is not one character"):
+            SOURCES["csv"](SourceOptions(csv=table, delimiter=wrong))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\n", "has no rows"),
+        ("", "has no column 'path'; it has: none"),
+        ("path,label\n0.png,a\n,b\n", r"list\.csv, line 3: no value of 'path'"),
+        ("label,path\na\n", r"list\.csv, line 2: no value of 'path'"),
+        ("path,class\n0.png,a\n", "name one with --label-column, or give --no-labels"),
+        ("path,label\n\0.png,a\n", "cannot read"),
+        ("path,label\n.,a\n", "it is not a file"),
+    ],
+)
+def test_a_row_or_column_that_lacks_something_is_named(
+    table: Path, text: str, message: str
+) -> None:
+    table.write_text(text)
+    with pytest.raises(DataError, match=message):
+        SOURCES["csv"](SourceOptions(csv=table))
+
+
+def test_labels_need_no_column_where_they_are_not_wanted(table: Path) -> None:
+    table.write_text("path\n0.png\n1.png\n")
+    images = SOURCES["csv"](SourceOptions(csv=table, labels=False))["train"]
+    assert images.labels.tolist() == [-1, -1]
+
+
+def test_a_table_in_another_encoding_says_what_to_do(table: Path) -> None:
+    table.write_bytes("path,label\n0.png,größe\n".encode("latin-1"))
+    with pytest.raises(DataError, match="save it as UTF-8"):
+        SOURCES["csv"](SourceOptions(csv=table))
+
+
+@pytest.mark.parametrize("split", ["../x", "a/b", "", ".x", "a b"])
+def test_a_split_cannot_lead_out_of_the_folder(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    table.write_text(f"path,label,fold\n0.png,a,{split}\n")
+    out = tmp_path / "deep" / "out"
+    words = ["build", out, "--source", "csv", "--csv", table, "--split-column", "fold"]
+    message = error_of(capsys, *words)
+    assert "no value of 'fold'" in message if not split else f"split {split!r}" in message
+    assert not out.exists()
+
+
+# --- files that are not there
+
+
+def test_missing_files_end_the_build_with_a_count_or_are_skipped_and_listed(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("1.png", "4.png"):
+        (tmp_path / name).unlink()
+    out = tmp_path / "out"
+    words = ["build", out, "--source", "csv", "--csv", table, "--delimiter", ";"]
+    message = error_of(capsys, *words)
+    assert f"cannot read {tmp_path / '1.png'}: No such file" in message
+    assert "2 of 6 listed files are missing" in message
+    assert "--skip-missing" in message
+    assert not out.exists()
+    assert run(*words, "--skip-missing") == 0
+    assert f"skipped: 2 missing files, listed in {out / 'missing.txt'}" in capsys.readouterr().err
+    assert (out / "missing.txt").read_text() == "train\t1.png\ntrain\t4.png\n"
+    index = load_index(out)
+    assert sorted(index.split("train").labels.tolist()) == [0, 0, 1, 1]
+    # when they are there again, nothing is missing
+    for name in ("1.png", "4.png"):
+        png(tmp_path / name, 7)
+    assert run(*words, "--skip-missing", "--overwrite") == 0
+    assert not (out / "missing.txt").exists()
+    assert len(load_index(out).split("train")) == 6
+
+
+def test_a_list_of_which_no_file_is_there_is_refused_all_the_same(table: Path) -> None:
+    options = SourceOptions(csv=table, delimiter=";", skip_missing=True, root=table / "elsewhere")
+    with pytest.raises(DataError, match="6 of 6 listed files are missing: mend the list or --root"):
+        SOURCES["csv"](options)
+
+
+def test_a_source_that_lists_nothing_does_not_take_the_option(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--skip-missing", "--delimiter=x"):
+        message = error_of(capsys, "build", tmp_path / "o", "--root", table.parent, option)
+        assert f"{option.partition('=')[0]} needs --source csv" in message

@@ -1,0 +1,167 @@
+"""sharding.parquet: labels that are texts, columns with gaps, images that are not there."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from sslpipe.data.decode import decode
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.sharding import SOURCES
+from sslpipe.sharding.sources import Images, SourceOptions
+from tests.sharding.test_shards import error_of, run
+
+WORDS = ["cat", "dog", "ape", "dog"]
+
+
+def image(level: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((3, 2), level, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: Path, labels: Any, images: Any = None) -> None:
+    if images is None:
+        images = [{"bytes": image(i), "path": None} for i in range(len(labels))]
+    parquet.write_table(pa.table({"image": images, "label": labels}), path)
+
+
+def read(root: Path, **options: Any) -> dict[str, Images]:
+    return SOURCES["parquet"](SourceOptions(root=root, **options))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pa.array(WORDS, pa.string()),
+        pa.array(WORDS, pa.large_string()),
+        pa.array(WORDS, pa.string_view()),
+        pa.array(WORDS).dictionary_encode(),
+        pa.array(WORDS, pa.large_string()).dictionary_encode(),
+        pa.chunked_array([pa.array(WORDS[:1]), pa.array(WORDS[1:])]),
+    ],
+    ids=lambda labels: str(labels.type),
+)
+def test_texts_are_classes_as_a_csv_takes_them(tmp_path: Path, labels: Any) -> None:
+    write(tmp_path / "train.parquet", labels)
+    lines = [f"{i}.png,{word}" for i, word in enumerate(WORDS)]
+    (tmp_path / "list.csv").write_text("path,label\n" + "\n".join(lines))
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(image(i))
+    (expected,) = SOURCES["csv"](SourceOptions(csv=tmp_path / "list.csv")).values()
+    (images,) = read(tmp_path).values()
+    assert images.classes == expected.classes == ("ape", "cat", "dog")
+    assert images.labels.tolist() == expected.labels.tolist() == [1, 2, 0, 2]
+    assert [images.read(i) for i in range(4)] == [expected.read(i) for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers", "classes"),
+    [
+        (pa.array(["b", None, "", "a"]), [1, -1, -1, 0], ("a", "b")),
+        (pa.array(["10", "9", "9", "10"]), [1, 0, 0, 1], ("9", "10")),
+        (pa.array([2, None, 0, 2], pa.int32()), [2, -1, 0, 2], ("0", "1", "2")),
+        (pa.array([2.0, float("nan"), 0.0, None]), [2, -1, 0, -1], ("0", "1", "2")),
+        (pa.array([1, 0, 1, 1], pa.uint8()), [1, 0, 1, 1], ("0", "1")),
+        (pa.array([True, False, None, True]), [1, 0, -1, 1], ("False", "True")),
+        (pa.array([5, 5, 7, 5]).dictionary_encode(), [5, 5, 7, 5], tuple("01234567")),
+        (pa.nulls(4), [-1] * 4, ()),
+    ],
+    ids=str,
+)
+def test_gaps_are_no_label_and_whole_numbers_stay(
+    tmp_path: Path, labels: Any, numbers: list[int], classes: tuple[str, ...]
+) -> None:
+    write(tmp_path / "train.parquet", labels)
+    (images,) = read(tmp_path).values()
+    assert images.labels.tolist() == numbers
+    assert images.classes == classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (pa.array([0.5, 1.0]), "holds double, neither integers nor texts; name another"),
+        (pa.array([b"a", b"b"]), "holds binary"),
+        (pa.array([[1], [2]]), "holds list"),
+        (pa.array([3, 10**12]), "label 1000000000000 of 2 images is no number of a class"),
+    ],
+    ids=str,
+)
+def test_other_labels_are_refused_with_their_type(
+    tmp_path: Path, labels: Any, message: str
+) -> None:
+    write(tmp_path / "train.parquet", labels)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+    assert read(tmp_path, labels=False)["train"].labels.tolist() == [-1, -1]
+
+
+def test_the_splits_share_their_classes_also_when_one_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.parquet", pa.array(["b", "c"]))
+    write(tmp_path / "train-1.parquet", pa.array(["d"], pa.large_string()))
+    write(tmp_path / "test.parquet", pa.array(["a", "c"]).dictionary_encode())
+    parquet.write_table(pa.table({"image": [image(0)]}), tmp_path / "unlabelled.parquet")
+    for split, numbers in (("train", [1, 2, 3]), ("test", [0, 2])):
+        images = read(tmp_path, split=split)[split]
+        assert (images.labels.tolist(), images.classes) == (numbers, ("a", "b", "c", "d"))
+
+
+def test_images_are_bytes_structs_or_paths(tmp_path: Path) -> None:
+    for i in range(2):
+        (tmp_path / f"{i}.png").write_bytes(image(i))
+    kinds = {
+        "bytes": pa.array([image(0), image(1)]),
+        "large": pa.array([image(0), image(1)], pa.large_binary()),
+        "path": pa.array(["0.png", "1.png"]),
+        "struct": pa.array([{"bytes": image(0), "path": None}, {"bytes": None, "path": "1.png"}]),
+    }
+    for name, cells in kinds.items():
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "train.parquet", ["x", "y"], cells)
+        for i in range(2):
+            (tmp_path / name / f"{i}.png").write_bytes(image(i))
+        (images,) = read(tmp_path / name).values()
+        assert [int(decode(images.read(i), 8)[0, 0, 0]) for i in range(2)] == [0, 1], name
+
+
+def test_images_that_are_not_there_are_counted_or_skipped_and_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [{"bytes": image(i), "path": "x"} for i in range(4)]
+    cells[1] = {"bytes": None, "path": "gone/1.png"}  # type: ignore[dict-item]
+    write(tmp_path / "in.parquet", WORDS, pa.array([*cells[:3], None]))
+    words = ["build", tmp_path / "out", "--source", "huggingface", "--root", tmp_path]
+    words += ["--split", "in"]
+    message = error_of(capsys, *words)
+    assert "cannot read gone/1.png: No such file or directory; 2 of 4 listed files" in message
+    assert run(*words, "--skip-missing") == 0
+    assert (tmp_path / "out" / "missing.txt").read_text() == "in\tgone/1.png\nin\tin[3]\n"
+    index = load_index(tmp_path / "out")
+    assert sorted(index.split("in").labels.tolist()) == [0, 1]
+    assert index.manifest.classes == ("ape", "cat", "dog")  # as the list says
+
+
+def test_a_file_without_a_column_is_named_also_behind_the_first(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.parquet", WORDS)
+    parquet.write_table(pa.table({"label": ["a"]}), tmp_path / "train-1.parquet")
+    with pytest.raises(DataError, match=r"train-1\.parquet has no column 'image'; it has: label"):
+        read(tmp_path)
+
+
+def test_what_people_type_for_the_hub_is_accepted_and_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert SOURCES["huggingface"] is SOURCES["parquet"]
+    words = ["build", tmp_path / "o", "--source", "huggingface", "--name", "user/beans"]
+    message = error_of(capsys, *words)
+    assert "hf download USER/NAME --repo-type dataset --local-dir DIR" in message
+    for typed in ("webdataset", "tar"):
+        message = error_of(capsys, "build", tmp_path / "o", "--source", typed)
+        assert "sslpipe shards index" in message
