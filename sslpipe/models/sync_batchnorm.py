@@ -162,8 +162,8 @@ class _FusedNormalise(torch.autograd.Function):
             invstd = torch.ones_like(mean)
         mine = torch.cat([mean, invstd, _row_count(rows, dtype, x.device)])  # (2C + 1,)
         everyone = _gathered(mine)  # (W, 2C + 1)
-        means, invstds, counts = everyone.split([channels, channels, 1], dim=1)
-        counts = counts.flatten()
+        means, invstds = everyone[:, :channels], everyone[:, channels:-1]  # (W, C) each
+        counts = everyone[:, -1]  # (W,)
         mean, invstd = torch.batch_norm_gather_stats_with_counts(
             mean,  # for its dtype, where there are no running statistics
             means,
@@ -200,8 +200,9 @@ class _FusedNormalise(torch.autograd.Function):
         grad_x = torch.empty_like(x)
         if x.numel():
             weight = weight.to(mean.dtype) if affine else None
+            sum_dy, sum_dy_x = both.chunk(2)
             grad_x = torch.batch_norm_backward_elemt(
-                dy, x, mean, invstd, weight, *both.chunk(2), counts
+                dy, x, mean, invstd, weight, sum_dy, sum_dy_x, counts
             )
         grads = (grad_weight, grad_bias) if affine else (None, None)
         return grad_x, *grads, None, None, None, None

@@ -1,5 +1,7 @@
 """From a launcher's environment to an Accelerator: device, processes, precision."""
 
+import gc
+import math
 import os
 import time
 from datetime import timedelta
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedDataParallelKwargs
-from torch import nn
+from torch import Tensor, nn
 
 from sslpipe.distributed import Rank, broadcast_object, pick_device
 from sslpipe.errors import RecipeError, UserError
@@ -20,6 +22,7 @@ from sslpipe.run.checkpoint import checkpoint_names, damage_of, read_state
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
 from sslpipe.run.records import read_description
 
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -108,7 +111,10 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
             rows = 2 * (recipe.data.micro_batch or recipe.data.batch_size) // state.num_processes
             times_s = _time_precisions(model, rows, crop_px, state.device)
             precision = min(times_s, key=lambda name: times_s[name])
-            timing = ", ".join(f"{name} {1000 * t:.0f} ms" for name, t in times_s.items())
+            timing = ", ".join(
+                f"{name} {1000 * t:.0f} ms" if t < math.inf else f"{name}: not enough memory"
+                for name, t in times_s.items()
+            )
             print(f"precision = auto: took {precision} (a step: {timing})", flush=True)
     return str(broadcast_object(precision))
 
@@ -137,25 +143,50 @@ def stored_precision(run_dir: Path) -> str:
 def _time_precisions(
     model: nn.Module, rows: int, crop_px: int, device: torch.device
 ) -> dict[str, float]:
-    """Seconds of one forward and backward in fp32 and in bf16: the faster of two each."""
+    """Seconds of one forward and backward in each candidate; infinite where memory is too small.
+
+    Raises: torch.OutOfMemoryError where none of them fits.
+    """
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model = model.to(device).to(memory_format=torch.channels_last)
     views = torch.rand(rows, 3, crop_px, crop_px, device=device)
     views = views.contiguous(memory_format=torch.channels_last)
     times_s: dict[str, float] = {}
-    for name, dtype in (("fp32", None), ("bf16", torch.bfloat16)):
-        tries = []
-        for _ in range(3):  # the first warms up and does not count
-            begin_s = time.perf_counter()
-            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-                value = model(views).float().square().mean()
-            value.backward()
-            float(value.detach())  # waits for the device
-            tries.append(time.perf_counter() - begin_s)
-        times_s[name] = min(tries[1:])
-    model.zero_grad(set_to_none=True)
+    failure: torch.OutOfMemoryError | None = None
+    for name in (_half_precision(device), "fp32"):  # the one that takes less memory first
+        try:
+            times_s[name] = _time_step(model, views, _AUTOCAST[name])
+        except torch.OutOfMemoryError as error:
+            times_s[name] = math.inf
+            failure = error.with_traceback(None)  # its frames would hold the step's tensors
+            gc.collect()  # and so would cycles of them
+        model.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what the one used comes in other sizes in the other
     model.load_state_dict(kept)
+    if failure is not None and min(times_s.values()) == math.inf:
+        raise failure
     return times_s
+
+
+def _time_step(model: nn.Module, views: Tensor, dtype: torch.dtype | None) -> float:
+    """Seconds of a forward and backward under autocast to dtype: the faster of two."""
+    tries = []
+    for _ in range(3):  # the first warms up and does not count
+        begin_s = time.perf_counter()
+        with torch.autocast(views.device.type, dtype=dtype, enabled=dtype is not None):
+            value = model(views).float().square().mean()
+        value.backward()
+        float(value.detach())  # waits for the device
+        tries.append(time.perf_counter() - begin_s)
+    return min(tries[1:])
+
+
+def _half_precision(device: torch.device) -> str:
+    """bf16, or fp16 on a GPU that only emulates bf16 (V100, T4: fp16 alone has tensor cores)."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "fp16"
+    return "bf16"
 
 
 def environment() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which products on "cuda" are rounded to TF32: where a user allows it, but for some."""
+"""Products on "cuda": TF32 where a user allows it, but never in views and searches."""
 
 import torch
 
