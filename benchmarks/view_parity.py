@@ -64,7 +64,7 @@ class Comparison:
 def crop(images: Tensor, params: Draws) -> Tensor:
     side, source = images.shape[-1], torch.arange(len(images))
     apart = torch.full_like(params.flip, side > TOGETHER_PX)
-    crops = plan_crops(source, params.boxes, params.flip, apart, side, images.device)
+    crops = plan_crops(source, params.boxes, params.flip, apart, side)
     return (crop_apart if apart[0] else crop_together)(images * 255, crops)
 
 

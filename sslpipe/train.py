@@ -105,12 +105,12 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
 
             if cached is None:
                 seed(0)
-                views = augment(batch, dtype=run.dtype)  # (2B, 3, S, S), first views first
+                views = augment(batch, dtype=run.view_dtype)  # (2B, 3, S, S), first views first
                 z_a, z_b = ddp(views).chunk(2)  # 2 x (B, D), one forward
                 loss = compute_loss(z_a, z_b)  # (), over all ranks
                 run.backward(loss)
             else:  # the same negatives and gradient, a slice of every stream at a time
-                make_views = partial(views_of_rows, augment, batch, run.dtype)
+                make_views = partial(views_of_rows, augment, batch, run.view_dtype)
                 z_a, z_b, loss = cached(make_views=make_views, compute_loss=compute_loss, seed=seed)
 
             # a non-finite step moves no weight and restores the buffers; it counts as a step

@@ -1,6 +1,7 @@
-"""Which views are computed together: ChunkPlan."""
+"""Which views a CPU computes together: ChunkPlan."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -8,12 +9,11 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.op import Chunk, Draws
-from sslpipe.augment.pixels import HUE, Colours, make_blends
-from sslpipe.augment.resample import TOGETHER_PX, plan_crops
+from sslpipe.augment.pixels import HUE, Colours, change_colours, make_blends
+from sslpipe.augment.resample import TOGETHER_PX, crop_apart, crop_together, plan_crops
 from sslpipe.augment.spec import ViewSpec
 
-_CPU_CHUNK_BYTES = 2**21  # of float views; measured from 2**19 to 2**22 at 32, 96 and 224 px
-_GPU_CHUNK_BYTES = 2**28
+_CHUNK_BYTES = 2**21  # of float views; measured from 2**19 to 2**22 at 32, 96 and 224 px
 _NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
 
 
@@ -34,12 +34,12 @@ class ChunkPlan:
     The result does not depend on the chunks, but for float32's last bits.
 
     Args:
-        draws: of all 2B views, on the CPU: the host decides which rows go together.
+        draws: of all 2B views.
         specs: the settings of each view.
         sizes: (B, 2), height and width of each image in pixels.
         jitter_ops: the colour ops that some view may do; the others cost nothing.
-        device: where the views are computed.
-        colours, bfloat16: as in Chunk.
+        colours: the jitter's kernels.
+        bfloat16: as in Chunk.
     """
 
     def __init__(
@@ -48,15 +48,13 @@ class ChunkPlan:
         specs: tuple[ViewSpec, ...],
         sizes: Tensor,
         jitter_ops: list[int],
-        device: torch.device,
         colours: Colours,
         bfloat16: bool,
     ) -> None:
         crop_px, num_images = int(specs[0].crop_px), len(sizes)
-        # Large images are read by their boxes, on a CPU. That is a property of the image, not of
-        # the batch: its views must not depend on the batch.
-        large = sizes.cpu().amax(1).repeat(len(specs)) > TOGETHER_PX
-        large &= device.type == "cpu"
+        # Large images are read by their boxes. That is a property of the image, not of the batch:
+        # its views must not depend on the batch.
+        large = sizes.amax(1).repeat(len(specs)) > TOGETHER_PX
         kept = torch.isin(draws.order, torch.tensor(jitter_ops))
         order = draws.order[kept].view(len(kept), -1)  # without the ops that no view does
         step = (order == HUE).int().argmax(1) if HUE in jitter_ops else _NO_HUE
@@ -73,8 +71,7 @@ class ChunkPlan:
         self._groups = list(zip(step[self.rows].tolist(), self._large.tolist(), strict=True))
 
         # the chunks, and what each of them needs of the jitter and the crop
-        limit = _GPU_CHUNK_BYTES if device.type == "cuda" else _CPU_CHUNK_BYTES
-        self._parts = list(self._cut(max(1, limit // (3 * 4 * crop_px**2))))
+        self._parts = list(self._cut(max(1, _CHUNK_BYTES // (3 * 4 * crop_px**2))))
         self._blends = make_blends(order[self.rows], self._draws.factors, self._draws.jitter)
         needs = np.stack([part.numpy() for part in self._blends], axis=2) != (1, 0, 0)  # (2B, k, 3)
         needs = np.logical_or.reduceat(needs, [part.start for part in self._parts])
@@ -85,7 +82,6 @@ class ChunkPlan:
             self._draws.flip,
             self._large,
             crop_px,
-            device,
         )
         self._specs, self._colours, self._bfloat16 = specs, colours, bfloat16
 
@@ -114,15 +110,25 @@ class ChunkPlan:
     def __iter__(self) -> Iterator[Chunk]:
         for part, needs in zip(self._parts, self._needs, strict=True):
             step, large = self._groups[part.start]
-            yield Chunk(
-                draws=self._draws.rows(part),
-                specs=self._specs,
-                rows=self.rows[part],
-                large=large,
-                crops=self._crops.rows(part),
-                hue_step=step if step < _NO_HUE else None,
+            draws = self._draws.rows(part)
+            hue_step = step if step < _NO_HUE else None
+            jitter = partial(
+                change_colours,
                 blends=self._blends.rows(part),
+                hue_shift=draws.factors[:, HUE],
+                hue_step=hue_step,
                 needs=needs,
                 colours=self._colours,
+            )
+            jittered = hue_step is not None or any(done for done, _, _ in needs)
+            yield Chunk(
+                draws=draws,
+                specs=self._specs,
+                rows=self.rows[part],
+                from_bytes=large,
+                cut=partial(crop_apart if large else crop_together, crops=self._crops.rows(part)),
+                jitter=jitter if jittered else None,
                 bfloat16=self._bfloat16,
+                params=draws.params,
+                masked={},
             )

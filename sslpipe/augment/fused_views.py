@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslpipe.augment import pixels
+from sslpipe.augment import pixels, triton_views
 from sslpipe.augment.base import BaseViews, ViewPlan
+from sslpipe.augment.batched import BatchPlan
 from sslpipe.augment.chunks import ChunkPlan
 from sslpipe.augment.compiled import compiled_colours
 from sslpipe.augment.op import Draws
 from sslpipe.augment.ops import ops_for
 from sslpipe.augment.resample import TOGETHER_PX, transposed
+from sslpipe.augment.triton_views import TritonPlan
 from sslpipe.data.pipeline import Batch
+
+Plan = ChunkPlan | BatchPlan | TritonPlan
 
 _SMALL_PX = 64  # views up to this long are written together, larger ones faster one by one
 
@@ -34,6 +38,11 @@ class FusedViews(BaseViews):
         extra: see ExtraOps.
         blur: "exact", or "bf16": products in bfloat16 where that is faster (see bfloat16_pays), off
             by at most 2 levels of 255 and by 0.3 on average (white noise; tested).
+        kernels: what makes views on a GPU. "torch": its operations, also for any op that is plugged
+            in. "triton": kernels of the library's own, which read and write each view a few times
+            instead of some forty; only built-in ops and no `extra`. "auto": triton where it is
+            installed and does all ops. A CPU takes torch's operations. The views differ in the last
+            bits, as those of any two devices do, so it is no part of a run's digest.
         overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see
             `view_specs`.
 
@@ -51,12 +60,15 @@ class FusedViews(BaseViews):
         normalize: bool = True,
         extra: Sequence[dict[str, Any]] = (),
         blur: str = "exact",
+        kernels: str = "auto",
         **overrides: Any,
     ) -> None:
         super().__init__(preset, crop_px, mean, std, normalize, extra, **overrides)
         if blur not in ("exact", "bf16"):
             raise ValueError(f"blur = {blur!r} is not 'exact' or 'bf16'")
-        self.blur = blur
+        if kernels not in ("auto", "torch", "triton"):
+            raise ValueError(f"kernels = {kernels!r} is not 'auto', 'torch' or 'triton'")
+        self.blur, self.kernels = blur, kernels
         # the colour ops that some view may do; the others cost nothing
         strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
         self.jitter_ops: list[int] = strengths.amax(0).nonzero()[:, 0].tolist()
@@ -72,20 +84,26 @@ class FusedViews(BaseViews):
         """
         self.colours = compiled_colours(**options)
 
-    def plan(self, params: Draws, batch: Batch) -> ViewPlan[ChunkPlan]:
-        """Plan the views of a batch that have these parameters."""
-        return ViewPlan(params, None if self.mean.is_cuda else self._chunks(params, batch))
+    def plan(self, params: Draws, batch: Batch) -> ViewPlan[Plan]:
+        """Plan the views of a batch that have these parameters.
 
-    def _chunks(self, params: Draws, batch: Batch) -> ChunkPlan:
-        return ChunkPlan(
-            params,
-            self.specs,
-            batch.sizes,
-            self.jitter_ops,
-            batch.images.device,
-            self.colours,
-            self.blur == "bf16",
-        )
+        Raises:
+            RecipeError: `kernels` is "triton", and it cannot make these views here.
+        """
+        return ViewPlan(params, self._planned(params, batch, self.mean.device))
+
+    def _planned(self, params: Draws, batch: Batch, device: torch.device) -> Plan:
+        options = self.jitter_ops, self.colours, self.blur == "bf16"
+        ops = ops_for(self.specs)
+        if triton_views.chosen(self.kernels, device, ops, self.extra is not None):
+            return TritonPlan(params, self.specs, self.jitter_ops)
+        if device.type == "cpu":
+            return ChunkPlan(params, self.specs, batch.sizes, *options)
+        height, width = batch.images.shape[2:]
+        jitter_ops, colours, bfloat16 = options
+        if colours is pixels.EAGER:
+            colours = pixels.FEW_OPS
+        return BatchPlan(params, self.specs, (height, width), jitter_ops, ops, colours, bfloat16)
 
     @torch.no_grad()
     def forward(
@@ -102,36 +120,51 @@ class FusedViews(BaseViews):
         Returns:
             (2B, 3, S, S) of dtype, channels_last, without gradient, on the batch's device.
         """
-        images, plan = batch.images, self.plan_of(batch, draws)
-        chunks = plan.work or self._chunks(plan.draws, batch)
-        shape = (len(plan.draws.ids), 3, self.crop_px, self.crop_px)
+        images, given = batch.images, self.plan_of(batch, draws)
+        plan: Plan = given.work or self._planned(given.draws, batch, images.device)
+        plan = plan.to(images.device)
+        shape = (len(given.draws.ids), 3, self.crop_px, self.crop_px)
         memory_format = torch.channels_last
         views = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
+        if isinstance(plan, TritonPlan):
+            triton_views.make_views(images, plan, self.mean, self.std, views)
+            return views
+
         small = images
-        if not images.is_cuda and not chunks.all_large:  # converted once for all chunks
+        if isinstance(plan, ChunkPlan) and not plan.all_large:  # converted once for all chunks
             small = images[:, :, :TOGETHER_PX, :TOGETHER_PX].to(
                 torch.float32, memory_format=memory_format
             )
 
         ops = ops_for(self.specs)
         with torch.autocast(images.device.type, enabled=False):
-            for chunk in chunks:
-                changed = images if chunk.large else small
+            for chunk in plan:
+                changed = images if chunk.from_bytes else small
                 for op in ops:  # the first cuts the chunk's views out of the images
                     changed = op.apply(changed, chunk)  # (n, 3, S, S), planar
                 if self.extra is not None:
                     changed = self.extra(changed, chunk.draws)
-                self._write(pixels.normalize_(changed, self.mean, self.std), chunk.rows, views)
+                if isinstance(plan, ChunkPlan):
+                    self._write(pixels.normalize_(changed, self.mean, self.std), chunk.rows, views)
+                else:
+                    self._write_all(changed, chunk.rows, views)
         return views
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
         """Write a chunk (n, 3, S, S) to these rows (n,) of the views, pixel by pixel."""
         planes = chunk.flatten(2)  # (n, 3, S S)
-        flat = planes.mT if planes.is_cuda else transposed(planes)
-        flat = flat.to(views.dtype).reshape(len(rows), -1)  # (n, 3 S S)
+        flat = transposed(planes).to(views.dtype).reshape(len(rows), -1)  # (n, 3 S S)
         lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, 3 S S)
-        if views.is_cuda or self.crop_px <= _SMALL_PX:
-            lines.index_copy_(0, rows.to(views.device), flat)
+        if self.crop_px <= _SMALL_PX:
+            lines.index_copy_(0, rows, flat)
         else:
             for row, line in zip(rows.tolist(), flat, strict=True):
                 lines[row].copy_(line)
+
+    def _write_all(self, part: Tensor, rows: Tensor, views: Tensor) -> None:
+        """Normalise (n, 3, S, S), and write it to these rows (n,) of the views."""
+        written = torch.empty_like(part, dtype=views.dtype, memory_format=torch.channels_last)
+        scale, shift = self.scale[:, None, None], self.shift[:, None, None]
+        torch.addcmul(shift, part, scale, out=written)
+        lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, 3 S S)
+        lines.index_copy_(0, rows, written.permute(0, 2, 3, 1).view(len(rows), -1))

@@ -1,6 +1,6 @@
 """What an augmentation is: an Op. The ops and their list, OPS, are in ops.py."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -8,8 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslpipe.augment.pixels import Blends, Colours, Needs
-from sslpipe.augment.resample import Crops
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.random import hash_integers
 
@@ -74,14 +72,21 @@ class Chunk(NamedTuple):
 
     draws: Draws  # the n rows of the chunk, on the CPU
     specs: tuple[ViewSpec, ...]  # of the first views, of the second
-    rows: Tensor  # (n,) int64, CPU: which of the 2B views they are
-    large: bool  # whether each image is read by its box
-    crops: Crops  # the resampling of crop and flip
-    hue_step: int | None  # the step of the jitter before which hue is shifted in every row
-    blends: Blends  # the other steps of the jitter, on the CPU
-    needs: Needs  # what of them some row needs
-    colours: Colours  # the jitter's kernels
+    rows: Tensor  # (n,) int64: which of the 2B views they are
+    from_bytes: bool  # whether they are cut out of the uint8 images; else out of float32 ones
+    cut: Callable[[Tensor], Tensor]  # crop and flip: images to the chunk's views
+    jitter: Callable[[Tensor], Tensor] | None  # of all rows, perhaps in place; None: of none
     bfloat16: bool  # whether blurs are rounded to it
+    params: Mapping[str, Tensor]  # those of `draws` on the views' device
+    masked: Mapping[str, "MaskedRows"]  # by MaskedOp, where the plan has found them already
+
+
+class MaskedRows(NamedTuple):
+    """The rows of a chunk that a MaskedOp changes."""
+
+    rows: slice | Tensor  # on the CPU
+    chosen: slice | Tensor  # the same on the views' device
+    params: Mapping[str, Tensor]  # of these rows and this op, on the views' device
 
 
 class Op:
@@ -165,14 +170,13 @@ class MaskedOp(Op):
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Change the rows of the mask."""
-        rows = masked_rows(chunk.draws.params[self.name])
-        if rows is not None:
-            chosen = rows if isinstance(rows, slice) else rows.to(views.device)
-            part = views[chosen]
-            own = chunk._replace(draws=chunk.draws.rows(rows, self.params))
-            changed = self.change(part, own)
-            if changed is not part or not isinstance(rows, slice):  # else it is done, in place
-                views[chosen] = changed
+        masked = chunk.masked.get(self.name) or find_masked(self, chunk)
+        if masked is not None:
+            part = views[masked.chosen]
+            draws = chunk.draws.rows(masked.rows, self.params)
+            changed = self.change(part, chunk._replace(draws=draws, params=masked.params))
+            if changed is not part or not isinstance(masked.rows, slice):  # else it is done
+                views[masked.chosen] = changed
         return views
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
@@ -180,8 +184,8 @@ class MaskedOp(Op):
 
         Args:
             views: (n, 3, S, S) float32 in [0, 1].
-            chunk: its `draws` have a row for each, and this op's parameters only; other fields may
-                have more rows.
+            chunk: its `draws` and `params` have a row for each, and this op's parameters only;
+                other fields may have more rows.
         """
         raise NotImplementedError
 
@@ -196,6 +200,16 @@ class MaskedOp(Op):
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
         """Say the label where the mask is set."""
         return [self.label] if draw.params[self.name] else []
+
+
+def find_masked(op: MaskedOp, chunk: Chunk) -> MaskedRows | None:
+    """Find the rows of a chunk that an op changes; None where it changes none."""
+    rows = masked_rows(chunk.draws.params[op.name])
+    if rows is None:
+        return None
+    device = chunk.params[op.name].device
+    chosen = rows if isinstance(rows, slice) else rows.to(device)
+    return MaskedRows(rows, chosen, {name: chunk.params[name][chosen] for name in op.params})
 
 
 def masked_rows(mask: Tensor) -> slice | Tensor | None:

@@ -28,8 +28,9 @@ from sslpipe import registry
 from sslpipe.augment import pixels
 from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op
 from sslpipe.augment.pixels import HUE
-from sslpipe.augment.resample import bfloat16_pays, crop_apart, crop_together, gaussian_blur
+from sslpipe.augment.resample import bfloat16_pays, gaussian_blur
 from sslpipe.augment.spec import ViewSpec, extend_spec
+from sslpipe.data.pipeline import send
 
 CROP_ATTEMPTS = 10  # torchvision RandomResizedCrop, then a central crop
 
@@ -82,7 +83,7 @@ class CropFlip(Op):
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Cut the chunk's views out of the batch's images."""
-        return (crop_apart if chunk.large else crop_together)(views, chunk.crops)
+        return chunk.cut(views)
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Cut one view out of its image."""
@@ -118,7 +119,7 @@ class Rotation(Op):
         """Rotate all views where one of the specs rotates."""
         if not any(spec.rotation_deg for spec in chunk.specs):
             return views
-        return pixels.rotate(views, chunk.draws.angle_deg.to(views.device))
+        return pixels.rotate(views, chunk.params["angle_deg"])
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Rotate one view by kornia."""
@@ -156,16 +157,7 @@ class ColorJitter(Op):
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Change the colours as the chunk's plan says."""
-        if not any(done for done, _, _ in chunk.needs) and chunk.hue_step is None:
-            return views
-        return pixels.change_colours(
-            views,
-            chunk.blends.to(views.device),
-            chunk.draws.factors[:, HUE].to(views.device),
-            chunk.hue_step,
-            chunk.needs,
-            chunk.colours,
-        )
+        return views if chunk.jitter is None else chunk.jitter(views)
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Call kornia's adjustments in the view's order."""
@@ -228,12 +220,11 @@ class Blur(MaskedOp):
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Blur the views, each with its sigma."""
-        sigma = chunk.draws.sigma
         return gaussian_blur(
             views,
-            sigma.to(views.device),
+            chunk.params["sigma"],
             chunk.specs[0].blur_kernel_px,
-            max(sigma.tolist()),
+            max(chunk.draws.sigma.tolist()),
             bfloat16=chunk.bfloat16 and bfloat16_pays(views.device),
         )
 
@@ -259,7 +250,7 @@ class Solarize(MaskedOp):
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Solarize the views, each with its spec's threshold."""
         threshold = torch.tensor([float(spec.solarize_threshold) for spec in chunk.specs])
-        return pixels.solarize(views, threshold[chunk.draws.views].to(views.device))
+        return pixels.solarize(views, send([threshold[chunk.draws.views]], views.device)[0])
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Solarize one view by kornia."""

@@ -3,7 +3,7 @@
 A Taps says which pixels, with what weights. On a CPU, whole lines of an image are summed by
 embedding_bag, then the image is transposed and the lines across are summed in the same way: 1.2 to
 2.3 times faster than products with the nearly empty matrices of the taps, and those than
-interpolate. A GPU does the products.
+interpolate. A GPU does the products: see batched.py for its crops.
 Images are float32 and planar; formulas: torchvision.transforms.v2 on float tensors.
 """
 
@@ -50,59 +50,43 @@ class Crops(NamedTuple):
         return Crops(self.source[part], self.boxes[part], down, across)
 
 
-def plan_crops(
-    source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_px: int, device: torch.device
-) -> Crops:
+def plan_crops(source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_px: int) -> Crops:
     """Compute the taps of n crops.
 
     Args:
-        source: as in Crops; all tensors on the CPU.
+        source: as in Crops.
         boxes: as in Crops.
         flip: (n,) bool, which are mirrored.
         apart: (n,) bool, which are for crop_apart, whose taps count from the box; the others'
             count from the image.
         crop_px: side of the result.
-        device: of the taps.
     """
     top, left, height, width = boxes.unbind(1)
     starts = torch.where(apart, 0, top), torch.where(apart, left % _CUT_PX, left)
     most = [num_crop_taps(int(length.max()), crop_px) for length in (height, width)]
-    flip = flip.to(device)
     down, across = (
-        crop_taps(start.to(device), length.to(device), backwards, crop_px, count)
+        crop_taps(start, length, backwards, crop_px, count)
         for start, length, backwards, count in zip(
             starts, (height, width), (torch.zeros_like(flip), flip), most, strict=True
         )
     )
-    return Crops(source.to(device), boxes, down, Taps(across.places, across.weight.mul_(1 / 255)))
+    return Crops(source, boxes, down, Taps(across.places, across.weight.mul_(1 / 255)))
 
 
 def crop_together(images: Tensor, crops: Crops) -> Tensor:
-    """Crop images that are read whole: for a GPU, and small images on a CPU.
+    """Crop small images, which are read whole, on a CPU.
 
     Args:
-        images: (B, 3, H, W) in 0..255, uint8 or float32; on a CPU fastest float32 channels_last.
+        images: (B, 3, H, W) in 0..255, uint8 or float32; fastest float32 channels_last.
         crops: n crops, planned without `apart`.
 
     Returns:
         (n, 3, crop_px, crop_px) float32 in [0, 1].
     """
-    if images.is_cuda:
-        return crop_by_products(images, crops)
     height, width = images.shape[2:]
     lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
     first = (crops.source * height).int()[:, None, None]
     return _crop(lines.reshape(-1, 3 * width), first, crops)
-
-
-def crop_by_products(images: Tensor, crops: Crops) -> Tensor:
-    """Do what crop_together does by dense products, as a GPU does it."""
-    down, across = _matrices(crops.down, images.shape[2]), _matrices(crops.across, images.shape[3])
-    with full_float32():
-        rows = (down[:, None] @ images[crops.source].float()).flatten(1, 2)  # (n, 3 S, W)
-        views = rows @ across.mT
-    side = views.shape[-1]
-    return views.view(-1, 3, side, side)
 
 
 def crop_apart(images: Tensor, crops: Crops) -> Tensor:
@@ -198,10 +182,12 @@ def blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
         dtype: of the second product, across.
     """
     n, _, side, _ = images.shape
-    matrices = _matrices(taps, side)
+    matrices, down = _matrices(taps, side), torch.empty_like(images)
     with full_float32():
-        down = (matrices[:, None] @ images).view(n, -1, side)
-        return (down.to(dtype) @ matrices.mT.to(dtype)).float().view(images.shape)
+        for channel in range(images.shape[1]):  # a product over all would need copies of matrices
+            torch.bmm(matrices, images[:, channel], out=down[:, channel])
+        lines = down.view(n, -1, side).to(dtype)
+        return (lines @ matrices.mT.to(dtype)).float().view(images.shape)
 
 
 def num_crop_taps(longest_px: int, out_px: int) -> int:

@@ -107,7 +107,7 @@ def finetune(
             ids = batch.source_ids.repeat(recipe.views).to(run.device)
             use_queue = recipe.queue is not None and step >= recipe.queue.start_step
 
-            views = augment(batch.to(run.device), dtype=run.dtype)  # (views * B, 3, S, S)
+            views = augment(batch.to(run.device), dtype=run.view_dtype)  # (views * B, 3, S, S)
             loss, embeddings = ddp(views, labels, ids, use_queue)  # (), (views * B, D)
             run.backward(loss)
 

@@ -239,14 +239,19 @@ def not_a_file_name(text: str) -> str | None:
     return None
 
 
+# What changes no weight beyond the rounding by which devices differ.
+_NOT_IN_THE_DIGEST = {"run": True, "name": True, "augment": {"kernels"}}
+
+
 def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str, Any]:
     """Return everything that decides the trained weights, as plain values.
 
-    That is the recipe without [run] and name, the data, the order's algorithm and, where parts of
-    plug-ins are loaded, the hashes of their source: call it when all parts are built.
+    That is the recipe without [run], name and augment.kernels, the data, the order's algorithm and,
+    where parts of plug-ins are loaded, the hashes of their source: call it when all parts are
+    built.
     """
     tree = {
-        "recipe": recipe.model_dump(mode="json", exclude={"run", "name"}),
+        "recipe": recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST),
         "index_sha256": index_sha256,
         "order_version": order_version,
     }

@@ -115,7 +115,9 @@ class Run:
         process: This process among all.
         recipe: The recipe, resolved by `configure`.
         device: Where the model is.
-        dtype: Of the views that go into the model.
+        dtype: Of the model's weights.
+        view_dtype: Of the views that go into the model. On CUDA under bf16 they are written in it,
+            as the first convolution would round them anyway.
         accelerator: Hugging Face's, over the joined group.
         reporter: metrics.jsonl, the console and trackers; rank 0 writes.
         quarantine: Collects bad samples.
@@ -125,6 +127,7 @@ class Run:
     accelerator: Accelerator
     device: torch.device
     dtype: torch.dtype
+    view_dtype: torch.dtype
     reporter: RunLog
     quarantine: Quarantine
 
@@ -169,6 +172,8 @@ class Run:
         self.accelerator = start_accelerator(recipe, precision)
         self.device = self.accelerator.device
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        rounded = self.device.type == "cuda" and precision == "bf16"
+        self.view_dtype = torch.bfloat16 if rounded else self.dtype
 
     def place(self, module: ModuleT) -> ModuleT:
         """Return the model on the device, channels_last, its BatchNorms over all processes."""

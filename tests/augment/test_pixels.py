@@ -102,7 +102,7 @@ def change_colours(
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("hue_step", [0, 1, 2, 3])
-@pytest.mark.parametrize("colours", [lambda: pixels.EAGER, compiled])
+@pytest.mark.parametrize("colours", [lambda: pixels.EAGER, lambda: pixels.FEW_OPS, compiled])
 def test_colour_jitter_equals_torchvisions_in_every_order(
     colours: Callable[[], pixels.Colours], hue_step: int, side: int
 ) -> None:

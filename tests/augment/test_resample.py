@@ -11,12 +11,12 @@ import torch
 import torchvision.transforms.v2.functional as reference
 from torch import Tensor
 
+from sslpipe.augment.batched import crop_by_products, plan_lines
 from sslpipe.augment.params import Draws, ViewSpec, draws
 from sslpipe.augment.resample import (
     blur_by_products,
     blur_taps,
     crop_apart,
-    crop_by_products,
     crop_taps,
     crop_together,
     gaussian_blur,
@@ -38,8 +38,10 @@ def cropped(
     flip: Tensor,
     side: int,
 ) -> Tensor:
+    if by is crop_by_products:
+        return crop_by_products(images[source], plan_lines(boxes, flip, side), side)
     apart = torch.full_like(flip, by is crop_apart)
-    return by(images, plan_crops(source, boxes, flip, apart, side, images.device))
+    return by(images, plan_crops(source, boxes, flip, apart, side))
 
 
 @pytest.fixture(autouse=True)

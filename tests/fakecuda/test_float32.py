@@ -8,7 +8,8 @@ pytestmark = needs_fakecuda
 
 
 def _rounded_products(current: bool) -> dict[str, set[int]]:
-    from sslpipe.augment.resample import crop_together, gaussian_blur, plan_crops
+    from sslpipe.augment.batched import Lines, crop_by_products
+    from sslpipe.augment.resample import gaussian_blur
     from sslpipe.evaluation.neighbours import SMALL_BANK, nearest
     from sslpipe.losses.engine.products import FEW_PAIRS, Multiply
     from tests.fakecuda.runtime import events, reset, section
@@ -19,15 +20,14 @@ def _rounded_products(current: bool) -> dict[str, set[int]]:
         torch.set_float32_matmul_precision("high")
     device = torch.device("cuda")
     x = torch.zeros(8, 8, device=device)
-    boxes = torch.tensor([[0, 0, 16, 16]])
-    no, source = torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
-    crops = plan_crops(source, boxes, no, no, 8, device)
+    zeros = torch.zeros(2, 1, device=device)
+    lines = Lines(zeros, zeros + 15, zeros + 2, zeros + 2, zeros + 1.5, zeros)
     images = torch.zeros(1, 3, 16, 16, dtype=torch.uint8, device=device)
     reset()
     with section("a user's own"):
         x @ x
     with section("crop"):
-        views = crop_together(images, crops)
+        views = crop_by_products(images, lines, 8).contiguous()
     with section("blur"):
         gaussian_blur(views, torch.ones(1, device=device), 7, 2.0)
     with section("search"):

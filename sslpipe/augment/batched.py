@@ -1,0 +1,291 @@
+"""All views of a batch at once, on a GPU by torch's operations: BatchPlan.
+
+A GPU is fastest with few operations on many pixels, and when the host never waits for it. So views
+are not cut into small chunks, and all that the host knows is made ahead and sent in one copy.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslpipe.augment.op import Chunk, Draws, MaskedOp, MaskedRows, Op
+from sslpipe.augment.pixels import HUE, Colours, make_blends
+from sslpipe.augment.spec import ViewSpec
+from sslpipe.data.pipeline import send
+from sslpipe.portable import full_float32
+
+_PART_BYTES = 2**31  # of float images or float views that are changed together
+
+
+class Lines(NamedTuple):
+    """How n lines are resampled, as resample.crop_taps does it; each (n, 1) float32, in pixels.
+
+    The lines down of all views stand before the lines across.
+    """
+
+    start: Tensor  # the box's first pixel
+    last: Tensor  # the box's last pixel, counted from the first
+    scale: Tensor  # input pixels an output pixel
+    support: Tensor  # half the width of the triangles
+    reach: Tensor  # support - 0.5
+    mirror: Tensor  # crop_px where the view is mirrored along the line, else 0
+
+
+class Passes(NamedTuple):
+    """The jitter of n views, the jittered ones first, sorted by how many blends precede their hue.
+
+    Every view has k blends, some before its hue shift and the rest after it. All hues are shifted
+    together: pass p before it does blend p of its views, counted so that all end with the last
+    pass; pass p after it does their next blends. So each pass is one slice of the views.
+    """
+
+    spans: list[tuple[slice, bool, bool]]  # rows of each pass; whether gray, mean gray are needed
+    before: int  # passes before the hue shift
+    hues: slice | None  # the rows whose hue is shifted
+    terms: Tensor  # (passes, 3, n) float32: factor, gray and mean of the blends; on the device
+    shift: Tensor  # (n,) float32, in cycles; on the device
+
+
+class Part(NamedTuple):
+    """Some images and all their views; the tensors but draws on the device."""
+
+    images: slice
+    draws: Draws  # in the order of the passes
+    rows: Tensor  # (n,) int64: which of the views they are, in that order
+    gather: Tensor  # (n,) int64: where they are among the crops, which are image by image
+    lines: Lines  # of the crops
+    passes: Passes
+    params: Mapping[str, Tensor]
+    masked: Mapping[str, MaskedRows]
+
+
+class BatchPlan:
+    """The views of a batch in a few parts: iterating gives each as a Chunk.
+
+    Args:
+        draws: Of all VB views, on the CPU, all first views before all second.
+        specs: The settings of each view.
+        canvas: Height and width of the batch's images, in pixels.
+        jitter_ops: The colour ops that some view may do.
+        ops: What is done, in order.
+        colours: The jitter's kernels.
+        bfloat16: As in Chunk.
+    """
+
+    def __init__(
+        self,
+        draws: Draws,
+        specs: tuple[ViewSpec, ...],
+        canvas: tuple[int, int],
+        jitter_ops: list[int],
+        ops: Sequence[Op],
+        colours: Colours,
+        bfloat16: bool,
+    ) -> None:
+        images, side = draws.num_images, int(specs[0].crop_px)
+        pixels = max(canvas[0] * canvas[1], len(specs) * side**2)  # of an image or its views
+        parts = max(1, -(-images // max(1, _PART_BYTES // (3 * 4 * pixels))))
+        bounds = [images * part // parts for part in range(parts + 1)]
+        self._parts = [
+            _plan_part(slice(*pair), draws, len(specs), side, jitter_ops, ops)
+            for pair in pairwise(bounds)
+        ]
+        self._specs, self._colours, self._bfloat16 = specs, colours, bfloat16
+
+    def to(self, device: torch.device) -> "BatchPlan":
+        """Move all numbers in one copy, which the host does not wait for."""
+        flat = iter(send([tensor for part in self._parts for tensor in _tensors(part)], device))
+        moved = object.__new__(BatchPlan)
+        moved.__dict__.update(self.__dict__)
+        moved._parts = [_with_tensors(part, flat) for part in self._parts]
+        return moved
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Say that a stream other than the copy's reads the numbers."""
+        if self._parts and self._parts[0].rows.is_cuda:
+            self._parts[0].rows.record_stream(stream)  # all are parts of one block
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for part in self._parts:
+            jitter = partial(_jitter, passes=part.passes, colours=self._colours)
+            yield Chunk(
+                draws=part.draws,
+                specs=self._specs,
+                rows=part.rows,
+                from_bytes=True,
+                cut=partial(_cut, part=part, crop_px=int(self._specs[0].crop_px)),
+                jitter=jitter if part.passes.spans or part.passes.hues else None,
+                bfloat16=self._bfloat16,
+                params=part.params,
+                masked=part.masked,
+            )
+
+
+def crop_by_products(images: Tensor, lines: Lines, crop_px: int) -> Tensor:
+    """Crop, resample (bilinear, antialiased) and mirror all views of images by dense products.
+
+    An image's lines stand as (H, 3, W), so both products read and write whole lines and nothing is
+    copied between them; the first serves all views of an image.
+
+    Args:
+        images: (B, 3, H, W) uint8.
+        lines: Of VB views, image by image.
+        crop_px: Side of the views.
+
+    Returns:
+        (VB, 3, crop_px, crop_px) float32 in [0, 1], as lines of (VB, crop_px, 3, crop_px).
+    """
+    count, _, height, width = images.shape
+    pixels = torch.empty(count, height, 3, width, device=images.device)
+    torch.mul(images.transpose(1, 2), 1 / 255, out=pixels)
+    down, across = _matrices(lines, crop_px, max(height, width)).chunk(2)  # (VB, S, longest) each
+    with full_float32():
+        down = down.view(count, -1, down.shape[2])[:, :, :height]  # (B, V S, H)
+        rows = torch.bmm(down, pixels.view(count, height, -1))  # (B, V S, 3 W)
+        views = torch.bmm(rows.view(len(across), -1, width), across[:, :, :width].mT)
+    return views.view(-1, crop_px, 3, crop_px).transpose(1, 2)
+
+
+def _matrices(lines: Lines, out_px: int, in_px: int) -> Tensor:
+    """(n, out_px, in_px): what resamples each line; the formulas of resample.crop_taps."""
+    device = lines.start.device
+    centre = (_count(out_px, device) + (0.5 - lines.mirror)).abs_().mul_(lines.scale)  # (n, out)
+    first = (centre - lines.reach).floor_().clamp_min_(0.0)
+    # no box is larger than the canvas, so that is enough taps for all
+    taps = -(-2 * in_px // out_px) + 1 if in_px > out_px else 3
+    position = first + _count(taps, device)[:, None, None]  # (taps, n, out)
+    weight = torch.rsub((position - centre.sub_(0.5)).abs_().div_(lines.support), 1.0)
+    weight.clamp_min_(0.0).mul_(position <= lines.last)
+    weight.div_(weight.sum(0))
+    position = torch.minimum(position, lines.last).add_(lines.start).long()
+    matrices = torch.zeros(*centre.shape, in_px, device=device)
+    return matrices.scatter_add_(2, position.permute(1, 2, 0), weight.permute(1, 2, 0))
+
+
+@cache
+def _count(most: int, device: torch.device) -> Tensor:
+    """0, 1, ... most - 1 as float32. Shared by all calls: not to be changed."""
+    return torch.arange(float(most), device=device)
+
+
+def _cut(images: Tensor, part: Part, crop_px: int) -> Tensor:
+    """Crop the part's views, and bring them in the order of its passes; planar again."""
+    views = crop_by_products(images[part.images], part.lines, crop_px)
+    return views.index_select(0, part.gather)
+
+
+def _jitter(views: Tensor, passes: Passes, colours: Colours) -> Tensor:
+    """Jitter colours, each view in its own order."""
+
+    def change(rows: slice, changed: Tensor) -> None:
+        if changed.data_ptr() != views[rows].data_ptr():  # a compiled kernel's own memory
+            views[rows] = changed
+
+    def shift_hues() -> None:
+        if passes.hues is not None:
+            rows = passes.hues
+            change(rows, colours.shift_hue(views[rows], passes.shift[rows]))
+
+    for number, (rows, needs_gray, needs_mean) in enumerate(passes.spans):
+        if number == passes.before:
+            shift_hues()
+        factor, gray, mean = passes.terms[number, :, rows].unbind(0)
+        change(rows, colours.blend(views[rows], factor, gray, mean, needs_gray, needs_mean))
+    if len(passes.spans) == passes.before:
+        shift_hues()
+    return views
+
+
+def _plan_part(
+    images: slice, draws: Draws, views: int, side: int, jitter_ops: list[int], ops: Sequence[Op]
+) -> Part:
+    """Plan the views of some images, on the CPU."""
+    count = images.stop - images.start
+    natural = torch.arange(images.start, images.stop)[:, None]
+    natural = (natural + draws.num_images * torch.arange(views)).flatten()  # image by image
+    crops = draws.rows(natural)
+
+    # the order of the passes
+    kept = torch.isin(crops.order, torch.tensor(jitter_ops))
+    order = crops.order[kept].view(count * views, -1)  # without the ops that no view does
+    shifts = HUE in jitter_ops
+    before = (order == HUE).int().argmax(1) if shifts else torch.zeros(len(order), dtype=torch.long)
+    before = torch.where(crops.jitter, before, len(jitter_ops) + 1)  # behind all that are jittered
+    gather = before.argsort(stable=True)
+    rows, sorted_draws = natural[gather], crops.rows(gather)
+
+    masked = {}
+    for op in ops:
+        if isinstance(op, MaskedOp) and len(chosen := sorted_draws.params[op.name].nonzero()[:, 0]):
+            params = {name: sorted_draws.params[name][chosen] for name in op.params}
+            masked[op.name] = MaskedRows(chosen, chosen, params)
+    return Part(
+        images=images,
+        draws=sorted_draws,
+        rows=rows,
+        gather=gather,
+        lines=plan_lines(crops.boxes, crops.flip, side),
+        passes=_plan_passes(order[gather], before[gather], sorted_draws, shifts),
+        params=sorted_draws.params,
+        masked=masked,
+    )
+
+
+def plan_lines(boxes: Tensor, flip: Tensor, crop_px: int) -> Lines:
+    """Plan how boxes are resampled: (n, 4) int64 top, left, height, width; (n,) bool."""
+    start, length = (torch.cat([boxes[:, i], boxes[:, i + 1]]).float()[:, None] for i in (0, 2))
+    mirror = torch.cat([torch.zeros_like(flip), flip]).float()[:, None] * crop_px
+    scale = length / crop_px
+    support = scale.clamp_min(1.0)
+    return Lines(start, length - 1.0, scale, support, support - 0.5, mirror)
+
+
+def _plan_passes(order: Tensor, before: Tensor, draws: Draws, shifts: bool) -> Passes:
+    """Plan the jitter of sorted views; before: (n,), how many blends precede their hue."""
+    blends = torch.stack(tuple(make_blends(order, draws.factors, draws.jitter)), dim=1)  # (n, 3, k)
+    count = blends.shape[2]
+    jittered = int(draws.jitter.sum())
+    # the first row that has at least so many blends before its hue
+    first = np.searchsorted(before[:jittered].numpy(), np.arange(count + 2)).tolist()
+    early = range(count if shifts else 0)
+    steps = [(slice(first[count - p], jittered), before - count + p) for p in early]
+    steps += [(slice(0, first[count - p]), before + p) for p in range(count)]
+    spans, terms, number_before = [], [], 0
+    for number, (rows, step) in enumerate(steps):
+        index = step.clamp(0, max(0, count - 1))[:, None, None].expand(-1, 3, 1)
+        values = blends.gather(2, index)[:, :, 0].T.contiguous()  # (3, n)
+        factor, gray, mean = values[:, rows]
+        if (factor != 1).any() or gray.any() or mean.any():
+            spans.append((rows, bool(gray.any()), bool(mean.any())))
+            terms.append(values)
+            number_before += number < len(early)
+    hues = slice(0, jittered) if shifts and jittered else None
+    stacked = torch.stack(terms) if terms else torch.empty(0, 3, len(order))
+    return Passes(spans, number_before, hues, stacked, draws.factors[:, HUE].contiguous())
+
+
+def _tensors(part: Part) -> list[Tensor]:
+    """List what a part needs on the device."""
+    tensors = [part.rows, part.gather, *part.lines, part.passes.terms, part.passes.shift]
+    for masked in part.masked.values():
+        assert isinstance(masked.chosen, Tensor)
+        tensors += [masked.chosen, *masked.params.values()]
+    return [*tensors, *part.params.values()]
+
+
+def _with_tensors(part: Part, moved: Iterator[Tensor]) -> Part:
+    """Put the tensors of _tensors(part), moved, in their places."""
+    rows, gather = next(moved), next(moved)
+    lines = Lines(*(next(moved) for _ in Lines._fields))
+    passes = part.passes._replace(terms=next(moved), shift=next(moved))
+    masked = {
+        name: MaskedRows(own.rows, next(moved), {key: next(moved) for key in own.params})
+        for name, own in part.masked.items()
+    }
+    params = {name: next(moved) for name in part.params}
+    return Part(part.images, part.draws, rows, gather, lines, passes, params, masked)

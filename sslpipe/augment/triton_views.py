@@ -1,0 +1,198 @@
+"""The views on a GPU by the kernels of triton_kernels.py: what they read, and their launches."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslpipe.augment.op import Draws, Op
+from sslpipe.augment.pixels import CONTRAST, HUE, SATURATION
+from sslpipe.augment.spec import ViewSpec
+from sslpipe.data.pipeline import send
+from sslpipe.errors import RecipeError
+
+COVERED = ("crop", "rotation", "jitter", "grayscale", "blur", "solarize")  # in this order
+_WORKSPACE_BYTES = 2**31  # of float views that are changed together
+_BLOCK = 512  # pixels of a program
+
+
+def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool) -> bool:
+    """Decide whether the kernels make the views.
+
+    Args:
+        kernels: The setting: "auto", "torch" or "triton".
+        device: Where the views are made.
+        ops: What is done.
+        extra: Whether `augment.extra` has something.
+
+    Raises:
+        RecipeError: "triton" is asked for, and cannot do it.
+    """
+    others = [op.name for op in ops if op.name not in COVERED] + ["extra"] * extra
+    on_device = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    there = importlib.util.find_spec("triton") is not None
+    if kernels == "auto":
+        return device.type == "cuda" and there and not others
+    if kernels == "triton" and not (on_device and there and not others):
+        reason = (
+            "triton is not installed"
+            if not there
+            else f"it has no kernel for {others[0]!r}"
+            if others
+            else f"views are made on the {device.type}, not on a CUDA device"
+        )
+        raise RecipeError(
+            f'augment.kernels = "triton", but {reason}; use augment.kernels = "auto" or "torch"'
+        )
+    return kernels == "triton"
+
+
+class Tables(NamedTuple):
+    """What the kernels read: n views, a row each, then m views that are blurred."""
+
+    boxes: Tensor  # (n, 6) int32: image, top, left, height, width, mirrored
+    kinds: Tensor  # (n, steps) int32: 0, BLEND or SHIFT_HUE
+    terms: Tensor  # (n, steps, 3) float32: f, g, m of a blend, or the hue shift in cycles
+    contrast: Tensor  # (n,) int32: the step of the contrast, which needs the mean gray; else 0
+    sines: Tensor  # (n,) float32, of the rotation
+    cosines: Tensor  # (n,) float32
+    threshold: Tensor  # (n,) float32 of solarize; infinite where it is not done
+    blurred: Tensor  # (n,) int32: 0 or 1
+    rows: Tensor  # (m,) int32, of the blurred
+    sigmas: Tensor  # (m,) float32, of the blurred
+
+
+class TritonPlan:
+    """The views of a batch, planned for the kernels; they take rows in the order of the result.
+
+    Args:
+        draws: Of all VB views, on the CPU.
+        specs: The settings of each view.
+        jitter_ops: The colour ops that some view may do.
+    """
+
+    def __init__(self, draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int]) -> None:
+        side = int(specs[0].crop_px)
+        self.side, self.reach = side, specs[0].blur_kernel_px // 2
+        self.rotates = any(spec.rotation_deg for spec in specs)
+        self.solarizes = any(spec.solarize_prob for spec in specs)
+        self.rows = len(draws.ids)
+        most = max(1, _WORKSPACE_BYTES // (3 * 4 * side**2))
+        parts = max(1, -(-self.rows // most))
+        bounds = [self.rows * part // parts for part in range(parts + 1)]
+        self.parts = [slice(*pair) for pair in pairwise(bounds)]
+        whole = _tables(draws, specs, jitter_ops)
+        self.tables = [_rows_of(whole, part) for part in self.parts]
+
+    def to(self, device: torch.device) -> "TritonPlan":
+        """Move the tables in one copy, which the host does not wait for."""
+        moved = object.__new__(TritonPlan)
+        moved.__dict__.update(self.__dict__)
+        flat = send([table for part in self.tables for table in part], device)
+        size = len(Tables._fields)
+        moved.tables = [Tables(*flat[i : i + size]) for i in range(0, len(flat), size)]
+        return moved
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Say that a stream other than the copy's reads the tables."""
+        if self.tables[0].boxes.is_cuda:
+            self.tables[0].boxes.record_stream(stream)  # all are parts of one block
+
+
+def make_views(images: Tensor, plan: TritonPlan, mean: Tensor, std: Tensor, views: Tensor) -> None:
+    """Make the views of uint8 images.
+
+    Args:
+        images: (B, 3, H, W) uint8, any strides.
+        plan: Its tables on the images' device.
+        mean: (3,) float32.
+        std: (3,) float32.
+        views: (VB, 3, S, S), channels_last, any floating dtype: the result.
+    """
+    for part, tables in zip(plan.parts, plan.tables, strict=True):
+        _make_part(images, plan, tables, mean, std, views[part])
+
+
+def _make_part(
+    images: Tensor, plan: TritonPlan, tables: Tables, mean: Tensor, std: Tensor, views: Tensor
+) -> None:
+    """Launch the kernels for some of the views, (n, 3, S, S)."""
+    from sslpipe.augment import triton_kernels as kernels  # only where Triton is
+
+    count, side, steps = len(views), plan.side, tables.kinds.shape[1]
+    blocks = -(-(side**2) // _BLOCK)
+    grid, float32 = (count, blocks), torch.float32
+    work = torch.empty(count, 3, side, side, dtype=float32, device=images.device)
+    sums = torch.empty(count, blocks, dtype=float32, device=images.device)
+    colours = (tables.kinds, tables.terms, tables.contrast)
+    sizes = {"STEPS": steps, "BLOCK": _BLOCK}
+
+    kernels.crop_kernel[grid](
+        images, *images.stride(), tables.boxes, *colours, work, sums, side, **sizes
+    )
+    if plan.rotates:
+        cropped, work = work, torch.empty_like(work)
+        angles = (tables.sines, tables.cosines)
+        kernels.rotate_kernel[grid](cropped, *angles, *colours, work, sums, side, **sizes)
+    last = {"SOLARIZE": plan.solarizes, "BLOCK": _BLOCK}
+    written = (views, tables.threshold, mean, std, side)
+    kernels.colour_kernel[grid](
+        work, tables.kinds, tables.terms, sums, tables.blurred, *written,
+        STEPS=steps, PARTS=1 << (blocks - 1).bit_length(), **last,
+    )  # fmt: skip
+    if blurred := len(tables.rows):
+        down = torch.empty(blurred, 3, side, side, dtype=float32, device=images.device)
+        grid, lines = (blurred, blocks), (tables.rows, tables.sigmas)
+        kernels.blur_down_kernel[grid](work, *lines, down, side, plan.reach, BLOCK=_BLOCK)
+        kernels.blur_across_kernel[grid](down, *lines, *written, plan.reach, **last)
+
+
+def _tables(draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int]) -> Tables:
+    """Write the draws of all views as the kernels read them; `rows` and `sigmas` are empty."""
+    count = len(draws.ids)
+    image = torch.arange(count) % draws.num_images
+    boxes = torch.cat([image[:, None], draws.boxes, draws.flip[:, None]], dim=1)
+    kinds, terms = _colour_steps(draws, jitter_ops)
+    angle = np.deg2rad(draws.angle_deg.double().numpy())
+    limits = torch.tensor([float(spec.solarize_threshold) for spec in specs])[draws.views]
+    nothing = torch.empty(0)
+    return Tables(
+        boxes=boxes.int(),
+        kinds=kinds,
+        terms=terms,
+        contrast=(terms[:, :, 2] != 0).int().argmax(1).int(),
+        sines=torch.from_numpy(np.sin(angle)).float(),
+        cosines=torch.from_numpy(np.cos(angle)).float(),
+        threshold=torch.where(draws.solarize, limits, torch.inf),
+        blurred=draws.blur.int(),
+        rows=nothing.int(),
+        sigmas=draws.sigma,
+    )
+
+
+def _rows_of(tables: Tables, part: slice) -> Tables:
+    """Select some rows, and list the blurred ones among them."""
+    selected = Tables(*(table[part].contiguous() for table in tables))
+    rows = selected.blurred.nonzero()[:, 0]
+    return selected._replace(rows=rows.int(), sigmas=selected.sigmas[rows])
+
+
+def _colour_steps(draws: Draws, jitter_ops: list[int]) -> tuple[Tensor, Tensor]:
+    """Write jitter and grayscale as the kernels' steps: (n, steps) kinds, (n, steps, 3) terms."""
+    order = draws.order[torch.isin(draws.order, torch.tensor(jitter_ops))]
+    order = order.view(len(draws.ids), -1)  # without the ops that no view does
+    factor, rest = draws.factors.gather(1, order), 1.0 - draws.factors.gather(1, order)
+    done = draws.jitter[:, None]
+    kinds = torch.where(order == HUE, 2, 1) * done
+    terms = (
+        torch.stack([factor, rest * (order == SATURATION), rest * (order == CONTRAST)], dim=2)
+        * done[:, :, None]
+    )  # (n, k, 3)
+    gray = draws.grayscale[:, None]  # 0 x + 1 gray + 0 mean gray
+    kinds = torch.cat([kinds, gray.long()], dim=1)
+    return kinds.int(), torch.cat([terms, gray[:, :, None] * torch.tensor([0.0, 1.0, 0.0])], dim=1)

@@ -1,0 +1,118 @@
+"""The Triton kernels: in Triton's interpreter, the views of torch's operations; compiled for cards.
+
+A GPU's own rounding is checked where there is one.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from sslpipe.augment.presets import PRESETS
+from sslpipe.augment.two_views import FusedViews
+from sslpipe.errors import RecipeError
+from sslpipe.recipe import load_recipe
+from sslpipe.recipe.base import digest
+from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, params_for
+from tests.helpers.runs import write_recipe
+from tests.helpers.triton_views import in_a_process
+
+TRITON = importlib.util.find_spec("triton")
+needs_triton = pytest.mark.skipif(TRITON is None, reason="needs triton")
+PTXAS = TRITON and Path(str(TRITON.origin)).parent / "backends" / "nvidia" / "bin" / "ptxas"
+needs_ptxas = pytest.mark.skipif(not PTXAS or not PTXAS.exists(), reason="needs triton's ptxas")
+
+
+def interpreted(name: str, *arguments: object) -> object:
+    return in_a_process(name, *arguments, TRITON_INTERPRET="1")
+
+
+@needs_triton
+def test_the_kernels_make_the_views_of_torchs_operations_in_five_launches_at_most() -> None:
+    found = interpreted("whole_views", list(PRESETS), 24, SIZES[:3], 256)  # three programs a view
+    assert isinstance(found, dict)
+    for preset, (error, launches) in found.items():
+        assert error <= 2e-5, preset
+        assert launches <= 5, preset
+
+
+@needs_triton
+def test_colours_in_every_order_are_those_of_torchs_operations() -> None:
+    assert interpreted("colours", 16) <= 2e-6  # type: ignore[operator]
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["crops", "blurs"])
+def test_crops_and_blurs_are_those_of_torchs_operations(name: str) -> None:
+    sizes = [(150, 61), (9, 70), (32, 32)]
+    assert interpreted(name, 32, sizes) <= 2e-6  # type: ignore[operator]
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("crop_px", [28, 64, 96, 224])
+def test_the_kernels_make_views_of_every_size(crop_px: int) -> None:
+    sizes = [(375, 500), (500, 333), (224, 224)] if crop_px == 224 else SIZES[:6]
+    found = interpreted("whole_views", list(PRESETS), crop_px, sizes, 4096)
+    assert isinstance(found, dict)
+    assert max(error for error, _ in found.values()) <= 2e-5
+    assert interpreted("crops", crop_px, sizes) <= 2e-5  # type: ignore[operator]
+    assert interpreted("blurs", crop_px, sizes) <= 2e-5  # type: ignore[operator]
+    assert interpreted("colours", crop_px) <= 2e-6  # type: ignore[operator]
+
+
+@needs_triton
+@needs_ptxas
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_every_kernel_compiles_for_a_card_that_is_not_there(
+    capability: int, tmp_path: Path
+) -> None:
+    sizes = in_a_process("compiled", capability, TRITON_CACHE_DIR=str(tmp_path))
+    assert set(sizes) == {"crop", "rotate", "colour", "blur_down", "blur_across"}
+    assert min(sizes.values()) > 1000
+
+
+@needs_triton
+def test_the_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    batch = batch_of(SIZES[:2])
+    with pytest.raises(RecipeError, match=r"kernels = \"triton\", but views are made on the cpu"):
+        FusedViews("simclr", 16, kernels="triton").prepare(batch, seed=0, number=0)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    extra = [{"name": "RandomErasing"}]
+    with pytest.raises(RecipeError, match=r"it has no kernel for 'extra'; use .* \"auto\""):
+        FusedViews("simclr", 16, kernels="triton", extra=extra).prepare(batch, seed=0, number=0)
+    with pytest.raises(ValueError, match="kernels = 'cuda' is not 'auto', 'torch' or 'triton'"):
+        FusedViews("simclr", 16, kernels="cuda")
+
+
+def test_a_cpu_makes_the_same_views_whatever_a_gpu_would_use() -> None:
+    auto, plain = (FusedViews("byol", 32, kernels=kernels) for kernels in ("auto", "torch"))
+    batch = batch_of(SIZES[:4])
+    params = params_for(batch, plain)
+    assert torch.equal(auto(batch, params), plain(batch, params))
+
+
+def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    plain, torch_way, other = (
+        digest(load_recipe(recipe, overrides), "", 1)
+        for overrides in ([], ["augment.kernels=torch"], ["augment.blur=bf16"])
+    )
+    assert plain == torch_way
+    assert plain != other
+
+
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("crop_px", [32, 96])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_gpus_kernels_make_the_views_of_a_cpu(preset: str, crop_px: int) -> None:
+    augment = FusedViews(preset, crop_px, MEAN, STD, normalize=False, kernels="auto")
+    batch = augment.prepare(batch_of(SIZES), seed=0, number=0)
+    expected = augment(batch)
+    on_gpu = FusedViews(preset, crop_px, MEAN, STD, normalize=False, kernels="triton").cuda()
+    moved = on_gpu.prepare(batch_of(SIZES), seed=0, number=0).to(torch.device("cuda"))
+    assert (on_gpu(moved).cpu() - expected).abs().max() <= 5e-5

@@ -1,0 +1,154 @@
+"""The Triton kernels in a process of their own, interpreted on a CPU or compiled for a card.
+
+`python -m tests.helpers.triton_views NAME ARGUMENTS`: one function below, its result as JSON.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def in_a_process(name: str, *arguments: object, **environment: str) -> Any:
+    """Call a function of this module in a process with these variables."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.triton_views", name, json.dumps(arguments)],
+        env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def whole_views(presets: list[str], crop_px: int, sizes: list[list[int]], block: int) -> Any:
+    """By preset: the largest difference to torch's operations, and the launches of a batch.
+
+    In bfloat16 the views must be the rounded ones; that counts as a difference of 1.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from sslpipe.augment import triton_views
+    from sslpipe.augment.two_views import FusedViews
+    from tests.augment.test_two_views import MEAN, STD, batch_of
+
+    launches, run = [], InterpretedFunction.run
+    InterpretedFunction.run = lambda *given, **named: launches.append(1) or run(*given, **named)
+    triton_views._BLOCK = block
+    found = {}
+    for preset in presets:
+        torch_way, own = (
+            FusedViews(preset, crop_px, MEAN, STD, normalize=False, kernels=kernels)
+            for kernels in ("torch", "triton")
+        )
+        batch = batch_of([tuple(size) for size in sizes])
+        expected = torch_way(torch_way.prepare(batch, seed=0, number=0))
+        batch = own.prepare(batch, seed=0, number=0)
+        launches.clear()
+        views = own(batch)
+        count = len(launches)
+        assert views.stride() == expected.stride()
+        error = float((views - expected).abs().max())
+        rounded = own(batch, dtype=torch.bfloat16)
+        found[preset] = [error if torch.equal(rounded, views.bfloat16()) else 1.0, count]
+    return found
+
+
+def crops(side: int, sizes: list[list[int]]) -> float:
+    """The largest difference of crops and flips alone."""
+    nothing = {"jitter_prob": 0.0, "grayscale_prob": 0.0, "blur_prob": 0.0, "normalize": False}
+    return _difference(side, [tuple(size) for size in sizes], **nothing)
+
+
+def blurs(side: int, sizes: list[list[int]]) -> float:
+    """The largest difference where all views are blurred or solarized."""
+    return _difference(
+        side,
+        [tuple(size) for size in sizes],
+        jitter_prob=0.0,
+        blur_prob=[1.0, 0.2],
+        solarize_prob=[0.5, 0.8],
+        solarize_threshold=[0.5, 0.3],
+        blur_sigma=[0.01, 3.0],
+        normalize=False,
+    )
+
+
+def colours(side: int) -> float:
+    """The largest difference of the colour ops in all orders, on the same cropped pixels."""
+    from sslpipe.augment.two_views import FusedViews
+    from tests.augment.test_two_views import batch_of
+
+    orders = list(itertools.permutations(range(4)))
+    settings: dict[str, Any] = {"blur_prob": 0.0, "flip_prob": 0.0, "normalize": False}
+    torch_way, own = (
+        FusedViews("simclr", side, kernels=kernels, **settings) for kernels in ("torch", "triton")
+    )
+    batch = own.prepare(batch_of([(side, side)] * len(orders)), seed=2, number=0)
+    assert batch.plan is not None
+    params = batch.plan.draws.replace(  # type: ignore[attr-defined]
+        boxes=torch.tensor([[0, 0, side, side]] * 2 * len(orders)),
+        order=torch.tensor(orders * 2),
+        jitter=torch.ones(2 * len(orders), dtype=torch.bool),
+    )
+    return float((own(batch, params) - torch_way(batch, params)).abs().max())
+
+
+def compiled(capability: int) -> Any:
+    """Compile every kernel for a card that is not there; the bytes of each."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from sslpipe.augment import triton_kernels
+
+    constants = {"STEPS": 5, "BLOCK": 512, "PARTS": 128, "SOLARIZE": True}
+    types = {"images": "*u8", "out": "*bf16", "side": "i32", "reach": "i32"}
+    tables = dict.fromkeys(("boxes", "kinds", "contrast", "rows"), "*i32")
+    found = {}
+    for name in ("crop", "rotate", "colour", "blur_down", "blur_across"):
+        kernel = getattr(triton_kernels, f"{name}_kernel")
+        signature = {
+            arg: "constexpr"
+            if arg in constants
+            else "i32"
+            if arg.startswith("stride")
+            else {**types, **tables, **({"blurred": "*i32"} if name == "colour" else {})}.get(
+                arg, "*fp32"
+            )
+            for arg in kernel.arg_names
+        }
+        places = {(i,): constants[a] for i, a in enumerate(kernel.arg_names) if a in constants}
+        binary = triton.compile(
+            ASTSource(kernel, signature=signature, constexprs=places),
+            target=GPUTarget("cuda", capability, 32),
+            options={"enable_fp_fusion": True},
+        )
+        assert f"sm_{capability}" in binary.asm["ptx"]
+        found[name] = len(binary.asm["cubin"])
+    return found
+
+
+def _difference(side: int, sizes: list[tuple[int, ...]], **settings: Any) -> float:
+    from sslpipe.augment.two_views import FusedViews
+    from tests.augment.test_two_views import batch_of
+
+    torch_way, own = (
+        FusedViews("simclr", side, kernels=kernels, **settings) for kernels in ("torch", "triton")
+    )
+    batch = batch_of([(size[0], size[1]) for size in sizes])
+    ours, theirs = (a(a.prepare(batch, seed=1, number=0)) for a in (own, torch_way))
+    return float((ours - theirs).abs().max())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(globals()[sys.argv[1]](*json.loads(sys.argv[2]))))
