@@ -1,9 +1,13 @@
 """What the ranks of a run say to each other; with no process group everything is the identity.
 
-Every function here is collective, except `current_rank`, `pick_device`, `message_device` and
-`Rank`'s own: all ranks call it, in the same order.
+Every function here is collective, except `current_rank`, `pick_device`, `to_device`,
+`message_device` and `Rank`'s own: all ranks call it, in the same order.
+
+Numbers that are on the host (counts, ids, votes, objects) travel between the hosts, beside nccl
+over a group of their own: no device has to be waited for.
 """
 
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -63,23 +67,50 @@ def pick_device(name: str, setting: str) -> str:
     return name
 
 
-def row_counts(rows: int, device: torch.device | str = "cpu") -> tuple[int, ...]:
-    """Gather how many rows each rank holds, in rank order.
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor of the host, or return one that is there; the host does not wait for the copy.
+
+    A plain `.to("cuda")` waits for all that the device has to do.
+    """
+    if device.type == "cuda" and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
+_host_groups: dict[Any, Any] = {}  # the default group -> the one beside it
+
+
+def host_group(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
+    """Return the group that moves CPU tensors: gloo's, which is made where the default has none.
+
+    A process group must be there.
 
     Args:
-        rows: Those of this rank.
-        device: Where the rows are.
+        timeout: Of its collectives, where it is made; None: torch's.
+
+    Returns:
+        None where the default group does.
     """
-    world_size = current_rank().world_size
-    if world_size == 1:
+    if "cpu:" in dist.get_backend_config():
+        return None
+    default = dist.group.WORLD
+    if default not in _host_groups:
+        _host_groups.clear()  # of a default group that is gone
+        _host_groups[default] = dist.new_group(backend="gloo", timeout=timeout)
+    return cast(dist.ProcessGroup, _host_groups[default])
+
+
+def row_counts(rows: int) -> tuple[int, ...]:
+    """Gather how many rows each rank holds, in rank order. rows: Those of this rank."""
+    if current_rank().world_size == 1:
         return (rows,)
-    counts = torch.empty(world_size, dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(counts, torch.tensor([rows], device=device))
+    counts = torch.empty(current_rank().world_size, dtype=torch.int64)
+    dist.all_gather_into_tensor(counts, torch.tensor([rows]), group=host_group())
     return tuple(counts.tolist())
 
 
 def all_gather_rows(x: Tensor, counts: tuple[int, ...] | None = None) -> Tensor:
-    """Join the rows of all ranks, in rank order, without gradient.
+    """Join the rows of all ranks, in rank order, without gradient; on the device, or on the host.
 
     Args:
         x: This rank's rows. Their number may differ between ranks (the shorter ones are padded on
@@ -91,11 +122,12 @@ def all_gather_rows(x: Tensor, counts: tuple[int, ...] | None = None) -> Tensor:
     """
     if current_rank().world_size == 1:
         return x.detach()
-    counts = counts or row_counts(x.shape[0], x.device)
+    counts = counts or row_counts(x.shape[0])
     longest = max(counts)
     padded = _pad_rows(x.detach(), longest)
     gathered = padded.new_empty((len(counts) * longest, *x.shape[1:]))
-    dist.all_gather_into_tensor(gathered, padded)
+    group = host_group() if x.device.type == "cpu" else None
+    dist.all_gather_into_tensor(gathered, padded, group=group)
     if min(counts) == longest:
         return gathered
     parts = torch.split(gathered, longest)
@@ -120,7 +152,7 @@ def gather_with_grad(x: Tensor) -> Tensor:
 class _GatherWithGrad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.counts = row_counts(x.shape[0], x.device)
+        ctx.counts = row_counts(x.shape[0])
         return all_gather_rows(x, ctx.counts)
 
     @staticmethod
@@ -169,8 +201,8 @@ def agree(flag: bool) -> bool:
     """Decide together: True on all ranks as soon as `flag` is true on any."""
     if current_rank().world_size == 1:
         return flag
-    votes = torch.tensor([float(flag)], device=message_device())
-    dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+    votes = torch.tensor([float(flag)])
+    dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=host_group())
     return bool(votes.item() > 0)
 
 
@@ -179,7 +211,7 @@ def broadcast_object(value: T) -> T:
     if current_rank().world_size == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, device=message_device())
+    dist.broadcast_object_list(box, src=0, group=host_group(), device=torch.device("cpu"))
     return box[0]
 
 
@@ -205,5 +237,5 @@ def gather_objects(value: T) -> list[T]:
     if world_size == 1:
         return [value]
     gathered: list[Any] = [None] * world_size
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group=host_group())
     return gathered

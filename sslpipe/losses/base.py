@@ -96,8 +96,18 @@ class ContrastiveObjective(Objective):
         self.temperature = temperature
         self.products: Products = products
         self.tile_rows = tile_rows
-        self.masked_pairs = 0
-        self.last_negatives = 0.0
+        self._masked_pairs: int | Tensor = 0
+        self._last_negatives: float | Tensor = 0.0
+
+    @property
+    def masked_pairs(self) -> int:
+        """Pairs of the last call that were masked; reading it may wait for the device."""
+        return int(self._masked_pairs)
+
+    @property
+    def last_negatives(self) -> float:
+        """Mean number of negatives of an anchor in the last call; may wait as well."""
+        return float(self._last_negatives)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -144,7 +154,7 @@ class InBatchLoss(ContrastiveObjective):
         """Compute the global mean over all 2N anchors; see `Objective.forward`."""
         check_views(z_a, z_b, ids, labels)
         anchors = self.find_anchors(z_a, ids, labels)
-        self.masked_pairs, self.last_negatives = anchors.masked_pairs, anchors.mean_negatives
+        self._masked_pairs, self._last_negatives = anchors.masked_pairs, anchors.mean_negatives
         return contrast(z_a, z_b, anchors, self.row_loss, self.engine, self.derivatives)
 
     def negatives_per_anchor(self, batch_size: int) -> int:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sslpipe.distributed import to_device
 from sslpipe.losses.base import InBatchLoss, positive_similarities
 from sslpipe.losses.engine.contrast import Anchors, Sums
 from sslpipe.losses.engine.products import Products
@@ -62,7 +63,7 @@ class HardNegativeLoss(InBatchLoss):
         positive = positive_similarities(v)  # (N, 1)
         count = positive.new_full((), 2 * anchors.images - 2)
         if anchors.negatives is not None:
-            count = anchors.negatives.to(v.dtype)[:, None]
+            count = to_device(anchors.negatives.to(v.dtype), v.device)[:, None]
         log_count = count.clamp_min(1).log()
         none = count == 0  # an anchor without negatives counts 0
         hard = sums[0].masked_fill(none, 0)  # (N, 2)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sslpipe.distributed import all_gather_rows, current_rank, row_counts
+from sslpipe.distributed import all_gather_rows, current_rank, row_counts, to_device
 from sslpipe.losses.base import ContrastiveObjective, check_views
 from sslpipe.losses.engine.contrast import (
     normalised,
@@ -89,11 +89,12 @@ class MoCoLoss(ContrastiveObjective):
             raise ValueError(
                 f"loss.dim = {self.dim}, but the embeddings have {z_a.shape[1]} numbers"
             )
-        counts = row_counts(z_a.shape[0], z_a.device)
+        counts = row_counts(z_a.shape[0])
         if sum(counts) == 0:
             raise ValueError("a contrastive loss of an empty batch is not defined")
         if ids is None:
-            ids = torch.full_like(z_a[:, 0], -1, dtype=torch.int64)
+            ids = torch.full((len(z_a),), -1)
+        ids = to_device(ids, z_a.device)
         with torch.no_grad(), without_autocast(z_a.device.type):
             wide = torch.promote_types(z_a.dtype, self.keys.dtype)
             keys, _ = normalised(z_b.to(wide))
@@ -113,31 +114,31 @@ class MoCoLoss(ContrastiveObjective):
         """
         queries, inverse_norms = normalised(z)
         positive = (queries * keys).sum(1) / self.temperature  # (B,)
-        filled = int(self.filled_rows)
-        queue = self.keys[:filled].to(z.dtype)
-        mask = _mask_of_ids(ids, self.key_ids[:filled])
-        order = slice(None) if mask is None else mask.query_order
+        # on CUDA without asking what the queue holds: the answer would wait for the device
+        queue = (_whole_queue if z.is_cuda else _filled_queue)(self, ids)
+        order = queue.query_order
 
         tiles = Tiles(
             queries[order] / self.temperature,
-            queue if mask is None else queue[mask.queue_order],
+            queue.keys.to(z.dtype),
             largest=self.engine.largest,
             multiply=Multiply(
-                self.products, z, self.engine.largest, pairs=sum(counts) * len(queue)
+                self.products, z, self.engine.largest, pairs=sum(counts) * len(queue.keys)
             ),
             tile_rows=self.engine.tile_rows_on(z.device),
-            groups=None if mask is None else mask.groups,
+            groups=queue.groups,
+            absent=queue.absent,
         )
         with tiles.multiply.kernels():
             # forward: sums over the queue, then the mean over the queries of all ranks
             sums = torch.empty_like(positive)
             sums[order] = tiles.log_sums()[0]
             margin = positive - sums
-            same = torch.zeros_like(ids) if mask is None else mask.same
-            values = torch.stack([-F.logsigmoid(margin), (filled - same).to(z.dtype), same], dim=1)
+            negatives = (self.filled_rows - queue.same).to(z.dtype)
+            values = torch.stack([-F.logsigmoid(margin), negatives, queue.same], dim=1)
             values = all_gather_rows(values, counts)  # (N, 3)
-            loss, negatives, _ = values.mean(0).unbind()
-            self.last_negatives, self.masked_pairs = float(negatives), int(values[:, 2].sum())
+            loss, self._last_negatives, _ = values.mean(0).unbind()
+            self._masked_pairs = values[:, 2].sum()
 
             # gradient: of the queue's part of the logits, then of the keys'
             missing = torch.sigmoid(-margin)[:, None] / sum(counts)  # 1 - p of the key, over N
@@ -150,27 +151,47 @@ class MoCoLoss(ContrastiveObjective):
         return loss, (grad * scale)[:, None]
 
 
-class _IdMask(NamedTuple):
-    """Which queries and queue entries show the same sample; both sides sorted by id.
+class _Queue(NamedTuple):
+    """The queue as the tiles' columns, and which of its entries are no negatives of a query.
 
-    same: (B,) how many entries show a query's own sample, in the order of the batch. groups: of the
-    sorted queries and entries, for Tiles.
+    keys: (Q, D). same: (B,) how many entries show a query's own sample, in the order of the batch.
+    query_order: of the tiles' rows. groups, absent: for Tiles.
     """
 
+    keys: Tensor
     same: Tensor
-    query_order: Tensor
-    queue_order: Tensor
-    groups: tuple[Tensor, Tensor]
+    query_order: Tensor | slice = slice(None)
+    groups: tuple[Tensor, Tensor] | None = None
+    absent: Tensor | None = None
 
 
-def _mask_of_ids(ids: Tensor, queue_ids: Tensor) -> _IdMask | None:
-    """None where no query meets its own sample. ids (B,), queue_ids (Q,); -1: without an id."""
-    sorted_ids = queue_ids.sort().values
-    same = torch.searchsorted(sorted_ids, ids, right=True) - torch.searchsorted(sorted_ids, ids)
-    same = same.masked_fill(ids < 0, 0)
+def _filled_queue(loss_fn: MoCoLoss, ids: Tensor) -> _Queue:
+    """Take what is in the queue; where a query meets its own sample, both sides sorted by id."""
+    filled = int(loss_fn.filled_rows)
+    keys, key_ids = loss_fn.keys[:filled], loss_fn.key_ids[:filled]
+    same = _count_own(ids, key_ids)
     if not bool(same.any()):
-        return None
-    query_order, queue_order = ids.argsort(), queue_ids.argsort()
-    # a query without an id has no group in common with an entry without one
-    groups = torch.where(ids < 0, -2, ids)[query_order], queue_ids[queue_order]
-    return _IdMask(same, query_order, queue_order, groups)
+        return _Queue(keys, same)
+    query_order, queue_order = ids.argsort(), key_ids.argsort()
+    groups = _apart(ids)[query_order], key_ids[queue_order]
+    return _Queue(keys[queue_order], same, query_order, groups)
+
+
+def _whole_queue(loss_fn: MoCoLoss, ids: Tensor) -> _Queue:
+    """Take all rows of the queue, those that are not filled yet as absent; no value is read."""
+    rows = torch.arange(loss_fn.queue_rows, device=ids.device)
+    same = _count_own(ids, loss_fn.key_ids)  # -1 where not filled
+    groups = _apart(ids), loss_fn.key_ids
+    return _Queue(loss_fn.keys, same, groups=groups, absent=rows >= loss_fn.filled_rows)
+
+
+def _count_own(ids: Tensor, key_ids: Tensor) -> Tensor:
+    """Count the entries of each query's id: (B,), (Q,) -> (B,); -1: without an id, none."""
+    sorted_ids = key_ids.sort().values
+    same = torch.searchsorted(sorted_ids, ids, right=True) - torch.searchsorted(sorted_ids, ids)
+    return same.masked_fill(ids < 0, 0)
+
+
+def _apart(ids: Tensor) -> Tensor:
+    """A query without an id has no group in common with an entry without one."""
+    return torch.where(ids < 0, -2, ids)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sslpipe.distributed import all_gather_rows
+from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.losses.base import InBatchLoss
 from sslpipe.losses.engine.contrast import Anchors, Classes, Sums, gather_anchors
 from sslpipe.losses.engine.products import Products
@@ -40,11 +40,12 @@ class SupConLoss(InBatchLoss):
     def find_anchors(self, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> Anchors:
         """Mask equal ids of unlabelled images; note who shares a label. See `InBatchLoss`."""
         if labels is None:
-            labels = torch.full_like(z[:, 0], -1, dtype=torch.int64)
+            labels = torch.full((len(z),), -1)
+        labels = labels.cpu()
         anchors = gather_anchors(z, ids, without_id=labels >= 0)
         labels = all_gather_rows(labels, anchors.counts)  # (N,)
         # an unlabelled image is a class of its own
-        alone = labels.amax() + 1 + torch.arange(anchors.images, device=labels.device)
+        alone = labels.amax() + 1 + torch.arange(anchors.images)
         _, index, sizes = torch.unique(
             torch.where(labels >= 0, labels, alone), return_inverse=True, return_counts=True
         )
@@ -54,7 +55,8 @@ class SupConLoss(InBatchLoss):
         """Compute eq. 2: log of the sum over all other views, less the mean of the positives."""
         assert anchors.classes is not None
         index, sizes = anchors.classes
-        positives = 2 * sizes[index] - 1  # (N,) of an anchor
+        positives = to_device(2 * sizes[index] - 1, v.device)  # (N,) of an anchor
+        index = to_device(index, v.device)
         v_a, v_b = v.unbind(1)
         positive = (v_a * v_b).sum(1, keepdim=True)  # (N, 1)
         total = torch.logaddexp(positive, sums[0])  # (N, 2), over all other views

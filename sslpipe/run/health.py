@@ -51,7 +51,7 @@ def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
         Wang & Isola 2020, arXiv:2005.10242, eq. 4 and 5 (alpha = t = 2); Garrido et al. 2023
         (RankMe), arXiv:2210.02885, eq. 1, without its epsilon.
     """
-    counts = row_counts(z_a.shape[0], z_a.device)
+    counts = row_counts(z_a.shape[0])
     z_all = all_gather_rows(torch.cat([z_a, z_b], dim=1), counts)  # (N, 2D)
     z_all = z_all.to(torch.promote_types(z_all.dtype, torch.float32))
     u_a, u_b = (F.normalize(view, dim=1) for view in z_all.chunk(2, dim=1))  # (N, D) each

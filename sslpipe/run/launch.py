@@ -13,7 +13,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
-from sslpipe.distributed import Rank, broadcast_object, pick_device
+from sslpipe.distributed import Rank, broadcast_object, host_group, pick_device
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
@@ -61,6 +61,8 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
             f"the launcher started WORLD_SIZE = {launched} processes, but accelerate joined "
             f"{state.num_processes}; start them with `{launch_command(launched)} ...`"
         )
+    if launched > 1:
+        host_group(timeout)
     return Rank(state.process_index, state.num_processes)
 
 

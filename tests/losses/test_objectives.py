@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.distributed import Rank
-from sslpipe.losses import LOSSES, DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss
+from sslpipe.losses import LOSSES, DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss, moco
 from tests.helpers.processes import run_processes
 from tests.losses.test_nt_xent import _LargestTensor, _NoCollectives, pair, relative, value_and_grad
 
@@ -265,9 +265,16 @@ def moco_steps(images: int = 8, steps: int = 5) -> list[tuple[Tensor, Tensor, li
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
 @pytest.mark.parametrize("queue_rows", [5, 12, 21, 100])
 @pytest.mark.parametrize("tile_rows", [4, 512])
+@pytest.mark.parametrize("unread", [False, True])  # True: as on CUDA, where no value is read
 def test_moco_equals_loops_over_a_list_as_queue(
-    queue_rows: int, temperature: float, tile_rows: int
+    queue_rows: int,
+    temperature: float,
+    tile_rows: int,
+    unread: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if unread:
+        monkeypatch.setattr(moco, "_filled_queue", moco._whole_queue)
     objective = MoCoLoss(4, queue_rows, temperature, tile_rows=tile_rows).double()
     queue: list[tuple[Tensor, int]] = []
     for queries, keys, ids in moco_steps():

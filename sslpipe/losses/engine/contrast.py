@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sslpipe.distributed import Rank, all_gather_rows, current_rank, row_counts
+from sslpipe.distributed import Rank, all_gather_rows, current_rank, row_counts, to_device
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles
 from sslpipe.precision import wide_dtype
@@ -36,7 +36,7 @@ Derivatives = Callable[[Tensor, Sums, "Anchors"], tuple[Tensor, Tensor, Tensor]]
 
 
 class Classes(NamedTuple):
-    """Images that are positives of each other.
+    """Images that are positives of each other; on the host.
 
     Args:
         class_index: (N,) int64, the class of each image.
@@ -48,7 +48,7 @@ class Classes(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """Who is whose negative in the global batch of N images.
+    """Who is whose negative in the global batch of N images; on the host, where ids come from.
 
     Args:
         counts: images of each rank.
@@ -80,7 +80,7 @@ class Anchors(NamedTuple):
         if self.classes is None:
             return self.mean_unmasked
         index, sizes = self.classes
-        positives = 2 * (sizes[index] - 1).to(wide_dtype(index.device)).mean()
+        positives = 2 * (sizes[index] - 1).double().mean()
         return self.mean_unmasked - float(positives)
 
     @property
@@ -99,10 +99,10 @@ def gather_anchors(
 ) -> Anchors:
     """Find who must not be whose negative: equal ids, and equal labels >= 0 if labels are passed.
 
-    Collective.
+    Found on the host: a device that has the ids is waited for. Collective.
 
     Args:
-        z: (B, D), for row count and device.
+        z: (B, D), for the row count.
         ids: (B,) int64, or None: all different.
         labels: (B,) int64, or None.
         without_id: (B,) bool, rows whose id counts for nothing.
@@ -110,7 +110,7 @@ def gather_anchors(
     Raises:
         ValueError: no rank has a row.
     """
-    counts = row_counts(z.shape[0], z.device)
+    counts = row_counts(z.shape[0])
     images = sum(counts)
     if images == 0:
         raise ValueError("a contrastive loss of an empty batch is not defined")
@@ -119,20 +119,19 @@ def gather_anchors(
     for numbers, is_alone in ((ids, without_id), (labels, None if labels is None else labels < 0)):
         if numbers is None:
             continue
-        numbers = all_gather_rows(numbers, counts)
-        dense = torch.unique(numbers, return_inverse=True)[1]
-        fallback = torch.arange(images, device=z.device) if group is None else group
+        dense = torch.unique(all_gather_rows(numbers.cpu(), counts), return_inverse=True)[1]
+        fallback = torch.arange(images) if group is None else group
         if is_alone is None:
             group = dense
         else:
-            group = torch.where(all_gather_rows(is_alone, counts), images + fallback, dense)
+            group = torch.where(all_gather_rows(is_alone.cpu(), counts), images + fallback, dense)
     # groups of one image each need no mask but that of the image's own views
     if group is None:
         return Anchors(counts)
     _, group, sizes = torch.unique(group, return_inverse=True, return_counts=True)
     if sizes.numel() == images:
         return Anchors(counts)
-    return Anchors(counts, group, (2 * images - 2 * sizes[group]).to(wide_dtype(sizes.device)))
+    return Anchors(counts, group, (2 * images - 2 * sizes[group]).double())
 
 
 class Engine(NamedTuple):
@@ -197,33 +196,36 @@ class _Layout(NamedTuple):
     """Which images stand in the tiles' rows (this rank's) and columns (everyone's); None: all.
 
     mine: this rank's images in rank order. Where groups are masked, rows and columns are sorted by
-    group, so that few tiles hold masked pairs.
+    group, so that few tiles hold masked pairs; groups: of their views, (2B,) and (2N,) on the host.
     """
 
     alone: bool
     mine: slice
     rows: Tensor | slice | None
-    columns: Tensor | None
+    columns: Tensor | None = None
+    groups: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def plan(cls, anchors: Anchors, process: Rank) -> "_Layout":
+    def plan(cls, anchors: Anchors, process: Rank, device: torch.device) -> "_Layout":
         alone = process.world_size == 1
         first = sum(anchors.counts[: process.rank])
         mine = slice(first, first + anchors.counts[process.rank])
         if anchors.groups is None:
-            return cls(alone, mine, None if alone else mine, None)
+            return cls(alone, mine, None if alone else mine)
         columns = anchors.groups.argsort(stable=True)
-        return cls(alone, mine, columns[(columns >= mine.start) & (columns < mine.stop)], columns)
+        rows = columns[(columns >= mine.start) & (columns < mine.stop)]
+        groups = tuple(anchors.groups[images].repeat_interleave(2) for images in (rows, columns))
+        return cls(
+            alone,
+            mine,
+            to_device(rows, device),
+            to_device(columns, device),
+            cast(tuple[Tensor, Tensor], groups),
+        )
 
-    def make_tiles(self, v: Tensor, groups: Tensor | None, engine: Engine) -> Tiles:
+    def make_tiles(self, v: Tensor, engine: Engine) -> Tiles:
         columns = _select(v, self.columns).flatten(0, 1)  # (2N, D)
         rows = columns if self.alone else _select(v, self.rows).flatten(0, 1)  # (2B, D)
-        row_and_column_groups = None
-        if groups is not None:
-            row_and_column_groups = (
-                _select(groups, self.rows).repeat_interleave(2),
-                _select(groups, self.columns).repeat_interleave(2),
-            )
         return Tiles(
             rows,
             columns,
@@ -232,8 +234,8 @@ class _Layout(NamedTuple):
             tile_rows=engine.tile_rows_on(v.device),
             terms=engine.terms,
             symmetric=self.alone,
-            pairs_at=2 * self.mine.start if groups is None else None,
-            groups=row_and_column_groups,
+            pairs_at=2 * self.mine.start if self.groups is None else None,
+            groups=self.groups,
         )
 
 
@@ -253,8 +255,8 @@ def _loss_and_grad(
     v, scales = normalised(
         all_gather_rows(torch.stack([z_a, z_b], dim=1), counts).to(wide), engine.temperature**-0.5
     )  # (N, 2, D), (N, 2, 1)
-    layout = _Layout.plan(anchors, process)
-    tiles = layout.make_tiles(v, anchors.groups, engine)
+    layout = _Layout.plan(anchors, process, v.device)
+    tiles = layout.make_tiles(v, engine)
 
     with tiles.multiply.kernels():
         # forward: each rank sums over its own anchors' negatives, then all know all sums

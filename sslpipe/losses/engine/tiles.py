@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sslpipe.distributed import to_device
 from sslpipe.losses.engine.products import Multiply
 
 LARGEST_PLAIN_EXPONENT = 50.0  # nats; exp(±50) and sums of 1e12 of them are normal float32 numbers
@@ -49,11 +50,11 @@ ONE_SUM = (Term(),)  # the log-sum-exp of similarities, all that most losses nee
 
 
 class BlockGroups(NamedTuple):
-    """The groups of one block's rows or columns: (r,) int64, ascending, and its ends as numbers."""
+    """The groups of one block's rows or columns: (r,) int64, and what they lie between."""
 
     of_each: Tensor
-    lowest: int
-    highest: int
+    lowest: float
+    highest: float
 
 
 class Tiles:
@@ -71,7 +72,9 @@ class Tiles:
         symmetric: rows and columns are the same.
         pairs_at: rows are rows pairs_at, pairs_at + 1, ... of the columns, where 2i and 2i + 1 are
             the views of image i.
-        groups: the group of each row (R,) and of each column (C,), both ascending.
+        groups: the group of each row (R,) and of each column (C,). On the host: both ascending, so
+            that only the tiles where some meet are compared. On the device: all tiles are.
+        absent: (C,) bool, columns that count for no row; None: there are none.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Tiles:
         symmetric: bool = False,
         pairs_at: int | None = None,
         groups: tuple[Tensor, Tensor] | None = None,
+        absent: Tensor | None = None,
     ) -> None:
         self.rows, self.columns, self.multiply, self.terms = rows, columns, multiply, terms
         self.symmetric, self.pairs_at = symmetric, pairs_at
@@ -101,6 +105,7 @@ class Tiles:
         self.keep = self.plain and numbers * rows.element_size() <= KEPT_TILES_BYTES
         self.kept: dict[tuple[int, int], Tensor] = {}
         self.groups = None if groups is None else [self._block_groups(part) for part in groups]
+        self.absent = None if absent is None else self._blocks(absent)
 
     def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield numbers of row and column block, and their similarities s, overwritten by the next.
@@ -186,9 +191,11 @@ class Tiles:
         if self.plain:
             # the least sum is above exp(-60); an empty one's infinity times 0 would be NaN
             return (-log_sums[0]).clamp_max_(60).exp_().mul_(grad_sums[0])
-        powers = grad_sums.new_tensor([term.power for term in self.terms])[:, None]
+        scales = grad_sums.abs()
+        for term, scale in zip(self.terms, scales, strict=True):
+            scale.mul_(term.power)
         lowest = torch.finfo(grad_sums.dtype).min
-        return (grad_sums.abs() * powers).log2_() - (log_sums * BITS).clamp_min(lowest)
+        return scales.log2_() - (log_sums * BITS).clamp_min(lowest)
 
     def _weights(self, tile: Tensor, at_rows: Tensor, at_columns: Tensor | None) -> Tensor:
         """Return dL/ds_ij + dL/ds_ji of one tile: what column j weighs in the gradient of row i."""
@@ -206,9 +213,11 @@ class Tiles:
         return weights
 
     def _mask(self, tile: Tensor, i: int, j: int) -> None:
+        if self.absent is not None:
+            tile.masked_fill_(self.absent[j], -math.inf)
         if self.groups is not None:
             row_groups, column_groups = self.groups[0][i], self.groups[1][j]
-            # both ascend, so the ends of most tiles' groups show that they share none
+            # the ends of most tiles' groups show that they share none
             if (
                 row_groups.lowest <= column_groups.highest
                 and column_groups.lowest <= row_groups.highest
@@ -234,10 +243,12 @@ class Tiles:
         return torch.split(x, self.tile_rows, dim) if x.shape[dim] else ()
 
     def _block_groups(self, groups: Tensor) -> list[BlockGroups]:
-        blocks, copies = self._blocks(groups), self._blocks(groups.cpu())
+        blocks = self._blocks(to_device(groups, self.rows.device))
+        if groups.device.type != "cpu":  # reading their ends would wait for the device
+            return [BlockGroups(block, -math.inf, math.inf) for block in blocks]
         return [
-            BlockGroups(block, int(copy[0]), int(copy[-1]))
-            for block, copy in zip(blocks, copies, strict=True)
+            BlockGroups(block, int(part[0]), int(part[-1]))
+            for block, part in zip(blocks, self._blocks(groups), strict=True)
         ]
 
 

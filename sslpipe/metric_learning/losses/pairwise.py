@@ -143,7 +143,7 @@ def compare(
         ids: (n,) int64, which sample each row shows.
         ref: Further columns.
     """
-    counts = row_counts(embeddings.shape[0], embeddings.device)
+    counts = row_counts(embeddings.shape[0])
     rank = current_rank().rank
     columns, column_labels = gather_with_grad(embeddings), all_gather_rows(labels, counts)
     references = 0
