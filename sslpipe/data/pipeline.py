@@ -52,11 +52,13 @@ class Batch(NamedTuple):
     plan: ViewPlan | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        """Move all tensors; on CUDA without waiting for the copies."""
-        images, plan = self.images.to(device, non_blocking=True), self.plan
-        sizes, labels, ids, source_ids = send(self[1:5], device)
-        plan = plan and plan.to(device)
-        return Batch(images, sizes, labels, ids, source_ids, self.epoch, plan)
+        """Move images, sizes and plan; on CUDA without waiting for the copies.
+
+        Labels and ids stay on the host, where losses look for equal ones.
+        """
+        images, (sizes,) = self.images.to(device, non_blocking=True), send([self.sizes], device)
+        plan = self.plan and self.plan.to(device)
+        return self._replace(images=images, sizes=sizes, plan=plan)
 
     def rows(self, index: Tensor) -> "Batch":
         """Select some of the rows, in the order of `index` (on the CPU), on the same device."""

@@ -1,5 +1,6 @@
 """One batch in several micro-batches: the memory of one, the negatives and the gradient of all."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
@@ -9,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from sslpipe.distributed import current_rank
+from sslpipe.distributed import current_rank, to_device
 from sslpipe.evaluation.embed import evaluating
 from sslpipe.models.sync_batchnorm import SyncBatchNorm
-from sslpipe.precision import to_float64
+from sslpipe.precision import to_float64, wide_dtype
 
 
 def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:
@@ -77,8 +78,11 @@ def cached_backward(
     """
     model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
     images = sum(len(part) for part in rows)
-    order = torch.cat(rows).argsort()  # from micro-batch order to the batch's
-    before = [buffer.clone() for buffer in model.buffers()]
+    buffers = list(model.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    # from micro-batch order to the batch's, and where each micro-batch's rows are; on the device
+    device = next(model.parameters()).device
+    order, *places = (to_device(x, device) for x in (torch.cat(rows).argsort(), *rows))
 
     with statistics.over_micro_batches(images // len(rows)) as note:
         # pass 1: embed everything, keep no activations
@@ -87,9 +91,8 @@ def cached_backward(
             for k, part in enumerate(rows):
                 seed(k)
                 embedded.append(model(make_views(part)).chunk(2))
-            z_a, z_b = (torch.cat(z)[order.to(z[0].device)] for z in zip(*embedded, strict=True))
-            for buffer, value in zip(model.buffers(), before, strict=True):
-                buffer.copy_(value)  # as if pass 1 had not been
+            z_a, z_b = (torch.cat(z)[order] for z in zip(*embedded, strict=True))
+            torch._foreach_copy_(buffers, before)  # as if pass 1 had not been
 
         # the loss of all embeddings: dL/dz
         z_a, z_b = z_a.requires_grad_(), z_b.requires_grad_()
@@ -101,7 +104,7 @@ def cached_backward(
             seed(k)
             with _exchange_gradients(wrapped, k == len(rows) - 1):
                 z = wrapped(make_views(part))  # (2b, D)
-                here = part.to(z.device)
+                here = places[k]
                 z.backward(torch.cat([_gradient(z_a)[here], _gradient(z_b)[here]]).to(z.dtype))
             note()
     return z_a, z_b, loss
@@ -140,11 +143,14 @@ class PooledStatistics:
         counts = [count * (world if isinstance(n, SyncBatchNorm) else 1) for n, count in seen]
         widths = [norm.num_features for norm in self._norms]
         self._widths = widths
-        per_image = torch.tensor(counts, dtype=torch.float64).repeat_interleave(
-            torch.tensor(widths, dtype=torch.int64)
-        )
-        # (C,) values of each channel for one image here, C over all norms; where float64 can be
-        self._per_image = per_image.to(to_float64(views.new_zeros(())).device)
+        # of each channel, C over all norms: its norm, and its values for one image here
+        norm_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(widths).long())  # (C,)
+        self._norm_of = norm_of.to(views.device)
+        # of each norm; NaN: none, then its statistics are averages over all steps
+        momenta = [math.nan if norm.momentum is None else norm.momentum for norm in self._norms]
+        self._momenta = torch.tensor(momenta, dtype=wide_dtype(views.device), device=views.device)
+        per_image = torch.tensor(counts, dtype=torch.float64)[norm_of]
+        self._per_image = per_image.to(to_float64(views.new_zeros(())).device)  # if float64 can be
 
     @contextmanager
     def over_micro_batches(self, images: int) -> Iterator[Callable[[], None]]:
@@ -159,7 +165,7 @@ class PooledStatistics:
             return
         momenta = [norm.momentum for norm in norms]
         before = self._running()
-        steps = [_tracked(norm).clone() for norm in norms]
+        steps = torch.stack([_tracked(norm) for norm in norms])  # (norms,)
         moments: list[_Moments] = []  # of each micro-batch
         for norm in norms:
             norm.momentum = 1.0  # a forward leaves its own moments
@@ -169,15 +175,12 @@ class PooledStatistics:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
         pooled = self._pooled(moments, images)
-        rates = [
-            1 / (float(n) + 1) if m is None else m for m, n in zip(momenta, steps, strict=True)
-        ]
-        rate = before.mean.new_tensor(rates).repeat_interleave(
-            torch.tensor(self._widths, device=before.mean.device)
-        )
+        steps = steps + 1
+        averaged = torch.isnan(self._momenta)  # over all steps
+        rates = torch.where(averaged, steps.to(self._momenta.dtype).reciprocal(), self._momenta)
+        rate = rates.to(before.mean.dtype)[self._norm_of]
         self._write(before.mean.lerp(pooled.mean, rate), before.var.lerp(pooled.var, rate))
-        for norm, tracked in zip(norms, steps, strict=True):
-            _tracked(norm).copy_(tracked + 1)
+        torch._foreach_copy_([_tracked(norm) for norm in norms], list(steps.unbind()))
 
     def _running(self) -> "_Moments":
         return _Moments(
