@@ -51,6 +51,9 @@ def build_optimizer(
     get no weight decay and no LARS adaptation unless optim.decay_one_dim. Distinguished by shape,
     since names differ from backbone to backbone.
 
+    On CUDA SGD and AdamW are torch's fused ones. These and LARS take the gradient scaler's
+    `found_inf`, a () float on the device: where it is 1, a step changes nothing.
+
     Args:
         model: its parameters that require a gradient.
         optim: the recipe's section.
@@ -75,11 +78,15 @@ def build_optimizer(
         )
     ]
     # the optimizer over them
+    fused = all(p.is_cuda for group in groups for p in group["params"]) or None
     match optim.kind:
         case "sgd":
-            return SGD(groups, lr=optim.peak_lr, momentum=optim.momentum, nesterov=optim.nesterov)
+            momentum, nesterov = optim.momentum, optim.nesterov
+            sgd = SGD(groups, lr=optim.peak_lr, momentum=momentum, nesterov=nesterov, fused=fused)
+            return _with_own_kernels(sgd)
         case "adamw":
-            return AdamW(groups, lr=optim.peak_lr, betas=optim.betas)
+            adamw = AdamW(groups, lr=optim.peak_lr, betas=optim.betas, fused=fused)
+            return _with_own_kernels(adamw)
         case "lars":
             for group in groups:
                 group["adapt"] = group["name"].startswith("decay")
@@ -89,6 +96,25 @@ def build_optimizer(
                 momentum=optim.momentum,
                 trust_coefficient=optim.trust_coefficient,
             )
+
+
+def _with_own_kernels(optimizer: SGD | AdamW) -> Optimizer:
+    """Prepare one of torch's optimizers for checkpoints of other devices, and for skipped steps."""
+
+    def keep(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Which kernels compute a step is this process's choice, not the checkpoint's."""
+        groups = [
+            {**saved, "fused": own["fused"]}
+            for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
+        ]
+        return {**state, "param_groups": groups}
+
+    optimizer.register_load_state_dict_pre_hook(keep)
+    for group in optimizer.param_groups:
+        if group["fused"] and group.get("momentum"):
+            for p in group["params"]:  # or a first step that is skipped leaves them unset
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return optimizer
 
 
 def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
@@ -129,6 +155,10 @@ class LARS(Optimizer):
         weight_decay: added to the gradient before the ratio.
         trust_coefficient: the ratio's factor.
         adapt: False, in a group too, means ratio 1.
+
+    Attributes:
+        found_inf: as in torch's fused optimizers: where this () float tensor is 1, a step changes
+            neither weights nor velocities. Not set: it always does.
 
     Source:
         You et al. 2017, arXiv:1708.03888, alg. 1; google-research/simclr lars_optimizer.py.
@@ -194,6 +224,23 @@ class LARS(Optimizer):
             ratios = group["trust_coefficient"] * lengths / strides
             ratios = torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
             updates = list(torch._foreach_mul(updates, list(ratios.unbind())))
-        torch._foreach_mul_(velocity, group["momentum"])
-        torch._foreach_add_(velocity, updates, alpha=group["lr"])
-        torch._foreach_sub_(weights, velocity)
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is None:
+            torch._foreach_mul_(velocity, group["momentum"])
+            torch._foreach_add_(velocity, updates, alpha=group["lr"])
+            torch._foreach_sub_(weights, velocity)
+            return
+        # the same by a kernel that does nothing where found_inf is 1: v = momentum v + lr u, w -= v
+        torch._fused_sgd_(
+            weights,
+            list(torch._foreach_mul(updates, group["lr"])),
+            velocity,
+            weight_decay=0.0,
+            momentum=group["momentum"],
+            lr=1.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            found_inf=found_inf,
+        )

@@ -114,9 +114,9 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
                 z_a, z_b, loss = cached(make_views=make_views, compute_loss=compute_loss, seed=seed)
 
             # a non-finite step moves no weight and restores the buffers; it counts as a step
-            moved = run.optimizer_step(step, batch, loss)
-            if moved and isinstance(model, MomentumPair) and recipe.momentum:
-                model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
+            with run.optimizer_step(step, batch, loss):
+                if isinstance(model, MomentumPair) and recipe.momentum:
+                    model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 run.log(step, loss, {**embedding_health(z_a, z_b), **loss_fn.stats()})
             run.evaluate_if_due(step, holdout_knn)  # all ranks embed, rank 0 scores

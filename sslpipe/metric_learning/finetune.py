@@ -115,8 +115,9 @@ def finetune(
             embeddings, labels, ids = embeddings[rows], labels[rows], ids[rows]
             if task.queue is not None:
                 task.queue.push(embeddings, labels, ids)
-            moved = run.optimizer_step(step, batch, loss)  # a non-finite step changes nothing
-            update_neighbours(neighbours, embeddings, labels, moved, run.last_step, order)
+            with run.optimizer_step(step, batch, loss) as skipped:  # then nothing changes
+                taken = labels.masked_fill(skipped, -1)
+                update_neighbours(neighbours, embeddings, taken, step + 1, order)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 run.log(step, loss, {**mining_stats(task), **similarities(embeddings, labels)})
             run.evaluate_if_due(step, validate)  # all ranks embed, rank 0 scores
@@ -144,7 +145,6 @@ def update_neighbours(
     neighbours: ClassNeighbours | None,
     embeddings: Tensor,
     labels: Tensor,
-    moved: bool,
     done: int,
     order: PKOrder,
 ) -> None:
@@ -153,15 +153,13 @@ def update_neighbours(
     Args:
         neighbours: Changed in place; None: there is no table.
         embeddings: (B, D) of this rank.
-        labels: (B,) int64.
-        moved: Whether the step changed weights; else its rows are skipped.
+        labels: (B,) int64; rows of -1 are skipped.
         done: Steps so far.
         order: Of the batches.
     """
     if neighbours is None:
         return
-    if moved:
-        neighbours.follow(embeddings, labels)
+    neighbours.follow(embeddings, labels)
     if done % order.steps_per_epoch == 0:
         neighbours.begin(done // order.steps_per_epoch)
 

@@ -1,127 +1,255 @@
-"""A non-finite step changes nothing: neither weights nor BatchNorm statistics nor queues."""
+"""A non-finite step changes nothing: neither weights nor BatchNorm statistics nor queues.
+
+Off CUDA the host looks at each step's loss and gradient norm before the optimizer steps. On CUDA
+that would wait for the device. There the decision is a number on the device: the optimizer takes
+it as `found_inf` (torch's convention for gradient scalers), buffers are chosen by `torch.where`,
+and the host reads a step's numbers while the device is at the next one.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import UserError
+from sslpipe.optim import LARS
 from sslpipe.run.records import append_records, read_records
 
 
 class StepGuard:
     """Decides every step, from numbers that are equal on all ranks, whether the optimizer steps.
 
-    `skipped` counts the non-finite steps so far, those of the folder's file before first_step among
-    them; `overflows` the steps that an fp16 scaler lowered its scale for, which are none of those.
+    With an fp16 scaler above 1, infinite gradients of a finite loss are its overflow: it lowers its
+    scale, and the step is counted apart. At 1 and below, lowering it further does not help: a bad
+    step.
+
+    Attributes:
+        skipped: Non-finite steps so far, those of the folder's file before first_step among them;
+            on CUDA, as far as they are read: `settle` reads all.
+        overflows: Steps that an fp16 scaler lowered its scale for, which are none of those.
 
     Args:
         modules: Those whose buffers are restored after a skipped step.
+        accelerator: Holds the scaler, where there is one.
+        optimizer: As accelerate prepared it.
         max_bad_steps: Non-finite steps in a row that end the run.
         folder: Where a skipped step's ids are written (bad_steps.RANK.jsonl, each rank's own rows).
         first_step: Where the run begins or is resumed.
         rank: Of this process.
+        on_device: Decide there. None: on CUDA, with an optimizer that takes `found_inf`.
     """
 
     def __init__(
         self,
         modules: Sequence[nn.Module],
+        accelerator: Any,
+        optimizer: Any,
         *,
         max_bad_steps: int,
         folder: Path,
         first_step: int,
         rank: int,
+        on_device: bool | None = None,
     ) -> None:
-        self._buffers = [buffer for module in modules for buffer in module.buffers()]
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._accelerator, self._optimizer = accelerator, optimizer
         self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
         self._in_a_row = self.overflows = 0
         self.skipped = len({step for step in self._recorded() if step < first_step})
+        self._memory = _Memory([buffer for module in modules for buffer in module.buffers()])
+        device: torch.device = accelerator.device
+        if on_device is None:
+            on_device = device.type == "cuda" and takes_found_inf(optimizer)
+        self._on_device = on_device
+        self._unread: list[_Record] = []
+        # on the device: bad steps in a row; and 0, or infinity once these end the run: the steps
+        # that are under way until the host knows are bad as well
+        self._row, self._ended = torch.zeros(2, 1, device=device).unbind()
 
-    @torch.no_grad()
     def remember(self) -> None:
         """Remember the buffers; call before the forward pass."""
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            kept.copy_(buffer)
+        self._memory.remember()
 
-    def step_or_undo(
-        self,
-        accelerator: Any,
-        optimizer: Any,
-        step: int,
-        ids: Tensor,
-        source_ids: Tensor,
-        loss: Tensor,
-        grad_norm: Tensor,
-    ) -> bool:
-        """Step the optimizer, or restore the buffers; clear the gradients either way.
+    @contextmanager
+    def step(
+        self, step: int, ids: Tensor, source_ids: Tensor, loss: Tensor, grad_norm: Tensor
+    ) -> Iterator[Tensor]:
+        """Step the optimizer; on leaving, restore the buffers of a bad step, clear the gradients.
 
-        With an fp16 scaler above 1, infinite gradients of a finite loss are its overflow: it lowers
-        its scale, and the step is counted apart. At 1 and below, lowering it further does not help:
-        a bad step.
+        So what the block does to buffers is undone in a bad step.
 
         Args:
-            accelerator: Holds the scaler, where there is one.
-            optimizer: As accelerate prepared it.
             step: The global step.
-            ids: (B,) int64, of this rank's places.
+            ids: (B,) int64, of this rank's places; on the host.
             source_ids: (B,) int64, of the images really used.
             loss: (), equal on all ranks.
             grad_norm: (), equal on all ranks.
 
-        Returns:
-            Whether the weights changed.
+        Yields:
+            () bool on the loss's device: the step is bad.
 
         Raises:
-            UserError: max_bad_steps non-finite steps in a row, overflows not counted.
+            UserError: max_bad_steps non-finite steps in a row, overflows not counted. On CUDA a
+                step later, with weights and buffers as they were at that step.
         """
-        value, norm = float(loss.detach()), float(grad_norm)
-        good = math.isfinite(value) and math.isfinite(norm)
-        if good:
+        numbers = [loss.detach().view(1), grad_norm.view(1)]
+        bad = self._is_bad(numbers)
+
+        # the weights: where they must not move, no optimizer state does either
+        scaler, overflow = self._accelerator.scaler, []
+        if self._on_device:
+            optimizer = self._optimizer.optimizer  # accelerate's would ask the scaler, and wait
+            optimizer.grad_scale, optimizer.found_inf = None, bad.float()
             optimizer.step()
+            del optimizer.grad_scale, optimizer.found_inf
+        elif not bad:
+            self._optimizer.step()
+        if scaler is not None and (self._on_device or bad):
+            overflow = [bad & torch.isfinite(loss) & _lowered(scaler)]
+        yield bad
+
+        # the buffers, and what the host is to read
+        if self._on_device:
+            self._memory.restore_where(bad)
+            self._count_in_a_row(bad, *overflow)
+        elif bad:
+            self._memory.restore()
+        self._optimizer.zero_grad(set_to_none=True)
+        values = torch.cat([*numbers, *(flag.view(1) for flag in overflow)])
+        self._unread.append(_Record.begin(step, ids, source_ids, values))
+        self._read(keep=int(self._on_device))
+
+    def settle(self) -> None:
+        """Read the numbers of all steps so far, which waits for the device. Raises: as `step`."""
+        self._read(keep=0)
+
+    def _is_bad(self, numbers: list[Tensor]) -> Tensor:
+        """() bool: one number is not finite, or bad steps have ended the run on the device."""
+        values = torch.cat([*numbers, self._ended] if self._on_device else numbers)
+        return (values * 0).sum() != 0  # 0, or NaN
+
+    def _count_in_a_row(self, bad: Tensor, overflow: Tensor | None = None) -> None:
+        """What `_count` does, on the device."""
+        row = (self._row + 1) * bad
+        self._row = row if overflow is None else torch.where(overflow, self._row, row)
+        self._ended = self._row / (self._row < self._max_bad_steps)  # finite, or divided by 0
+
+    def _read(self, keep: int) -> None:
+        """Count the steps that are not read yet, but for the last `keep`."""
+        while len(self._unread) > keep:
+            self._count(self._unread.pop(0))
+
+    def _count(self, record: "_Record") -> None:
+        value, norm, *overflow = record.read()
+        if math.isfinite(value) and math.isfinite(norm):
             self._in_a_row = 0
+        elif any(overflow):
+            self.overflows += 1
         else:
-            self._restore()
-            overflow = accelerator.scaler is not None and _overflowed(accelerator.scaler)
-            if overflow and math.isfinite(value):
-                self.overflows += 1
-            else:
-                self.skipped += 1
-                self._in_a_row += 1
-                record: dict[str, Any] = {"step": step, "loss": str(value), "grad_norm": str(norm)}
-                record |= {"ids": ids.tolist(), "source_ids": source_ids.tolist()}
-                append_records(self._file, [record])
-        optimizer.zero_grad(set_to_none=True)
+            self.skipped += 1
+            self._in_a_row += 1
+            record.write(self._file, loss=str(value), grad_norm=str(norm))
         if self._in_a_row >= self._max_bad_steps:
+            self._unread.clear()  # they changed nothing
             raise UserError(
                 f"{self._in_a_row} steps in a row had a non-finite loss or gradient (the last: "
-                f"step {step}, loss {value}, gradient norm {norm}); the last checkpoint is good. "
-                "Look at the samples, whose ids are in bad_steps.*.jsonl; or begin in a new run "
-                "directory with a lower optim.peak_lr, with optim.clip_norm, or with "
+                f"step {record.step}, loss {value}, gradient norm {norm}); the last checkpoint is "
+                "good. Look at the samples, whose ids are in bad_steps.*.jsonl; or begin in a new "
+                "run directory with a lower optim.peak_lr, with optim.clip_norm, or with "
                 "optim.precision = 'fp32'"
             )
-        return good
 
     def _recorded(self) -> list[int]:
         """Steps in the file; some twice, where a run was resumed from before them."""
         records, _ = read_records(self._file, {"step": int})
         return [record["step"] for record in records]
 
+
+def takes_found_inf(optimizer: Any) -> bool:
+    """Whether a step of this optimizer, wrapped by accelerate, does nothing where found_inf is 1.
+
+    `LARS`, and torch's fused ones, which say so to its GradScaler.
+    """
+    inner = optimizer.optimizer
+    return isinstance(inner, LARS) or getattr(inner, "_step_supports_amp_scaling", False)
+
+
+class _Record(NamedTuple):
+    """A step's numbers on their way to the host, and whose they are."""
+
+    step: int
+    ids: Tensor
+    source_ids: Tensor
+    values: Tensor
+    copied: torch.cuda.Event | None
+
+    @classmethod
+    def begin(cls, step: int, ids: Tensor, source_ids: Tensor, values: Tensor) -> "_Record":
+        if not values.is_cuda:
+            return cls(step, ids, source_ids, values, None)
+        values = values.to("cpu", non_blocking=True)  # into pinned memory
+        copied = torch.cuda.current_stream().record_event()
+        return cls(step, ids, source_ids, values, copied)
+
+    def read(self) -> list[float]:
+        """Wait for the copy, which mostly has arrived."""
+        if self.copied is not None and not self.copied.query():  # type: ignore[no-untyped-call]
+            self.copied.synchronize()
+        return self.values.tolist()
+
+    def write(self, path: Path, **numbers: str) -> None:
+        """Append the step's ids to a file."""
+        ids = {"ids": self.ids.tolist(), "source_ids": self.source_ids.tolist()}
+        append_records(path, [{"step": self.step, **numbers, **ids}])
+
+
+class _Memory:
+    """What buffers held, in one block for each dtype: few large copies instead of many small."""
+
+    def __init__(self, buffers: Sequence[Tensor]) -> None:
+        flat: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in buffers:
+            flat.setdefault(buffer.dtype, []).append(_flat(buffer))
+        self._parts = list(flat.values())
+        self._kept = [torch.cat(part) for part in self._parts]
+
     @torch.no_grad()
-    def _restore(self) -> None:
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            buffer.copy_(kept)
+    def remember(self) -> None:
+        for part, kept in zip(self._parts, self._kept, strict=True):
+            torch.cat(part, out=kept)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for part, kept in zip(self._parts, self._kept, strict=True):
+            _write(part, kept)
+
+    @torch.no_grad()
+    def restore_where(self, bad: Tensor) -> None:
+        """Restore where () bool is true; the device decides."""
+        for part, kept in zip(self._parts, self._kept, strict=True):
+            _write(part, torch.where(bad, kept, torch.cat(part)))
 
 
-def _overflowed(scaler: Any) -> bool:
-    """Update the scaler without a step; whether its scale was above 1 and went down.
+def _flat(buffer: Tensor) -> Tensor:
+    """View a buffer's memory as one row, in whatever order its dimensions lie there."""
+    order = sorted(range(buffer.dim()), key=lambda dim: buffer.stride(dim), reverse=True)
+    return buffer.permute(order).view(-1)
+
+
+def _write(part: list[Tensor], values: Tensor) -> None:
+    torch._foreach_copy_(part, torch.split(values, [len(row) for row in part]))
+
+
+def _lowered(scaler: Any) -> Tensor:
+    """Update the scaler without a step; () bool, whether its scale was above 1 and went down.
 
     It looked before clipping, which makes NaN of finite gradients whose norm is infinite: its own
     step() would put those into the weights.
     """
-    before = float(scaler.get_scale())
+    before = scaler._get_scale_async().clone()
     scaler.update()
-    return before > 1 and float(scaler.get_scale()) < before
+    lowered: Tensor = (before > 1) & (scaler._get_scale_async() < before)
+    return lowered

@@ -4,7 +4,6 @@
 parts to DONE. `sslpipe.train` and `sslpipe.metric_learning.finetune` show the order of the calls.
 """
 
-import math
 import os
 import sys
 import warnings
@@ -19,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import eval_view_for
@@ -195,6 +195,8 @@ class Run:
             wrapped, self._optimizer = self.accelerator.prepare(
                 torch.compile(model) if self.recipe.run.compile else model, optimizer
             )
+        if isinstance(wrapped, DistributedDataParallel):  # it times a step in 100, and waits for it
+            wrapped._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
         return wrapped, self._optimizer
 
     def restore(
@@ -263,6 +265,8 @@ class Run:
         self.quarantine = Quarantine(self.reporter, order.samples, run_config.max_bad_fraction)
         self._guard = StepGuard(
             guarded,
+            self.accelerator,
+            self._optimizer,
             max_bad_steps=run_config.max_bad_steps,
             folder=self.run_dir,
             first_step=self.first_step,
@@ -357,36 +361,37 @@ class Run:
         """Accumulate the gradient of a loss (), scaled where fp16 needs it."""
         self.accelerator.backward(loss)
 
-    def optimizer_step(self, step: int, batch: Batch, loss: Tensor) -> bool:
+    @contextmanager
+    def optimizer_step(self, step: int, batch: Batch, loss: Tensor) -> Iterator[Tensor]:
         """Clip the gradient and step the optimizer; a non-finite step changes nothing.
+
+        What the block does to the guarded buffers is part of the step.
 
         Args:
             step: The step's number.
             batch: The step's batch: its ids are written where the step is skipped.
             loss: (), equal on all ranks.
 
-        Returns:
-            Whether the weights moved.
+        Yields:
+            () bool on the device: the step is skipped.
 
         Raises:
-            UserError: After run.max_bad_steps skipped steps in a row.
+            UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
         """
-        self._grad_norm = self.accelerator.clip_grad_norm_(
-            self._model.parameters(), self.recipe.optim.clip_norm or math.inf
-        )
-        moved = self._guard.step_or_undo(
-            self.accelerator,
-            self._optimizer,
-            step,
-            batch.ids,
-            batch.source_ids,
-            loss,
-            self._grad_norm,
-        )
+        self._grad_norm = self._clip()
+        with self._guard.step(step, batch.ids, batch.source_ids, loss, self._grad_norm) as skipped:
+            yield skipped
         self.last_step = step + 1
         fault("train.step")
         self.reporter.step_done(self.last_step)
-        return moved
+
+    def _clip(self) -> Tensor:
+        """Bring the gradient to optim.clip_norm at most; returns its norm (), before that."""
+        parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm
+        if most:
+            return cast(Tensor, self.accelerator.clip_grad_norm_(parameters, most))
+        self.accelerator.unscale_gradients()
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def is_log_step(self, step: int) -> bool:
         """Whether this step's numbers are logged; the same on all ranks."""
@@ -400,10 +405,12 @@ class Run:
             loss: (), equal on all ranks.
             numbers: Further ones, of the embeddings and the loss.
         """
+        self._guard.settle()
+        loss_value, grad_norm = torch.cat([loss.detach().view(1), self._grad_norm.view(1)]).tolist()
         values = {
-            "loss": float(loss.detach()),
+            "loss": loss_value,
             "lr": self._lr,
-            "grad_norm": float(self._grad_norm),
+            "grad_norm": grad_norm,
             "epoch": self.last_step / self._order.steps_per_epoch,
             **self._meter.read(self.last_step - self.first_step),
             **numbers,
@@ -439,6 +446,7 @@ class Run:
         last = self._is_last(step)
         if self._stopping or last or _is_due(step, self.recipe.run.save_steps):
             self._watchdog(self.last_step, "saving")
+            self._guard.settle()
             with self._meter.paused():
                 self._checkpoints.save(
                     self.last_step, self._parts, self._metadata, needed=self._stopping or last

@@ -1,6 +1,7 @@
 """A non-finite step leaves weights and buffers of all ranks as they were, and the run continues."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 import sslpipe.train
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.check.pretraining import check_pretraining
-from sslpipe.errors import RecipeError
+from sslpipe.errors import RecipeError, UserError
 from sslpipe.optim import build_optimizer
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Optim
@@ -121,36 +122,159 @@ def fresh():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def scaled_step(scale, folder, monkeypatch, gradient=1.0, clip_norm=0.01):
-    """One step as the loop makes it, under an fp16 scaler; (weights moved, guard, model).
+class Trainee:
+    """A small model, trained as the loop does; under an fp16 scaler where there is a scale.
 
-    accelerate makes fp32 of fp16 without a GPU, so it is set afterwards.
+    accelerate makes fp32 of fp16 without a GPU, so it is set afterwards. Fused optimizers: a step
+    that is decided on the device needs them, and a CPU has them too.
     """
-    accelerator = Accelerator(cpu=True)
-    monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
-    monkeypatch.setattr(accelerator, "native_amp", True)
-    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6))
-    settings = Optim(peak_lr=1.0, weight_decay=0.1, trust_coefficient=0.1)
-    optimizer = AcceleratedOptimizer(build_optimizer(model, settings), scaler=accelerator.scaler)
-    accelerator._optimizers.append(optimizer)
-    guard = StepGuard([model], max_bad_steps=2, folder=folder, first_step=0, rank=0)
-    guard.remember()
-    loss = model(torch.arange(20.0).view(5, 4)).square().mean() + model[0].weight.square().sum()
-    accelerator.backward(loss)
-    model[0].weight.grad.mul_(gradient)
-    norm = accelerator.clip_grad_norm_(model.parameters(), clip_norm)
-    ids = torch.arange(5)
-    moved = guard.step_or_undo(accelerator, optimizer, 0, ids, ids + 9, loss, norm)
-    guard.scale = accelerator.scaler.get_scale()
-    return moved, guard, {key: value.clone() for key, value in model.state_dict().items()}
+
+    def __init__(self, folder, monkeypatch, *, on_device, scale=None, kind="lars", most=2, lr=0.5):
+        self.accelerator = Accelerator(cpu=True)
+        if scale:
+            monkeypatch.setattr(self.accelerator.state, "_mixed_precision", "fp16")
+            monkeypatch.setattr(self.accelerator, "native_amp", True)
+            self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        torch.manual_seed(0)
+        linear = torch.nn.Linear(4, 6, bias=False)  # the norm takes a bias away
+        self.model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(6))
+        self.model.register_buffer("followed", torch.zeros(6, 4).T)  # not contiguous
+        settings = Optim(kind=kind, peak_lr=lr, weight_decay=0.1, trust_coefficient=0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "is_cuda", on_device and kind != "lars")
+            inner = build_optimizer(self.model, settings)
+        self.optimizer = AcceleratedOptimizer(inner, scaler=self.accelerator.scaler)
+        self.accelerator._optimizers.append(self.optimizer)
+        self.guard = StepGuard(
+            [self.model],
+            self.accelerator,
+            self.optimizer,
+            max_bad_steps=most,
+            folder=folder,
+            first_step=0,
+            rank=0,
+            on_device=on_device,
+        )
+        self.done = 0
+
+    def step(self, *, gradient=1.0, loss_factor=1.0, clip_norm=0.01):
+        """One step of the loop; its loss and its gradient come out times these factors."""
+        self.guard.remember()
+        rows = torch.arange(20.0).view(5, 4) + self.done
+        loss = self.model(rows).square().mean() + self.model[0].weight.square().sum()
+        self.accelerator.backward(loss)
+        self.model[0].weight.grad.mul_(gradient)
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), clip_norm)
+        ids = torch.arange(5) + 10 * self.done
+        with self.guard.step(self.done, ids, ids + 9, loss * loss_factor, norm) as skipped:
+            self.model.followed.lerp_(self.model[0].weight.T, 0.25)
+        self.done += 1
+        return not bool(skipped)
+
+    def steps(self, *gradients):
+        for gradient in gradients:
+            self.step(gradient=gradient)
+
+    def state(self):
+        """Copies of all that a checkpoint would hold."""
+        optimizer = self.optimizer.state_dict()["state"]
+        parts = {f"{n}.{key}": value for n, own in optimizer.items() for key, value in own.items()}
+        return {key: x.clone() for key, x in {**self.model.state_dict(), **parts}.items()}
 
 
-def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, fresh, monkeypatch):
+def scaled_step(scale, folder, monkeypatch, on_device, gradient=1.0, clip_norm=0.01):
+    """One step under a scaler; (weights moved, guard, weights and buffers)."""
+    trainee = Trainee(folder, monkeypatch, on_device=on_device, scale=scale)
+    moved = trainee.step(gradient=gradient, clip_norm=clip_norm)
+    trainee.guard.settle()
+    trainee.guard.scale = trainee.accelerator.scaler.get_scale()
+    return moved, trainee.guard, trainee.model.state_dict()
+
+
+ON_DEVICE = pytest.mark.parametrize("on_device", [False, True])
+
+
+@ON_DEVICE
+@pytest.mark.parametrize("kind", ["lars", "sgd", "adamw"])
+@pytest.mark.parametrize("bad", [(0,), (1, 2), (0, 3, 4)])
+def test_bad_steps_change_nothing_wherever_they_are_decided(
+    tmp_path, fresh, monkeypatch, on_device, kind, bad
+):
+    """The run is the one without them, to the bit: weights, optimizer, statistics, what follows."""
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+    trainee = Trainee(tmp_path / "with", monkeypatch, on_device=on_device, kind=kind, most=3)
+    plain = Trainee(tmp_path / "without", monkeypatch, on_device=on_device, kind=kind)
+    for step in range(6):
+        before = trainee.state()
+        spoilt = {"gradient": math.nan} if step % 2 else {"loss_factor": math.inf}
+        assert trainee.step(**(spoilt if step in bad else {})) == (step not in bad)
+        if step in bad:
+            plain.done += 1
+            for key, value in trainee.state().items():
+                assert torch.equal(value, before.get(key, torch.zeros_like(value))), (step, key)
+        else:
+            assert plain.step()
+            torch.testing.assert_close(trainee.state(), plain.state(), rtol=0, atol=0)
+    trainee.guard.settle()
+    assert (trainee.guard.skipped, trainee.guard.overflows) == (len(bad), 0)
+    lines = (tmp_path / "with" / "bad_steps.0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(bad)
+    assert [json.loads(line)["ids"][0] for line in lines] == [10 * step for step in bad]
+    assert not list((tmp_path / "without").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["lars", "sgd", "adamw"])
+def test_what_the_device_decides_is_what_the_host_decides(tmp_path, fresh, monkeypatch, kind):
+    states = []
+    for on_device in (False, True):
+        trainee = Trainee(tmp_path, monkeypatch, on_device=on_device, kind=kind, most=3, lr=0.01)
+        for step in range(5):
+            trainee.step(gradient=math.nan if step == 2 else 1.0)
+        states.append(trainee.state())
+    torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=5e-6)
+
+
+@ON_DEVICE
+def test_the_run_ends_as_it_was_when_too_many_were_bad_in_a_row(
+    tmp_path, fresh, monkeypatch, on_device
+):
+    """On the device the host knows a step later; that step, though good, moved nothing."""
+    trainee = Trainee(tmp_path, monkeypatch, on_device=on_device, most=2)
+    trainee.steps(math.nan, 1.0, math.inf)  # the good one between them starts a new row
+    before = trainee.state()
+    with pytest.raises(UserError, match=r"2 steps in a row.*the last: step 3, .*norm nan"):
+        trainee.steps(math.nan, 1.0)
+    assert trainee.done == (4 if on_device else 3)  # steps that came to their end
+    torch.testing.assert_close(trainee.state(), before, rtol=0, atol=0)
+
+
+@ON_DEVICE
+def test_overflows_neither_end_a_row_of_bad_steps_nor_lengthen_it(
+    tmp_path, fresh, monkeypatch, on_device
+):
+    trainee = Trainee(tmp_path, monkeypatch, on_device=on_device, scale=4.0, most=2)
+    for factors in (
+        {"loss_factor": math.nan},
+        {"gradient": math.inf},  # the scale becomes 2
+        {"gradient": math.inf},  # and 1
+    ):
+        assert not trainee.step(**factors)
+    trainee.guard.settle()
+    assert (trainee.guard.skipped, trainee.guard.overflows) == (1, 2)
+    before = trainee.state()
+    with pytest.raises(UserError, match="2 steps in a row"):  # one that is none at scale 1
+        trainee.steps(math.inf, 1.0)
+    torch.testing.assert_close(trainee.state(), before, rtol=0, atol=0)
+
+
+@ON_DEVICE
+def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(
+    tmp_path, fresh, monkeypatch, on_device
+):
     """Gradients are unscaled before both; or decay and clipping would weigh in by the scale."""
     (one, _, expected), (two, _, actual) = (
-        scaled_step(scale, tmp_path, monkeypatch) for scale in (1.0, 65536.0)
+        scaled_step(scale, tmp_path, monkeypatch, on_device) for scale in (1.0, 65536.0)
     )
     assert one
     assert two
@@ -158,8 +282,11 @@ def test_a_scaler_changes_neither_the_clipped_norm_nor_lars(tmp_path, fresh, mon
         torch.testing.assert_close(actual[key], value, msg=key)
 
 
-def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(tmp_path, fresh, monkeypatch):
-    moved, guard, actual = scaled_step(2.0, tmp_path, monkeypatch, gradient=float("inf"))
+@ON_DEVICE
+def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(
+    tmp_path, fresh, monkeypatch, on_device
+):
+    moved, guard, actual = scaled_step(2.0, tmp_path, monkeypatch, on_device, gradient=float("inf"))
     assert not moved
     assert (guard.skipped, guard.overflows, guard.scale) == (0, 1, 1.0)
     assert not actual["1.running_mean"].any()  # restored to what it was
@@ -168,9 +295,10 @@ def test_an_overflow_of_the_scaler_moves_nothing_and_is_no_bad_step(tmp_path, fr
     assert not list(tmp_path.glob("bad_steps*"))
 
 
-def test_an_overflow_at_scale_1_is_a_bad_step(tmp_path, fresh, monkeypatch):
+@ON_DEVICE
+def test_an_overflow_at_scale_1_is_a_bad_step(tmp_path, fresh, monkeypatch, on_device):
     """So it is bounded: gradients that are infinite unscaled will be so at any scale."""
-    moved, guard, _ = scaled_step(1.0, tmp_path, monkeypatch, gradient=float("inf"))
+    moved, guard, _ = scaled_step(1.0, tmp_path, monkeypatch, on_device, gradient=float("inf"))
     assert not moved
     assert (guard.skipped, guard.overflows) == (1, 0)
     (line,) = (tmp_path / "bad_steps.0.jsonl").read_text().splitlines()
@@ -178,18 +306,22 @@ def test_an_overflow_at_scale_1_is_a_bad_step(tmp_path, fresh, monkeypatch):
     assert json.loads(line)["source_ids"] == [9, 10, 11, 12, 13]
 
 
-def test_a_resumed_run_counts_the_steps_that_it_skipped_before(tmp_path):
+def test_a_resumed_run_counts_the_steps_that_it_skipped_before(tmp_path, fresh):
     steps = (3, 8, 8, 12)  # it resumed from a checkpoint between 3 and 8; the next is at 10
     lines = [json.dumps({"step": step, "loss": "nan"}) for step in steps]
     (tmp_path / "bad_steps.1.jsonl").write_text("\n".join([*lines, '{"st']))
-    settings = {"max_bad_steps": 2, "folder": tmp_path, "first_step": 10}
-    assert [StepGuard([], rank=rank, **settings).skipped for rank in (0, 1)] == [0, 2]
+    settings = {"max_bad_steps": 2, "folder": tmp_path, "first_step": 10, "on_device": False}
+    parts = [], Accelerator(cpu=True), None
+    assert [StepGuard(*parts, rank=rank, **settings).skipped for rank in (0, 1)] == [0, 2]
 
 
-def test_finite_gradients_of_infinite_norm_never_become_nan_weights(tmp_path, fresh, monkeypatch):
+@ON_DEVICE
+def test_finite_gradients_of_infinite_norm_never_become_nan_weights(
+    tmp_path, fresh, monkeypatch, on_device
+):
     """The scaler finds none infinite; clipping at infinity then divides infinity by itself."""
     moved, guard, actual = scaled_step(
-        2.0, tmp_path, monkeypatch, gradient=1e38, clip_norm=float("inf")
+        2.0, tmp_path, monkeypatch, on_device, gradient=1e38, clip_norm=float("inf")
     )
     assert not moved
     assert (guard.skipped, guard.overflows, guard.scale) == (1, 0, 2.0)
