@@ -90,6 +90,11 @@ def cudnn_batch_norm_backward(x, dy, weight, mean, var, save_mean, save_invstd, 
     )
 
 
+def log_sigmoid_backward(dy, x, buffer):  # type: ignore[no-untyped-def]
+    """The CPU's own wants the buffer, which CUDA's forward leaves empty."""
+    return dy * torch.sigmoid(-x)
+
+
 def _like(y: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x).copy_(y)
 
@@ -108,4 +113,5 @@ CUDA_ONLY = {
     **SYNC_BATCHNORM,
     "cudnn_batch_norm": cudnn_batch_norm,
     "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+    "log_sigmoid_backward": log_sigmoid_backward,
 }

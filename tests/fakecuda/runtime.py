@@ -193,7 +193,8 @@ class Values(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
-        if "linalg_" in name and any(_on_device(x) for x in tree_leaves(args)):
+        solves = "linalg_" in name and "norm" not in name
+        if solves and any(_on_device(x) for x in tree_leaves(args)):
             return _solved(func, args, kwargs)
         length = _selected(name, args)
         if length is not None:  # its own code reads what no kernel has counted
@@ -216,7 +217,7 @@ class Values(TorchDispatchMode):
             if length is not None and not name.endswith("_"):
                 return _on_cuda(values)
             for made, value in zip(tree_leaves(out), tree_leaves(values), strict=True):
-                if _on_device(made) and made.numel():
+                if _on_device(made) and made.numel() and value.numel():
                     _alias(made).copy_(value)
         return out
 

@@ -1,0 +1,108 @@
+"""Between two log lines no step makes the host wait for the device: counted by the fake runtime."""
+
+import os
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.dataset import write_dataset
+from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
+from tests.helpers.runs import write_recipe
+
+pytestmark = needs_fakecuda
+
+Settings = tuple[str, ...]
+# the last step is a log line's; in the first ten, DDP times itself
+COMMON = ("steps=14", "run.log_steps=14", "run.save_steps=14", "run.max_bad_steps=99")
+COUNTED = (11, 12)
+RUNS: dict[str, Settings] = {
+    "nt_xent sgd fp32": (),
+    "nt_xent lars bf16, clipped": ("optim.kind=lars", "optim.precision=bf16", "optim.clip_norm=1"),
+    "dcl adamw fp16": ("loss.kind=dcl", "optim.kind=adamw", "optim.precision=fp16"),
+    "sup_con lars": ("loss.kind=sup_con", "optim.kind=lars"),
+    "hard_negatives": ("loss.kind=hard_negatives",),
+    "masked labels": ("loss.mask_labels=true",),
+    "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
+    "micro-batches": ("data.micro_batch=8",),
+}
+
+
+def waits_of_steps(
+    recipe: Path, data: Path, folder: Path, runs: dict[str, Settings]
+) -> dict[str, tuple[int, dict[str, int]]]:
+    """Train each of the runs in turn, in one process.
+
+    Returns:
+        For each run how often the host waited in COUNTED steps, views aside, and where: lines of
+        the package, by torch's own count.
+    """
+    import torch
+    from accelerate.state import AcceleratorState, GradientState
+
+    import sslpipe.run.session
+    from sslpipe.augment.two_views import FusedViews
+    from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
+    from sslpipe.train import train
+    from tests.fakecuda.runtime import events, mark, reset, waits
+
+    places: Counter[str] = Counter()
+    section = ""
+
+    def enter(name: str) -> str:
+        nonlocal section
+        before, section = section, name
+        mark(name)
+        torch.cuda.set_sync_debug_mode("warn" if name == "counted" else "default")
+        return before
+
+    def show(message: object, *_: object) -> None:
+        frames = [f for f in traceback.extract_stack() if "/sslpipe/" in f.filename][::-1]
+        if "called a synchronizing CUDA operation" in str(message):
+            places[
+                " < ".join(f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames[:3])
+            ] += 1
+
+    def steps(self, *args, **kwargs):
+        for step, batch in all_steps(self, *args, **kwargs):
+            enter("counted" if step in COUNTED else "")
+            yield step, batch
+            enter("")
+
+    def views(self, *args, **kwargs):
+        before = enter("views")
+        made = make_views(self, *args, **kwargs)
+        enter(before)
+        return made
+
+    all_steps, sslpipe.run.session.Run.steps = sslpipe.run.session.Run.steps, steps
+    make_views, FusedViews.forward = FusedViews.forward, views
+    warnings.showwarning = show
+    warnings.simplefilter("always")
+    found = {}
+    for name, overrides in runs.items():
+        places.clear()
+        reset()
+        train(load_recipe(recipe, (*COMMON, *overrides)), load_index(data), folder / name)
+        log = [event for event in events() if event.main_thread and event.section == "counted"]
+        # a copy from or to memory that is not pinned may wait as well, asynchronous or not
+        paged = [event for event in log if event.name in ("H2D", "D2H") and not event.flag]
+        found[name] = len(waits(log) + paged), dict(places)
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [(1, list(RUNS)), (2, ["nt_xent lars bf16, clipped", "sup_con lars", "moco"])],
+)
+def test_no_step_between_log_lines_waits_for_the_device(ranks, names, tmp_path):
+    runs = {name: RUNS[name] for name in names}
+    arguments = write_recipe(tmp_path), write_dataset(tmp_path / "data"), tmp_path, runs
+    env = {"FAKE_VALUES": "0"}  # which steps come out as non-finite: no wait depends on that
+    for found in run_on_cuda(waits_of_steps, *arguments, ranks=ranks, env=env, timeout_s=600):
+        assert found == dict.fromkeys(runs, (0, {}))
