@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sslpipe.augment.build import build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.pipeline import Batch, Prepare
-from sslpipe.distributed import all_gather_rows
+from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.evaluation.geometry import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.load import FrozenBackbone
@@ -103,8 +103,9 @@ def finetune(
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             seed_torch(recipe.seed, step, run.process.rank)  # dropout and the like
-            labels = index_of[batch.labels].repeat(recipe.views).to(run.device)  # (views * B,)
-            ids = batch.source_ids.repeat(recipe.views).to(run.device)
+            labels = index_of[batch.labels].repeat(recipe.views)  # (views * B,)
+            labels = to_device(labels, run.device)
+            ids = to_device(batch.source_ids.repeat(recipe.views), run.device)
             use_queue = recipe.queue is not None and step >= recipe.queue.start_step
 
             views = augment(batch.to(run.device), dtype=run.view_dtype)  # (views * B, 3, S, S)
