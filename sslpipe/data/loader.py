@@ -232,7 +232,7 @@ def batches(
     def batch(step: int, parts: list[list[tuple[int, Image]]]) -> Batch:
         epoch, ids = order.ids(step, streams)
         rows = [row for part in parts for row in part]
-        collated = collate(split, ids, rows, epoch)
+        collated = collate(split, ids, rows, epoch, pinned=device.type == "cuda")
         return prepare(step, collated) if prepare else collated
 
     steps = iter(count(first_step))
@@ -326,7 +326,14 @@ def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) ->
     )
 
 
-def collate(split: Split, ids: Integers, rows: list[tuple[int, Image]], epoch: int) -> Batch:
+def collate(
+    split: Split,
+    ids: Integers,
+    rows: list[tuple[int, Image]],
+    epoch: int,
+    *,
+    pinned: bool = False,
+) -> Batch:
     """Put decoded images on one canvas, zeros around them.
 
     Args:
@@ -334,16 +341,19 @@ def collate(split: Split, ids: Integers, rows: list[tuple[int, Image]], epoch: i
         ids: (B,) the positions' samples.
         rows: Id and (3, h, w) uint8 image of the sample that stands at each position.
         epoch: Of the batch.
+        pinned: Write the images where a copy to a GPU begins: torch reuses such memory as soon as
+            the copies from it are done.
     """
     sources = np.array([source for source, _ in rows], np.int64)
     sizes = np.array([image.shape[1:] for _, image in rows], np.int64).reshape(-1, 2)
-    height, width = sizes.max(axis=0, initial=1)
-    if (sizes == (height, width)).all() and rows:
-        images = np.stack([image.transpose(1, 2, 0) for _, image in rows])
-    else:
-        images = np.zeros((len(rows), height, width, 3), np.uint8)
-        for slot, (_, image) in zip(images, rows, strict=True):
-            slot[: image.shape[1], : image.shape[2]] = image.transpose(1, 2, 0)
-    parts = (images.transpose(0, 3, 1, 2), sizes, split.labels_of(sources), ids, sources)
+    height, width = sizes.max(axis=0, initial=1).tolist()
+    shape = len(rows), height, width, 3
+    images = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+    for slot, (_, image) in zip(images.numpy(), rows, strict=True):
+        _, h, w = image.shape
+        slot[:h, :w] = image.transpose(1, 2, 0)
+        slot[h:], slot[:h, w:] = 0, 0
+    parts = (sizes, split.labels_of(sources), ids, sources)
     tensors = [torch.from_numpy(part) for part in parts]
-    return Batch(tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], epoch)
+    images = images.permute(0, 3, 1, 2)
+    return Batch(images, tensors[0], tensors[1], tensors[2], tensors[3], epoch)

@@ -1,13 +1,14 @@
 from itertools import islice
+from threading import Event
 
 import numpy as np
 import pytest
 import torch
 
 from sslpipe.data.index import load_index
-from sslpipe.data.loader import batches, one_pass
+from sslpipe.data.loader import batches, collate, one_pass
 from sslpipe.data.order import Order
-from sslpipe.data.pipeline import Upload
+from sslpipe.data.pipeline import Batch, Upload, pipelined
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.recipe.base import RunConfig
@@ -93,6 +94,7 @@ def test_what_computes_waits_for_the_copy_and_the_next_copy_for_it(tmp_path):
     [
         {"num_workers": 1},
         {"num_workers": 3, "prefetch": 1},
+        {"num_workers": 9, "prefetch": 9},  # three threads make batches
         {"cache": "memory"},
         {"num_workers": 0, "cache": "memory"},
         {"window_bytes": 1},
@@ -153,6 +155,33 @@ def test_images_of_different_sizes_lie_in_the_corner_and_the_rest_is_zero(tmp_pa
 
 
 BROKEN = {5: b"", 17: b"<html>", 40: b"\x89PNG\r\n\x1a\n" + b"\0" * 40}
+
+
+def test_the_rest_of_a_canvas_is_zero_in_memory_that_held_something(tmp_path, monkeypatch):
+    split = load_index(write_dataset(tmp_path, (40,))).split("train")
+    pictures = [np.full((3, *size), 7, np.uint8) for size in ((2, 5), (4, 3), (4, 5))]
+    monkeypatch.setattr(torch, "empty", lambda shape, **kwargs: torch.full(shape, 255, **kwargs))
+    batch = collate(split, np.arange(3), list(enumerate(pictures)), 0)
+    assert batch.images.shape == (3, 3, 4, 5)
+    for image, pixels in zip(batch.images.numpy(), pictures, strict=True):
+        height, width = pixels.shape[1:]
+        assert (image[:, :height, :width] == 7).all()
+        assert image.sum() == 7 * pixels.size
+
+
+def test_batches_are_made_side_by_side_and_come_in_order():
+    """Item 0 is made once item 1 has begun: with a single thread neither ever would be."""
+    second_begun = Event()
+
+    def collate_parts(item, parts):
+        assert item != 0 or second_begun.wait(30)
+        if item == 1:
+            second_begun.set()
+        numbers = torch.tensor(parts)
+        return Batch(numbers, numbers, numbers, numbers, numbers, item)
+
+    made = pipelined(iter(range(6)), lambda item: [item], lambda part: part, collate_parts, 4, 3)
+    assert [(batch.epoch, batch.ids.tolist()) for batch in made] == [(i, [i]) for i in range(6)]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

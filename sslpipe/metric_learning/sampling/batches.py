@@ -228,7 +228,8 @@ def pk_batches(
 
     def batch(step: int, images: list[tuple[int, Image]]) -> Batch:
         epoch = step // order.steps_per_epoch
-        collated = collate(split, order.ids(step)[rows], images, epoch)
+        pinned = device.type == "cuda"
+        collated = collate(split, order.ids(step)[rows], images, epoch, pinned=pinned)
         return prepare(step, collated) if prepare else collated
 
     steps = iter(count(first_step))
