@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -97,8 +96,7 @@ def _refuses_timm(model: FrozenBackbone) -> str | None:
     family, _, architecture = component.kind.partition("/")
     if (extra := _extra_layers(model)) is not None:
         return extra
-    is_resnet = isinstance(model.backbone.network, torchvision.models.ResNet)
-    if family != "timm" and not is_resnet:
+    if family != "timm" and not _is_torchvision_resnet(model.backbone.network):
         return (
             f"a {component.kind!r} backbone is none of timm's, nor a ResNet, whose keys it shares"
         )
@@ -107,6 +105,12 @@ def _refuses_timm(model: FrozenBackbone) -> str | None:
             f"this backbone has the small-image stem {stem!r}, which timm's {architecture} has not"
         )
     return None
+
+
+def _is_torchvision_resnet(network: nn.Module) -> bool:
+    import torchvision  # takes 2 s, which the other formats need not wait for
+
+    return isinstance(network, torchvision.models.ResNet)
 
 
 def _timm_config(model: FrozenBackbone) -> dict[str, Any]:

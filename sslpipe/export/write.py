@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -114,10 +115,15 @@ def export_model(
     with _scratch_beside(out) as scratch:
         folder = scratch / "export"
         folder.mkdir()
-        written = {}
-        for name in formats:
-            written[name] = FORMATS[name].write(model, folder)
-            _prove(model, name, folder)
+        images, expected = _proof(model)
+        written, proofs = {}, {}
+        # a format is proved while the next is written: most of a proof is a new process's imports
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for name in formats:
+                written[name] = FORMATS[name].write(model, folder)
+                proofs[name] = pool.submit(features_in_clean_process, name, folder, images)
+        for name, proof in proofs.items():
+            _compare(name, proof.result(), expected)
         usage = {name: FORMATS[name].usage for name in written}
         card = model_card(model.config.model_dump(mode="json"), usage)
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -176,8 +182,12 @@ def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str
     return chosen
 
 
-def _prove(model: FrozenBackbone, name: str, folder: Path) -> None:
-    """Raise ExportError unless a clean process reads the same features from the folder."""
+def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return fixed random images, and what `verify.outputs` makes of them.
+
+    Raises:
+        ExportError: It is not finite, or all zero: equal features would prove nothing.
+    """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(
         PROOF_IMAGES, 3, model.view.crop_px, model.view.crop_px, generator=generator
@@ -187,7 +197,12 @@ def _prove(model: FrozenBackbone, name: str, folder: Path) -> None:
     for key, value in expected.items():
         if not (torch.isfinite(value).all() and value.any()):
             raise ExportError(f"the backbone's {key} are not finite, or all zero")
-    for number, reloaded in enumerate(features_in_clean_process(name, folder, images)):
+    return images, expected
+
+
+def _compare(name: str, all_reloaded: list[dict[str, Tensor]], expected: dict[str, Tensor]) -> None:
+    """Raise ExportError unless each reader of a format found the expected features."""
+    for number, reloaded in enumerate(all_reloaded):
         for key, value in reloaded.items():
             if value.shape != expected[key].shape:
                 raise ExportError(

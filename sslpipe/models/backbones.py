@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError, did_you_mean, shown
@@ -231,6 +230,8 @@ def torchvision_backbone(
         zero_init_residual: ResNets only; the last BatchNorm scale of each block starts at 0.
     """
     # the architecture and its arguments, refused before anything is built
+    import torchvision  # here, as it imports torch's compiler: 2 s that other backbones do not need
+
     names = torchvision.models.list_models(module=torchvision.models)
     known = [name for name in names if name.startswith(PREFIXES)]
     if architecture not in known:

@@ -194,19 +194,13 @@ def _half_precision(device: torch.device) -> str:
 def environment() -> dict[str, Any]:
     """Versions and devices that a result depends on; nothing of the shell or its user."""
     import platform
+    from importlib.metadata import version  # importing them all would take seconds
 
-    import accelerate
-    import kornia
-    import torchvision
-    import webdataset
-
+    packages = ("torchvision", "kornia", "webdataset", "accelerate")
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "kornia": kornia.__version__,
-        "webdataset": webdataset.__version__,
-        "accelerate": accelerate.__version__,
+        **{name: version(name) for name in packages},
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "cuda_device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

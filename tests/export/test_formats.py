@@ -326,11 +326,10 @@ def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(tmp_path,
 
 def test_a_damaged_projector_is_an_error_and_leaves_no_file(tmp_path, monkeypatch, in_this_process):
     def another(model: FrozenBackbone, folder: Path) -> Path:
-        path = formats._write_safetensors(model, folder)
         with torch.no_grad():
             for parameter in model.projector.parameters():
-                parameter.mul_(2)  # the live one is no longer what was written
-        return path
+                parameter.mul_(2)  # what is written is not the projector that is exported
+        return formats._write_safetensors(model, folder)
 
     broken = dataclasses.replace(FORMATS["safetensors"], write=another)
     monkeypatch.setitem(FORMATS, "safetensors", broken)
