@@ -148,8 +148,8 @@ def _roc_numbers(
     kinds = (int(same.sum()), int((~same).sum()))  # resampled apart; pairs of one label come first
 
     def resampled() -> Floats:
-        weights = [generator.multinomial(n, np.full(n, 1 / n)).astype(np.float64) for n in kinds]
-        return numbers(np.concatenate(weights))
+        weights = [np.bincount(generator.integers(n, size=n), minlength=n) for n in kinds]
+        return numbers(np.concatenate(weights).astype(np.float64))
 
     low, high = np.quantile([resampled() for _ in range(RESAMPLES)], [0.025, 0.975], axis=0)
     intervals = [(float(a), float(b)) for a, b in zip(low, high, strict=True)]

@@ -17,7 +17,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.random import permutation
 
-MOST_MAPPED = 2000  # points of a map: t-SNE takes seconds, and more would cover each other
+MOST_MAPPED = 1000  # points of a map: t-SNE takes seconds, and more would cover each other
 FEWEST_MAPPED = 10
 NEIGHBOURS = 8
 RANDOM_QUERIES, WRONG_QUERIES = 8, 4
