@@ -17,7 +17,7 @@ from sslpipe.augment.op import Chunk, Draws, MaskedOp, MaskedRows, Op
 from sslpipe.augment.pixels import HUE, Colours, make_blends
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.data.pipeline import send
-from sslpipe.portable import full_float32
+from sslpipe.precision import full_float32
 
 _PART_BYTES = 2**31  # of float images or float views that are changed together
 
