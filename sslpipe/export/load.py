@@ -20,7 +20,8 @@ from sslpipe.models.limits import within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.portable import sha256_of
 from sslpipe.recipe import parse_recipe
-from sslpipe.recipe.base import Component, Pixels, Positive, Section, explain_errors
+from sslpipe.recipe.base import Component, Pixels, Positive, Section
+from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Projector, Recipe
 from sslpipe.registry import build
 from sslpipe.run.checkpoint import latest, named, read_state
