@@ -1,5 +1,7 @@
 """From a recipe's [augment] to the views of a run."""
 
+from typing import Any
+
 from sslpipe.augment.two_views import AUGMENTS, FusedViews, Views
 from sslpipe.data.index import DatasetIndex
 from sslpipe.recipe.base import RunRecipe
@@ -19,7 +21,7 @@ def build_augment(
     Raises:
         RecipeError: A preset, key or value of [augment] is wrong.
     """
-    statistics = {}
+    statistics: dict[str, Any] = {}
     if index is not None:
         statistics = {"mean": index.manifest.mean, "std": index.manifest.std}
     augment = build(AUGMENTS, recipe.augment, section="augment", **statistics)

@@ -130,7 +130,7 @@ def _exactly(bank: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
     step = max(1, RANKED_NUMBERS // (rows.shape[1] * bank.shape[1]))
     parts = [
         torch.bmm(bank[some].double(), part.double()[:, :, None])[:, :, 0].float()
-        for part, some in zip(queries.split(step), rows.split(step), strict=True)
+        for part, some in zip(torch.split(queries, step), torch.split(rows, step), strict=True)
     ]
     return torch.cat(parts)
 

@@ -65,7 +65,7 @@ def negative_distances(gallery: Tensor, most: int) -> Compare:
         squared = torch.addmm(sums, rows, bank.T, alpha=-2, out=buffer[: len(rows)])  # (q, N)
         # where they nearly vanish, products have lost digits: equal rows have distance 0
         first, second = (squared < NEAR * sums).nonzero(as_tuple=True)
-        for a, b in zip(first.split(PART_PAIRS), second.split(PART_PAIRS), strict=True):
+        for a, b in zip(torch.split(first, PART_PAIRS), torch.split(second, PART_PAIRS), strict=True):
             squared[a, b] = (rows[a] - bank[b]).square().sum(1)
         return squared.sqrt_().div_(-scale).float()
 

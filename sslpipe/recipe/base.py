@@ -240,7 +240,7 @@ def not_a_file_name(text: str) -> str | None:
 
 
 # What changes no weight beyond the rounding by which devices differ.
-_NOT_IN_THE_DIGEST = {"run": True, "name": True, "augment": {"kernels"}}
+_NOT_IN_THE_DIGEST: dict[str, Any] = {"run": True, "name": True, "augment": {"kernels"}}
 
 
 def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str, Any]:
