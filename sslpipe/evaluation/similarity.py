@@ -64,8 +64,8 @@ def negative_distances(gallery: Tensor, most: int) -> Compare:
         sums = lengths + rows.square().sum(1, keepdim=True)
         squared = torch.addmm(sums, rows, bank.T, alpha=-2, out=buffer[: len(rows)])  # (q, N)
         # where they nearly vanish, products have lost digits: equal rows have distance 0
-        first, second = (squared < NEAR * sums).nonzero(as_tuple=True)
-        for a, b in zip(torch.split(first, PART_PAIRS), torch.split(second, PART_PAIRS), strict=True):
+        near = (squared < NEAR * sums).nonzero()  # (pairs, 2)
+        for a, b in (part.T for part in torch.split(near, PART_PAIRS)):
             squared[a, b] = (rows[a] - bank[b]).square().sum(1)
         return squared.sqrt_().div_(-scale).float()
 
