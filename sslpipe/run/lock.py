@@ -40,6 +40,9 @@ class RunLock:
         try:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
+            if self.path.is_dir():
+                text = f"{self.path} is a folder where a file should be; move it away"
+                raise UserError(text) from None
             self._refuse_if_alive()
             self.path.unlink(missing_ok=True)
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)

@@ -1,0 +1,160 @@
+"""Whatever stands in a run's small files, who looks at the run gets an answer or one line."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from sslpipe.errors import UserError
+from sslpipe.export.load import load_backbone
+from sslpipe.report.build import build_page
+from sslpipe.report.run import read_run
+from sslpipe.run.lock import RunLock
+from sslpipe.run.log import RunLog
+from sslpipe.run.records import append_records, seal
+from sslpipe.run.status import render, status
+from tests.helpers.runs import command_line, final_weights
+
+OLD = Path(__file__).with_name("old_runs")  # of a version without checksums: nothing but the types
+ROW = {
+    "features": "ssl",
+    "whitened": False,
+    "column": "kNN",
+    "protocol": "knn k=20",
+    "metric": "top1",
+    "value": 0.5,
+    "interval95": [0.4, 0.6],
+    "queries": 16,
+    "bank": 48,
+    "details": {},
+}
+SUITE = {"schema_version": 1, "facts": {}, "columns": ["kNN"], "rows": [ROW], "left_out": []}
+BEAT = {
+    "rank": 0,
+    "host": "h",
+    "pid": 3,
+    "step": 5,
+    "phase": "training",
+    "since_s": 1.0,
+    "wall": 9.0,
+}
+ALARM = {"step": 3, "kind": "alarm", "raised": ["a"], "over": [], "value": {"a": 1}}
+LINES = ("metrics.jsonl", "quarantine.jsonl", "bad_steps.0.jsonl")
+OBJECTS = ("recipe.json", "data.json", "run.json", "eval.json", "lock", "heartbeat/rank-0.json")
+FILES = (*LINES, *OBJECTS, "DONE", "MANIFEST.json", "views.png")
+WHOLE = (b"", b"\0" * 40, b"\xff\xfe{", b"[1, 2]", b"null", b"NaN", b"{}", b"[" * 100_000)
+VALUES = ("x", [{}], None, -1, 10**400)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    run_dir = shutil.copytree(OLD / "pretrain", tmp_path / "run")
+    (run_dir / "heartbeat").mkdir()
+    (run_dir / "heartbeat" / "rank-0.json").write_text(json.dumps(BEAT))
+    (run_dir / "lock").write_text(json.dumps({"host": "h", "pid": 1, "start": "1", "job": None}))
+    os.utime(run_dir / "lock", (0, 0))
+    bad = {"id": 3, "shard": "a.tar", "key": "k", "reason": "r"}
+    append_records(run_dir / "quarantine.jsonl", [bad])
+    append_records(run_dir / "bad_steps.0.jsonl", [{"step": 2}])
+    append_records(run_dir / "metrics.jsonl", [{**ALARM, "threshold": {"a": 2}}])
+    (run_dir / "eval.json").write_text(json.dumps(SUITE))
+    (run_dir / "DONE").write_text("step 4\n")
+    return run_dir
+
+
+def uses(run_dir: Path) -> dict[str, object]:
+    """Everybody who looks at a run: what is said, or the one line."""
+
+    def show():
+        Console(quiet=True).print(render(status(run_dir)))
+
+    def report():
+        return build_page(read_run(run_dir), None, None, None)
+
+    def log():
+        RunLog(run_dir, name="x", config={}, steps=8, first_step=4).close()
+
+    said: dict[str, object] = {}
+    for use in (show, report, log, lambda: load_backbone(run_dir), lambda: RunLock(run_dir)):
+        try:
+            result = use()
+        except UserError as error:
+            said[use.__name__] = repr(str(error))
+        else:
+            if isinstance(result, RunLock):
+                result.release()
+    return said
+
+
+def test_the_undamaged_run_pleases_everybody(run_dir):
+    assert uses(run_dir) == {}
+    assert status(run_dir)["damaged"] == {}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_whatever_a_small_file_holds_the_answer_is_right_or_one_line(run_dir, name):
+    original = (run_dir / name).read_bytes() if (run_dir / name).exists() else None
+    for raw in WHOLE:
+        (run_dir / name).write_bytes(raw)
+        for text in uses(run_dir).values():
+            assert name in str(text), (raw[:9], text)
+            assert "\\n" not in str(text), text
+        (run_dir / "lock").unlink(missing_ok=True)
+    if original is not None and name not in ("DONE", "views.png"):
+        lines = [original] if name in OBJECTS else original.splitlines()
+        trees = [json.loads(line) for line in lines]
+        for key, value in [(key, value) for key in trees[-1] for value in (*VALUES, "absent")]:
+            damaged = [{**tree, key: value} for tree in trees]
+            if value == "absent":
+                damaged = [{k: v for k, v in tree.items() if k != key} for tree in trees]
+            raw = "\n".join(map(seal, damaged)) if name in LINES else json.dumps(damaged[0])
+            (run_dir / name).write_text(raw)
+            for text in uses(run_dir).values():
+                assert name in str(text), (key, value, text)
+            (run_dir / "lock").unlink(missing_ok=True)
+    (run_dir / name).unlink(missing_ok=True)
+    (run_dir / name).mkdir()
+    for text in uses(run_dir).values():
+        assert name in str(text), text
+
+
+def test_damaged_lines_and_files_are_counted_and_named(run_dir):
+    whole = status(run_dir)
+    for name in LINES:
+        with open(run_dir / name, "ab") as file:
+            file.write(b"\xff\n" + seal({"step": 9, "id": 9}).encode().replace(b"9", b"8") + b"\n{")
+    (run_dir / "heartbeat" / "rank-1.json").write_bytes(b"\0")
+    (run_dir / "lock").write_bytes(b"{")
+    (run_dir / "DONE").write_text("step 5\n")
+    actual = status(run_dir)
+    named = {"heartbeat/rank-1.json", "lock", "DONE", *LINES}
+    assert set(actual["damaged"]) == named
+    assert all(actual["damaged"][name] == "3 damaged lines are skipped" for name in LINES)
+    ignored = ("damaged", "checkpoint")
+    for key in set(whole) - {*ignored}:
+        assert actual[key] == whole[key], key
+    page = build_page(read_run(run_dir), None, None, None)
+    for name in LINES:
+        assert f"3 damaged lines of {name} were skipped." in page
+
+
+def test_no_damaged_small_file_stops_a_resume_or_changes_it(run_dir):
+    for name in (*LINES, *OBJECTS, "MANIFEST.json", "heartbeat/rank-1.json", "FAILED", "PREEMPTED"):
+        (run_dir / name).write_bytes(b'{"step": \xff\n[{"a"')
+    command = ("train", str(OLD / "pretrain.toml"), "--data", str(OLD / "data" / "dataset.json"))
+    result = command_line(*command, "--run-dir", str(run_dir))
+    assert result.returncode == 0, result.stderr
+    said = result.stdout + result.stderr
+    assert "Traceback" not in said
+    for name in (*LINES, "lock"):
+        assert sum(f"{run_dir / name}" in line for line in said.splitlines()) == 1, name
+    expected = load_file(OLD / "pretrain.final.safetensors")
+    for key, tensor in final_weights(run_dir).items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-3, atol=1e-4)
+    (run_dir / "eval.json").unlink()
+    load_backbone(run_dir)  # what describes the run was written anew
