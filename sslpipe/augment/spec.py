@@ -48,7 +48,7 @@ class ViewSpec:
         (0.08, 1.0), "crop's part of the image's area, uniform in [low, high]", most=1
     )
     crop_ratio: tuple[float, float] = setting(
-        (3 / 4, 4 / 3), "width / height of the crop, log-uniform in [low, high]"
+        (3 / 4, 4 / 3), "width / height of the crop, log-uniform in [low, high]", most=1000
     )
     rotation_deg: float = setting(
         0.0, "angle uniform in +- this, in degrees, after the crop; corners become black", most=180
@@ -57,14 +57,14 @@ class ViewSpec:
     jitter_prob: float = setting(
         0.8, "probability of the four colour ops, done together in random order"
     )
-    brightness: float = setting(0.8, "factor uniform in [max(0, 1 - x), 1 + x]")
-    contrast: float = setting(0.8, "factor uniform in [max(0, 1 - x), 1 + x]")
-    saturation: float = setting(0.8, "factor uniform in [max(0, 1 - x), 1 + x]")
+    brightness: float = setting(0.8, "factor uniform in [max(0, 1 - x), 1 + x]", most=100)
+    contrast: float = setting(0.8, "factor uniform in [max(0, 1 - x), 1 + x]", most=100)
+    saturation: float = setting(0.8, "factor uniform in [max(0, 1 - x), 1 + x]", most=100)
     hue: float = setting(0.2, "hue shift uniform in +- this, in cycles", most=0.5)
     grayscale_prob: float = setting(0.2, "probability that all three channels become the gray")
     blur_prob: float = setting(0.5, "probability of a Gaussian blur")
     blur_sigma: tuple[float, float] = setting(
-        (0.1, 2.0), "the blur's sigma in pixels of the view, uniform in [low, high]"
+        (0.1, 2.0), "the blur's sigma in pixels of the view, uniform in [low, high]", most=1000
     )
     solarize_prob: float = setting(0.0, "probability that bright pixels are inverted")
     solarize_threshold: float = setting(

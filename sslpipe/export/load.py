@@ -149,6 +149,9 @@ def load_backbone(path: str | Path, *, checkpoint: str | None = None) -> FrozenB
         return load_run(path, checkpoint=checkpoint)
     if checkpoint is not None:
         raise UserError(f"--checkpoint {checkpoint} is for a run directory, and {path} is none")
+    for file in (path / "config.json", path / "model.safetensors"):
+        if file.is_dir():
+            raise ExportError(f"{file} is a folder, not a file; copy the export again")
     try:
         check_sums(path)
         raw = (path / "config.json").read_bytes()

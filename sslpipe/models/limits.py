@@ -10,7 +10,7 @@ from torch.nn.modules import module as hooks
 from sslpipe.errors import RecipeError
 from sslpipe.portable import total_memory_bytes
 
-MOST_MODULES = 20_000  # some 1,000 layers of the deepest networks there are
+MOST_MODULES = 10_000  # the deepest networks that timm has are of a third
 _NO_MEMORY = ("allocate memory", "storage size", "overflow", "too large", "out of memory")
 
 
@@ -53,14 +53,14 @@ def within_memory(what: str) -> Iterator[None]:
     ]
     try:
         yield
-    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+    except (RuntimeError, MemoryError, OverflowError, TypeError, RecipeError) as error:
         if not isinstance(error, MemoryError) and not any(
             w in str(error).lower() for w in _NO_MEMORY
         ):
             raise
         raise RecipeError(
             f"{what} asks for more memory than this machine can give ({total / 2**30:,.1f} GiB "
-            f"with swap); use smaller sizes: {error}"
+            "with swap); use smaller sizes"
         ) from error
     finally:
         for handle in handles:

@@ -123,7 +123,7 @@ class RunConfig(Section):
     installed package adds."""
     num_workers: Threads = 2
     """Decoding threads of each process; 0: decode in the training thread."""
-    prefetch: Positive = 4
+    prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Batches decoded ahead."""
     cache: Literal["none", "memory", "device"] = "none"
     """memory: keep decoded images after their first use. device: decode all into the device's

@@ -131,12 +131,14 @@ def check_memory(
     else:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
         free, total = free_memory_bytes(), total_memory_bytes()
-        needed, where = processes * (memory.total - memory.weights), "this machine"
+        workspaces = memory.activations  # of a CPU's backward: measured, about as much again
+        needed = processes * (memory.total - memory.weights + workspaces)
+        where = "this machine"
     if needed <= free:
         return None
     load = Load.from_recipe(recipe, world)
     of = f"{processes} processes of a step need" if processes > 1 else "a step needs"
-    parts = sorted(memory._asdict().items(), key=lambda part: -part[1])
+    parts = sorted(memory._asdict().items(), key=lambda part: -part[1])  # the largest first
     text = (
         f"{of} an estimated {gib(needed)}, and {where} has {gib(free)} free of {gib(total)}: "
         f"{', '.join(f'{name} {gib(size)}' for name, size in parts[:3])}"

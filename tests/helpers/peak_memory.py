@@ -1,0 +1,50 @@
+"""Estimated and measured memory of a training, in a process of its own: two numbers on stdout.
+
+python -m tests.helpers.peak_memory RECIPE DATA RUN_DIR [OVERRIDE]...
+"""
+
+import ctypes
+import json
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+import sslpipe.run.session
+from sslpipe.data.index import load_index
+from sslpipe.metric_learning.finetune import finetune
+from sslpipe.recipe import is_finetune, load_recipe
+from sslpipe.recipe.reading import read_tree
+from sslpipe.train import train
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
+    """Train, watch the resident set from the moment the estimate is made, print both in bytes."""
+    torch.set_num_threads(1)
+    seen, original, over = {}, sslpipe.run.session.check_memory, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            seen["peak"] = max(seen["peak"], resident_bytes())
+
+    def begin(memory, *rest):
+        ctypes.CDLL(None).malloc_trim(0)
+        seen["before"] = seen["peak"] = resident_bytes()
+        seen["estimate"] = memory.total - memory.weights + memory.activations  # as check_memory
+        threading.Thread(target=watch, daemon=True).start()
+        return original(memory, *rest)
+
+    sslpipe.run.session.check_memory = begin
+    kind = finetune if is_finetune(read_tree(recipe, overrides)) else train
+    kind(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
+    over.set()
+    print(json.dumps([seen["estimate"], seen["peak"] - seen["before"]]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,202 @@
+"""What a step will hold is known before it: counted honestly, compared with what is free."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sslpipe.run.memory
+import sslpipe.train
+from sslpipe import portable
+from sslpipe.data.index import load_index
+from sslpipe.errors import RecipeError
+from sslpipe.metric_learning.finetune import finetune
+from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.limits import within_memory
+from sslpipe.recipe import is_finetune, load_recipe
+from sslpipe.recipe.base import Component
+from sslpipe.recipe.reading import read_tree
+from sslpipe.run.memory import Memory, check_memory, estimate_memory, saved_bytes
+from tests.helpers import finetunes, runs
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import ROOT, at_each_step
+
+GIB = 2**30
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return load_recipe(runs.write_recipe(tmp_path))
+
+
+def machine(monkeypatch, free: int, total: int) -> None:
+    monkeypatch.setattr(sslpipe.run.memory, "free_memory_bytes", lambda: free)
+    monkeypatch.setattr(sslpipe.run.memory, "total_memory_bytes", lambda: total)
+
+
+def test_a_step_that_does_not_fit_is_a_warning_with_numbers_and_remedy(recipe, monkeypatch):
+    # weights are there already; workspaces take as much as activations
+    memory = Memory(9 * GIB, GIB, GIB, 3 * GIB, GIB, GIB)
+    machine(monkeypatch, 10 * GIB, 16 * GIB)
+    assert check_memory(memory, recipe, CPU) is None
+    machine(monkeypatch, 8 * GIB, 16 * GIB)
+    text = check_memory(memory, recipe, CPU)
+    for expected in ("10.0 GiB", "8.0 GiB free of 16.0 GiB", "data.micro_batch", "data.batch_size"):
+        assert expected in text
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert "4 processes of a step need an estimated 40.0 GiB" in check_memory(memory, recipe, CPU)
+
+
+def test_what_exceeds_the_machine_many_times_is_an_error_but_no_canvas_is(recipe, monkeypatch):
+    machine(monkeypatch, 8 * GIB, 16 * GIB)
+    hopeless = Memory(0, 0, 0, 4 * 16 * GIB, GIB, 0)
+    with pytest.raises(RecipeError, match=r"cannot run here.*|data\.micro_batch"):
+        check_memory(hopeless, recipe, CPU)
+    assert check_memory(hopeless._replace(activations=0, batches=999 * GIB), recipe, CPU)
+
+
+def test_the_limits_of_a_container_count(monkeypatch, tmp_path):
+    """Files as the kernel writes them: version 2 with a nested group, then version 1."""
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(
+        "MemTotal: 64000 kB\nMemFree: 1 kB\nMemAvailable: 32000 kB\nSwapTotal: 1000 kB\n"
+    )
+    monkeypatch.setattr(portable, "PROC", proc)
+    monkeypatch.setattr(portable, "CGROUPS", groups)
+    assert portable.free_memory_bytes() == 32000 * 1024
+    assert portable.total_memory_bytes() == 65000 * 1024
+    inner = groups / "job" / "step"
+    inner.mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/job/step\n")
+    (inner / "memory.max").write_text("max\n")
+    (inner / "memory.current").write_text("5\n")
+    (inner / "memory.stat").write_text("anon 5\ninactive_file 0\n")
+    assert portable.free_memory_bytes() == 32000 * 1024
+    (groups / "job" / "memory.max").write_text("10000000\n")
+    (groups / "job" / "memory.current").write_text("7000000\n")
+    (groups / "job" / "memory.stat").write_text("anon 5000000\ninactive_file 2000000\n")
+    assert portable.free_memory_bytes() == 10_000_000 - (7_000_000 - 2_000_000)
+    assert portable.total_memory_bytes() == 10_000_000 + 1000 * 1024
+    (proc / "self" / "cgroup").write_text("3:cpu,memory:/box\n1:name=systemd:/\n")
+    box = groups / "memory" / "box"
+    box.mkdir(parents=True)
+    (box / "memory.limit_in_bytes").write_text("4000\n")
+    (box / "memory.usage_in_bytes").write_text("3000\n")
+    (box / "memory.stat").write_text("cache 7\ntotal_inactive_file 500\n")
+    assert portable.free_memory_bytes() == 1500
+
+
+def train_on_a_small_machine(process, recipe: str, data: str, run_dir: str):
+    """What is on stderr when the first step begins."""
+    sslpipe.run.memory.free_memory_bytes = lambda: 2**16
+    stderr, seen = io.StringIO(), []
+    at_each_step(lambda step, batch: seen.append(stderr.getvalue()))
+    kind = finetune if is_finetune(read_tree(recipe)) else sslpipe.train.train
+    with contextlib.redirect_stderr(stderr):
+        kind(load_recipe(recipe, ["steps=1"]), load_index(data), Path(run_dir))
+    return seen[0]
+
+
+@pytest.mark.parametrize(("kind", "remedy"), [(runs, "data.micro_batch"), (finetunes, "sampler.")])
+def test_training_warns_before_the_first_step_and_goes_on(tmp_path, kind, remedy):
+    data = write_dataset(tmp_path / "data", (40, 60, 72), classes=8)
+    recipe = kind.write_recipe(tmp_path)
+    arguments = str(recipe), str(data), str(tmp_path / "run")
+    [text] = run_processes(train_on_a_small_machine, 1, *arguments)
+    (line,) = [line for line in text.splitlines() if "an estimated" in line]
+    assert line.startswith("warning: ")
+    assert "64 KiB free" in line
+    assert remedy in line
+
+
+BIG = ("steps=2", "augment.crop_px=64", "data.canvas_px=64", "run.num_workers=1")
+WIDE = (*BIG, "data.batch_size=16", "projector.hidden_dim=3072", "projector.num_layers=3")
+MANY = (*BIG, "data.batch_size=128", "backbone.widths=[32, 64]")
+PK = "sampler={classes_per_batch=6, images_per_class=24, buffer=300}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        (runs, MANY),
+        (runs, (*MANY, "data.micro_batch=32")),
+        (runs, (*WIDE, "optim.kind=adamw")),
+        (finetunes, (*BIG, PK, "data.validation_classes=0", "backbone.widths=[32, 64]")),
+    ],
+    ids=["activations", "micro-batches", "weights", "fine-tuning"],
+)
+def test_a_trainings_peak_is_near_its_estimate(tmp_path, kind, overrides):
+    """The band: from 0.7 to 1.7 times, the slack being workspaces and what the allocator keeps."""
+    data = write_dataset(tmp_path / "data", (100, 100, 100), classes=6, px=64)
+    recipe = kind.write_recipe(tmp_path)
+    command = [sys.executable, "-m", "tests.helpers.peak_memory", str(recipe), str(data)]
+    done = subprocess.run(
+        [*command, str(tmp_path / "run"), *overrides], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    estimate, peak = json.loads(done.stdout.splitlines()[-1])
+    assert estimate > 100 * 2**20
+    assert 0.7 < peak / estimate < 1.7, (estimate, peak)
+
+
+class Reads(torch.nn.Module):
+    """Looks at its numbers, which fakes do not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(48, 5)
+
+    def forward(self, views):
+        assert float(views.sum()) == 0
+        return self.layer(views.flatten(1)).relu()
+
+
+def test_a_network_that_reads_its_numbers_is_counted_too_and_draws_none():
+    torch.manual_seed(0)
+    model = Reads()
+    expected, before = 4 * 5 * 4, torch.random.get_rng_state()
+    assert saved_bytes(model, 4, 4, "fp32") == expected
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_counting_changes_nothing_and_takes_no_memory(recipe):
+    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=64)
+    backbone.network.layer1.eval()
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    memory = estimate_memory(backbone, recipe, 30_000, "fp32")  # a real one would take terabytes
+    assert memory.activations > 2**40
+    assert all(torch.equal(before[name], t) for name, t in backbone.state_dict().items())
+    assert backbone.network.layer2.training
+    assert not backbone.network.layer1.training
+
+
+def test_a_network_that_cannot_take_the_views_is_named(recipe):
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(7, 2))
+    with pytest.raises(
+        RecipeError, match=r"\[backbone\] cannot take views of augment\.crop_px = 8"
+    ):
+        estimate_memory(Backbone(network, 2), recipe, 8, "fp32")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torch.nn.Linear(2**31, 2**20),
+        lambda: torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(10_001))),
+        lambda: torch.zeros(2**50, 2**40),
+        lambda: torch.nn.Linear(2**62, 2**62),
+    ],
+    ids=["weights", "modules", "overflow", "both"],
+)
+def test_what_no_memory_holds_is_refused_while_it_is_built(build):
+    with pytest.raises(RecipeError, match=r"^\[part\] asks for"), within_memory("[part]"):
+        build()
+    torch.nn.Linear(2, 3)  # what is built afterwards is not counted
