@@ -349,10 +349,13 @@ def collate(
     height, width = sizes.max(axis=0, initial=1).tolist()
     shape = len(rows), height, width, 3
     images = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-    for slot, (_, image) in zip(images.numpy(), rows, strict=True):
-        _, h, w = image.shape
-        slot[:h, :w] = image.transpose(1, 2, 0)
-        slot[h:], slot[:h, w:] = 0, 0
+    if (sizes == (height, width)).all() and rows:
+        np.stack([image.transpose(1, 2, 0) for _, image in rows], out=images.numpy())
+    else:
+        for slot, (_, image) in zip(images.numpy(), rows, strict=True):
+            _, h, w = image.shape
+            slot[:h, :w] = image.transpose(1, 2, 0)
+            slot[h:], slot[:h, w:] = 0, 0
     parts = (sizes, split.labels_of(sources), ids, sources)
     tensors = [torch.from_numpy(part) for part in parts]
     images = images.permute(0, 3, 1, 2)
