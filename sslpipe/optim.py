@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, overload
 
 import torch
@@ -78,7 +79,7 @@ def build_optimizer(
         )
     ]
     # the optimizer over them
-    fused = all(p.is_cuda for group in groups for p in group["params"]) or None
+    fused = all(_on_one_gpu(group["params"]) for group in groups) or None
     match optim.kind:
         case "sgd":
             momentum, nesterov = optim.momentum, optim.nesterov
@@ -215,25 +216,28 @@ class LARS(Optimizer):
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         velocity = [self.state[p]["momentum_buffer"] for p in weights]
-        updates = [p.grad for p in weights]
-        if group["weight_decay"]:
-            updates = list(torch._foreach_add(updates, weights, alpha=group["weight_decay"]))
-        if group["adapt"]:
-            lengths = torch.stack(torch._foreach_norm(weights))  # (tensors,)
-            strides = torch.stack(torch._foreach_norm(updates))
-            ratios = group["trust_coefficient"] * lengths / strides
-            ratios = torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
-            updates = list(torch._foreach_mul(updates, list(ratios.unbind())))
+        grads = [p.grad for p in weights if p.grad is not None]
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is None:
-            torch._foreach_mul_(velocity, group["momentum"])
-            torch._foreach_add_(velocity, updates, alpha=group["lr"])
-            torch._foreach_sub_(weights, velocity)
-            return
+        dense = all(v.stride() == w.stride() for v, w in zip(velocity, weights, strict=True))
+        if dense and _on_one_gpu([*weights, *grads]):
+            updates = self._scaled_together(group, weights, grads)
+        else:
+            updates = grads
+            if group["weight_decay"]:
+                updates = list(torch._foreach_add(updates, weights, alpha=group["weight_decay"]))
+            if group["adapt"]:
+                ratios = _trust_ratios(group["trust_coefficient"], weights, updates)
+                updates = list(torch._foreach_mul(updates, list(ratios.unbind())))
+            if found_inf is None:
+                torch._foreach_mul_(velocity, group["momentum"])
+                torch._foreach_add_(velocity, updates, alpha=group["lr"])
+                torch._foreach_sub_(weights, velocity)
+                return
+            updates = list(torch._foreach_mul(updates, group["lr"]))
         # the same by a kernel that does nothing where found_inf is 1: v = momentum v + lr u, w -= v
         torch._fused_sgd_(
             weights,
-            list(torch._foreach_mul(updates, group["lr"])),
+            updates,
             velocity,
             weight_decay=0.0,
             momentum=group["momentum"],
@@ -244,3 +248,64 @@ class LARS(Optimizer):
             is_first_step=False,
             found_inf=found_inf,
         )
+
+    def _scaled_together(
+        self, group: dict[str, Any], weights: list[Tensor], grads: list[Tensor]
+    ) -> list[Tensor]:
+        """Compute lr ratio u of each tensor in few launches: one product scales them all."""
+        if not group["adapt"]:
+            if group["weight_decay"]:
+                grads = list(torch._foreach_add(grads, weights, alpha=group["weight_decay"]))
+            return list(torch._foreach_mul(grads, group["lr"]))
+        # the buffer of these weights, made at the first step: no state of a run
+        buffers: dict[tuple[int, ...], _FlatUpdates] = self.__dict__.setdefault("_updates", {})
+        key = tuple(map(id, weights))
+        if key not in buffers:
+            buffers[key] = _FlatUpdates(weights)
+        flat = buffers[key]
+        torch._foreach_copy_(flat.parts, grads)
+        if group["weight_decay"]:
+            torch._foreach_add_(flat.parts, weights, alpha=group["weight_decay"])
+        ratios = _trust_ratios(group["trust_coefficient"], weights, flat.parts)
+        flat.scale_(ratios * group["lr"])
+        return flat.parts
+
+
+def _on_one_gpu(tensors: Sequence[Tensor]) -> bool:
+    """Whether one CUDA kernel can take them all: of one dtype on one GPU."""
+    kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
+    return len(kinds) == 1 and tensors[0].is_cuda
+
+
+def _trust_ratios(coefficient: float, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
+    """(tensors,): coefficient |w| / |u|, and 1 where either length is 0."""
+    norms = torch.stack(torch._foreach_norm([*weights, *updates]))
+    lengths, strides = norms[: len(weights)], norms[len(weights) :]
+    ratios = coefficient * lengths / strides
+    return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
+
+
+class _FlatUpdates:
+    """Tensors like the given ones in one buffer, each from a new row on: one product scales all.
+
+    Attributes:
+        parts: The tensors, views of the buffer.
+    """
+
+    ROW = 1024
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        rows = [-(-weight.numel() // self.ROW) for weight in weights]
+        device, dtype = weights[0].device, weights[0].dtype
+        self._buffer = torch.zeros(sum(rows), self.ROW, dtype=dtype, device=device)
+        tensor = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
+        self._tensor_of_row = tensor.to(device)
+        starts = [0, *accumulate(rows)]
+        self.parts = [
+            self._buffer.as_strided(weight.shape, weight.stride(), self.ROW * start)
+            for weight, start in zip(weights, starts, strict=False)
+        ]
+
+    def scale_(self, factors: Tensor) -> None:
+        """Multiply each tensor by its factor, (tensors,)."""
+        self._buffer.mul_(factors.index_select(0, self._tensor_of_row)[:, None])
