@@ -154,6 +154,25 @@ def test_bf16_trains_as_fp32_does_and_keeps_float32_weights(data, tmp_path):
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
 
 
+def test_compressed_gradients_move_the_weights_as_whole_ones_to_their_rounding(data, tmp_path):
+    recipe, weights = write_recipe(tmp_path), {}
+    start = ("steps=1", "optim.weight_decay=0", "optim.momentum=0")
+    for kind, settings in {
+        "start": ("optim.peak_lr=0",),
+        "none": (),
+        "bf16": ("optim.gradient_compression=bf16",),
+    }.items():
+        train_over(2, recipe, data, tmp_path / kind, *start, *settings)
+        weights[kind] = final_weights(tmp_path / kind)
+    for name, before in weights["start"].items():
+        if before.is_floating_point() and "running" not in name:
+            moved, compressed = (weights[kind][name] - before for kind in ("none", "bf16"))
+            # each rank's gradient, their sum and its half: 3 roundings by 2^-9, and float32's own
+            largest = moved.abs().max()
+            assert (compressed - moved).abs().max() <= 8 * 2**-9 * largest + 1e-6
+            assert not compressed.equal(moved)
+
+
 def test_a_collapse_is_an_event_in_the_log_and_a_warning_on_the_console(data, tmp_path):
     """Weights decay to nothing here, and what stays is the projector's bias: one point."""
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"

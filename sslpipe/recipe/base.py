@@ -97,8 +97,14 @@ class Optim(Section):
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest norm of the global gradient; none: not clipped."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
-    """Of the model's arithmetic. auto: the faster of fp32 and bf16, two steps of each timed at the
-    start; fp16 needs CUDA; fp64: for reference runs, exact to rounding."""
+    """Of the model's arithmetic. auto: the faster of fp32 and bf16 that fits the memory, two steps
+    of each timed at the start (fp16 instead of bf16 on a GPU older than Ampere); fp16 needs CUDA;
+    fp64: for reference runs, exact to rounding. On CUDA, fp32 is torch's: convolutions round their
+    factors to TF32 (a relative 2^-11) unless `torch.backends.cudnn.conv.fp32_precision = "ieee"`;
+    views, searches and statistics do not."""
+    gradient_compression: Literal["none", "bf16"] = "none"
+    """bf16: processes exchange gradients in bfloat16, half the traffic, each rounded to a relative
+    2^-9 (not yet measured); no effect on one process."""
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> Self:
@@ -144,6 +150,10 @@ class RunConfig(Section):
     """Share of the samples that may be quarantined before the run stops."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: CUDA where torch sees it, else the CPU."""
+    deterministic: bool = False
+    """On CUDA, only algorithms that give the same bits in each run on the same GPU and versions,
+    slower where there is a faster one (not yet measured); an op without one is an error. TF32 stays
+    as it is. A CPU needs no such setting."""
     timeout_s: Positive = 1800
     """Seconds; a collective, a loader or a save that takes longer ends the job."""
 
@@ -241,6 +251,8 @@ def not_a_file_name(text: str) -> str | None:
 
 # What changes no weight beyond the rounding by which devices differ.
 _NOT_IN_THE_DIGEST: dict[str, Any] = {"run": True, "name": True, "augment": {"kernels"}}
+# Runs recorded before these settings were there have the digest of their defaults.
+_ADDED_LATER = {("optim", "gradient_compression"): "none"}
 
 
 def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str, Any]:
@@ -250,8 +262,12 @@ def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str
     where parts of plug-ins are loaded, the hashes of their source: call it when all parts are
     built.
     """
+    settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
+    for (section, key), default in _ADDED_LATER.items():
+        if settings[section].get(key) == default:
+            del settings[section][key]
     tree = {
-        "recipe": recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST),
+        "recipe": settings,
         "index_sha256": index_sha256,
         "order_version": order_version,
     }

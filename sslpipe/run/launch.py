@@ -4,13 +4,15 @@ import gc
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from sslpipe.distributed import Rank, broadcast_object, host_group, pick_device
@@ -22,6 +24,7 @@ from sslpipe.run.checkpoint import checkpoint_names, damage_of, read_state
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
 from sslpipe.run.records import read_description
 
+_COMPRESSION = {"none": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -79,9 +82,35 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     return Accelerator(
         cpu=PartialState().device.type == "cpu",
         mixed_precision=_ACCELERATE_NAME[precision],
-        # every rank's buffers are equal under global statistics, and its own under local ones
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(
+                # each rank's are equal under global statistics, and its own under local ones
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,  # no copies between gradients and messages
+                comm_hook=_COMPRESSION[recipe.optim.gradient_compression],
+            )
+        ],
     )
+
+
+@contextmanager
+def deterministic_algorithms(recipe: RunRecipe, device_type: str) -> Iterator[None]:
+    """Inside, run.deterministic holds; enter before anything is computed on the GPU."""
+    if not recipe.run.deterministic or device_type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    settings = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False  # it may choose another algorithm in each run
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs launches, finds nothing
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(settings[0])
+        torch.backends.cudnn.benchmark = settings[1]
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def check_precision(precision: str, device: str) -> None:

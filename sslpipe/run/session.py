@@ -38,7 +38,12 @@ from sslpipe.run.console import run_console
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
-from sslpipe.run.launch import start_accelerator, start_processes, training_device
+from sslpipe.run.launch import (
+    deterministic_algorithms,
+    start_accelerator,
+    start_processes,
+    training_device,
+)
 from sslpipe.run.lock import take_lock
 from sslpipe.run.log import RunLog
 from sslpipe.run.memory import check_memory, estimate_memory
@@ -86,7 +91,8 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
             device has no memory left.
     """
     process = start_processes(recipe)
-    with run_console(), take_lock(run_dir, process):
+    deterministic = deterministic_algorithms(recipe, training_device(recipe).type)
+    with run_console(), take_lock(run_dir, process), deterministic:
         try:
             with Watchdog(run_dir, process, recipe.run.timeout_s) as watchdog:
                 run = Run(recipe, run_dir, process, watchdog)

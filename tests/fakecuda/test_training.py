@@ -1,5 +1,6 @@
 """Whole runs on "cuda": torch's CUDA code takes every step's calls, and the numbers are right."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,31 @@ def test_the_tiny_recipe_trains_to_the_weights_of_a_cpu(ranks, tiny, tmp_path):
     expected = final_weights(tmp_path / "cpu")
     for name, weight in final_weights(run).items():
         torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def _train_deterministically(recipe: Path, data: Path, run_dir: Path):
+    """The settings that each step had; those behind the run."""
+    import sslpipe.run.session
+
+    def settings():
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        )
+
+    seen, real = [], sslpipe.run.session.Run.backward
+
+    def recorded(self, loss):
+        seen.append(settings())
+        real(self, loss)
+
+    sslpipe.run.session.Run.backward = recorded
+    done, _ = train_and_count(recipe, data, run_dir, *OVERRIDES, "run.deterministic=true")
+    return done, seen, torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_deterministic_run_has_only_such_algorithms_while_it_lasts(tiny, tmp_path):
+    ((done, seen, after),) = run_on_cuda(_train_deterministically, *tiny, tmp_path / "run")
+    assert done == 3
+    assert seen == [(True, ":4096:8")] * 3
+    assert not after
