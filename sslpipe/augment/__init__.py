@@ -4,5 +4,6 @@ For training (FusedViews), for checking it (KorniaViews, the same by kornia) and
 (TwoViews). All randomness is a function of (seed, epoch, sample id, view); no generator is touched.
 Start with ops.py: the list OPS says what is done, in which order; to add an augmentation, write one
 more Op. presets.py has the published settings, params.py draws the numbers, fused_views.py is the
-fast path and chunks.py its plan.
+fast path. Its plan, made in the loader's thread, is that of chunks.py on a CPU; on a GPU that of
+triton_views.py, with the kernels of triton_kernels.py, or of batched.py, with torch's operations.
 """

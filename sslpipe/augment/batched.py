@@ -19,7 +19,7 @@ from sslpipe.augment.spec import ViewSpec
 from sslpipe.data.pipeline import send
 from sslpipe.precision import full_float32
 
-_PART_BYTES = 2**31  # of float images or float views that are changed together
+_PART_BYTES = 2**30  # of float images or float views that are changed together
 
 
 class Lines(NamedTuple):
@@ -33,7 +33,7 @@ class Lines(NamedTuple):
     scale: Tensor  # input pixels an output pixel
     support: Tensor  # half the width of the triangles
     reach: Tensor  # support - 0.5
-    mirror: Tensor  # crop_px where the view is mirrored along the line, else 0
+    offset: Tensor  # 0.5, or 0.5 - crop_px where the view is mirrored along the line
 
 
 class Passes(NamedTuple):
@@ -154,7 +154,7 @@ def crop_by_products(images: Tensor, lines: Lines, crop_px: int) -> Tensor:
 def _matrices(lines: Lines, out_px: int, in_px: int) -> Tensor:
     """(n, out_px, in_px): what resamples each line; the formulas of resample.crop_taps."""
     device = lines.start.device
-    centre = (_count(out_px, device) + (0.5 - lines.mirror)).abs_().mul_(lines.scale)  # (n, out)
+    centre = (_count(out_px, device) + lines.offset).abs_().mul_(lines.scale)  # (n, out)
     first = (centre - lines.reach).floor_().clamp_min_(0.0)
     # no box is larger than the canvas, so that is enough taps for all
     taps = -(-2 * in_px // out_px) + 1 if in_px > out_px else 3
@@ -239,10 +239,10 @@ def _plan_part(
 def plan_lines(boxes: Tensor, flip: Tensor, crop_px: int) -> Lines:
     """Plan how boxes are resampled: (n, 4) int64 top, left, height, width; (n,) bool."""
     start, length = (torch.cat([boxes[:, i], boxes[:, i + 1]]).float()[:, None] for i in (0, 2))
-    mirror = torch.cat([torch.zeros_like(flip), flip]).float()[:, None] * crop_px
+    mirrored = torch.cat([torch.zeros_like(flip), flip]).float()[:, None]
     scale = length / crop_px
     support = scale.clamp_min(1.0)
-    return Lines(start, length - 1.0, scale, support, support - 0.5, mirror)
+    return Lines(start, length - 1.0, scale, support, support - 0.5, 0.5 - crop_px * mirrored)
 
 
 def _plan_passes(order: Tensor, before: Tensor, draws: Draws, shifts: bool) -> Passes:

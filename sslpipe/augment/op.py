@@ -78,7 +78,7 @@ class Chunk(NamedTuple):
     jitter: Callable[[Tensor], Tensor] | None  # of all rows, perhaps in place; None: of none
     bfloat16: bool  # whether blurs are rounded to it
     params: Mapping[str, Tensor]  # those of `draws` on the views' device
-    masked: Mapping[str, "MaskedRows"]  # by MaskedOp, where the plan has found them already
+    masked: Mapping[str, "MaskedRows"]  # by MaskedOp; empty on a CPU, which finds them itself
 
 
 class MaskedRows(NamedTuple):
@@ -126,7 +126,10 @@ class Op:
         raise NotImplementedError
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change a chunk of views by their parameters, `chunk.draws`.
+        """Change a chunk of views by their parameters.
+
+        They stand in `chunk.draws` on the CPU, and in `chunk.params` on the device of the views,
+        where reading them does not make the host wait.
 
         Shape:
             views: (n, 3, S, S) float32 in [0, 1], planar; may be changed in place. The result has
@@ -170,13 +173,15 @@ class MaskedOp(Op):
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Change the rows of the mask."""
-        masked = chunk.masked.get(self.name) or find_masked(self, chunk)
-        if masked is not None:
-            part = views[masked.chosen]
-            draws = chunk.draws.rows(masked.rows, self.params)
-            changed = self.change(part, chunk._replace(draws=draws, params=masked.params))
-            if changed is not part or not isinstance(masked.rows, slice):  # else it is done
-                views[masked.chosen] = changed
+        masked = chunk.masked.get(self.name)
+        rows = masked.rows if masked else masked_rows(chunk.draws.params[self.name])
+        if rows is not None:
+            chosen = masked.chosen if masked else rows
+            part, draws = views[chosen], chunk.draws.rows(rows, self.params)
+            params = masked.params if masked else draws.params
+            changed = self.change(part, chunk._replace(draws=draws, params=params))
+            if changed is not part or not isinstance(rows, slice):  # else it is done, in place
+                views[chosen] = changed
         return views
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
@@ -200,16 +205,6 @@ class MaskedOp(Op):
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
         """Say the label where the mask is set."""
         return [self.label] if draw.params[self.name] else []
-
-
-def find_masked(op: MaskedOp, chunk: Chunk) -> MaskedRows | None:
-    """Find the rows of a chunk that an op changes; None where it changes none."""
-    rows = masked_rows(chunk.draws.params[op.name])
-    if rows is None:
-        return None
-    device = chunk.params[op.name].device
-    chosen = rows if isinstance(rows, slice) else rows.to(device)
-    return MaskedRows(rows, chosen, {name: chunk.params[name][chosen] for name in op.params})
 
 
 def masked_rows(mask: Tensor) -> slice | Tensor | None:

@@ -249,8 +249,11 @@ class Solarize(MaskedOp):
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Solarize the views, each with its spec's threshold."""
-        threshold = torch.tensor([float(spec.solarize_threshold) for spec in chunk.specs])
-        return pixels.solarize(views, send([threshold[chunk.draws.views]], views.device)[0])
+        thresholds = [float(spec.solarize_threshold) for spec in chunk.specs]
+        if len(set(thresholds)) == 1:
+            return pixels.solarize(views, thresholds[0])
+        threshold = torch.tensor(thresholds)[chunk.draws.views]
+        return pixels.solarize(views, send([threshold], views.device)[0])
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Solarize one view by kornia."""

@@ -233,10 +233,12 @@ EAGER = Colours(blend_, shift_hue_)
 FEW_OPS = Colours(blend_, shift_hue_in_few_ops_)
 
 
-def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Invert what is at or above the threshold, (n,) float32."""
-    bright = torch.ge(images, threshold[:, None, None, None]).float()
-    return torch.lerp(images, 1.0 - images, bright)  # exact at 0 and 1; where is 20 times slower
+def solarize(images: Tensor, threshold: Tensor | float) -> Tensor:
+    """Invert what is at or above the threshold: (n,) float32, or one for all."""
+    if isinstance(threshold, Tensor):
+        threshold = threshold[:, None, None, None]
+    bright = torch.ge(images, threshold, out=torch.empty_like(images))  # 1.0 or 0.0
+    return torch.sub(images, bright, out=bright).abs_()  # torch.where is 20 times slower on a CPU
 
 
 def normalize_(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -254,8 +254,14 @@ def _reflected(side_px: int, reach_px: int, device: torch.device) -> Tensor:
 
 def _gaussian(sigma: Tensor, kernel_px: int) -> Tensor:
     """(n,) -> the weights (n, kernel) of the pixels around the middle one."""
-    offset = torch.arange(-(kernel_px // 2), kernel_px // 2 + 1, device=sigma.device)
+    offset = _offsets(kernel_px, sigma.device)
     return torch.softmax(-0.5 * (offset / sigma[:, None]).square(), dim=1)
+
+
+@cache
+def _offsets(kernel_px: int, device: torch.device) -> Tensor:
+    """The kernel's pixels, counted from the middle one. Shared by all calls: not to be changed."""
+    return torch.arange(-(kernel_px // 2), kernel_px // 2 + 1, device=device)
 
 
 def _sum_lines(lines: Tensor, taps: Taps, first: Tensor | None = None) -> Tensor:

@@ -12,7 +12,8 @@ pixel by pixel, normalised, in the result's dtype.
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-BLEND, SHIFT_HUE = 1, 2  # kinds of a colour step; 0: nothing is done
+from sslpipe.augment.triton_views import BLEND, SHIFT_HUE
+
 _BLEND, _SHIFT_HUE = tl.constexpr(BLEND), tl.constexpr(SHIFT_HUE)
 
 
@@ -186,7 +187,7 @@ def crop_kernel(
             red += weight * tl.load(place, mask=inside, other=0).to(tl.float32)
             green += weight * tl.load(place + stride_c, mask=inside, other=0).to(tl.float32)
             blue += weight * tl.load(place + 2 * stride_c, mask=inside, other=0).to(tl.float32)
-    weight = sum_y * sum_x * 255.0
+    weight = tl.where(inside, sum_y * sum_x * 255.0, 1.0)
     red, green, blue = red / weight, green / weight, blue / weight
     _store(views + _plane(row, side), pixel, inside, side, red, green, blue)
     _sum_gray(red, green, blue, inside, kinds, terms, contrast, sums, row, STEPS)

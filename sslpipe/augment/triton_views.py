@@ -17,8 +17,10 @@ from sslpipe.data.pipeline import send
 from sslpipe.errors import RecipeError
 
 COVERED = ("crop", "rotation", "jitter", "grayscale", "blur", "solarize")  # in this order
+BLEND, SHIFT_HUE = 1, 2  # kinds of a colour step; 0: nothing is done
 _WORKSPACE_BYTES = 2**31  # of float views that are changed together
 _BLOCK = 512  # pixels of a program
+_OPTIONS = {"enable_fp_fusion": True}  # Triton 3.9 warns where nothing is said
 
 
 def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool) -> bool:
@@ -114,8 +116,9 @@ def make_views(images: Tensor, plan: TritonPlan, mean: Tensor, std: Tensor, view
         std: (3,) float32.
         views: (VB, 3, S, S), channels_last, any floating dtype: the result.
     """
-    for part, tables in zip(plan.parts, plan.tables, strict=True):
-        _make_part(images, plan, tables, mean, std, views[part])
+    with torch.cuda.device_of(images):  # Triton launches on the current one
+        for part, tables in zip(plan.parts, plan.tables, strict=True):
+            _make_part(images, plan, tables, mean, std, views[part])
 
 
 def _make_part(
@@ -130,7 +133,7 @@ def _make_part(
     work = torch.empty(count, 3, side, side, dtype=float32, device=images.device)
     sums = torch.empty(count, blocks, dtype=float32, device=images.device)
     colours = (tables.kinds, tables.terms, tables.contrast)
-    sizes = {"STEPS": steps, "BLOCK": _BLOCK}
+    sizes = {"STEPS": steps, "BLOCK": _BLOCK, **_OPTIONS}
 
     kernels.crop_kernel[grid](
         images, *images.stride(), tables.boxes, *colours, work, sums, side, **sizes
@@ -139,7 +142,7 @@ def _make_part(
         cropped, work = work, torch.empty_like(work)
         angles = (tables.sines, tables.cosines)
         kernels.rotate_kernel[grid](cropped, *angles, *colours, work, sums, side, **sizes)
-    last = {"SOLARIZE": plan.solarizes, "BLOCK": _BLOCK}
+    last = {"SOLARIZE": plan.solarizes, "BLOCK": _BLOCK, **_OPTIONS}
     written = (views, tables.threshold, mean, std, side)
     kernels.colour_kernel[grid](
         work, tables.kinds, tables.terms, sums, tables.blurred, *written,
@@ -148,7 +151,9 @@ def _make_part(
     if blurred := len(tables.rows):
         down = torch.empty(blurred, 3, side, side, dtype=float32, device=images.device)
         grid, lines = (blurred, blocks), (tables.rows, tables.sigmas)
-        kernels.blur_down_kernel[grid](work, *lines, down, side, plan.reach, BLOCK=_BLOCK)
+        kernels.blur_down_kernel[grid](
+            work, *lines, down, side, plan.reach, BLOCK=_BLOCK, **_OPTIONS
+        )
         kernels.blur_across_kernel[grid](down, *lines, *written, plan.reach, **last)
 
 
@@ -188,11 +193,11 @@ def _colour_steps(draws: Draws, jitter_ops: list[int]) -> tuple[Tensor, Tensor]:
     order = order.view(len(draws.ids), -1)  # without the ops that no view does
     factor, rest = draws.factors.gather(1, order), 1.0 - draws.factors.gather(1, order)
     done = draws.jitter[:, None]
-    kinds = torch.where(order == HUE, 2, 1) * done
+    kinds = torch.where(order == HUE, SHIFT_HUE, BLEND) * done
     terms = (
         torch.stack([factor, rest * (order == SATURATION), rest * (order == CONTRAST)], dim=2)
         * done[:, :, None]
     )  # (n, k, 3)
     gray = draws.grayscale[:, None]  # 0 x + 1 gray + 0 mean gray
-    kinds = torch.cat([kinds, gray.long()], dim=1)
+    kinds = torch.cat([kinds, BLEND * gray], dim=1)
     return kinds.int(), torch.cat([terms, gray[:, :, None] * torch.tensor([0.0, 1.0, 0.0])], dim=1)

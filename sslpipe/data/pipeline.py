@@ -79,6 +79,8 @@ def send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]
     outside = [tensor for tensor in tensors if not tensor.is_cuda]
+    if not outside:
+        return list(tensors)
     starts = [0]
     for tensor in outside:  # each at a multiple of 16 bytes, as kernels like to read them
         starts.append(starts[-1] + -(-tensor.nbytes // 16) * 16)

@@ -177,7 +177,7 @@ def test_views_stay_exact_where_training_allows_low_precision_products() -> None
     try:
         low = products()
         with full_float32():
-            assert torch.get_float32_matmul_precision() == "highest"
+            assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)

@@ -30,7 +30,7 @@ def interpreted(name: str, *arguments: object) -> object:
 
 @needs_triton
 def test_the_kernels_make_the_views_of_torchs_operations_in_five_launches_at_most() -> None:
-    found = interpreted("whole_views", list(PRESETS), 24, SIZES[:3], 256)  # three programs a view
+    found = interpreted("whole_views", list(PRESETS), 24, SIZES[:2], 512)  # two programs a view
     assert isinstance(found, dict)
     for preset, (error, launches) in found.items():
         assert error <= 2e-5, preset

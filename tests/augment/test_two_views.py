@@ -198,7 +198,7 @@ def test_chunks_do_not_change_the_views(monkeypatch: pytest.MonkeyPatch) -> None
     augment, batch = FusedViews("byol", 32, rotation_deg=10), batch_of(SIZES)
     params = params_for(batch, augment)
     whole = augment(batch, params)
-    monkeypatch.setattr("sslpipe.augment.chunks._CPU_CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
+    monkeypatch.setattr("sslpipe.augment.chunks._CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
     assert (augment(batch, params) - whole).abs().max() <= 1e-6
 
 

@@ -21,7 +21,7 @@ def _rounded_products(current: bool) -> dict[str, set[int]]:
     device = torch.device("cuda")
     x = torch.zeros(8, 8, device=device)
     zeros = torch.zeros(2, 1, device=device)
-    lines = Lines(zeros, zeros + 15, zeros + 2, zeros + 2, zeros + 1.5, zeros)
+    lines = Lines(zeros, zeros + 15, zeros + 2, zeros + 2, zeros + 1.5, zeros + 0.5)
     images = torch.zeros(1, 3, 16, 16, dtype=torch.uint8, device=device)
     reset()
     with section("a user's own"):

@@ -32,7 +32,8 @@ def in_a_process(name: str, *arguments: object, **environment: str) -> Any:
 def whole_views(presets: list[str], crop_px: int, sizes: list[list[int]], block: int) -> Any:
     """By preset: the largest difference to torch's operations, and the launches of a batch.
 
-    In bfloat16 the views must be the rounded ones; that counts as a difference of 1.
+    In bfloat16 the views must be the rounded ones (the interpreter cuts bits off, a card rounds to
+    the nearest); else that counts as a difference of 1.
     """
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -57,8 +58,9 @@ def whole_views(presets: list[str], crop_px: int, sizes: list[list[int]], block:
         count = len(launches)
         assert views.stride() == expected.stride()
         error = float((views - expected).abs().max())
-        rounded = own(batch, dtype=torch.bfloat16)
-        found[preset] = [error if torch.equal(rounded, views.bfloat16()) else 1.0, count]
+        rounded = own(batch, dtype=torch.bfloat16).float()
+        right = ((rounded - views).abs() <= 2**-7 * views.abs()).all()
+        found[preset] = [error if right else 1.0, count]
     return found
 
 
