@@ -238,7 +238,7 @@ class _Row(BaseModel):
     interval95: tuple[float, float]
     queries: int
     bank: int
-    details: dict[str, Any] = {}
+    details: dict[str, Any]
 
 
 class _Report(BaseModel):
