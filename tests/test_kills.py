@@ -84,7 +84,6 @@ def straight(way: list[Stage], scratch: Path) -> dict[str, tuple[float, float]]:
             time.sleep(0.02)
         start_s = time.monotonic() - command.begin_s
         assert command.wait() == 0, command.said()
-        command.close()
         times[stage.name] = start_s, time.monotonic() - command.begin_s - start_s
     return times
 
@@ -126,7 +125,6 @@ def test_a_run_killed_again_and_again_ends_with_bitwise_the_same_weights(tmp_pat
                     struck = command.strike(kill, lambda s=stage, t=since: s.works(t))
                 status = command.wait(storm.GONE_WITHIN_S if struck else storm.PATIENCE_S)
                 said = f"{stage.name}, {kill}: {command.said()}"
-                command.close()
                 finished = (run_dir / "DONE").exists() if stage.name == "train" else status == 0
                 if kill is None:
                     assert finished, said

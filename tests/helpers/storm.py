@@ -139,16 +139,16 @@ class Command:
             for pid in self.living():
                 os.kill(pid, signal.SIGKILL)
             self.process.wait()
+            self._said = self.said()
+            self._out.close()
         return self.process.returncode
 
     def said(self) -> str:
         """What the processes printed."""
-        self._out.seek(0)
-        return self._out.read().decode(errors="replace")
-
-    def close(self) -> None:
-        """Close the file of what they printed."""
-        self._out.close()
+        if not self._out.closed:
+            self._out.seek(0)
+            self._said = self._out.read().decode(errors="replace")
+        return self._said
 
 
 def choose(
