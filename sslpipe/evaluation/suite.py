@@ -21,7 +21,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -129,7 +129,7 @@ def run_suite(
         "left_out": list(dict.fromkeys(left_out)),
         "comparisons": comparisons(rows, hits),
     }
-    report |= {"verdict": verdict(report)}
+    report["verdict"] = verdict(report)
     return {**report, "sha256": _sha256(report)}
 
 
@@ -241,6 +241,19 @@ class _Row(BaseModel):
     details: dict[str, Any]
 
 
+class _Comparison(BaseModel):
+    """What a comparison must have to be told; see `verdict.comparisons`."""
+
+    features: str
+    baseline: Literal["random", "pixels"]
+    column: Literal["kNN", "linear"]
+    whitened: bool
+    value: Annotated[float, Field(allow_inf_nan=False)]
+    baseline_value: Annotated[float, Field(allow_inf_nan=False)]
+    difference: Annotated[float, Field(allow_inf_nan=False)]
+    interval95: tuple[float, float]
+
+
 class _Report(BaseModel):
     """What an eval.json must have to be shown."""
 
@@ -249,6 +262,7 @@ class _Report(BaseModel):
     rows: Annotated[list[_Row], Field(min_length=1)]
     geometry: list[_Row] = []
     left_out: list[str]
+    comparisons: list[_Comparison] = []
 
 
 def check_report(report: dict[str, Any]) -> None:

@@ -13,8 +13,7 @@ Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened an
 
 BASELINES = {"random": "random weights", "pixels": "raw pixels"}
 KNN, LINEAR = "kNN", "linear"  # columns of eval.json
-# what is compared, (column, whitened) -> its name in the sentence
-_SHOWN = {(KNN, False): "kNN", (LINEAR, False): "linear", (KNN, True): "whitened kNN"}
+_COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
 
 Hits = Mapping[tuple[str, bool, str], NDArray[np.bool_]]  # (features, whitened, column) -> (Q,)
 
@@ -69,7 +68,7 @@ def comparisons(rows: Sequence[Tree], hits: Hits | None = None) -> list[Tree]:
     found = []
     for features in dict.fromkeys(name for name, *_ in cells if name not in BASELINES):
         for baseline in BASELINES:
-            for column, whitened in _SHOWN:
+            for column, whitened in _COMPARED:
                 ours = (features, whitened, column)
                 theirs = (baseline, whitened, column)
                 if ours not in cells or theirs not in cells:
@@ -152,4 +151,4 @@ def _numbers(own: Sequence[Tree], *, first: bool) -> str:
 
 
 def _name(comparison: Tree) -> str:
-    return _SHOWN[comparison["column"], comparison["whitened"]]
+    return ("whitened " if comparison["whitened"] else "") + str(comparison["column"])
