@@ -10,14 +10,15 @@ The textbook, with the whole matrix, for one term of power 1 (rows (R, D), colum
 
 Four tricks make that fast; each is explained where it is done:
 
-- bits: similarities are scaled by log2(e), since exp2 is several times faster than exp.
+- bits: similarities are scaled by log2(e), since on a CPU exp2 is several times faster than exp; on
+  CUDA it is as fast, but torch compiles it at the first step.
 - plain: where |s| is small, sums are taken without subtracting a row's maximum first.
 - symmetric: where rows are the columns, a tile above the diagonal serves its mirror image as well.
 - kept: a small matrix's tiles are not computed a second time for the gradient.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,18 @@ LARGEST_PLAIN_EXPONENT = 50.0  # nats; exp(±50) and sums of 1e12 of them are no
 # this: up to 2,500 rows in float32. It saves a fifth of the time at 2,048 rows; to keep some of
 # many would save less than it costs in memory.
 KEPT_TILES_BYTES = 12 * 2**20
-BITS = math.log2(math.e)  # of a nat
+
+
+class Unit(NamedTuple):
+    """What exponents are counted in inside: so many a nat, with the exp and log of it."""
+
+    per_nat: float
+    exp_: Callable[[Tensor], Tensor]
+    log_: Callable[[Tensor], Tensor]
+
+
+BITS = Unit(math.log2(math.e), Tensor.exp2_, Tensor.log2_)
+NATS = Unit(1.0, Tensor.exp_, Tensor.log_)
 
 
 class Term(NamedTuple):
@@ -92,6 +104,7 @@ class Tiles:
         absent: Tensor | None = None,
     ) -> None:
         self.rows, self.columns, self.multiply, self.terms = rows, columns, multiply, terms
+        self.unit = NATS if rows.is_cuda else BITS
         self.symmetric, self.pairs_at = symmetric, pairs_at
         # with exponents this small neither a sum nor a term leaves float32's normal range
         self.plain = largest <= LARGEST_PLAIN_EXPONENT and terms == ONE_SUM
@@ -110,7 +123,7 @@ class Tiles:
     def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield numbers of row and column block, and their similarities s, overwritten by the next.
 
-        A tile holds s in bits, -inf where masked; if plain, exp(s) already.
+        A tile holds s in `unit`, -inf where masked; if plain, exp(s) already.
         """
         for i, rows in enumerate(self._blocks(self.rows)):
             left: Tensor | None = None
@@ -120,7 +133,7 @@ class Tiles:
                 tile = self.kept.get((i, j))
                 if tile is None:
                     if left is None:
-                        left = self.multiply.factor(rows * BITS)
+                        left = self.multiply.factor(rows * self.unit.per_nat)
                     shape = left.shape[0], right.shape[0]
                     if self.keep:
                         tile = self.kept[i, j] = rows.new_empty(shape)
@@ -129,7 +142,7 @@ class Tiles:
                     self.multiply.similarities(left, right, out=tile)
                     self._mask(tile, i, j)
                     if self.plain:
-                        tile.exp2_()
+                        self.unit.exp_(tile)
                 yield i, j, tile
 
     def log_sums(self) -> Tensor:
@@ -147,10 +160,10 @@ class Tiles:
             for k, term in enumerate(self.terms):
                 powered, spare = (self._buffer(n, tile.shape) for n in (1, 2))
                 torch.mul(tile, term.power, out=powered)
-                _log_add(parts[i][k], powered, 1, spare)
+                _log_add(parts[i][k], powered, 1, spare, self.unit)
                 if mirrored:
-                    _log_add(parts[j][k], powered, 0, spare)
-        return total.log_() if self.plain else total.div_(BITS)
+                    _log_add(parts[j][k], powered, 0, spare, self.unit)
+        return total.log_() if self.plain else total.div_(self.unit.per_nat)
 
     def add_gradient(
         self,
@@ -185,8 +198,8 @@ class Tiles:
     def _softmax_scales(self, grad_sums: Tensor, log_sums: Tensor) -> Tensor:
         """Return grad_sums * power / exp(log_sums), which times exp(power * s_ij) is dL/ds_ij.
 
-        Plain: (R,). Otherwise its |log2|, (terms, R), which is added to an exponent. The scale of
-        an empty sum, whose log is -inf and whose gradient is 0, is 0.
+        Plain: (R,). Otherwise the log of its size, (terms, R), which is added to an exponent. The
+        scale of an empty sum, whose log is -inf and whose gradient is 0, is 0.
         """
         if self.plain:
             # the least sum is above exp(-60); an empty one's infinity times 0 would be NaN
@@ -195,7 +208,7 @@ class Tiles:
         for term, scale in zip(self.terms, scales, strict=True):
             scale.mul_(term.power)
         lowest = torch.finfo(grad_sums.dtype).min
-        return scales.log2_() - (log_sums * BITS).clamp_min(lowest)
+        return self.unit.log_(scales) - (log_sums * self.unit.per_nat).clamp_min(lowest)
 
     def _weights(self, tile: Tensor, at_rows: Tensor, at_columns: Tensor | None) -> Tensor:
         """Return dL/ds_ij + dL/ds_ji of one tile: what column j weighs in the gradient of row i."""
@@ -209,7 +222,7 @@ class Tiles:
             for scales in (at_rows, at_columns):
                 if scales is not None:
                     torch.mul(tile, term.power, out=powered)
-                    weights.add_(powered.add_(scales[k]).exp2_(), alpha=term.sign)
+                    weights.add_(self.unit.exp_(powered.add_(scales[k])), alpha=term.sign)
         return weights
 
     def _mask(self, tile: Tensor, i: int, j: int) -> None:
@@ -261,8 +274,8 @@ def _mask_pairs(tile: Tensor, row: int, column: int) -> None:
         blocks.fill_(-math.inf)
 
 
-def _log_add(total: Tensor, tile: Tensor, dim: int, spare: Tensor) -> None:
-    """Set total = log2(2^total + sum over dim of 2^tile), in place, safe at any exponent."""
+def _log_add(total: Tensor, tile: Tensor, dim: int, spare: Tensor, unit: Unit) -> None:
+    """Set total = log(exp(total) + sum over dim of exp(tile)), in place, safe at any exponent."""
     top = torch.maximum(total, tile.amax(dim)).clamp_min_(torch.finfo(tile.dtype).min)
-    sums = torch.sub(tile, top.unsqueeze(dim), out=spare).exp2_().sum(dim)
-    total.copy_((total - top).exp2_().add_(sums).log2_().add_(top))
+    sums = unit.exp_(torch.sub(tile, top.unsqueeze(dim), out=spare)).sum(dim)
+    total.copy_(unit.log_(unit.exp_(total - top).add_(sums)).add_(top))

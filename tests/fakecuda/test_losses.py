@@ -1,0 +1,45 @@
+"""Losses on "cuda": a CPU's numbers, without a kernel that has to be compiled first."""
+
+import itertools
+
+import torch
+
+from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
+
+pytestmark = needs_fakecuda
+
+KINDS = ("nt_xent", "hard_negatives", "sup_con")
+TEMPERATURES = (0.2, 0.01)  # sums are taken plainly, and about the maximum
+
+
+def _value_and_gradient(kind: str, temperature: float, device: str) -> list[torch.Tensor]:
+    from sslpipe.losses import LOSSES
+    from sslpipe.recipe.base import Component
+    from sslpipe.registry import build
+
+    config = Component(kind=kind, temperature=temperature, tile_rows=8)
+    loss_fn = build(LOSSES, config, section="loss", dim=8).to(device)
+    z = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
+    leaf = z.to(device).requires_grad_()
+    ids = torch.arange(12)
+    loss = loss_fn(leaf[0], leaf[1], ids=ids, labels=ids % 3)
+    loss.backward()
+    assert leaf.grad is not None
+    return [loss.detach().cpu(), temperature * leaf.grad.cpu()]
+
+
+def _all() -> tuple[list[list[list[torch.Tensor]]], int]:
+    from tests.fakecuda.runtime import events
+
+    results = [
+        [_value_and_gradient(kind, temperature, device) for device in ("cpu", "cuda")]
+        for kind, temperature in itertools.product(KINDS, TEMPERATURES)
+    ]
+    return results, sum(event.name == "jiterator kernel" for event in events())
+
+
+def test_losses_on_cuda_have_a_cpus_values_and_gradients_and_compile_nothing():
+    ((results, compiled),) = run_on_cuda(_all)
+    for expected, got in results:
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert compiled == 0
