@@ -92,7 +92,8 @@ def cached_backward(
                 seed(k)
                 embedded.append(model(make_views(part)).chunk(2))
             z_a, z_b = (torch.cat(z)[order] for z in zip(*embedded, strict=True))
-            torch._foreach_copy_(buffers, before)  # as if pass 1 had not been
+            if buffers:  # torch takes no empty list
+                torch._foreach_copy_(buffers, before)  # as if pass 1 had not been
 
         # the loss of all embeddings: dL/dz
         z_a, z_b = z_a.requires_grad_(), z_b.requires_grad_()
