@@ -36,28 +36,23 @@ def waits_of_steps(
     """Train each of the runs in turn, in one process.
 
     Returns:
-        For each run how often the host waited in COUNTED steps, views aside, and where: lines of
-        the package, by torch's own count.
+        For each run how often the host waited in COUNTED steps, and where: lines of the package, by
+        torch's own count.
     """
     import torch
     from accelerate.state import AcceleratorState, GradientState
 
     import sslpipe.run.session
-    from sslpipe.augment.two_views import FusedViews
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
     from sslpipe.train import train
     from tests.fakecuda.runtime import events, mark, reset, waits
 
     places: Counter[str] = Counter()
-    section = ""
 
-    def enter(name: str) -> str:
-        nonlocal section
-        before, section = section, name
-        mark(name)
-        torch.cuda.set_sync_debug_mode("warn" if name == "counted" else "default")
-        return before
+    def enter(section: str) -> None:
+        mark(section)
+        torch.cuda.set_sync_debug_mode("warn" if section == "counted" else "default")
 
     def show(message: object, *_: object) -> None:
         frames = [f for f in traceback.extract_stack() if "/sslpipe/" in f.filename][::-1]
@@ -72,14 +67,7 @@ def waits_of_steps(
             yield step, batch
             enter("")
 
-    def views(self, *args, **kwargs):
-        before = enter("views")
-        made = make_views(self, *args, **kwargs)
-        enter(before)
-        return made
-
     all_steps, sslpipe.run.session.Run.steps = sslpipe.run.session.Run.steps, steps
-    make_views, FusedViews.forward = FusedViews.forward, views
     warnings.showwarning = show
     warnings.simplefilter("always")
     found = {}
