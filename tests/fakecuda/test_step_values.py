@@ -17,11 +17,14 @@ Settings = tuple[str, ...]
 # a small rate: views that differ in their last bits would be driven apart
 COMMON = ("steps=4", "run.log_steps=1", "run.save_steps=4", "optim.peak_lr=0.002")
 RUNS: dict[str, Settings] = {
-    "sgd": (),
-    "lars": ("optim.kind=lars", "optim.clip_norm=1"),
+    "lars": (
+        "optim.kind=lars",
+        "optim.clip_norm=1",
+        "loss.kind=hard_negatives",
+        "loss.mask_labels=true",
+    ),
     "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
     "micro-batches": ("data.micro_batch=8", "loss.kind=sup_con"),
-    "hard_negatives": ("loss.kind=hard_negatives", "loss.mask_labels=true"),
 }
 
 

@@ -15,9 +15,7 @@ from tests.helpers.runs import write_recipe
 pytestmark = needs_fakecuda
 
 Settings = tuple[str, ...]
-# the last step is a log line's; in the first ten, DDP times itself
-COMMON = ("steps=14", "run.log_steps=14", "run.save_steps=14", "run.max_bad_steps=99")
-COUNTED = (11, 12)
+COMMON = ("run.log_steps=99", "run.save_steps=99", "run.max_bad_steps=99")
 RUNS: dict[str, Settings] = {
     "nt_xent sgd fp32": (),
     "nt_xent lars bf16, clipped": ("optim.kind=lars", "optim.precision=bf16", "optim.clip_norm=1"),
@@ -31,13 +29,13 @@ RUNS: dict[str, Settings] = {
 
 
 def waits_of_steps(
-    recipe: Path, data: Path, folder: Path, runs: dict[str, Settings]
+    recipe: Path, data: Path, folder: Path, runs: dict[str, Settings], counted: tuple[int, ...]
 ) -> dict[str, tuple[int, dict[str, int]]]:
     """Train each of the runs in turn, in one process.
 
     Returns:
-        For each run how often the host waited in COUNTED steps, and where: lines of the package, by
-        torch's own count.
+        For each run how often the host waited in the counted steps, and where: lines of the
+        package, by torch's own count.
     """
     import torch
     from accelerate.state import AcceleratorState, GradientState
@@ -63,7 +61,7 @@ def waits_of_steps(
 
     def steps(self, *args, **kwargs):
         for step, batch in all_steps(self, *args, **kwargs):
-            enter("counted" if step in COUNTED else "")
+            enter("counted" if step in counted else "")
             yield step, batch
             enter("")
 
@@ -89,8 +87,11 @@ def waits_of_steps(
     [(1, list(RUNS)), (2, ["nt_xent lars bf16, clipped", "sup_con lars", "moco"])],
 )
 def test_no_step_between_log_lines_waits_for_the_device(ranks, names, tmp_path):
-    runs = {name: RUNS[name] for name in names}
-    arguments = write_recipe(tmp_path), write_dataset(tmp_path / "data"), tmp_path, runs
+    # the last step is a log line's; in the first ten, DDP times itself
+    counted = (1, 2) if ranks == 1 else (11, 12)
+    steps = f"steps={counted[-1] + 2}"
+    runs = {name: (steps, *RUNS[name]) for name in names}
+    arguments = write_recipe(tmp_path), write_dataset(tmp_path / "data"), tmp_path, runs, counted
     env = {"FAKE_VALUES": "0"}  # which steps come out as non-finite: no wait depends on that
     for found in run_on_cuda(waits_of_steps, *arguments, ranks=ranks, env=env, timeout_s=600):
         assert found == dict.fromkeys(runs, (0, {}))
