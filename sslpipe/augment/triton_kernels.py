@@ -238,21 +238,23 @@ def colour_kernel(
 ):  # fmt: skip
     """Do every view's colour steps in its own order; write what is not blurred, else change it."""
     row = tl.program_id(0)
-    pixel, _, _, inside = _pixels(side, BLOCK)
-    part = tl.arange(0, PARTS)  # a power of two
-    parts = tl.load(
-        sums + row * tl.num_programs(1) + part, mask=part < tl.num_programs(1), other=0.0
-    )
-    mean_gray = tl.sum(parts, axis=0) / (side * side)
-    view = views + _plane(row, side)
-    red, green, blue = _load(view, pixel, inside, side)
-    red, green, blue = _colour_steps(
-        red, green, blue, kinds + row * STEPS, terms + row * STEPS * 3, mean_gray, 0, STEPS
-    )
-    if tl.load(blurred + row) != 0:
-        _store(view, pixel, inside, side, red, green, blue)
-    else:
-        _write(red, green, blue, out, row, pixel, inside, side, threshold, mean, std, SOLARIZE)
+    state = tl.load(blurred + row)
+    if state != 2:
+        pixel, _, _, inside = _pixels(side, BLOCK)
+        part = tl.arange(0, PARTS)  # a power of two
+        parts = tl.load(
+            sums + row * tl.num_programs(1) + part, mask=part < tl.num_programs(1), other=0.0
+        )
+        mean_gray = tl.sum(parts, axis=0) / (side * side)
+        view = views + _plane(row, side)
+        red, green, blue = _load(view, pixel, inside, side)
+        red, green, blue = _colour_steps(
+            red, green, blue, kinds + row * STEPS, terms + row * STEPS * 3, mean_gray, 0, STEPS
+        )
+        if state == 1:
+            _store(view, pixel, inside, side, red, green, blue)
+        else:
+            _write(red, green, blue, out, row, pixel, inside, side, threshold, mean, std, SOLARIZE)
 
 
 @triton.jit

@@ -64,7 +64,7 @@ class Tables(NamedTuple):
     sines: Tensor  # (n,) float32, of the rotation
     cosines: Tensor  # (n,) float32
     threshold: Tensor  # (n,) float32 of solarize; infinite where it is not done
-    blurred: Tensor  # (n,) int32: 0 or 1
+    blurred: Tensor  # (n,) int32: 0, or 1 where it is blurred, 2 where its colours stay as well
     rows: Tensor  # (m,) int32, of the blurred
     sigmas: Tensor  # (m,) float32, of the blurred
 
@@ -116,7 +116,8 @@ def make_views(images: Tensor, plan: TritonPlan, mean: Tensor, std: Tensor, view
         std: (3,) float32.
         views: (VB, 3, S, S), channels_last, any floating dtype: the result.
     """
-    with torch.cuda.device_of(images):  # Triton launches on the current one
+    device = images.device if images.is_cuda else -1
+    with torch.cuda.device(device):  # Triton launches on the current one; -1: on no other
         for part, tables in zip(plan.parts, plan.tables, strict=True):
             _make_part(images, plan, tables, mean, std, views[part])
 
@@ -174,7 +175,7 @@ def _tables(draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int]) -> T
         sines=torch.from_numpy(np.sin(angle)).float(),
         cosines=torch.from_numpy(np.cos(angle)).float(),
         threshold=torch.where(draws.solarize, limits, torch.inf),
-        blurred=draws.blur.int(),
+        blurred=(draws.blur * (1 + (kinds == 0).all(1).int())).int(),
         rows=nothing.int(),
         sigmas=draws.sigma,
     )
