@@ -18,5 +18,5 @@ def test_a_damaged_file_is_seen_or_changes_nothing(kind, tmp_path):
     for name, check in (("run", damaged_run), ("export", damaged_export)):
         (tmp_path / name).mkdir()
         counts = check(run, PLACES, tmp_path / name)
-        assert min(counts.values()) > 10
+        assert min(counts.values()) >= PLACES  # neither harmless nor hopeless
         record(f"bit_flips_{kind}_{name}", dict(counts))
