@@ -29,8 +29,8 @@ POINTS = {
     "storage.read_range": (12, True),
 }
 IN_A_RUN = {
-    "DONE", "backbone", "checkpoints", "data.json", "features", "heartbeat", "metrics.jsonl",
-    "recipe.json", "run.json",
+    "DONE", "MANIFEST.json", "backbone", "checkpoints", "data.json", "features", "heartbeat",
+    "metrics.jsonl", "recipe.json", "run.json",
 }  # fmt: skip
 
 
