@@ -172,7 +172,7 @@ def choose(
     return Kill(target, number, rng.uniform(0.2, work_s if working else start_s), working)
 
 
-LEFTOVERS = (r"\.tmp-step-\d{8}-\w{8}", r"\..*\.parts", r"\..*\.exporting", r"\..*\.tmp")
+LEFTOVERS = (r"\.tmp-.*", r"\..*\.parts", r"\..*\.exporting", r"\..*\.tmp")
 """What a kill may leave, and the next start removes: names of files and folders."""
 
 
