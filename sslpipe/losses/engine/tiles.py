@@ -84,8 +84,8 @@ class Tiles:
         symmetric: rows and columns are the same.
         pairs_at: rows are rows pairs_at, pairs_at + 1, ... of the columns, where 2i and 2i + 1 are
             the views of image i.
-        groups: the group of each row (R,) and of each column (C,). On the host: both ascending, so
-            that only the tiles where some meet are compared. On the device: all tiles are.
+        groups: the group of each row (R,) and of each column (C,). Fastest ascending and on the
+            host: then only the tiles where some meet are compared. On the device all are.
         absent: (C,) bool, columns that count for no row; None: there are none.
     """
 
@@ -260,7 +260,7 @@ class Tiles:
         if groups.device.type != "cpu":  # reading their ends would wait for the device
             return [BlockGroups(block, -math.inf, math.inf) for block in blocks]
         return [
-            BlockGroups(block, int(part[0]), int(part[-1]))
+            BlockGroups(block, int(part.min()), int(part.max()))
             for block, part in zip(blocks, self._blocks(groups), strict=True)
         ]
 
