@@ -101,16 +101,17 @@ def deterministic_algorithms(recipe: RunRecipe, device_type: str) -> Iterator[No
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     settings = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    uninitialized: Any = torch.utils.deterministic
+    filled = uninitialized.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False  # it may choose another algorithm in each run
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs launches, finds nothing
+    uninitialized.fill_uninitialized_memory = False  # costs launches, finds nothing
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(settings[0])
         torch.backends.cudnn.benchmark = settings[1]
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        uninitialized.fill_uninitialized_memory = filled
 
 
 def check_precision(precision: str, device: str) -> None:
