@@ -202,9 +202,12 @@ def typed(annotation: Any, value: Any, key: str) -> Any:
     except (PydanticUserError, NameError):  # a type of a plug-in's own that no recipe can hold
         return value
     try:
-        takes_bool = any(kind in (bool, Any, _EMPTY) for kind in alternatives(annotation))
-        if isinstance(value, bool) and not takes_bool:
-            raise RecipeError(f"{key} = {str(value).lower()} is no value of this setting")
+        takes_bool = annotation is _EMPTY or any(
+            kind in str(annotation) for kind in ("bool", "Any")
+        )
+        values = value if isinstance(value, list) else [value]
+        if not takes_bool and any(isinstance(each, bool) for each in values):
+            raise RecipeError(f"{key} = {shown(value)}: true and false are no numbers")
         return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
