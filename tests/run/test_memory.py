@@ -28,6 +28,7 @@ from tests.helpers.processes import run_processes
 from tests.helpers.runs import ROOT, at_each_step
 
 GIB = 2**30
+IMPORTS = 2**28  # bytes: of torch's compiler and others, at the first step; 180 MiB were measured
 CPU = torch.device("cpu")
 
 
@@ -134,7 +135,10 @@ PK = "sampler={classes_per_batch=6, images_per_class=24, buffer=300}"
     ids=["activations", "micro-batches", "weights", "fine-tuning"],
 )
 def test_a_trainings_peak_is_near_its_estimate(tmp_path, kind, overrides):
-    """The band: from 0.7 to 1.7 times, the slack being workspaces and what the allocator keeps."""
+    """The band: from 0.7 to 1.7 times and a constant for the modules that training imports.
+
+    The slack is workspaces and what the allocator keeps.
+    """
     data = write_dataset(tmp_path / "data", (100, 100, 100), classes=6, px=64)
     recipe = kind.write_recipe(tmp_path)
     command = [sys.executable, "-m", "tests.helpers.peak_memory", str(recipe), str(data)]
@@ -144,7 +148,7 @@ def test_a_trainings_peak_is_near_its_estimate(tmp_path, kind, overrides):
     assert done.returncode == 0, done.stderr
     estimate, peak = json.loads(done.stdout.splitlines()[-1])
     assert estimate > 100 * 2**20
-    assert 0.7 < peak / estimate < 1.7, (estimate, peak)
+    assert 0.7 * estimate < peak < 1.7 * estimate + IMPORTS, (estimate, peak)
 
 
 class Reads(torch.nn.Module):
