@@ -136,7 +136,7 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     with pytest.raises(UserError, match="is whitened already"):
         whiten_tool.app([str(tmp_path / "out"), str(test_file)], standalone_mode=False)
     (tmp_path / "out" / "whitening.safetensors").write_bytes(b"other")
-    with pytest.raises(UserError, match=r"not the file that config\.json names"):
+    with pytest.raises(UserError, match=r"whitening\.safetensors is not the file that SHA256SUMS"):
         load_backbone(tmp_path / "out")
 
 
