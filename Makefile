@@ -15,7 +15,26 @@ KILLS ?= 6
 FUZZ ?= 1000
 SLOW := KILLS=$(KILLS) FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(RUN)/python -m pytest -m "slow or slurm"
 
-.PHONY: demo test test-slow test-full test-gpu test-wheel test-oldest gpu check bench clean
+# NO_INSTALL=1: no environment and no registry. $(PYTHON), 3.11 or newer, has torch >= 2.11, torchvision,
+# accelerate, timm, safetensors, huggingface-hub, numpy, pillow and scikit-learn (their wheels are large, or
+# come with torch's image) and what these need; out/gpu-wheels has the rest, unpacked into out/gpu-site
+ifdef NO_INSTALL
+GPU_READY := out/gpu-site
+GPU_PYTHON := PYTHONPATH=$(CURDIR):$(CURDIR)/out/gpu-site $(PYTHON)
+else
+GPU_READY := $(VENV)/.installed
+GPU_PYTHON := $(RUN)/python
+endif
+# only the files with such a test: to collect the others takes longer and imports what may not be there
+GPU_TEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider -W default $$(grep -rlE 'mark\.gpu' tests --include='*.py')
+GPU_BENCH = $(GPU_PYTHON) -m benchmarks.gpu $(PARTS) --json out/gpu.json
+
+# of the machine that has the GPU: Linux on x86-64
+PYTHON_VERSION ?= 3.12
+WHEELS = --only-binary=:all: --implementation cp --python-version $(PYTHON_VERSION) --dest out/gpu-wheels \
+  $(foreach glibc,2_28 2_27 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64
+
+.PHONY: demo test test-slow test-full test-gpu test-wheel test-oldest gpu gpu-bench gpu-wheels check bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -45,11 +64,23 @@ test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a rea
 	SSLPIPE_TEST_RECORD=$(CURDIR)/out/test-full $(MAKE) test-slow KILLS=50 FUZZ=10000
 	$(RUN)/python -m tests.helpers.record out/test-full docs/test-full.json
 
-test-gpu: $(VENV)/.installed  ## what needs a CUDA device, right and how fast; says what it skips without one
-	$(RUN)/python -m pytest -m gpu
-	$(RUN)/python -m benchmarks.gpu --json out/gpu.json
+test-gpu: $(GPU_READY)  ## what needs a CUDA device is right; says what it skips without one
+	$(GPU_TEST)
 
-gpu: test-gpu bench  ## the GPU pass: all of it in one command
+gpu-bench: $(GPU_READY)  ## one GPU measured, PARTS="knn views" or all: a table and out/gpu.json
+	$(GPU_BENCH)
+
+gpu: $(GPU_READY)  ## the GPU pass, under 20 minutes: tests, then measurements, also where a test fails
+	status=0; $(GPU_TEST) || status=1; $(GPU_BENCH) || status=1; exit $$status
+
+gpu-wheels:  ## for a machine with torch and no registry: 13 MB of wheels in out/gpu-wheels
+	rm -rf out/gpu-wheels
+	$(PYTHON) -m pip download --quiet $(WHEELS) pydantic typer rich fsspec pytest pytest-timeout
+	$(PYTHON) -m pip download --quiet --no-deps $(WHEELS) kornia kornia_rs webdataset braceexpand simplejpeg
+
+.PHONY: out/gpu-site
+out/gpu-site:
+	$(PYTHON) -m benchmarks.gpu.wheels out/gpu-wheels out/gpu-site
 
 test-wheel:  ## the wheel in an empty environment, without a clone: images to a gallery
 	rm -rf out/wheel && mkdir -p out/wheel/empty

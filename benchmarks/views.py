@@ -107,7 +107,7 @@ def kornia(case: Case, device: str, *, cropping: str) -> Call:
 
 
 def torchvision(case: Case, device: str, *, form: str) -> Call:
-    """form: "pil", or tensors, "uint8" or "float". One image at a time, as in a Dataset."""
+    """form: "pil", or tensors on the device, "uint8" or "float". One image at a time."""
     from torchvision.transforms import v2
 
     first = {"pil": [], "uint8": [], "float": [v2.ToDtype(torch.float32, scale=True)]}[form]
@@ -125,7 +125,7 @@ def torchvision(case: Case, device: str, *, form: str) -> Call:
             v2.Normalize(MEAN, STD),
         ]
     )
-    images = pil_images(case) if form == "pil" else list(case.images())
+    images = pil_images(case) if form == "pil" else list(case.images().to(device))
 
     def call() -> None:
         torch.stack([augment(image) for _ in range(2) for image in images])

@@ -1,7 +1,20 @@
 """The benchmarks that check what they show: they must not break unseen."""
 
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import wheels
+from benchmarks.gpu.__main__ import PARTS, main, measure
+from benchmarks.gpu.common import Bench, SkippedError, WrongError, check
 from benchmarks.view_parity import COMPARISONS, SIDES, op_table
 from benchmarks.views import CONTENDERS, markdown, table
+
+# parts that a CPU cannot try
+CUDA_ONLY = {"waits", "nvjpeg", "several_gpus"}
 
 
 def test_every_op_of_the_table_is_within_what_it_allows() -> None:
@@ -19,3 +32,115 @@ def test_the_table_of_speeds_shows_ratios_to_each_peer() -> None:
     assert "torch 9.9, kornia 1.2.\n\n## tiny\n" in markdown(
         {"machine": {"torch": "9.9", "kornia": "1.2"}, "results": rows}
     )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu-data")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_runs_small_on_a_cpu(name: str, folder: Path) -> None:
+    outcome = measure(PARTS[name], Bench(torch.device("cpu"), True, folder))
+    if name in CUDA_ONLY:
+        assert outcome["skipped"] == "no CUDA device"
+        return
+    assert "error" not in outcome, outcome
+    figures = outcome["figures"]
+    assert all(isinstance(value, str) or value >= 0 for value in figures.values())
+    expected = {  # what a reader of the table looks for
+        "resnet50": {"images/s", "waiting for data %", "views %", "loss %", "guard %"},
+        "views": {"kornia, slice: ms", "ours, kernels = torch: images/s"},
+        "batchnorm": {"float32: gradient: error", "bfloat16: ms"},
+        "deterministic": {"equal tensors", "images/s without"},
+        "quality": {"held-out kNN %"},
+    }
+    assert expected.get(name, set()) <= figures.keys()
+
+
+def test_the_shares_of_a_step_are_those_of_its_time(folder: Path) -> None:
+    figures = PARTS["resnet50"](Bench(torch.device("cpu"), True, folder))
+    stages = [figures[f"{name} %"] for name in ("views", "loss", "clip, guard and optimizer")]
+    assert 0 < sum(stages) < 100
+
+
+def test_a_part_that_fails_is_one_line_and_the_others_go_on(tmp_path, monkeypatch, capsys) -> None:
+    def fails(bench: Bench) -> dict[str, float]:
+        raise RuntimeError("CUDA error:\n  out of patience")
+
+    def wrong(bench: Bench) -> dict[str, float]:
+        return check("values", float("nan"), 1.0)
+
+    def absent(bench: Bench) -> dict[str, float]:
+        raise SkippedError("no such library")
+
+    def works(bench: Bench) -> dict[str, float]:
+        return {"images/s": 1234.5}
+
+    made = {part.__name__: part for part in (fails, wrong, absent, works)}
+    monkeypatch.setattr("benchmarks.gpu.__main__.PARTS", made)
+    path = tmp_path / "gpu.json"
+    words = ["--device", "cpu", "--tiny", "--json", str(path)]
+
+    assert main([*words, "works"]) == 0
+    assert main([*words, "fails", "wrong", "absent"]) == 1  # beside what the first call measured
+    parts = json.loads(path.read_text())["parts"]
+    assert parts["works"]["figures"] == {"images/s": 1234.5}
+    assert parts["fails"]["error"] == "RuntimeError: CUDA error: out of patience"
+    assert parts["wrong"]["error"] == "WrongError: values: off by nan, allowed 1"
+    assert parts["absent"]["skipped"] == "no such library"
+    shown = capsys.readouterr().out
+    assert "| works | images/s | 1,234 |" in shown or "| works | images/s | 1,235 |" in shown
+    assert "| absent | skipped | no such library |" in shown
+
+    report = json.loads(path.read_text())
+    path.write_text(json.dumps(report | {"machine": {"torch": "another"}}))
+    assert main([*words, "works"]) == 0
+    assert list(json.loads(path.read_text())["parts"]) == ["works"]
+
+
+def test_an_error_above_what_is_allowed_is_refused() -> None:
+    assert check("values", 0.5, 0.5) == {"values: error": 0.5}
+    with pytest.raises(WrongError, match=r"off by 0\.6, allowed 0\.5"):
+        check("values", 0.6, 0.5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_every_part_says_so(capsys) -> None:
+    assert main(["knn"]) == 0
+    assert "knn: 0.0 s skipped: no CUDA device" in capsys.readouterr().out
+
+
+def write_wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any") -> None:
+    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as file:
+        file.writestr(f"{name}/__init__.py", "")
+        file.writestr(f"{name}-{version}.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n")
+
+
+def test_wheels_are_unpacked_where_the_python_lacks_them(tmp_path, monkeypatch) -> None:
+    there = {"torch": "2.15.0+cu132", "pydantic": "1.10.2", "typer": "0.26.1"}
+    monkeypatch.setattr(wheels, "installed", there.get)
+    write_wheel(tmp_path, "pydantic", "2.12.0")  # the Python's is older than we take
+    write_wheel(tmp_path, "typer", "0.29.0")
+    write_wheel(tmp_path, "brace_expand", "1.0")
+    write_wheel(tmp_path, "compiled", "1.0", "cp39-cp39-manylinux2014_x86_64")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "left_over").touch()
+    skipped = wheels.unpack(tmp_path, tmp_path / "site")
+    packages = {path.name for path in (tmp_path / "site").iterdir()}
+    assert {name for name in packages if "dist-info" not in name} == {"pydantic", "brace_expand"}
+    assert skipped[1] == "skipped typer 0.29.0: 0.26.1 is there"
+    assert skipped[0].startswith("skipped compiled-1.0-cp39")
+    assert "PYTHON_VERSION=3." in skipped[0]
+
+
+def test_what_is_missing_is_named_with_what_goes_without(monkeypatch) -> None:
+    needs = wheels.required()
+    assert needs["torch"] == "2.11"
+    assert {"pytest", "pytest-timeout"} <= needs.keys()
+    there = needs | {"torch": "2.9.1"}
+    del there["wandb"], there["kornia"], there["faiss-cpu"]
+    monkeypatch.setattr(wheels, "installed", there.get)
+    stops, without = wheels.missing()
+    assert stops == ["torch >= 2.11 (2.9.1 is there)", f"kornia >= {needs['kornia']}"]
+    assert without == [f"without wandb >= {needs['wandb']}: the tracker is not tried"]

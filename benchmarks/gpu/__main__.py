@@ -1,0 +1,168 @@
+"""One GPU, measured and checked: a table, and JSON that further calls add to.
+
+    python -m benchmarks.gpu [PART ...] [--json out/gpu.json]
+    python -m benchmarks.gpu --tiny --device cpu
+
+All parts take under 20 minutes on an H100, each under 2; name some where a call may not take so
+long. What this machine cannot do is skipped with its reason. A part that fails, or whose numbers
+are off by more than is allowed, is one line; the others go on, and the exit status is 1. Parts of
+another machine, commit or version in the JSON are dropped, as one table would mix them. --tiny
+runs the same code small, to try the program itself: its figures mean nothing.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.common import Bench, Figures, SkippedError
+from benchmarks.gpu.devices import several_gpus
+from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, nvjpeg
+from benchmarks.gpu.runs import deterministic, precisions, quality, resnet18, resnet50, vit, waits
+from benchmarks.gpu.views import views
+
+# what others rest on comes first
+PARTS: dict[str, Callable[[Bench], Figures]] = {
+    part.__name__: part
+    for part in (
+        views,
+        waits,
+        resnet50,
+        resnet18,
+        vit,
+        precisions,
+        nt_xent,
+        knn,
+        batchnorm,
+        deterministic,
+        nvjpeg,
+        several_gpus,
+        quality,
+    )
+}
+PACKAGES = ("torch", "torchvision", "triton", "kornia", "accelerate", "timm", "numpy", "simplejpeg")
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Commit, processor, devices and versions: a number is worth nothing without them."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "none"
+    facts: dict[str, Any] = {
+        "commit": _commit(),
+        "cpus": f"{os.cpu_count()} {platform.machine()}",
+        "python": platform.python_version(),
+        **versions,
+    }
+    if device.type == "cuda" and torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+        memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+        facts |= {"devices": ", ".join(names), "GiB": round(memory_gib), "cuda": torch.version.cuda}
+    return facts
+
+
+def _commit() -> str:
+    try:
+        words = ["git", "rev-parse", "--short", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+    except FileNotFoundError:
+        return "unknown"
+
+
+def measure(part: Callable[[Bench], Figures], bench: Bench) -> dict[str, Any]:
+    """{"seconds", and "figures", "skipped" or "error"} of a part; it never raises."""
+    begin_s = time.perf_counter()
+    outcome: dict[str, Any]
+    try:
+        if bench.on_cuda and not torch.cuda.is_available():
+            raise SkippedError("no CUDA device")
+        bench.forget_memory()
+        outcome = {"figures": part(bench)}
+    except SkippedError as reason:
+        outcome = {"skipped": str(reason)}
+    except Exception as error:  # whatever it is: the other parts are measured all the same
+        text = " ".join(str(error).split()) or "no message"
+        outcome = {"error": f"{type(error).__name__}: {text[:300]}"}
+    return {"seconds": round(time.perf_counter() - begin_s, 1), **outcome}
+
+
+def earlier(path: Path | None, machine: dict[str, Any], tiny: bool) -> dict[str, Any]:
+    """The parts of a JSON file that were measured on the same machine, else none."""
+    if path is None or not path.exists():
+        return {}
+    report = json.loads(path.read_text())
+    if report["machine"] != machine or report["tiny"] != tiny:
+        print(f"{path} is of another machine, commit or version: its parts are dropped")
+        return {}
+    return dict(report["parts"])
+
+
+def table(report: dict[str, Any]) -> str:
+    """Markdown: a row a figure, and hardware and versions above."""
+    lines = [
+        ", ".join(f"{key} {value}" for key, value in report["machine"].items()),
+        *["", "tiny sizes: the figures mean nothing"] * report["tiny"],
+        "",
+        "| part | what | figure |",
+        "|---|---|---|",
+    ]
+    for name, part in report["parts"].items():
+        ended = {key: part[key] for key in ("skipped", "error") if key in part}
+        for what, figure in {**part.get("figures", {}), **ended}.items():
+            shown = figure if isinstance(figure, str) else _number(figure)
+            lines.append(f"| {name} | {what} | {shown} |")
+        lines.append(f"| {name} | seconds of the measurement | {part['seconds']} |")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the program")
+    parser.add_argument("--json", type=Path, help="is read first: parts add to what it holds")
+    parser.add_argument("--folder", type=Path, default=Path("out/gpu-data"), help="of data sets")
+    arguments = parser.parse_args(words)
+    if unknown := [name for name in arguments.parts if name not in PARTS]:
+        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
+    bench = Bench(torch.device(arguments.device), arguments.tiny, arguments.folder)
+    machine = hardware(bench.device)
+    done = earlier(arguments.json, machine, bench.tiny)
+    report: dict[str, Any] = {"machine": machine, "tiny": bench.tiny, "parts": done}
+    chosen = arguments.parts or list(PARTS)
+    for name in chosen:
+        outcome = measure(PARTS[name], bench)
+        ended = {"skipped", "error"} & outcome.keys()
+        print(
+            f"{name}: {outcome['seconds']} s",
+            *(f"{word}: {outcome[word]}" for word in ended),
+            flush=True,
+        )
+        done[name] = outcome
+        if arguments.json:  # after each part: a call may be cut off
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\n{table(report)}")
+    return int(any("error" in done[name] for name in chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What the parts share: a clock, memory, and the two ways in which a part ends early."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+# what is measured, with its unit -> the figure, or why there is none
+Figures = dict[str, float | str]
+
+
+class SkippedError(Exception):
+    """This machine cannot run a part, and why."""
+
+
+class WrongError(Exception):
+    """A part's numbers are off by more than is allowed."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where the parts run and how far they go.
+
+    Args:
+        device: cuda or cpu.
+        tiny: Sizes that a CPU does in seconds, to try the program: the figures mean nothing.
+        folder: Where data sets are written, once.
+    """
+
+    device: torch.device
+    tiny: bool
+    folder: Path
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def size(self, full: T, tiny: T) -> T:
+        return tiny if self.tiny else full
+
+    def seconds(self, call: Callable[[], Any], rounds: int = 5) -> float:
+        """Median of some calls, after two that do not count."""
+        times = []
+        for _ in range(self.size(rounds, 1) + 2):
+            begin_s = time.perf_counter()
+            call()
+            self.wait()
+            times.append(time.perf_counter() - begin_s)
+        return statistics.median(times[2:])
+
+    def wait(self) -> None:
+        if self.on_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def forget_memory(self) -> None:
+        """Free what the part before has left, and let `peak_gib` begin anew."""
+        gc.collect()
+        if self.on_cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_gib(self) -> Figures:
+        """{"peak GiB": of tensors}; empty on a CPU."""
+        if not self.on_cuda:
+            return {}
+        return {"peak GiB": torch.cuda.max_memory_allocated(self.device) / 2**30}
+
+    def needs_cuda(self, devices: int = 1) -> None:
+        if not self.on_cuda:
+            raise SkippedError("no CUDA device")
+        if (there := torch.cuda.device_count()) < devices:
+            raise SkippedError(f"needs {devices} CUDA devices, there is {there}")
+
+
+def check(what: str, error: float, allowed: float) -> Figures:
+    """The error as a figure. Raises: WrongError where it is larger than allowed, or NaN."""
+    if not error <= allowed:
+        raise WrongError(f"{what}: off by {error:.3g}, allowed {allowed:g}")
+    return {f"{what}: error": error}
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    """|actual - expected| / |expected|, in float64 on the CPU."""
+    wide = expected.detach().cpu().double()
+    return float((actual.detach().cpu().double() - wide).norm() / wide.norm())

@@ -1,0 +1,136 @@
+"""The parts that call one function: loss, search, BatchNorm, decoder, each against a reference."""
+
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from benchmarks.gpu.common import Bench, Figures, SkippedError, WrongError, check, relative
+from sslpipe.data.decode import Buffer, decode
+from sslpipe.data.nvjpeg import DeviceDecoder
+from sslpipe.evaluation.neighbours import nearest
+from sslpipe.losses import NTXentLoss
+from sslpipe.models.sync_batchnorm import SyncBatchNorm
+
+
+def textbook_gradient(z: Tensor) -> Tensor:
+    """NT-Xent's by autograd of the full matrix: z (2, N, D); cosines of everything with all."""
+    n = z.shape[1]
+    unit = nn.functional.normalize(z.flatten(0, 1), dim=1)  # (2N, D)
+    logits = (unit @ unit.T / 0.1).fill_diagonal_(-torch.inf)
+    positive = torch.arange(2 * n).roll(n)
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(logits, positive), z)
+    return gradient
+
+
+def gradient_of_loss(z: Tensor) -> Tensor:
+    z = z.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(NTXentLoss(0.1)(z[0], z[1]), z)
+    return gradient
+
+
+def nt_xent(bench: Bench) -> Figures:
+    """Loss and gradient in 128 dimensions, to 2N = 131,072; checked in float64 at 2N = 2,048."""
+    torch.manual_seed(0)
+    z = torch.randn(2, bench.size(1024, 16), 128)
+    expected = textbook_gradient(z.double().requires_grad_())
+    error = relative(gradient_of_loss(z.to(bench.device)), expected)
+    figures = check("gradient", error, 1e-3)
+    for images in bench.size((256, 2048, 16_384, 65_536), (8, 32)):
+        z = torch.randn(2, images, 128, device=bench.device)
+        bench.forget_memory()
+        time_s = bench.seconds(lambda z=z: gradient_of_loss(z), rounds=3)  # type: ignore[misc]
+        figures[f"2N = {2 * images:,}: ms"] = 1e3 * time_s
+        figures |= {f"2N = {2 * images:,}: {key}": v for key, v in bench.peak_gib().items()}
+    return figures
+
+
+def knn(bench: Bench) -> Figures:
+    """20 nearest in a bank of 1.28 M x 2,048, or as much of it as fits; a small one as the CPU."""
+    torch.manual_seed(0)
+    bank, queries = torch.randn(bench.size(20_000, 300), 512), torch.randn(bench.size(200, 20), 512)
+    expected = nearest(bank, queries, 20).indices
+    actual = nearest(bank.to(bench.device), queries.to(bench.device), 20).indices.cpu()
+    figures = check("other neighbours than the CPU's", float((actual != expected).sum()), 0)
+    rows, width, count = bench.size((1_281_167, 2048, 10_000), (3000, 64, 100))
+    while True:
+        try:
+            time_s = _search_seconds(bench, rows, count, width)
+            break
+        except torch.OutOfMemoryError:
+            if rows < 10_000:
+                raise
+            rows //= 2
+    figures |= {"rows": rows, "dimensions": width, "queries/s": count / time_s}
+    return figures | bench.peak_gib()
+
+
+def _search_seconds(bench: Bench, rows: int, count: int, width: int) -> float:
+    bench.forget_memory()
+    bank = torch.randn(rows, width, device=bench.device)
+    queries = torch.randn(count, width, device=bench.device)
+    return bench.seconds(lambda: nearest(bank, queries, 20), rounds=1)
+
+
+def batchnorm(bench: Bench) -> Figures:
+    """The BatchNorm of several processes on one: output, gradients and time as nn.BatchNorm2d's."""
+    figures: Figures = {}
+    shape = bench.size((256, 256, 56, 56), (4, 8, 6, 6))
+    for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
+        name = str(dtype).removeprefix("torch.")
+        times_s, values = [], []
+        for kind in (nn.BatchNorm2d, SyncBatchNorm):
+            torch.manual_seed(0)
+            x = torch.randn(shape, device=bench.device).add_(3).to(dtype)
+            x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+            upstream = torch.randn_like(x)
+            norm = kind(shape[1]).to(bench.device)
+
+            def both(norm=norm, x=x, upstream=upstream) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
+                y = norm(x)
+                return (y, *torch.autograd.grad(y, (x, norm.weight, norm.bias), upstream))
+
+            first = both()
+            values.append([v.detach().cpu() for v in (*first, norm.running_mean, norm.running_var)])
+            del first
+            times_s.append(bench.seconds(both))
+        for expected, actual, what in zip(
+            *values,
+            ("output", "gradient", "weight's", "bias's", "running mean", "running variance"),
+            strict=True,
+        ):
+            figures |= check(f"{name}: {what}", relative(actual, expected), allowed)
+        figures |= {
+            f"{name}: ms": 1e3 * times_s[1],
+            f"{name}: nn.BatchNorm2d: ms": 1e3 * times_s[0],
+        }
+    return figures
+
+
+def nvjpeg(bench: Bench) -> Figures:
+    """data.decoder = "nvjpeg", 128 JPEGs of 500 x 375 at once, against the CPU's on one thread."""
+    bench.needs_cuda()
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3)).astype(np.uint8))
+    file = io.BytesIO()
+    coarse.resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    many: list[Buffer] = [file.getvalue()] * 128
+    expected = decode(many[0], 512).transpose(1, 2, 0).astype(np.int16)
+    try:
+        decoder = DeviceDecoder(bench.device)
+        first = decoder(many)[0]
+    except ImportError:
+        raise SkippedError("torchcodec is not installed: pip install 'sslpipe[nvjpeg]'") from None
+    except (RuntimeError, OSError) as error:
+        raise SkippedError(f"torchcodec has no nvJPEG: {str(error).splitlines()[0]}") from None
+    if first.shape != expected.shape:
+        raise WrongError(f"shape {first.shape}, the CPU's is {expected.shape}")
+    # levels, on average: decoders upsample colour differently
+    figures = check("levels", float(np.abs(first - expected).mean()), 2.0)
+    decoded_s = bench.seconds(lambda: [decode(raw, 512) for raw in many])
+    return figures | {
+        "images/s": len(many) / bench.seconds(lambda: decoder(many)),
+        "CPU, one thread: images/s": len(many) / decoded_s,
+    }
