@@ -20,7 +20,7 @@ SLOW := KILLS=$(KILLS) FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(RUN)/python -m pytest -m
 # come with torch's image) and what these need; out/gpu-wheels has the rest, unpacked into out/gpu-site
 ifdef NO_INSTALL
 GPU_READY := out/gpu-site
-GPU_PYTHON := PYTHONPATH=$(CURDIR):$(CURDIR)/out/gpu-site $(PYTHON)
+GPU_PYTHON := PYTHONPATH=$(CURDIR):$(CURDIR)/out/gpu-site$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 else
 GPU_READY := $(VENV)/.installed
 GPU_PYTHON := $(RUN)/python

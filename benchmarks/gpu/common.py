@@ -87,6 +87,6 @@ def check(what: str, error: float, allowed: float) -> Figures:
 
 
 def relative(actual: Tensor, expected: Tensor) -> float:
-    """|actual - expected| / |expected|, in float64 on the CPU."""
-    wide = expected.detach().cpu().double()
-    return float((actual.detach().cpu().double() - wide).norm() / wide.norm())
+    """|actual - expected| / |expected|, in float64 where `expected` is."""
+    wide = expected.detach().double()
+    return float((actual.detach().to(wide) - wide).norm() / wide.norm())

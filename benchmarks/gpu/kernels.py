@@ -93,7 +93,7 @@ def batchnorm(bench: Bench) -> Figures:
                 return (y, *torch.autograd.grad(y, (x, norm.weight, norm.bias), upstream))
 
             first = both()
-            values.append([v.detach().cpu() for v in (*first, norm.running_mean, norm.running_var)])
+            values.append([v.detach() for v in (*first, norm.running_mean, norm.running_var)])
             del first
             times_s.append(bench.seconds(both))
         for expected, actual, what in zip(

@@ -12,6 +12,10 @@ from unittest.mock import patch
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from benchmarks.gpu.common import Bench, Figures
 from sslpipe.augment.fused_views import FusedViews
@@ -27,12 +31,13 @@ from sslpipe.train import build_model, recipe_flops, train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NO_SAVES = ("run.save_steps=1000000", "data.holdout=0", "run.monitor_steps=0")
-STAGES = {
-    "views": (FusedViews, "forward"),
-    "loss": (InBatchLoss, "forward"),  # and its gradient by z
-    "guard": (StepGuard, "remember"),
-    "clip, guard and optimizer": (StepGuard, "step"),
-}
+STAGES: list[tuple[str, Any, str]] = [
+    ("views", FusedViews, "forward"),
+    ("loss", InBatchLoss, "forward"),  # and its gradient by z
+    ("gradient norm", Run, "_clip"),
+    ("guard", StepGuard, "remember"),
+    ("guard", StepGuard, "step"),  # the optimizer steps inside
+]
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -54,6 +59,7 @@ class Stages:
     def __init__(self, device: torch.device) -> None:
         self._device, self.counting = device, False
         self.steps = self.refusing = 0
+        self._begun: dict[str, Any] = {}
         self._times: list[tuple[str, Any, Any]] = []
 
     def now(self) -> Any:
@@ -63,12 +69,19 @@ class Stages:
         event.record()
         return event
 
+    def begin(self, name: str) -> None:
+        if self.counting:
+            self._begun[name] = self.now()
+
+    def end(self, name: str) -> None:
+        if name in self._begun:
+            self._times.append((name, self._begun.pop(name), self.now()))
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        begin = self.now() if self.counting else None
+        self.begin(name)
         yield
-        if begin is not None:
-            self._times.append((name, begin, self.now()))
+        self.end(name)
 
     def seconds(self) -> dict[str, float]:
         """Of each stage, in a step."""
@@ -78,6 +91,7 @@ class Stages:
         for name, begin, end in self._times:
             cuda = self._device.type == "cuda"
             total[name] += begin.elapsed_time(end) / 1e3 if cuda else end - begin
+        total["guard"] -= total["optimizer"]
         return {name: time_s / self.steps for name, time_s in total.items()}
 
 
@@ -94,7 +108,7 @@ def _staged(stages: Stages, name: str, original: Any) -> Any:
 
         return inside()
 
-    return context if name == "clip, guard and optimizer" else call
+    return context if original is StepGuard.step else call
 
 
 @contextmanager
@@ -124,9 +138,14 @@ def observed(stages: Stages, first: int, *, refuse_waits: bool) -> Iterator[None
         if refuse_waits:
             stack.callback(torch.cuda.set_sync_debug_mode, "default")
         stack.enter_context(patch.object(Run, "steps", steps))
-        for name, (owner, method) in STAGES.items():
+        for name, owner, method in STAGES:
             staged = _staged(stages, name, getattr(owner, method))
             stack.enter_context(patch.object(owner, method, staged))
+        for hook in (
+            register_optimizer_step_pre_hook(lambda *_: stages.begin("optimizer")),
+            register_optimizer_step_post_hook(lambda *_: stages.end("optimizer")),
+        ):
+            stack.callback(hook.remove)
         stack.callback(GradientState._reset_state)
         stack.callback(AcceleratorState._reset_state, reset_partial_state=True)
         yield

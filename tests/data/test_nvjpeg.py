@@ -23,16 +23,18 @@ from tests.data.test_decode import encoded, photo
 from tests.helpers.dataset import picture, write_dataset
 
 
-def works() -> bool:
-    """Whether torchcodec's libraries fit torch's; where it is not installed, tests fail."""
+def why_not() -> str:
+    """Why torchcodec cannot be used here; "" where it can: its libraries fit one torch each."""
     try:
         DeviceDecoder(torch.device("cpu"))
+    except ImportError:
+        return "torchcodec is not installed"
     except OSError:
-        return False
-    return True
+        return "torchcodec was built for another torch"
+    return ""
 
 
-needs_torchcodec = pytest.mark.skipif(not works(), reason="torchcodec was built for another torch")
+needs_torchcodec = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
 LEVELS = 8  # of 255, that decoders may differ by in a pixel where colours are sharp
 DEVICES = [
     "cpu",
