@@ -125,10 +125,13 @@ def test_a_lock_is_held_and_a_dead_process_loses_it(platform, tmp_path):
     assert portable.process_start(ended.pid) is None
 
 
+IDENTITY = {"digest": "a", "recipe": {}, "index_sha256": "b"}
+
+
 def test_a_checkpoint_comes_back(platform, tmp_path):
     parts = [{"model": nn.Linear(3, 2), "loss": nn.Module()} for _ in range(2)]
     for number, part in enumerate(parts):
-        settings = {"keep": 1, "identity": {"digest": "a"}, "process": Rank()}
+        settings = {"keep": 1, "identity": IDENTITY, "process": Rank()}
         checkpoints = Checkpointer(tmp_path, warn=pytest.fail, **settings)
         if number == 0:
             assert checkpoints.save(5, part, {})

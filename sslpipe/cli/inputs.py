@@ -11,6 +11,8 @@ from pathlib import Path
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.storage import is_remote
 from sslpipe.errors import DataError, UserError
+from sslpipe.recipe import Recipe
+from sslpipe.recipe.base import RunRecipe
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -65,6 +67,13 @@ def check_model(path: Path | None) -> None:
         raise UserError(
             f"{path} is neither an export nor a run: it has no {' and no '.join(_OF_A_MODEL)}"
         )
+
+
+def check_backbone(recipe: RunRecipe, path: Path | None) -> None:
+    """Raise UserError where a recipe takes no --backbone, or it is no export and no run."""
+    if path is not None and isinstance(recipe, Recipe):
+        raise UserError(f"--backbone is for a fine-tuning, and {recipe.name!r} has no [sampler]")
+    check_model(path)
 
 
 def check_run(run_dir: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import check_model, check_run_dir, open_split
+from sslpipe.cli.inputs import check_backbone, check_run_dir, open_split
 from sslpipe.cli.recipes import BackbonePath, Checkpoint, Data, Overrides, RecipePath
 from sslpipe.data.index import load_index
 from sslpipe.recipe import load_recipe
@@ -55,7 +55,7 @@ def check(
     index = load_index(data) if data else None
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
-    check_model(backbone)
+    check_backbone(loaded, backbone)
 
     from sslpipe.api import open_backbone
     from sslpipe.check import check_recipe
@@ -85,7 +85,7 @@ def train(
     """
     loaded = load_recipe(recipe, overrides or [])
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
-    check_model(backbone)
+    check_backbone(loaded, backbone)
     check_run_dir(run_dir)
 
     from sslpipe.api import train as train_run

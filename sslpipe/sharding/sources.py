@@ -162,7 +162,7 @@ def _from_torchvision(
     stored = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
     if stored is None:
         stored = [label for _, label in dataset]
-    labels = np.array(stored)  # a list, an array or a tensor
+    labels = np.array(stored if isinstance(stored, list) else stored.tolist())  # array or tensor
     if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"torchvision's {options.name} does not give one integer label an image")
     names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)

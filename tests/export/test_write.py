@@ -309,7 +309,7 @@ def exported(tmp_path_factory):
         (lambda c: c.update(extra=1), "extra"),
         (lambda c: c.pop("view"), "view"),
         (lambda c: c["backbone"].update(kind="small_resnt"), "did you mean"),
-        (lambda c: c["backbone"].update(widths=[8]), "size mismatch|Missing|Unexpected"),
+        (lambda c: c["backbone"].update(widths=[8]), "num_features = 128, but its backbone has 8"),
         (lambda c: c["view"].update(crop_px=99), "crop_px"),
         (lambda c: c.update(weights_sha256="0" * 64), "not those that config.json names"),
     ],

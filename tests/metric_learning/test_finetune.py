@@ -136,8 +136,8 @@ def followed_in_rank(process, bad_step, *arguments):
         seen.append((labels.clone(), rows.clone()))
         original(means, known, rows, labels, momentum)
 
-    def starting(self, modules, **named):
-        start(self, modules, **named)
+    def starting(self, modules, *others, **named):
+        start(self, modules, *others, **named)
         kept.extend(name for module in modules for name, _ in module.named_buffers())
 
     def poisoned(self, batch, **given):

@@ -137,7 +137,7 @@ def test_a_backbone_pools_its_last_map_so_and_is_else_the_same_network(kind, poo
         ("torchvision/densenet121", "max", "'torchvision/densenet121' has no average pooling"),
         ("torchvision/mobilenet_v2", "gem", "backbone.pool = 'gem'"),
         ("small_resnet", "gen", "did you mean 'gem'"),
-        ("small_resnet", 3, "backbone.pool = 3 is unknown"),
+        ("small_resnet", 3, "backbone.pool = 3: input should be a valid string"),
     ],
 )
 def test_a_pool_that_cannot_be_is_one_clear_error(kind, pool, message):
