@@ -254,19 +254,6 @@ class _Comparison(BaseModel):
     interval95: tuple[float, float]
 
 
-class _Comparison(BaseModel):
-    """What a comparison must have to be told; see `verdict.comparisons`."""
-
-    features: str
-    baseline: Literal["random", "pixels"]
-    column: Literal["kNN", "linear"]
-    whitened: bool
-    value: Annotated[float, Field(allow_inf_nan=False)]
-    baseline_value: Annotated[float, Field(allow_inf_nan=False)]
-    difference: Annotated[float, Field(allow_inf_nan=False)]
-    interval95: tuple[float, float]
-
-
 class _Report(BaseModel):
     """What an eval.json must have to be shown."""
 
