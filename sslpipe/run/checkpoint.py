@@ -85,7 +85,8 @@ class Checkpointer:
             try:
                 self._write(step, parts, metadata)
             except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
-                problem = f"{type(error).__name__}: {error}"
+                cause = _of_the_disk(error)
+                problem = f"{type(cause).__name__}: {cause}"
         problem = broadcast_object(problem)
         if problem is None:
             self._failed_saves = 0
@@ -167,7 +168,8 @@ class Checkpointer:
             save_file(model, temporary / "model.safetensors")
             fault("checkpoint.model")
             others = {k: part.state_dict() for k, part in parts.items() if k != "model"}
-            torch.save(others, temporary / "parts.pt")
+            with open(temporary / "parts.pt", "wb") as file:  # whose errors name what is wrong
+                torch.save(others, file)
             state = {"step": step, "identity": self.identity, **metadata}
             (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
             manifest = {p.name: [p.stat().st_size, sha256_of(p)] for p in temporary.iterdir()}
@@ -331,3 +333,11 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def _of_the_disk(error: BaseException) -> BaseException:
+    """Return the OSError behind an error: torch's own says only that a file came out too short."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    return cause or error

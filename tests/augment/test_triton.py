@@ -21,9 +21,7 @@ from tests.helpers.triton_views import in_a_process
 
 TRITON = importlib.util.find_spec("triton")
 needs_triton = pytest.mark.skipif(TRITON is None, reason="needs triton")
-FULL = (
-    int(os.environ.get("FUZZ", "1000")) >= 10000
-)
+FULL = int(os.environ.get("FUZZ", "1000")) >= 10000
 PTXAS = TRITON and Path(str(TRITON.origin)).parent / "backends" / "nvidia" / "bin" / "ptxas"
 needs_ptxas = pytest.mark.skipif(not PTXAS or not PTXAS.exists(), reason="needs triton's ptxas")
 

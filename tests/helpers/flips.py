@@ -99,7 +99,7 @@ def state_of(run_dir: Path) -> dict[str, Any]:
     summary = status(run_dir)
     render(summary)
     if summary["checkpoint"]:
-        del summary["checkpoint"]["age_s"]
+        del summary["checkpoint"]["age_s"], summary["checkpoint"]["bytes"]  # a torn file is shorter
     del summary["run"]
     return summary
 
