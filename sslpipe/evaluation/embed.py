@@ -353,7 +353,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    with np.load(path, allow_pickle=False) as file:
+    # opened here: numpy leaves a file open that it cannot read
+    with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
         names = {*file.files} & {*Embeddings._fields, CHECKSUM}
         text = str(file["facts"]) if "facts" in file.files else None
         return {name: torch.from_numpy(file[name]) for name in names}, text
