@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from sslpipe.errors import UserError
 from sslpipe.portable import replacing
 
 BLOCK_BYTES = 8 * 2**20
@@ -25,7 +26,10 @@ class DiskCache:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
         self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"run.cache_dir: {folder} cannot be made: {error.strerror}") from error
         self._used_bytes = sum(size for _, size, _ in self._blocks())
 
     def read(

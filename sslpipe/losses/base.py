@@ -5,7 +5,6 @@ negatives are the other views of the global batch; it needs nothing but a `row_l
 """
 
 import inspect
-import math
 
 from torch import Tensor, nn
 
@@ -19,6 +18,8 @@ from sslpipe.losses.engine.contrast import (
 )
 from sslpipe.losses.engine.products import Products
 from sslpipe.losses.engine.tiles import ONE_SUM, Term
+
+LEAST_SCALE, MOST_SCALE = 1e-6, 1e6  # what cosines are divided by: beyond, float32 overflows
 
 
 class Objective(nn.Module):
@@ -67,6 +68,12 @@ class Objective(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
 
 
+def check_scale(name: str, value: float) -> None:
+    """Raise ValueError for what no cosine can be divided by in float32."""
+    if not LEAST_SCALE <= value <= MOST_SCALE:
+        raise ValueError(f"{name} = {value} must be from {LEAST_SCALE:g} to {MOST_SCALE:g}")
+
+
 class ContrastiveObjective(Objective):
     """An objective that tells positives from negatives by cosines over a temperature.
 
@@ -87,8 +94,7 @@ class ContrastiveObjective(Objective):
 
     def __init__(self, temperature: float, products: Products, tile_rows: int | None) -> None:
         super().__init__()
-        if not (temperature > 0 and math.isfinite(temperature)):
-            raise ValueError(f"temperature = {temperature} must be a finite number above 0")
+        check_scale("temperature", temperature)
         if products not in ("float32", "bfloat16"):
             raise ValueError(f"products = {products!r} must be 'float32' or 'bfloat16'")
         if tile_rows is not None and tile_rows < 1:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from sslpipe.losses.base import InBatchLoss, positive_similarities
+from sslpipe.losses.base import InBatchLoss, check_scale, positive_similarities
 from sslpipe.losses.engine.contrast import Anchors, Sums
 from sslpipe.losses.engine.products import Products
 
@@ -38,8 +38,8 @@ class DCLLoss(InBatchLoss):
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(temperature, mask_labels, products, tile_rows)
-        if sigma is not None and not (sigma > 0 and math.isfinite(sigma)):
-            raise ValueError(f"sigma = {sigma} must be a finite number above 0, or None")
+        if sigma is not None:
+            check_scale("sigma", sigma)
         self.sigma = sigma
 
     def row_loss(self, v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:

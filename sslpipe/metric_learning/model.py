@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from sslpipe.errors import RecipeError
 from sslpipe.metric_learning.memory import EmbeddingQueue
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.blocks import block_names, block_of
@@ -45,10 +46,13 @@ class MetricTask(nn.Module):
         """
         embeddings = self.backbone.raw(views)  # (B, D)
         ref = self.queue.references() if self.queue is not None and use_queue else None
-        terms = [
-            weight * loss(embeddings, labels, ids=ids, ref=ref, miner=self.miner)
-            for weight, loss in zip(self.weights, self.losses, strict=True)
-        ]
+        terms = []
+        for weight, loss in zip(self.weights, self.losses, strict=True):
+            try:
+                term = loss(embeddings, labels, ids=ids, ref=ref, miner=self.miner)
+            except ValueError as error:  # sizes and settings that only rows and labels contradict
+                raise RecipeError(f"[loss] {type(loss).__name__}: {error}") from error
+            terms.append(weight * term)
         return torch.stack(terms).sum(), embeddings
 
 

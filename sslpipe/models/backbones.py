@@ -122,7 +122,7 @@ def stem_warning(component: Component, crop_px: int) -> str | None:
     """Say in one sentence that a requested stem does not fit the image size; None where it does."""
     requested = component.arguments.get("stem", "auto")
     fitting = fitting_stem(crop_px)
-    if requested in ("auto", fitting) or requested not in STEMS:
+    if not isinstance(requested, str) or requested not in STEMS or requested == fitting:
         return None
     return (
         f"backbone.stem = {requested!r} ({STEMS[requested]}) does not fit {crop_px} px crops; "

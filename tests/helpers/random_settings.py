@@ -289,7 +289,7 @@ def run(count: int, first: int = 0, report: Callable[[str], None] | None = None)
     progress, keys = os.environ.get("FUZZ_PROGRESS"), all_keys()
     outcomes: Counter[str] = Counter()
     faults = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(tempfile.mkdtemp(dir=folder)):
         index = load_index(write_dataset(Path(folder, "data"), (24, 24), classes=6))
         paths = {}
         for kind, text in (("pretrain", runs.RECIPE), ("finetune", finetunes.RECIPE)):
