@@ -89,8 +89,9 @@ def straight(way: list[Stage], scratch: Path) -> dict[str, tuple[float, float]]:
     return times
 
 
-# what torchrun, and wandb where a launcher imports it, put into TMPDIR and a kill leaves there
-OF_OTHERS = re.compile("torchelastic|wandb-(media|artifacts)$")
+# what torchrun, wandb where a launcher imports it, and torch's compiler (a cache for all runs of a
+# user) put into TMPDIR, and a kill leaves there
+OF_OTHERS = re.compile("torchelastic|torchinductor_|wandb-(media|artifacts)$")
 
 
 @pytest.mark.slow
