@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sslpipe.evaluation.embed import evaluating
 
 # Dense peak in TFLOP/s, without sparsity; "fp32" is that of the CUDA cores. Written from memory and
-# still to be compared with NVIDIA's data sheets of each (B200: HGX, a GPU's eighth) and, for GeForce
+# still to be compared with NVIDIA's data sheets of each (B200: HGX, a GPU's eighth); for GeForce
 # and RTX, its architecture whitepapers (Ampere GA102, Ada, Blackwell), tensor cores with FP32
 # accumulate. Keys: words of a device's name.
 PEAK_TFLOPS: dict[str, dict[str, float]] = {
