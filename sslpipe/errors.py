@@ -31,6 +31,10 @@ class CheckpointError(UserError):
     """A run directory cannot be resumed."""
 
 
+class WeightsError(UserError):
+    """Weights from elsewhere cannot be read safely, or do not fit the whole backbone."""
+
+
 class ExportError(UserError):
     """An export could not be proved equal to the trained backbone."""
 

@@ -14,6 +14,7 @@ from sslpipe.recipe.base import LONGEST_SIDE_PX
 
 Crops = Literal["center", "flip", "five", "ten"]
 Reduce = Literal["mean", "concat"]
+Interpolation = Literal["bilinear", "bicubic"]
 CROPS: dict[Crops, int] = {"center": 1, "flip": 2, "five": 5, "ten": 10}
 
 
@@ -27,10 +28,10 @@ def eval_resize_px(crop_px: int) -> int:
 
 
 class EvalView(nn.Module):
-    """Resize the shorter side (bilinear, antialiased), crop the centre, normalise.
+    """Resize the shorter side (antialiased), crop the centre, normalise.
 
     Equals torchvision.transforms.v2 resize + center_crop (five_crop, ten_crop) + normalize on a
-    float image.
+    float image; what "bicubic" makes of pixels outside of [0, 1] is clamped, as for bytes.
 
     Args:
         crop_px: side of the square view.
@@ -40,6 +41,8 @@ class EvalView(nn.Module):
             image; "five", the four corners and the centre; "ten", those and their mirror images.
         reduce: what `reduced` makes of the n features of an image: "mean", or "concat", all of them
             one after the other.
+        interpolation: of the resize, "bilinear" or "bicubic".
+        squash: resize both sides to resize_px, whatever the image's aspect ratio.
 
     Raises:
         ValueError: naming argument and value.
@@ -56,6 +59,8 @@ class EvalView(nn.Module):
         std: Sequence[float] = (1.0, 1.0, 1.0),
         crops: Crops = "center",
         reduce: Reduce = "mean",
+        interpolation: Interpolation = "bilinear",
+        squash: bool = False,
     ) -> None:
         super().__init__()
         if not 0 < crop_px <= resize_px:
@@ -67,6 +72,10 @@ class EvalView(nn.Module):
             raise ValueError(f"crops = {crops!r} is unknown; known: {', '.join(CROPS)}")
         if reduce not in ("mean", "concat"):
             raise ValueError(f"reduce = {reduce!r} is unknown; known: mean, concat")
+        if interpolation not in ("bilinear", "bicubic"):
+            raise ValueError(
+                f"interpolation = {interpolation!r} is unknown; known: bilinear, bicubic"
+            )
         self._config = {
             "crop_px": int(crop_px),
             "resize_px": int(resize_px),
@@ -76,6 +85,11 @@ class EvalView(nn.Module):
         self.crops, self.reduce = crops, reduce
         if crops != "center":
             self._config |= {"crops": crops, "reduce": reduce}
+        self.interpolation, self.squash = interpolation, bool(squash)
+        if interpolation != "bilinear":
+            self._config["interpolation"] = interpolation
+        if squash:
+            self._config["squash"] = True
         self.crop_px, self.resize_px = int(crop_px), int(resize_px)
         self.register_buffer("mean", torch.tensor(self._config["mean"]), persistent=False)
         self.register_buffer("std", torch.tensor(self._config["std"]), persistent=False)
@@ -141,9 +155,13 @@ class EvalView(nn.Module):
         height, width = images.shape[-2:]
         longer = int(self.resize_px * max(height, width) / min(height, width))
         size = (longer, self.resize_px) if height > width else (self.resize_px, longer)
+        if self.squash:
+            size = (self.resize_px, self.resize_px)
         pixels = images.float().div_(255)
         if size != (height, width):
-            pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True)
+            pixels = F.interpolate(pixels, size, mode=self.interpolation, antialias=True)
+            if self.interpolation == "bicubic":  # it overshoots
+                pixels = pixels.clamp_(0, 1)
         return normalize_(pixels, self.mean, self.std)
 
 

@@ -13,6 +13,7 @@ from sslpipe.data.storage import is_remote
 from sslpipe.errors import DataError, UserError
 from sslpipe.recipe import Recipe
 from sslpipe.recipe.base import RunRecipe
+from sslpipe.weights.source import parse_source
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -47,7 +48,7 @@ def check_evaluate(words: Sequence[str]) -> None:
     if "--help" in words:
         return
     if words[0] in ("suite", "sgd-augmented") and len(words) > 1 and not words[1].startswith("-"):
-        check_model(Path(words[1]))
+        check_model(words[1])
     values = dict(pairwise(words))  # option -> the word behind it
     if "--data" in values:
         load_index(values["--data"])
@@ -61,16 +62,14 @@ def check_export(path: Path) -> None:
         raise UserError(f"{path} holds no config.json; name the folder of an export")
 
 
-def check_model(path: Path | None) -> None:
-    """Raise UserError where a path is neither an export's folder nor a run directory."""
-    if path is not None and not any((path / name).is_file() for name in _OF_A_MODEL):
-        raise UserError(
-            f"{path} is neither an export nor a run: it has no {' and no '.join(_OF_A_MODEL)}"
-        )
+def check_model(source: str | Path | None) -> None:
+    """Raise UserError where it is no source of weights: no export, run, file or name of one."""
+    if source is not None:
+        parse_source(source)
 
 
 def check_backbone(recipe: RunRecipe, path: Path | None) -> None:
-    """Raise UserError where a recipe takes no --backbone, or it is no export and no run."""
+    """Raise UserError where a recipe takes no --backbone, or it is no source of weights."""
     if path is not None and isinstance(recipe, Recipe):
         raise UserError(f"--backbone is for a fine-tuning, and {recipe.name!r} has no [sampler]")
     check_model(path)
@@ -117,6 +116,3 @@ def find_named_images(folder: Path) -> tuple[list[str], list[Path]]:
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
     pairs = [(each.name, path) for each in folders for path in find_images(each)]
     return [name for name, _ in pairs], [path for _, path in pairs]
-
-
-_OF_A_MODEL = ("config.json", "recipe.json")

@@ -1,4 +1,4 @@
-"""Load a trained backbone from an export or a run directory, with all it needs beside it."""
+"""Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,8 @@ from sslpipe.registry import build
 from sslpipe.run.checkpoint import latest, named, read_state
 from sslpipe.run.evaluated import read_suite
 from sslpipe.run.records import parse_object, read_description
+from sslpipe.weights.reader import read_weights
+from sslpipe.weights.source import parse_source
 
 # files of an export that are read here
 LOADED = (
@@ -130,25 +132,52 @@ class FrozenBackbone(nn.Module):
         return features if self.whitening is None else self.whitening.apply(features)
 
 
-def load_backbone(path: str | Path, *, checkpoint: str | None = None) -> FrozenBackbone:
-    """Load the backbone of an export or of a run directory; in eval mode, on the CPU.
+def load_backbone(
+    source: str | Path,
+    *,
+    checkpoint: str | None = None,
+    component: Component | None = None,
+    crop_px: int | None = None,
+) -> FrozenBackbone:
+    """Load a backbone with its weights; in eval mode, on the CPU.
 
-    Safe for files from strangers: safetensors and JSON are read, nothing is unpickled or run.
+    Safe for files from strangers: tensors and JSON are read, nothing is unpickled or run.
 
     Args:
-        path: Folder of an export with the safetensors format, its timm or hf folder, or a run
-            directory.
+        source: Folder of an export with the safetensors format, its timm or hf folder, a run
+            directory, or weights of another program: see `weights.source`.
         checkpoint: Of a run directory, as in `load_run`.
+        component: A recipe's [backbone]: weights of another program are put into it; None: into
+            the architecture that the source names.
+        crop_px: Side of the images that weights of another program will see; None: of those that
+            they were trained with. An export and a run have their own.
+
+    Returns:
+        The backbone; where another program wrote it, `config.facts["init"]` says what was loaded:
+        source, format, sha256, loaded (a number of tensors), missing, unexpected, resized (keys)
+        and notes.
 
     Raises:
-        ExportError: Files are missing, damaged, or not what config.json or SHA256SUMS says.
+        ExportError: Files of an export are missing, damaged, or not what config.json or SHA256SUMS
+            says.
+        WeightsError: Weights of another program cannot be read, or do not fit the whole backbone.
         UserError: See `load_run`.
     """
-    path = Path(path)
-    if (path / "recipe.json").exists():
+    parsed = parse_source(source)
+    path = parsed.path
+    if parsed.scheme == "sslpipe" and (path / "recipe.json").exists():
         return load_run(path, checkpoint=checkpoint)
     if checkpoint is not None:
-        raise UserError(f"--checkpoint {checkpoint} is for a run directory, and {path} is none")
+        raise UserError(f"--checkpoint {checkpoint} is for a run directory, and {source} is none")
+    if parsed.scheme == "sslpipe":
+        return _load_export(path)
+    read = read_weights(parsed, component, crop_px)
+    metadata = {"name": read.component.kind.rpartition("/")[2], "init": read.report}
+    return freeze(read.backbone, read.component, read.view, metadata)
+
+
+def _load_export(path: Path) -> FrozenBackbone:
+    """Load what `write.export_model` wrote. Raises: ExportError."""
     for file in (path / "config.json", path / "model.safetensors"):
         if file.is_dir():
             raise ExportError(f"{file} is a folder, not a file; copy the export again")

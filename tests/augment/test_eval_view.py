@@ -28,6 +28,25 @@ def test_the_view_equals_torchvisions_for_every_size(crop_px: int, resize_px: in
         assert (ours[row] - expected).abs().max() <= 1e-6
 
 
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_other_libraries_resizes_equal_torchvisions(interpolation: str, squash: bool) -> None:
+    images = torch.randint(0, 256, (1, 3, 40, 52), dtype=torch.uint8)
+    view = EvalView(28, 32, MEAN, STD, interpolation=interpolation, squash=squash)  # type: ignore[arg-type]
+    assert EvalView(**json.loads(json.dumps(view.config()))).config() == view.config()
+    mode = reference.InterpolationMode(interpolation)
+    size = [32, 32] if squash else [32]
+    pixels = reference.resize(images[0].float() / 255, size, mode, antialias=True)
+    assert interpolation == "bilinear" or pixels.min() < 0 or pixels.max() > 1  # it overshoots
+    pixels = reference.center_crop(pixels.clamp(0, 1), [28, 28])
+    expected = reference.normalize(pixels, list(MEAN), list(STD))
+    assert (view(images, torch.tensor([[40, 52]]))[0] - expected).abs().max() <= 1e-6
+
+
+def test_the_usual_view_has_no_word_of_other_resizes() -> None:
+    assert set(EvalView(28, 32).config()) == {"crop_px", "resize_px", "mean", "std"}
+
+
 def test_an_image_of_the_right_size_is_only_normalised() -> None:
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     ours = EvalView(32, 32)(images, torch.tensor([[32, 32]] * 3))

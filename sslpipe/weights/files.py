@@ -1,0 +1,103 @@
+"""Read files of tensors without running anything that is in them."""
+
+import argparse
+import hashlib
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sslpipe.errors import WeightsError
+from sslpipe.portable import sha256_of
+from sslpipe.run.records import parse_object
+from sslpipe.weights.source import weights_files
+
+Tree = dict[str, Any]  # of tensors, tables and plain values, as a checkpoint nests them
+
+
+def read_tree(path: Path) -> tuple[Tree, str]:
+    """Read a file, or the weights of a folder.
+
+    Returns:
+        What is in it, and a sha256: the file's, or of the lines "sha256  name" of all parts.
+
+    Raises:
+        WeightsError: It is damaged, of no known kind, or a pickle that needs more than tensors.
+    """
+    (file,) = weights_files(path) if path.is_dir() else [path]
+    if not file.name.endswith(".index.json"):
+        return _read_file(file), sha256_of(file)
+    try:
+        names = sorted(
+            {str(name) for name in parse_object(file.read_bytes())["weight_map"].values()}
+        )
+    except (OSError, ValueError, LookupError, AttributeError) as error:
+        raise WeightsError(f"{file} is no index of weights: {error}; copy it again") from error
+    tree: Tree = {}
+    for name in names:
+        part = file.parent / name
+        if Path(name).name != name or not part.is_file():
+            raise WeightsError(f"{file} names {name!r}, which is not beside it; copy the folder")
+        tree |= _read_file(part)
+    lines = "".join(f"{sha256_of(file.parent / name)}  {name}\n" for name in names)
+    return tree, hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _read_file(path: Path) -> Tree:
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+        if path.suffix == ".safetensors" or head[8:9] == b"{":
+            return dict(load_file(path))
+        # what training scripts put beside their weights; it holds plain values and runs nothing
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            tree = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+    except pickle.UnpicklingError as error:
+        raise WeightsError(_refusal(path)) from error
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is damaged: {error}; copy it again") from error
+    except Exception as error:  # torch's readers fail in every way on what is no file of theirs
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        raise WeightsError(
+            f"{path} is damaged, or no file of tensors (.safetensors, or torch.save's): {text}"
+        ) from error
+    if not isinstance(tree, Mapping):
+        raise WeightsError(f"{path} holds a {type(tree).__name__}, not a table of named tensors")
+    return {str(key): value for key, value in tree.items()}
+
+
+def _refusal(path: Path) -> str:
+    """Say what of a pickle was not run, and what to do."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # not even its list of names can be read
+        names = []
+    if not names:
+        return (
+            f"{path} is no file of tensors, or is damaged: torch.load(weights_only=True) refuses "
+            "it; copy it again, or save a state dict as .safetensors"
+        )
+    return (
+        f"{path} asks to run code when it is read ({', '.join(sorted(names)[:3])}), and nothing is "
+        "run; where you trust it, load it with the program that wrote it and save the weights "
+        "alone: safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+    )
+
+
+def is_state_dict(value: object) -> bool:
+    """Say whether a part of a tree is a table of tensors, and of nothing else."""
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(key, str) and isinstance(t, Tensor) for key, t in value.items())
+    )

@@ -1,0 +1,180 @@
+"""Put tensors into a backbone: all of it, or an error that says what does not fit."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.errors import WeightsError
+from sslpipe.models.backbones import CLASSIFIERS, Backbone
+from sslpipe.models.pooling import is_pooling
+
+Tensors = dict[str, Tensor]
+Report = dict[str, Any]  # "loaded": how many; "missing", "unexpected", "resized": lists of keys
+
+# what files carry beside a backbone, whatever their program: heads, and tables that are computed
+HEADS = ("classifier", "fc", "head", "head_dist", "heads", "last_linear")
+_COMPUTED = ("attn_mask", "num_batches_tracked", "relative_position_index")
+_PRETEXT = ("mask_token", "decoder_")  # of masked autoencoders and iBOT
+_SHOWN = 3  # keys of each side that a message names
+
+
+def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], what: str) -> Report:
+    """Load tensors into a backbone's network, in place; a learned pooling stays as it is.
+
+    Position tables of other sizes are resized as timm resizes them.
+
+    Args:
+        backbone: Of the architecture of the tensors.
+        kind: Its name in recipes.
+        tensors: With the keys of the architecture's own library, a classifier's with them.
+        what: Names the source in messages.
+
+    Returns:
+        How many were loaded, and which were missing, unexpected or resized.
+
+    Raises:
+        WeightsError: Less than the whole backbone fits; nothing was loaded then.
+    """
+    network = backbone.network
+    family, _, architecture = kind.partition("/")
+    own = {key: t for key, t in network.state_dict().items() if not is_pooling(key)}
+    given = dict(tensors)
+    if not _fits(own, given):
+        given = _converted(family, architecture, network, given)
+    # what is missing on each side
+    missing = [key for key in own if key not in given]
+    unexpected = [key for key in given if key not in own]
+    wrong = [key for key in own if key in given and given[key].shape != own[key].shape]
+    lacking = [key for key in missing if not key.endswith("num_batches_tracked")]
+    foreign = [key for key in unexpected if not _is_leftover(key)]
+    if foreign and not lacking and not wrong:
+        heads = _classifier_keys(family, architecture, network)
+        foreign = [key for key in foreign if key not in heads]
+    if lacking or foreign or wrong:
+        raise WeightsError(_misfit(backbone, kind, what, own, given, lacking, foreign, wrong))
+    for key in own.keys() & given.keys():
+        if given[key].is_floating_point() != own[key].is_floating_point():
+            raise WeightsError(f"{what}: {key} is of type {given[key].dtype}, not {own[key].dtype}")
+        if not torch.isfinite(given[key]).all():
+            raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
+    network.load_state_dict({key: given[key] for key in own if key in given}, strict=False)
+    dropped = [] if given.keys() - tensors.keys() else [key for key in tensors if key not in given]
+    return {
+        "loaded": len(own) - len(missing),
+        "missing": missing,
+        "unexpected": [*unexpected, *dropped],
+        "resized": [k for k in own if k in tensors and tensors[k].shape != own[k].shape],
+    }
+
+
+def _fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> bool:
+    return all(key in given and given[key].shape == own[key].shape for key in own)
+
+
+def _is_leftover(key: str) -> bool:
+    parts = key.split(".")
+    return (
+        parts[0] in HEADS
+        or parts[-1] in _COMPUTED
+        or any(part.startswith(_PRETEXT) for part in parts[:1])
+    )
+
+
+def _converted(family: str, architecture: str, network: nn.Module, given: Tensors) -> Tensors:
+    """Rename and resize as the architecture's own library does for files of other layouts."""
+    if family == "timm":
+        convert = _timm_filter(architecture)
+        if convert is None:
+            return given
+        takes_model = len(inspect.signature(convert).parameters) > 1
+        try:
+            converted = convert(dict(given), network) if takes_model else convert(dict(given))
+        except Exception:  # it may rely on keys that this file has not: the keys will be named
+            return given
+        return {key: t for key, t in converted.items() if isinstance(t, Tensor)}
+    table = "encoder.pos_embedding"
+    own = network.state_dict().get(table) if family == "torchvision" else None
+    if own is not None and table in given and given[table].shape != own.shape:
+        return {**given, table: _resized_table(given[table], own)}
+    return given
+
+
+def _resized_table(table: Tensor, own: Tensor) -> Tensor:
+    """Resize torchvision's position table, (1, 1 + n n, D), as timm does its own."""
+    from timm.layers import resample_abs_pos_embed
+
+    sides = [round((t.shape[1] - 1) ** 0.5) for t in (table, own)]
+    square = all(t.shape[1] == 1 + s * s for t, s in zip((table, own), sides, strict=True))
+    if table.ndim != 3 or table.shape[2] != own.shape[2] or not square:
+        return table
+    resized: Tensor = resample_abs_pos_embed(table, [sides[1], sides[1]], num_prefix_tokens=1)
+    return resized
+
+
+def _timm_filter(architecture: str) -> Callable[..., Mapping[str, Any]] | None:
+    """Return what timm itself passes files of this architecture's family through, if anything."""
+    import timm
+
+    module = sys.modules[timm.models.model_entrypoint(architecture).__module__]
+    names = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
+    return next((getattr(module, name) for name in names if hasattr(module, name)), None)
+
+
+def _classifier_keys(family: str, architecture: str, network: nn.Module) -> set[str]:
+    """Return the keys that the architecture has with its classifier, and not without."""
+    if family == "timm":
+        import timm
+
+        arguments = {k: v for k, v in network._model_args.items() if k != "num_classes"}  # type: ignore[union-attr]
+        with torch.device("meta"):
+            full = timm.create_model(architecture, **arguments)
+        return set(full.state_dict()) - set(network.state_dict())
+    if family == "torchvision":
+        import torchvision
+
+        with torch.device("meta"):
+            full = torchvision.models.get_model(architecture, weights=None)
+        head = CLASSIFIERS[type(full).__name__]
+        return {key for key in full.state_dict() if key.startswith(f"{head}.")}
+    return set()
+
+
+def _misfit(
+    backbone: Backbone,
+    kind: str,
+    what: str,
+    own: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
+    lacking: list[str],
+    foreign: list[str],
+    wrong: list[str],
+) -> str:
+    """Say what does not fit: the first keys on both sides, and the remedy."""
+    first = given.get("conv1.weight")
+    if backbone.stem is not None and first is not None and wrong == ["conv1.weight"]:
+        theirs = "imagenet" if first.shape[-1] == 7 else "small"
+        return (
+            f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the "
+            f"stem {backbone.stem!r} of this backbone has {own['conv1.weight'].shape[-1]}x"
+            f"{own['conv1.weight'].shape[-2]}; set backbone.stem = {theirs!r}"
+        )
+    fitting = len(own) - len(lacking) - len(wrong)
+    parts = []
+    if lacking:
+        parts.append(f"it has no {_first(lacking)}")
+    if wrong:
+        key = wrong[0]
+        parts.append(f"its {key} is {tuple(given[key].shape)}, not {tuple(own[key].shape)}")
+    if foreign:
+        parts.append(f"the backbone has no {_first(foreign)}")
+    return f"{what} does not fit {kind}: {fitting} of {len(own)} tensors do; {'; '.join(parts)}"
+
+
+def _first(keys: Iterable[str]) -> str:
+    keys = list(keys)
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return ", ".join(map(repr, keys[:_SHOWN])) + more

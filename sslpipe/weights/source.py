@@ -1,0 +1,117 @@
+"""What a SOURCE of weights is, told from its words and from names of files: torch is not needed."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sslpipe.errors import WeightsError
+
+Scheme = Literal["sslpipe", "path", "onnx", "timm", "torchvision", "hf-hub"]
+HUBS = ("timm", "torchvision", "hf-hub")  # need a network, or what was downloaded before
+
+# weights of a folder, the first that is there; then the only file of these kinds
+PREFERRED = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.pth",
+    "model.pth",
+)
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
+OF_SSLPIPE = ("recipe.json", "config.json")
+_OF_OTHERS = {"architecture", "architectures", "model_type"}  # keys of timm and transformers
+_NAMED = re.compile(r"([A-Za-z][\w.-]*(?:/[\w.-]+)?)@(.+)", re.DOTALL)
+EXPECTED = (
+    "an export or a run, a folder or file of weights, KIND@FILE as in "
+    "timm/vit_small_patch16_224@weights.pth, model.onnx, or, with a network, timm:NAME, "
+    "torchvision:NAME, hf-hub:OWNER/NAME"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where weights come from.
+
+    Args:
+        text: As the user wrote it, for messages and reports.
+        scheme: "sslpipe", an export or run; "path", a file or folder of another program; "onnx";
+            or the name of a hub.
+        path: Of all but hubs.
+        kind: "timm/resnet50": the network that the user named, or none.
+        name: Of hubs: what follows the colon.
+    """
+
+    text: str
+    scheme: Scheme
+    path: Path = Path()
+    kind: str | None = None
+    name: str = ""
+
+
+def parse_source(text: str | Path) -> Source:
+    """Take a SOURCE apart, and check that its files are there.
+
+    Raises:
+        WeightsError: It is none, or its file is missing.
+    """
+    given, text = text, str(text)
+    scheme, _, rest = text.partition(":")
+    if scheme in HUBS and rest and not Path(given).exists():
+        return Source(text, scheme, name=rest)  # type: ignore[arg-type]
+    path, kind = Path(given), None
+    if scheme == "local-dir" and not path.exists():
+        path = Path(rest)
+    elif (named := _NAMED.fullmatch(text)) is not None and not path.exists():
+        kind, path = named[1], Path(named[2].removeprefix("local-dir:"))
+    if not path.exists():
+        raise WeightsError(
+            f"{text} is neither an export nor a run, nor other weights: there is no {path}; a "
+            f"source of weights is {EXPECTED}"
+        )
+    if path.is_dir():
+        ours = kind is None and (
+            (path / "recipe.json").is_file()
+            or ((path / "config.json").exists() and is_export(path / "config.json"))
+        )
+        if not ours:
+            weights_files(path)
+        return Source(text, "sslpipe" if ours else "path", path, kind)
+    if path.suffix == ".onnx":
+        if kind is not None:
+            raise WeightsError(f"{text}: an ONNX file is its own network; write {path}")
+        return Source(text, "onnx", path)
+    return Source(text, "path", path, kind)
+
+
+def is_export(config: Path) -> bool:
+    """Say whether a config.json is of an export of sslpipe; a damaged one may be, too."""
+    try:
+        tree = json.loads(config.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not isinstance(tree, dict) or "sslpipe" in tree or not tree.keys() & _OF_OTHERS
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """Find the weights of a folder of another program: one file, or an index and its parts.
+
+    Raises:
+        WeightsError: There are none, or several and no rule says which.
+    """
+    for name in PREFERRED:
+        if (folder / name).is_file():
+            return [folder / name]
+    for suffix in SUFFIXES:
+        found = sorted(p for p in folder.glob(f"*{suffix}") if p.is_file())
+        if len(found) > 1:
+            names = ", ".join(p.name for p in found[:5])
+            raise WeightsError(f"{folder} holds several files of weights ({names}); name one")
+        if found:
+            return found
+    raise WeightsError(
+        f"{folder} is neither an export nor a run: it has no {' and no '.join(OF_SSLPIPE)}; and it "
+        f"has no weights of another program ({', '.join(PREFERRED[:3])}, ...)"
+    )
