@@ -11,25 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from sslpipe.cli.processes import refuse_several, start
-from sslpipe.cli.progress import progress
+from sslpipe.cli.processes import refuse_several, start, start_alone
 from sslpipe.cli.recipes import Checkpoint
+from sslpipe.cli.suite import percent, suite
 from sslpipe.cli.terminal import console, report_bad, write_json
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
-from sslpipe.evaluation.baselines import random_backbone
-from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
-from sslpipe.evaluation.features import (
-    data_metadata,
-    embed_with_baselines,
-    two_splits,
-    view_canvas_px,
-)
+from sslpipe.evaluation.embed import check_comparable, load_embeddings
+from sslpipe.evaluation.features import two_splits, view_canvas_px
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
-from sslpipe.evaluation.suite import check_labelled, run_suite
 from sslpipe.evaluation.whiten import pca, whiten
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.run.launch import end_processes
@@ -91,85 +84,11 @@ Axes = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
 
-
-@app.command(
-    epilog="Example: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
-    "--out eval.json"
-)
-def suite(
-    model: Annotated[
-        Path | None, typer.Argument(help="An export's folder or a run directory.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="The dataset.json to embed.")] = None,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eval.json"),
-    train_split: Annotated[str, typer.Option(help="The split with the labels to learn from.")] = (
-        "train"
-    ),
-    test_split: Annotated[str, typer.Option(help="The split that is scored.")] = "test",
-    features: Annotated[
-        list[str] | None,
-        typer.Option(help="A further set: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
-    ] = None,
-    baselines: Annotated[bool, typer.Option(help="Measure pixels and random weights, too.")] = True,
-    search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
-    seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
-    canvas_px: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
-    ] = None,
-    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
-    device: Device = "auto",
-    checkpoint: Checkpoint = None,
-) -> None:
-    """Every evaluation of a backbone beside raw pixels and random weights, in one table.
-
-    kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe; the same
-    protocols, samples and draws for every row.
-    """
-    target = _start_alone("suite", device)
-    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
-    metadata: dict[str, Any] = {"seed": seed}
-    if model is not None:
-        if data is None:
-            raise DataError("a model needs --data DIR/dataset.json to embed")
-        backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
-        config, canvas_px = backbone.config, canvas_px or view_canvas_px(backbone.view)
-        splits = two_splits(index, train_split, test_split)
-        for split in splits:
-            check_labelled(split.name, split.labels)
-        untrained = random_backbone(config.backbone, config.crop_px, seed) if baselines else None
-        sets = embed_with_baselines(
-            backbone.backbone,
-            backbone.view,
-            splits,
-            untrained=untrained,
-            progress=progress,
-            on_bad=report_bad,
-            batch_size=batch_size,
-            canvas_px=canvas_px,
-            num_workers=num_workers,
-            device=target,
-        )
-        metadata |= {
-            "backbone": config.backbone.model_dump(),
-            "backbone_sha256": config.weights_sha256,
-            "view": backbone.view.config(),
-            "canvas_px": canvas_px,
-            **data_metadata(index, test_split),
-            **checkpoint_metadata(backbone),
-            "train_split": train_split,
-            "classes": list(index.manifest.classes),
-        }
-    sets |= dict(map(_load_features, features or []))
-    sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
-    report = run_suite(sets, metadata, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
-    write_json(out, report)
-    Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
-    print_suite(report)
-    for sentence in report["left_out"]:
-        Console().print(f"not measured: {sentence}", highlight=False)
-    Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
+app.command(
+    epilog="Examples: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
+    "--out eval.json | sslpipe evaluate suite runs/photos --data out/photos/dataset.json "
+    "--against timm:resnet50 --out runs/photos/eval.json"
+)(suite)
 
 
 @app.command(
@@ -199,7 +118,7 @@ def sgd_augmented(
     out: JsonFile = None,
 ) -> None:
     """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
-    target = _start_alone("sgd-augmented", device)
+    target = start_alone("sgd-augmented", device)
     backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
     results = augmented_sgd_probe(
         backbone.backbone.to(target),
@@ -224,52 +143,11 @@ def sgd_augmented(
         write_json(out, [{"whitened": False, **result.to_json(), **named} for result in results])
 
 
-def print_suite(report: dict[str, Any]) -> None:
-    """Print the suite's table; a log file gets lines wide enough for an interval in a cell."""
-    printer = Console()
-    if not printer.is_terminal:
-        printer = Console(width=110)
-    printer.print(suite_table(report))
-
-
-def suite_table(report: dict[str, Any]) -> Table:
-    """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
-    queries = report["rows"][0]["queries"]
-    table = Table(title=f"Top-1 accuracy in %, 95 % interval; {queries} test samples")
-    table.add_column("features")
-    for column in report["columns"]:
-        table.add_column(column, justify="right")
-    cells: dict[tuple[str, bool], dict[str, str]] = {}
-    for row in report["rows"]:
-        line = cells.setdefault((row["features"], row["whitened"]), {})
-        if row["column"] is not None:
-            line[row["column"]] = _percent(row["value"], row["interval95"])
-    for (name, whitened), line in cells.items():
-        label = f"{name}, whitened" if whitened else name
-        table.add_row(label, *(line.get(column, "-") for column in report["columns"]))
-    return table
-
-
-def _percent(value: float, interval: tuple[float, float]) -> str:
-    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
-
-
 def _shown(result: Result) -> str:
     if result.unit == "share":
-        return f"{_percent(result.value, result.interval95)} %"
+        return f"{percent(result.value, result.interval95)} %"
     low, high = result.interval95
     return f"{result.value:.4g} [{low:.4g}, {high:.4g}]"
-
-
-def _load_features(text: str) -> tuple[str, tuple[Embeddings, Embeddings]]:
-    """Read NAME=TRAIN,TEST: the name, and the features of both files."""
-    name, _, files = text.partition("=")
-    train_file, comma, test_file = files.partition(",")
-    if not (name and train_file and comma and test_file):
-        raise DataError(f"--features {text!r} is not NAME=TRAIN.safetensors,TEST.safetensors")
-    (train, train_metadata), (test, test_metadata) = map(load_embeddings, (train_file, test_file))
-    check_comparable(train_metadata, test_metadata, itself=False)
-    return name, (train, test)
 
 
 def _print_results(title: str, results: list[Result], prefix: str = "") -> None:
@@ -289,12 +167,6 @@ def _print_results(title: str, results: list[Result], prefix: str = "") -> None:
         for said in caveats(result.details):
             line = f"{result.protocol}: {said}"
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _start_alone(name: str, device: str) -> str:
-    target, process = start(device)
-    refuse_several(name, process)
-    return target
 
 
 def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Result]]) -> None:

@@ -52,7 +52,8 @@ def check_evaluate(words: Sequence[str]) -> None:
     values = dict(pairwise(words))  # option -> the word behind it
     if "--data" in values:
         load_index(values["--data"])
-    others = (word for word in words if not word.startswith("-") and word != values.get("--out"))
+    elsewhere = {word for option, word in pairwise(words) if option in _NO_EMBEDDINGS}
+    others = (word for word in words if not word.startswith("-") and word not in elsewhere)
     check_features(Path(word) for word in others if word.endswith(FEATURE_SUFFIXES))
 
 
@@ -116,3 +117,7 @@ def find_named_images(folder: Path) -> tuple[list[str], list[Path]]:
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
     pairs = [(each.name, path) for each in folders for path in find_images(each)]
     return [name for name, _ in pairs], [path for _, path in pairs]
+
+
+# options of an evaluation whose word is no file of embeddings
+_NO_EMBEDDINGS = ("--out", "--features", "--against")

@@ -24,3 +24,10 @@ def refuse_several(command: str, process: Rank) -> None:
         raise UserError(
             f"{command} runs in one process, and the launcher started {process.world_size}"
         )
+
+
+def start_alone(command: str, device: str) -> str:
+    """Return the torch device of a command that runs in one process; see `start`."""
+    target, process = start(device)
+    refuse_several(command, process)
+    return target

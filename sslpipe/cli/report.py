@@ -65,7 +65,7 @@ def main(
     index = load_index(data) if data is not None else None
     check_features([features, bank])
 
-    from sslpipe.cli.evaluate import print_suite
+    from sslpipe.cli.suite import print_suite
     from sslpipe.report.build import build_page
     from sslpipe.report.compare import build_comparison, names_apart
     from sslpipe.report.run import read_run

@@ -12,7 +12,9 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.cli import embed as embed_tool
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.cli import whiten as whiten_tool
+from sslpipe.cli.against import short_name
 from sslpipe.cli.app import run as run_program
+from sslpipe.cli.inputs import check_evaluate
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
@@ -168,6 +170,102 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
 
 
 @pytest.fixture(scope="module")
+def stranger(run, tmp_path_factory):
+    """An export of another training on the same data, whose view is another one."""
+    folder = tmp_path_factory.mktemp("stranger")
+    recipe = load_recipe(
+        write_recipe(folder),
+        ["steps=2", "seed=5", "augment.crop_px=12", "augment.mean=[0.4,0.5,0.6]"],
+    )
+    train(recipe, load_index(run[1]), folder / "run")
+    export_backbone(folder / "run", folder / "weights", ["safetensors"])
+    return folder / "weights"
+
+
+def test_suite_compares_with_the_weights_of_others_through_their_own_view(run, stranger, tmp_path):
+    run_dir, data = run
+    out = tmp_path / "eval.json"
+    arguments = ["suite", run_dir, "--data", data, "--against", stranger, "--out", out]
+    shown = call(evaluate_tool, *arguments)
+    report = json.loads(out.read_text())
+    assert {row["features"] for row in report["rows"]} == {"ssl", "random", "pixels", "weights"}
+    other, index = load_backbone(stranger), load_index(data)
+    assert report["facts"]["against"] == [
+        {
+            "name": "weights",
+            "source": str(stranger),
+            "sha256": module_sha256(other.backbone),
+            "format": "sslpipe",
+        }
+    ]
+    sides = [embed(other.backbone, other.view, index.split(name)) for name in ("train", "test")]
+    for whitened, pair in ((False, sides), (True, whiten(*sides))):
+        (expected,) = knn_accuracies(*pair, k=(20,)).values()
+        assert [expected] == [
+            row["value"]
+            for row in report["rows"]
+            if (row["features"], row["whitened"], row["column"]) == ("weights", whitened, "kNN")
+        ]
+    assert "weights" in shown
+
+    # a second suite reads what the first one embedded, unless that is damaged
+    kept = sorted((run_dir / "features" / "against").iterdir())
+    assert [path.name[16:] for path in kept] in (
+        ["-test.safetensors", "-train.safetensors"],
+        ["-train.safetensors", "-test.safetensors"],
+    )
+    before = [path.stat().st_mtime_ns for path in kept]
+    call(evaluate_tool, *arguments)
+    assert [path.stat().st_mtime_ns for path in kept] == before
+    assert json.loads(out.read_text()) == report
+    kept[0].write_bytes(kept[0].read_bytes()[:-1])
+    call(evaluate_tool, *arguments)
+    assert [path.stat().st_mtime_ns == b for path, b in zip(kept, before, strict=True)] == [
+        False,
+        True,
+    ]
+    assert json.loads(out.read_text()) == report
+
+
+def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger, tmp_path):
+    run_dir, data = run
+    export_backbone(run_dir, tmp_path / "weights", ["safetensors"])
+    files = sorted((tmp_path / "weights").rglob("*"))
+    out = tmp_path / "eval.json"
+    several = ["--against", stranger, "--against", f"{run_dir}"]
+    arguments = ["suite", tmp_path / "weights", "--data", data, "--no-baselines", *several]
+    call(evaluate_tool, *arguments, "--out", out)
+    report = json.loads(out.read_text())
+    assert [row["name"] for row in report["facts"]["against"]] == ["weights", "run"]
+    assert sorted((tmp_path / "weights").rglob("*")) == files
+    with pytest.raises(UserError, match=r"--against .*weights is given twice"):
+        evaluate_tool.app([*map(str, arguments), "--against", str(stranger)], standalone_mode=False)
+    with pytest.raises(UserError, match="nothing-here"):
+        evaluate_tool.app(
+            [*map(str, arguments), "--against", "nothing-here"], standalone_mode=False
+        )
+    with pytest.raises(UserError, match="--against is compared with a model"):
+        evaluate_tool.app(["suite", "--against", str(stranger)], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "taken", "name"),
+    [
+        ("timm:vit_small_patch16_224.dino", (), "vit_small_patch16_224.dino"),
+        ("hf-hub:facebook/dinov2-small", (), "dinov2-small"),
+        ("/data/a/backbone", ("backbone",), "a-backbone"),
+        ("weights/lite0.pth", (), "lite0"),
+        ("lite0.pth", ("lite0",), "lite0-2"),
+        ("lite0.pth", ("lite0", "lite0-2"), "lite0-3"),
+        ("a/[b] <c>/", (), "-b-c-".strip("-")),
+        ("..", (), "other"),
+    ],
+)
+def test_names_of_sources_are_short_and_unique(source, taken, name):
+    assert short_name(source, taken) == name
+
+
+@pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("features")
     rows = random_rows(300, 6, 4, seed=1), random_rows(80, 6, 4, seed=2, first_id=1000)
@@ -254,7 +352,9 @@ def test_pca_is_applied_to_both_files_and_recorded(files, tmp_path):
 def test_suite_takes_files_alone(files, tmp_path):
     paths, _ = files
     out = tmp_path / "eval.json"
-    call(evaluate_tool, "suite", "--features", f"mine={paths[0]},{paths[1]}", "--out", out)
+    arguments = ["suite", "--features", f"mine={paths[0]},{paths[1]}", "--out", out]
+    call(evaluate_tool, *arguments)
+    check_evaluate([*map(str, arguments), "--against", "weights.safetensors"])
     assert {row["features"] for row in json.loads(out.read_text())["rows"]} == {"mine"}
 
 

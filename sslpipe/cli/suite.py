@@ -1,0 +1,165 @@
+"""`sslpipe evaluate suite`: a backbone beside pixels, random weights and other networks."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sslpipe.cli.against import Other, embed_others, features_folder, load_others
+from sslpipe.cli.processes import start_alone
+from sslpipe.cli.progress import progress
+from sslpipe.cli.recipes import Checkpoint
+from sslpipe.cli.terminal import console, report_bad, write_json
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.evaluation.baselines import random_backbone
+from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.features import (
+    data_metadata,
+    embed_with_baselines,
+    two_splits,
+    view_canvas_px,
+)
+from sslpipe.evaluation.suite import check_labelled, run_suite
+from sslpipe.evaluation.verdict import BASELINES
+from sslpipe.export.load import checkpoint_metadata, load_backbone
+
+
+def suite(
+    model: Annotated[
+        Path | None, typer.Argument(help="An export's folder or a run directory.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The dataset.json to embed.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eval.json"),
+    train_split: Annotated[str, typer.Option(help="The split with the labels to learn from.")] = (
+        "train"
+    ),
+    test_split: Annotated[str, typer.Option(help="The split that is scored.")] = "test",
+    features: Annotated[
+        list[str] | None,
+        typer.Option(help="A further set: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Other weights to compare with, an export or run or what `sslpipe embed` takes: "
+            "the same samples and protocols, its own view; repeatable.",
+        ),
+    ] = None,
+    baselines: Annotated[bool, typer.Option(help="Measure pixels and random weights, too.")] = True,
+    search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
+    seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
+    canvas_px: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
+    ] = None,
+    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    checkpoint: Checkpoint = None,
+) -> None:
+    """Every evaluation of a backbone beside raw pixels, random weights and other networks.
+
+    One table: kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe; the
+    same protocols, samples and draws for every row.
+    """
+    target = start_alone("suite", device)
+    given = dict(map(_load_features, features or []))
+    options = {"batch_size": batch_size, "num_workers": num_workers, "device": target}
+    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
+    metadata: dict[str, Any] = {"seed": seed}
+    others: list[Other] = []
+    if model is None and against:
+        raise DataError("--against is compared with a model; name an export or a run before it")
+    if model is not None:
+        if data is None:
+            raise DataError("a model needs --data DIR/dataset.json to embed")
+        # what can be refused, before anything is embedded
+        backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
+        others = load_others(against or [], {"ssl", *BASELINES, *given})
+        splits = two_splits(index, train_split, test_split)
+        for split in splits:
+            check_labelled(split.name, split.labels)
+        # the model, what costs nothing, what others trained
+        config, canvas = backbone.config, canvas_px or view_canvas_px(backbone.view)
+        untrained = random_backbone(config.backbone, config.crop_px, seed) if baselines else None
+        sets = embed_with_baselines(
+            backbone.backbone,
+            backbone.view,
+            splits,
+            untrained=untrained,
+            progress=progress,
+            on_bad=report_bad,
+            canvas_px=canvas,
+            **options,
+        )
+        with features_folder(model) as folder:
+            sets |= embed_others(
+                others, index, splits, folder=folder, canvas_px=canvas_px, **options
+            )
+        metadata |= {
+            "backbone": config.backbone.model_dump(),
+            "backbone_sha256": config.weights_sha256,
+            "view": backbone.view.config(),
+            "canvas_px": canvas,
+            **data_metadata(index, test_split),
+            **checkpoint_metadata(backbone),
+            "train_split": train_split,
+            "classes": list(index.manifest.classes),
+            **({"against": [other.metadata() for other in others]} if others else {}),
+        }
+    sets |= given
+    sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
+    # the numbers
+    report = run_suite(sets, metadata, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
+    write_json(out, report)
+    Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
+    print_suite(report)
+    for sentence in report["left_out"]:
+        Console().print(f"not measured: {sentence}", highlight=False)
+    Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
+
+
+def print_suite(report: dict[str, Any]) -> None:
+    """Print the suite's table; a log file gets lines wide enough for an interval in a cell."""
+    printer = Console()
+    if not printer.is_terminal:
+        printer = Console(width=110)
+    printer.print(suite_table(report))
+
+
+def suite_table(report: dict[str, Any]) -> Table:
+    """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
+    queries = report["rows"][0]["queries"]
+    table = Table(title=f"Top-1 accuracy in %, 95 % interval; {queries} test samples")
+    table.add_column("features")
+    for column in report["columns"]:
+        table.add_column(column, justify="right")
+    cells: dict[tuple[str, bool], dict[str, str]] = {}
+    for row in report["rows"]:
+        line = cells.setdefault((row["features"], row["whitened"]), {})
+        if row["column"] is not None:
+            line[row["column"]] = percent(row["value"], row["interval95"])
+    for (name, whitened), line in cells.items():
+        label = f"{name}, whitened" if whitened else name
+        table.add_row(label, *(line.get(column, "-") for column in report["columns"]))
+    return table
+
+
+def percent(value: float, interval: tuple[float, float]) -> str:
+    """Write a share and its interval in percent."""
+    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
+def _load_features(text: str) -> tuple[str, tuple[Embeddings, Embeddings]]:
+    """Read NAME=TRAIN,TEST: the name, and the features of both files."""
+    name, _, files = text.partition("=")
+    train_file, comma, test_file = files.partition(",")
+    if not (name and train_file and comma and test_file):
+        raise DataError(f"--features {text!r} is not NAME=TRAIN.safetensors,TEST.safetensors")
+    (train, train_metadata), (test, test_metadata) = map(load_embeddings, (train_file, test_file))
+    check_comparable(train_metadata, test_metadata, itself=False)
+    return name, (train, test)
