@@ -6,6 +6,7 @@ Layout of a data set, in one folder (or under one URL):
     train-000000.tar               webdataset: KEY.jpg|png|webp + optional KEY.cls, members adjacent
     train-000000.offsets.npy       (samples, 3) int64: first byte of the sample's first tar header,
                                    one past its last padded member, label (-1: none)
+    columns/NAME/...               what else is known of each sample; see `sslpipe.data.columns`
 
 A sample's id is its place in its split: shards in index order, samples in file order.
 """
@@ -13,6 +14,7 @@ A sample's id is its place in its split: shards in index order, samples in file 
 import hashlib
 import io
 import json
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,12 +23,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
 from sslpipe.data.storage import join, read_bytes, size_of
 from sslpipe.errors import DataError
 from sslpipe.portable import forward_slashes
 from sslpipe.recipe.messages import explain_errors
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSIONS = (1, 2)  # 2 has columns; without any, 1 is written
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -62,7 +65,7 @@ class Manifest(BaseModel):
     """dataset.json.
 
     Args:
-        schema_version: SCHEMA_VERSION.
+        schema_version: One of SCHEMA_VERSIONS.
         name: Of the data set.
         source: Free text.
         license: Free text.
@@ -70,6 +73,7 @@ class Manifest(BaseModel):
         mean: RGB in [0, 1], of the train split.
         std: As mean.
         splits: Each split's shards, in index order.
+        columns: What else is known of the samples, by name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -81,6 +85,7 @@ class Manifest(BaseModel):
     mean: tuple[Level, Level, Level] = IMAGENET_MEAN
     std: tuple[Spread, Spread, Spread] = IMAGENET_STD
     splits: dict[str, tuple[ShardFile, ...]]
+    columns: dict[Annotated[str, Field(pattern=f"^{COLUMN_NAME}$")], ColumnEntry] = {}
 
 
 class Split:
@@ -90,10 +95,18 @@ class Split:
         folder: Where dataset.json is, a path or a URL.
         name: Of the split.
         shards: As in the manifest.
+        columns: As in the manifest.
     """
 
-    def __init__(self, folder: str, name: str, shards: tuple[ShardFile, ...]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        name: str,
+        shards: tuple[ShardFile, ...],
+        columns: Mapping[str, ColumnEntry] | None = None,
+    ) -> None:
         self.folder, self.name, self.shards = folder, name, shards
+        self.columns = dict(columns or {})
         sizes = np.array([shard.samples for shard in shards], dtype=np.int64)
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # (shards + 1,)
         self.offsets = lru_cache(maxsize=SIDECARS_KEPT)(self._read_offsets)
@@ -124,6 +137,19 @@ class Split:
             here = shards == shard
             labels[here] = self.offsets(shard)[rows[here], 2]
         return labels
+
+    def column(self, name: str, *, verify: bool = True) -> Column:
+        """Open a column by its name.
+
+        Args:
+            name: Of the column.
+            verify: As in `Column`.
+
+        Raises:
+            DataError: There is no such column; the nearest name is in the message.
+        """
+        entry = find_column(self.columns, name, self.folder)
+        return Column(self.folder, self.name, name, entry, len(self), verify=verify)
 
     def _read_offsets(self, shard: int) -> NDArray[np.int64]:
         """(samples, 3) int64: start, end, label."""
@@ -164,7 +190,7 @@ class DatasetIndex:
         if name not in self.manifest.splits:
             known = ", ".join(sorted(self.manifest.splits))
             raise DataError(f"{self.folder} has no split {name!r}; it has: {known}")
-        return Split(self.folder, name, self.manifest.splits[name])
+        return Split(self.folder, name, self.manifest.splits[name], self.manifest.columns)
 
     def check_files(self, split: str, *, allow_pipe: bool = False) -> None:
         """Check that every shard is there with the index's size; nothing is read.
@@ -207,8 +233,9 @@ def load_index(location: str | Path) -> DatasetIndex:
     except ValueError as error:
         raise DataError(f"{url} is not JSON: {error}") from error
     version = tree.get("schema_version") if isinstance(tree, dict) else None
-    if version != SCHEMA_VERSION:
-        raise DataError(f"{url}: schema_version = {version!r}, this program reads {SCHEMA_VERSION}")
+    if version not in SCHEMA_VERSIONS or isinstance(version, bool):
+        known = " and ".join(map(str, SCHEMA_VERSIONS))
+        raise DataError(f"{url}: schema_version = {version!r}, this program reads {known}")
     try:
         manifest = Manifest.model_validate(tree)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.index import SCHEMA_VERSION, Manifest, ShardFile, load_index
+from sslpipe.data.index import SCHEMA_VERSIONS, Manifest, ShardFile, load_index
 from sslpipe.errors import DataError
 from sslpipe.portable import write_atomically
 
@@ -21,14 +21,18 @@ def load_manifest(folder: Path) -> Manifest | None:
 
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write dataset.json into the folder, atomically."""
-    text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False)
+    """Write dataset.json into the folder, atomically, in the oldest schema that holds it."""
+    version = SCHEMA_VERSIONS[1 if manifest.columns else 0]
+    tree = {**manifest.model_dump(mode="json"), "schema_version": version}
+    if not manifest.columns:
+        del tree["columns"]
+    text = json.dumps(tree, indent=1, ensure_ascii=False)
     write_atomically(folder / "dataset.json", text + "\n", fsync=True)
 
 
 def new_manifest(name: str) -> Manifest:
     """Return a manifest without splits."""
-    return Manifest(schema_version=SCHEMA_VERSION, name=name, splits={})
+    return Manifest(schema_version=SCHEMA_VERSIONS[0], name=name, splits={})
 
 
 def shard_file(tar: Path, rows: NDArray[np.int64], sha256: str) -> ShardFile:

@@ -1,0 +1,357 @@
+"""Columns: what is known of each sample besides its label, memory-mapped, read value by value.
+
+Files of a column, in the folder columns/NAME beside dataset.json, which holds their sha256:
+
+    SPLIT.values.npy    (samples,) by sample id; dtypes and missing values are in STORED below
+    SPLIT.groups.npy    (2, G) int64: the values that occur, ascending, and where the ids of each
+                        begin in members; not for floats
+    SPLIT.members.npy   (present,) int32 or int64: ids that have a value, by (value, id)
+    strings-HASH.npy    (bytes,) uint8, text only, shared by all splits: n + 1 little-endian int64,
+                        where in this array each string begins and the last ends; then UTF-8
+
+A missing value knows nothing: it equals no other, and its sample is in no group.
+"""
+
+import hashlib
+import io
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from sslpipe.data.storage import join, read_bytes, scheme, size_of
+from sslpipe.errors import DataError, did_you_mean, shown
+from sslpipe.portable import sha256_of
+
+Kind = Literal["text", "integer", "float", "time"]
+MISSING_INTEGER = -(2**63)
+COLUMN_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"  # it names a folder, and stands in recipes
+_REWRITE = "copy it again, or write the data set again"
+
+
+class Stored(NamedTuple):
+    """How the values of a kind are stored.
+
+    Args:
+        dtype: Of the array.
+        missing: Stands for no value; of floats, any that is no number.
+    """
+
+    dtype: np.dtype[Any]
+    missing: float
+
+
+STORED: dict[str, Stored] = {
+    "text": Stored(np.dtype("<i4"), -1),  # a place in the table of strings
+    "integer": Stored(np.dtype("<i8"), MISSING_INTEGER),
+    "float": Stored(np.dtype("<f8"), math.nan),
+    "time": Stored(np.dtype("<i8"), MISSING_INTEGER),  # microseconds since 1970, UTC
+}
+
+
+class ColumnFile(BaseModel):
+    """A file of a column.
+
+    Args:
+        file: Relative to dataset.json, or a URL.
+        bytes: Its size.
+        sha256: Of the file.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    file: str
+    bytes: int = Field(ge=1, le=2**53)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class SplitColumn(BaseModel):
+    """A column's files of one split.
+
+    Args:
+        values: One value a sample.
+        groups: The values that occur; None for floats.
+        members: The samples by value; None for floats.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    values: ColumnFile
+    groups: ColumnFile | None = None
+    members: ColumnFile | None = None
+
+
+class ColumnEntry(BaseModel):
+    """A column in dataset.json.
+
+    Args:
+        kind: Of its values.
+        strings: The table of strings; text only.
+        splits: Its files by split; a split that is not here has no value at all.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Kind
+    strings: ColumnFile | None = None
+    splits: dict[str, SplitColumn]
+
+    def files(self, split: str | None = None) -> list[ColumnFile]:
+        """List the files of a split, or of all, with the table of strings."""
+        files = [self.strings]
+        for name, own in self.splits.items():
+            if split in (None, name):
+                files += [own.values, own.groups, own.members]
+        return [file for file in files if file is not None]
+
+
+class Column:
+    """One column of one split; files are opened when they are needed.
+
+    Args:
+        folder: Where dataset.json is, a path or a URL. What is remote is held in memory.
+        split: Name of the split.
+        name: Of the column.
+        entry: As in the manifest.
+        samples: Of the split.
+        verify: Compare each file that is opened with its sha256, which reads it once; without, its
+            size and header are looked at and reading values touches their own pages only.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        split: str,
+        name: str,
+        entry: ColumnEntry,
+        samples: int,
+        *,
+        verify: bool = True,
+    ) -> None:
+        self.folder, self.split, self.name, self.entry = folder, split, name, entry
+        self.kind, self.samples, self.verify = entry.kind, samples, verify
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @cached_property
+    def values(self) -> NDArray[Any]:
+        """All values as they are stored, (samples,), read-only and memory-mapped."""
+        own, (dtype, missing) = self.entry.splits.get(self.split), STORED[self.kind]
+        if own is None:
+            return np.broadcast_to(np.array(missing, dtype), self.samples)
+        return self._open(own.values, dtype, (self.samples,))
+
+    def values_of(self, ids: ArrayLike) -> NDArray[Any]:
+        """Look up stored values. (n,) ids -> (n,) of the kind's dtype."""
+        found: NDArray[Any] = np.asarray(self.values[np.asarray(ids, np.int64)])
+        return found
+
+    def missing(self, ids: ArrayLike) -> NDArray[np.bool_]:
+        """Say which samples have no value. (n,) -> (n,)."""
+        return is_missing(self.kind, self.values_of(ids))
+
+    def show(self, ids: ArrayLike) -> list[str | None]:
+        """Write values for people: strings as they are, times in ISO 8601; None where missing."""
+        values = self.values_of(ids)
+        present = ~is_missing(self.kind, values)
+        return [
+            self.show_value(value) if there else None
+            for value, there in zip(values.tolist(), present.tolist(), strict=True)
+        ]
+
+    def show_value(self, value: int | float) -> str:
+        """Write one stored value that is not missing."""
+        if self.kind == "text":
+            return self.strings[int(value)]
+        if self.kind == "time":
+            return f"{np.datetime64(int(value), 'us')}Z"
+        return str(value)
+
+    @cached_property
+    def strings(self) -> "Strings":
+        """The table of strings. Raises: DataError where the column is no text."""
+        if self.entry.strings is None:
+            raise DataError(f"{self._place}: its kind is {self.kind}; only a text has strings")
+        raw = self._open(self.entry.strings, np.dtype("u1"), None)
+        return Strings(raw, join(self.folder, self.entry.strings.file))
+
+    @cached_property
+    def groups(self) -> "Groups":
+        """Samples that share a value. Raises: DataError for floats."""
+        own = self.entry.splits.get(self.split)
+        if self.kind == "float":
+            raise DataError(
+                f"{self._place} holds floats, which make no groups; give a text, integer or time"
+            )
+        if own is None:
+            return Groups(self, np.zeros((2, 0), np.int64), np.zeros(0, np.int32))
+        if own.groups is None or own.members is None:
+            raise DataError(f"{self._place}: dataset.json names no group files; {_REWRITE}")
+        groups = self._open(own.groups, np.dtype("<i8"), (2, None))
+        return Groups(self, groups, self._open(own.members, members_dtype(self.samples), (None,)))
+
+    @property
+    def _place(self) -> str:
+        return f"column {self.name!r} of {self.folder}, split {self.split!r}"
+
+    def _open(
+        self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int | None, ...] | None
+    ) -> NDArray[Any]:
+        """Map a file of this type; None stands for any size. Raises: DataError."""
+        url = join(self.folder, file.file)
+        array = _map(url, file, verify=self.verify)
+        shape = (None,) if shape is None else shape
+        fits = len(shape) == array.ndim and all(
+            wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=False)
+        )
+        if array.dtype != dtype or not fits:
+            wanted = tuple("any" if size is None else size for size in shape)
+            raise DataError(f"{url}: {array.dtype} {array.shape}, not {dtype} {wanted}; {_REWRITE}")
+        return array
+
+
+class Groups:
+    """The samples of a split by value; codes 0 to G - 1 count the values that occur, ascending.
+
+    Args:
+        column: Whose values these are.
+        groups: (2, G) int64, values and first places in `members`.
+        members: (present,) ids by (value, id).
+    """
+
+    def __init__(
+        self, column: Column, groups: NDArray[np.int64], members: NDArray[np.integer[Any]]
+    ) -> None:
+        self.column, self.ids = column, members
+        self.values, self.starts = groups[0], groups[1]  # (G,) each
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def code_of(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Find the group of each sample, -1 where its value is missing. (n,) -> (n,)."""
+        values = self.column.values_of(ids)
+        codes = np.searchsorted(self.values, values.astype(self.values.dtype))
+        return np.where(is_missing(self.column.kind, values), -1, codes)
+
+    def spans(self, codes: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find where groups begin in `ids`, and their sizes; 0 for code -1. (n,) -> (n,), (n,)."""
+        codes = np.asarray(codes, np.int64)
+        if not len(self):
+            return np.zeros_like(codes), np.zeros_like(codes)
+        begin = self.starts[np.maximum(codes, 0)]
+        following = np.minimum(codes + 1, len(self) - 1)
+        end = np.where(codes + 1 < len(self), self.starts[following], len(self.ids))
+        return np.where(codes < 0, 0, begin), np.where(codes < 0, 0, end - begin)
+
+    def size_of(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Count each sample's group with itself; 0 where its value is missing. (n,) -> (n,)."""
+        return self.spans(self.code_of(ids))[1]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Count the samples of every group, (G,)."""
+        return np.diff(self.starts, append=len(self.ids))
+
+    def members(self, code: int) -> NDArray[np.int64]:
+        """List a group's ids, ascending."""
+        begin, size = self.spans([code])
+        return self.pick(np.arange(begin[0], begin[0] + size[0]))
+
+    def pick(self, places: ArrayLike) -> NDArray[np.int64]:
+        """Read ids at places of `ids`. Raises: DataError where the file names no sample."""
+        found: NDArray[np.int64] = self.ids[np.asarray(places, np.int64)].astype(np.int64)
+        if len(found) and not (found.min() >= 0 and found.max() < self.column.samples):
+            raise DataError(f"column {self.column.name!r}: its groups hold a sample that is none")
+        return found
+
+
+class Strings:
+    """A table of strings by number, decoded one by one.
+
+    Args:
+        raw: (bytes,) uint8, see the head of this file.
+        url: Of the file, for messages.
+    """
+
+    def __init__(self, raw: NDArray[np.uint8], url: str) -> None:
+        first = int.from_bytes(raw[:8].tobytes(), "little")
+        if len(raw) < 8 or first % 8 or not 8 <= first <= len(raw):
+            raise DataError(f"{url} is no table of strings; {_REWRITE}")
+        self.starts = raw[:first].view("<i8")
+        self._raw, self._url = raw, url
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, code: int) -> str:
+        if not 0 <= code < len(self):
+            raise DataError(f"{self._url} has {len(self)} strings, none with number {code}")
+        begin, end = self.starts[code : code + 2].tolist()
+        return bytes(self._raw[max(begin, 0) : max(end, 0)]).decode("utf-8", "surrogatepass")
+
+    def all(self) -> list[str]:
+        """Decode the whole table."""
+        return [self[code] for code in range(len(self))]
+
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """The number of each string; decodes the whole table."""
+        return {text: code for code, text in enumerate(self.all())}
+
+
+def find_column(columns: dict[str, ColumnEntry], name: str, where: str) -> ColumnEntry:
+    """Look up a column by its name.
+
+    Args:
+        columns: Of the manifest.
+        name: Of the column.
+        where: The data set, for the message.
+
+    Raises:
+        DataError: There is none; the nearest name is in the message.
+    """
+    if name not in columns:
+        known = ", ".join(columns) or "none: see --columns of `sslpipe shards build`"
+        raise DataError(
+            f"{where} has no column {shown(name)}{did_you_mean(name, columns)}; columns: {known}"
+        )
+    return columns[name]
+
+
+def is_missing(kind: str, values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Say which stored values stand for none."""
+    missing: NDArray[np.bool_] = (
+        np.isnan(values) if kind == "float" else values == STORED[kind].missing
+    )
+    return missing
+
+
+def members_dtype(samples: int) -> np.dtype[Any]:
+    """Return the type that ids of so many samples are stored as."""
+    return np.dtype("<i4") if samples < 2**31 else np.dtype("<i8")
+
+
+def _map(url: str, file: ColumnFile, *, verify: bool) -> NDArray[Any]:
+    """Map a local .npy file, or hold a remote one. Raises: DataError where it is damaged."""
+    remote = bool(scheme(url))
+    raw = read_bytes(url) if remote else b""
+    size = len(raw) if remote else size_of(url)
+    if size is None:
+        raise DataError(f"{url} is missing; {_REWRITE}")
+    if size != file.bytes:
+        raise DataError(f"{url} has {size} bytes, not the index's {file.bytes}; {_REWRITE}")
+    if verify:
+        digest = hashlib.sha256(raw).hexdigest() if remote else sha256_of(Path(url))
+        if digest != file.sha256:
+            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {_REWRITE}")
+    try:
+        array: NDArray[Any]
+        if remote:
+            array = np.load(io.BytesIO(raw), allow_pickle=False)
+        else:
+            array = np.load(url, mmap_mode="r", allow_pickle=False)
+        return array
+    except Exception as error:  # numpy raises many kinds for a damaged header
+        raise DataError(f"{url} is not a .npy file: {error}; {_REWRITE}") from None

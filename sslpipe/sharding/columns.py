@@ -1,0 +1,184 @@
+"""Write columns beside the shards: values, groups, tables of strings, and their manifest entries.
+
+Files come before the dataset.json that names them, and what the old one names stays until then.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.columns import (
+    COLUMN_NAME,
+    STORED,
+    Column,
+    ColumnEntry,
+    ColumnFile,
+    Kind,
+    SplitColumn,
+    is_missing,
+    members_dtype,
+)
+from sslpipe.data.index import Manifest
+from sslpipe.errors import DataError
+from sslpipe.portable import write_atomically
+
+FOLDER = "columns"
+_OWN_FILE = re.compile(r".+\.(values|groups|members)\.npy|strings-[0-9a-f]{16}\.npy")
+
+
+class ColumnValues(NamedTuple):
+    """One column of some samples, in memory.
+
+    Args:
+        kind: Of the values.
+        values: (n,) as `sslpipe.data.columns.STORED` says; of a text, places in `strings`.
+        strings: The distinct texts.
+    """
+
+    kind: Kind
+    values: NDArray[Any]
+    strings: Sequence[str] = ()
+
+    @property
+    def missing(self) -> NDArray[np.bool_]:
+        """Which samples have no value, (n,)."""
+        return is_missing(self.kind, self.values)
+
+
+def write_columns(
+    folder: Path, manifest: Manifest, columns: Mapping[str, Mapping[str, ColumnValues]]
+) -> Manifest:
+    """Write the columns of whole splits and return the manifest that names them.
+
+    Args:
+        folder: Of dataset.json, which is not written.
+        manifest: With the shards of these splits; columns of its other splits stay.
+        columns: By split, then by name; values by sample id. What the manifest had of these splits
+            is forgotten.
+
+    Raises:
+        DataError: A name is no column's, or a column has another kind in other splits.
+    """
+    entries = without_splits(manifest, columns).columns
+    for name in sorted({name for own in columns.values() for name in own}):
+        check_name(name, entries)
+        by_split = {split: own[name] for split, own in columns.items() if name in own}
+        entries[name] = _write_column(folder, name, by_split, entries.get(name))
+    return manifest.model_copy(update={"columns": entries})
+
+
+def check_name(name: str, known: Iterable[str] = ()) -> None:
+    """Raise DataError for what is no name of a column, or differs from a known one in case only."""
+    if not re.fullmatch(COLUMN_NAME, name):
+        raise DataError(
+            f"column {name!r}: a name is a letter, then letters, digits and . - _, at most 64; "
+            f"to rename it write NAME={name}"
+        )
+    twins = [other for other in known if other != name and other.lower() == name.lower()]
+    if twins:
+        raise DataError(f"columns {twins[0]!r} and {name!r} differ in case only; rename one")
+
+
+def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:
+    """Return the manifest whose columns know nothing of these splits."""
+    gone, entries = set(splits), {}
+    for name, entry in manifest.columns.items():
+        kept = {split: own for split, own in entry.splits.items() if split not in gone}
+        if kept:
+            entries[name] = entry.model_copy(update={"splits": kept})
+    return manifest.model_copy(update={"columns": entries})
+
+
+def remove_unnamed(folder: Path, manifest: Manifest) -> None:
+    """Remove column files that dataset.json does not name any more, and folders left empty."""
+    named = {
+        (folder / file.file).resolve()
+        for entry in manifest.columns.values()
+        for file in entry.files()
+    }
+    for path in sorted((folder / FOLDER).glob("*/*.npy")):
+        if _OWN_FILE.fullmatch(path.name) and path.resolve() not in named:
+            path.unlink()
+    for path in [*sorted((folder / FOLDER).glob("*/")), folder / FOLDER]:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def group_rows(column: ColumnValues) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
+    """Sort the samples by value.
+
+    Returns:
+        groups: (2, G) int64, the values that occur and where each begins in members.
+        members: (present,) rows by (value, row).
+    """
+    present = np.flatnonzero(~column.missing)
+    members = present[np.argsort(column.values[present], kind="stable")]
+    values = column.values[members].astype(np.int64)
+    starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 1)) if len(values) else members
+    groups = np.stack([values[starts], starts]).astype("<i8")  # (2, G)
+    return groups, members.astype(members_dtype(len(column.values)))
+
+
+def _write_column(
+    folder: Path, name: str, by_split: Mapping[str, ColumnValues], known: ColumnEntry | None
+) -> ColumnEntry:
+    """Write one column of some splits; `known` is its entry of other splits."""
+    kind = next(iter(by_split.values())).kind
+    for split, column in by_split.items():
+        if known is not None and known.kind != column.kind:
+            raise DataError(
+                f"column {name!r} is {column.kind} in {split}, but {known.kind} in "
+                f"{' and '.join(known.splits)}; give its kind, as in {name}:{known.kind}"
+            )
+        assert column.kind == kind
+    # one table for all splits: codes that are on disk stay what they are
+    strings = None
+    table: list[str] = []
+    if kind == "text":
+        if known is not None:
+            table = Column(str(folder), "", name, known, 0).strings.all()
+        held = set(table)
+        table += sorted({text for own in by_split.values() for text in own.strings} - held)
+        strings = _save(folder, name, "strings", _pack(table))
+    number = {text: code for code, text in enumerate(table)}
+    # values, and samples by value
+    splits = dict(known.splits) if known else {}
+    for split, column in by_split.items():
+        values = column.values
+        if kind == "text":
+            places = np.array([*(number[text] for text in column.strings), -1], np.int32)
+            column = column._replace(values=places[values])  # a missing one, -1, reads the last
+        own = {"values": column.values.astype(STORED[kind].dtype)}
+        if kind != "float":
+            own["groups"], own["members"] = group_rows(column)
+        files = {part: _save(folder, name, f"{split}.{part}", own[part]) for part in own}
+        splits[split] = SplitColumn(**files)
+    return ColumnEntry(kind=kind, strings=strings, splits=splits)
+
+
+def _pack(strings: Sequence[str]) -> NDArray[np.uint8]:
+    """Lay strings out as a table: n + 1 starts, then UTF-8."""
+    encoded = [text.encode("utf-8", "surrogatepass") for text in strings]
+    sizes = np.array([8 * (len(strings) + 1), *map(len, encoded)], np.int64)
+    head = np.cumsum(sizes).astype("<i8").tobytes()
+    return np.frombuffer(head + b"".join(encoded), np.uint8)
+
+
+def _save(folder: Path, name: str, part: str, array: NDArray[Any]) -> ColumnFile:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    raw = buffer.getbuffer()
+    digest = hashlib.sha256(raw).hexdigest()
+    if part == "strings":  # its own name, as an older dataset.json may still name another table
+        part = f"strings-{digest[:16]}"
+    file = f"{FOLDER}/{name}/{part}.npy"
+    path = folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, bytes(raw), fsync=True)
+    return ColumnFile(file=file, bytes=len(raw), sha256=digest)

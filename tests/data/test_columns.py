@@ -1,0 +1,161 @@
+"""sslpipe.data.columns: values and groups of samples, read from files that are mapped."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sslpipe.data.columns import Column
+from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.errors import DataError
+from tests.helpers.columns import add_columns
+from tests.helpers.dataset import write_dataset
+
+PATIENT = ["b", None, "a/\n", "b", "ü\udcff", "a/\n", "b", None]
+AGE = [7, 7, None, -5, 2**63 - 1, 7, None, 0]
+DOSE = [0.5, None, 1e-300, 2.0, 2.0, -0.0, 3.5, 1.0]
+SHOT_AT = [None, 0, 1_714_564_800_000_000, 0, -1, 5, 5, 5]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DatasetIndex:
+    manifest = write_dataset(tmp_path, (3, 5))
+    return add_columns(
+        manifest, times=("shot_at",), patient=PATIENT, age=AGE, dose=DOSE, shot_at=SHOT_AT
+    )
+
+
+def test_values_come_by_id_in_any_order(index: DatasetIndex) -> None:
+    ids = [7, 0, 4, 4, 2]
+    split = index.split("train")
+    assert split.column("patient").show(ids) == [PATIENT[i] for i in ids]
+    age, dose = split.column("age"), split.column("dose")
+    assert age.kind == "integer"
+    assert age.values_of([0, 3, 4]).tolist() == [7, -5, 2**63 - 1]
+    assert age.missing(range(8)).tolist() == [value is None for value in AGE]
+    assert dose.values_of([0, 2, 6]).tolist() == [0.5, 1e-300, 3.5]
+    assert dose.missing(range(8)).tolist() == [value is None for value in DOSE]
+    assert split.column("shot_at").show([0, 1, 2, 4]) == [
+        None,
+        "1970-01-01T00:00:00.000000Z",
+        "2024-05-01T12:00:00.000000Z",
+        "1969-12-31T23:59:59.999999Z",
+    ]
+
+
+@pytest.mark.parametrize(("name", "values"), [("patient", PATIENT), ("age", AGE)])
+def test_groups_are_the_samples_of_one_value(
+    index: DatasetIndex, name: str, values: list[object]
+) -> None:
+    groups = index.split("train").column(name).groups
+    expected = {
+        value: [i for i, other in enumerate(values) if other == value]
+        for value in values
+        if value is not None
+    }
+    codes = groups.code_of(range(8)).tolist()
+    assert len(groups) == len(expected)
+    assert sorted(set(codes) - {-1}) == list(range(len(expected)))
+    for i, value in enumerate(values):
+        if value is None:
+            assert codes[i] == -1
+        else:
+            assert groups.members(codes[i]).tolist() == expected[value]
+    sizes = [0 if value is None else len(expected[value]) for value in values]
+    assert groups.size_of(range(8)).tolist() == sizes
+    assert groups.sizes().tolist() == [len(groups.members(code)) for code in range(len(groups))]
+
+
+def test_floats_make_no_groups(index: DatasetIndex) -> None:
+    with pytest.raises(DataError, match=r"'dose' .* holds floats"):
+        _ = index.split("train").column("dose").groups
+
+
+def test_an_unknown_column_names_the_nearest(index: DatasetIndex) -> None:
+    with pytest.raises(DataError, match="no column 'patints'; did you mean 'patient'"):
+        index.split("train").column("patints")
+
+
+def test_a_split_without_the_column_knows_nothing(tmp_path: Path) -> None:
+    write_dataset(tmp_path, (2,), split="test")
+    index = add_columns(write_dataset(tmp_path, (2,)), patient=["a", "b"], dose=[1.0, 2.0])
+    split = index.split("test")
+    assert split.column("patient").missing([0, 1]).all()
+    assert split.column("dose").missing([0, 1]).all()
+    assert split.column("patient").groups.code_of([0, 1]).tolist() == [-1, -1]
+    assert split.column("patient").groups.size_of([1]).tolist() == [0]
+
+
+def test_codes_on_disk_stay_when_a_split_is_added(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, (2,))
+    write_dataset(tmp_path, (3,), split="test")
+    before = add_columns(manifest, patient=["m", "z"]).split("train").column("patient")
+    codes = before.values_of([0, 1]).tolist()
+    index = add_columns(manifest, "test", patient=["a", "z", None])
+    train, test = (index.split(name).column("patient") for name in ("train", "test"))
+    assert train.values_of([0, 1]).tolist() == codes
+    assert train.show([0, 1]) == ["m", "z"]
+    assert test.show(range(3)) == ["a", "z", None]
+    assert test.values_of([1]) == train.values_of([1])  # one table for all splits
+
+
+def test_another_kind_in_another_split_is_refused(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, (2,))
+    write_dataset(tmp_path, (2,), split="test")
+    add_columns(manifest, age=[1, 2])
+    with pytest.raises(DataError, match=r"'age' is text in test, but integer in train"):
+        add_columns(manifest, "test", age=["1", "x"])
+
+
+def test_without_columns_the_index_is_of_the_first_schema(tmp_path: Path) -> None:
+    from sslpipe.sharding.manifest import save_manifest
+
+    manifest = write_dataset(tmp_path, (2,))
+    save_manifest(tmp_path, load_index(manifest).manifest)
+    plain = manifest.read_bytes()
+    tree = json.loads(plain)
+    assert tree["schema_version"] == 1
+    assert "columns" not in tree
+    add_columns(manifest, age=[1, 2])
+    assert json.loads(manifest.read_bytes())["schema_version"] == 2
+    save_manifest(tmp_path, load_index(manifest).manifest.model_copy(update={"columns": {}}))
+    assert manifest.read_bytes() == plain
+
+
+def damage(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("part", ["values", "groups", "members", "strings"])
+def test_a_flipped_bit_is_seen(index: DatasetIndex, tmp_path: Path, part: str) -> None:
+    (path,) = (tmp_path / "columns/patient").glob(f"*{part}*.npy")
+    damage(path, -1)
+    column = index.split("train").column("patient")
+    with pytest.raises(DataError, match=rf"{path.name}: its sha256 is not the one"):
+        column.show([0]), column.groups.members(0)
+
+
+@pytest.mark.parametrize("size", [0, 130])
+def test_a_truncated_file_is_named(index: DatasetIndex, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "columns/age/train.values.npy"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match=rf"train.values.npy has {size} bytes, not the index's"):
+        index.split("train").column("age", verify=False).values_of([0])
+
+
+def test_a_file_of_another_type_is_named(index: DatasetIndex, tmp_path: Path) -> None:
+    path = tmp_path / "columns/age/train.values.npy"
+    np.save(path, np.zeros(8, np.float64))
+    entry = index.manifest.columns["age"]
+    own = entry.splits["train"]
+    raw = path.read_bytes()
+    file = own.values.model_copy(
+        update={"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    )
+    forged = entry.model_copy(update={"splits": {"train": own.model_copy(update={"values": file})}})
+    with pytest.raises(DataError, match=r"float64 \(8,\), not int64 \(8,\)"):
+        Column(str(tmp_path), "train", "age", forged, 8).values_of([0])
