@@ -119,9 +119,9 @@ class MultipliedAngle(nn.Module):
 
     Args:
         m: A whole number of at least 1.
-        lam_first: 0 is the papers' formula, 1000 what SphereFace was trained with.
-        lam_last: 0 is the papers' formula, 5 what SphereFace was trained with.
-        lam_decay: 0.12 is what SphereFace was trained with.
+        lam_first: At least 0. 0 is the papers' formula, 1000 what SphereFace was trained with.
+        lam_last: At least 0. 0 is the papers' formula, 5 what SphereFace was trained with.
+        lam_decay: At least 0. 0.12 is what SphereFace was trained with.
 
     Source:
         Liu et al. 2016 (L-Softmax), arXiv:1612.02295, eq. 5 and 6; Liu et al. 2017 (SphereFace),
@@ -134,6 +134,13 @@ class MultipliedAngle(nn.Module):
         super().__init__()
         if m < 1 or m != int(m):
             raise ValueError(f"m = {m} must be a whole number of at least 1")
+        for name, value in (
+            ("lam_first", lam_first),
+            ("lam_last", lam_last),
+            ("lam_decay", lam_decay),
+        ):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value:g} must be a finite number of at least 0")
         self.m, self.lam_first, self.lam_last, self.lam_decay = m, lam_first, lam_last, lam_decay
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 

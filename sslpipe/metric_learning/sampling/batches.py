@@ -120,10 +120,19 @@ class PKOrder:
                 f"have {images_per_class} images to train on; use at most {len(self.classes)}, or "
                 "a smaller sampler.images_per_class"
             )
+        left = int(np.isin(self.labels, self.classes).sum())
+        read_together = -(-self.batch_size // num_streams) * num_streams  # as much of each stream
+        if read_together > left:
+            smaller = "num_streams" if self.batch_size <= left else "random_images"
+            raise DataError(
+                f"sampler.num_streams = {num_streams} read {read_together} samples for a batch of "
+                f"{self.batch_size}, and there are {left} to train on; use a smaller "
+                f"sampler.{smaller}"
+            )
         self.order = Order(
             split.starts,
             seed=seed,
-            batch_size=-(-self.batch_size // num_streams) * num_streams,
+            batch_size=read_together,
             num_streams=num_streams,
             window=window,
             without=np.flatnonzero(~np.isin(self.labels, self.classes)),

@@ -511,3 +511,10 @@ def test_a_wrong_argument_is_an_error_that_names_it():
             head_of(name, **wrong)
     with pytest.raises(ValueError, match="num_classes = 1"):
         HEADS["cosface"](num_classes=1, dim=3)
+
+
+@pytest.mark.parametrize("name", ["l_softmax", "sphereface"])
+@pytest.mark.parametrize("key", ["lam_first", "lam_last", "lam_decay"])
+def test_an_annealing_that_could_divide_by_zero_is_refused(name, key):
+    with pytest.raises(ValueError, match=f"{key} = -1 must be a finite number of at least 0"):
+        HEADS[name](dim=4, num_classes=3, **{key: -1.0})

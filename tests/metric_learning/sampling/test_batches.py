@@ -252,6 +252,8 @@ def test_impossible_plans_are_one_error_with_what_to_do():
         ({"classes_per_batch": 5}, "4 classes have 3 images to train on; use at most 4"),
         ({"buffer": 20}, "less than two batches of 12; use at least 24"),
         ({"images_per_class": 101, "buffer": 10**4}, "or a smaller sampler.images_per_class"),
+        ({"num_streams": 401}, "sampler.num_streams = 401 .* 400 to train .* sampler.num_streams"),
+        ({"random_images": 389, "buffer": 10**4}, "400 to train on; .* sampler.random_images"),
     ):
         with pytest.raises(DataError, match=text):
             plan(FakeSplit(labels), **changes)
