@@ -129,7 +129,10 @@ def test_a_run_killed_again_and_again_ends_with_bitwise_the_same_weights(tmp_pat
                 struck = False
                 if kill is not None and not kill.fault:
                     struck = command.strike(kill, lambda s=stage, t=since: s.works(t))
-                status = command.wait(storm.GONE_WITHIN_S if struck else storm.PATIENCE_S)
+                try:
+                    status = command.wait(storm.GONE_WITHIN_S if struck else storm.PATIENCE_S)
+                except AssertionError as error:
+                    raise AssertionError(f"{stage.name}, {kill}: {error}") from None
                 said = f"{stage.name}, {kill}: {command.said()}"
                 finished = (run_dir / "DONE").exists() if stage.name == "train" else status == 0
                 if kill is None:

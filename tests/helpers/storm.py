@@ -1,5 +1,6 @@
 """Real commands in real processes, killed at random; every process is known by a mark."""
 
+import contextlib
 import os
 import random
 import re
@@ -55,6 +56,11 @@ class Kill(NamedTuple):
         return f"{signal.Signals(self.number).name} to {self.target}, {self.after_s:.2f} s {when}"
 
 
+def _hear_hangups() -> None:
+    """Undo what `nohup` in front of the tests does to their children."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Command:
     """A command that several processes share, or one alone, with a mark in their environment.
 
@@ -69,7 +75,7 @@ class Command:
         self, words: list[str], launcher: tuple[str, ...], scratch: Path, fault: str = ""
     ) -> None:
         self._mark = f"SSLPIPE_STORM={uuid.uuid4().hex}".encode()
-        self.begin_s = time.monotonic()
+        self.begin_s, self.struck = time.monotonic(), dict[int, str]()
         self._out = open(scratch.with_suffix(".log"), "w+b")  # noqa: SIM115 (closed by `wait`)
         name, _, value = self._mark.decode().partition("=")
         self.process = subprocess.Popen(
@@ -81,29 +87,33 @@ class Command:
                 "GLOO_SOCKET_IFNAME": "lo",
                 "TMPDIR": str(scratch),
                 "SSLPIPE_FAULT": fault,
+                "PYTHONFAULTHANDLER": "1",
                 name: value,
             },
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._out,
             start_new_session=True,
+            preexec_fn=_hear_hangups,
         )
 
     def living(self) -> dict[int, str]:
         """Process id -> "rank N", "launcher" (the first one) or "child", of all with the mark."""
-        found = {}
+        words: dict[int, list[bytes]] = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():
-                try:
-                    words = (folder / "environ").read_bytes().split(b"\0")
-                except OSError:
-                    continue  # it ended, or is another user's
-                if self._mark in words:
-                    ranks = [w[5:].decode() for w in words if w.startswith(b"RANK=")]
-                    first = int(folder.name) == self.process.pid
-                    other = "launcher" if first else "child"
-                    found[int(folder.name)] = f"rank {ranks[0]}" if ranks else other
-        return found
+                with contextlib.suppress(OSError):  # it ended, or is another user's
+                    words[int(folder.name)] = (folder / "environ").read_bytes().split(b"\0")
+        marked = {pid: its for pid, its in words.items() if self._mark in its}
+        ranks = {
+            pid: word[5:].decode()
+            for pid, its in marked.items()
+            for word in its
+            if word.startswith(b"RANK=")
+        }
+        found = dict.fromkeys(marked, "child")
+        found |= {pid: f"rank {rank}" for pid, rank in ranks.items() if parent(pid) not in ranks}
+        return found | ({self.process.pid: "launcher"} if self.process.pid in marked else {})
 
     def strike(self, kill: Kill, works: Callable[[], bool]) -> bool:
         """Wait for the moment and send the signal; whether anybody was there to get it."""
@@ -113,13 +123,12 @@ class Command:
             time.sleep(0.02)
         begin_s = time.monotonic() if kill.working else self.begin_s
         time.sleep(max(0.0, begin_s + kill.after_s - time.monotonic()))
-        wanted = [p for p, name in self.living().items() if kill.target in (name, "all")]
-        for pid in wanted:
-            try:
-                os.kill(pid, kill.number)
-            except ProcessLookupError:
-                continue
-        return bool(wanted)
+        for pid, name in self.living().items():
+            if kill.target in (name, "all"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, kill.number)
+                    self.struck[pid] = name
+        return bool(self.struck)
 
     def wait(self, within_s: float = PATIENCE_S) -> int:
         """Wait until no process is left; the exit status of the first.
@@ -133,7 +142,9 @@ class Command:
                 if ranks - present and within_s > GONE_WITHIN_S:
                     within_s, deadline = GONE_WITHIN_S, time.monotonic() + GONE_WITHIN_S
                 ranks |= present
-                assert time.monotonic() < deadline, f"left: {left}; {self.said()}"
+                assert time.monotonic() < deadline, (
+                    f"left: {left}; struck {self.struck}; {self._stacks(left)}"
+                )
                 time.sleep(0.1)
         finally:
             for pid in self.living():
@@ -142,6 +153,13 @@ class Command:
             self._said = self.said()
             self._out.close()
         return self.process.returncode
+
+    def _stacks(self, left: dict[int, str]) -> str:
+        """End processes by SIGABRT, at which each prints its threads' stacks; what was printed."""
+        for pid in left:
+            os.kill(pid, signal.SIGABRT)
+            time.sleep(0.5)
+        return self.said()
 
     def said(self) -> str:
         """What the processes printed."""
@@ -170,6 +188,14 @@ def choose(
     target, number = rng.choice(TARGETS), rng.choice(SIGNALS)
     working = rng.random() < 0.5
     return Kill(target, number, rng.uniform(0.2, work_s if working else start_s), working)
+
+
+def parent(pid: int) -> int | None:
+    """Return the parent of a process; None where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 LEFTOVERS = (r"\.tmp-.*", r"\..*\.parts", r"\..*\.exporting", r"\..*\.tmp")
