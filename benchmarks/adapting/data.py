@@ -1,0 +1,103 @@
+"""The two data sets of the table: drawings of Debian's openclipart-png, stamps of Tux Paint.
+
+    apt-get download openclipart-png tuxpaint-stamps-default
+    for deb in *.deb; do dpkg -x $deb debian; done
+    python -m benchmarks.adapting.data debian/usr/share out/adapting
+
+openclipart: a class is a folder with at least 20 different drawings (links and files of the same
+bytes are dropped; "unsorted" is no class). They are cut in the order of a hash of their names: the
+first 16 are "val", on which settings are chosen, the next 24 "test", the others "train", together
+with all smaller folders. Of a class in val and test at most 100 drawings are taken, by a hash of
+their bytes, and the rest is not used at all. Pretraining uses no label of "train".
+stamps: a class is a folder with at least 5 different stamps; one split, "test".
+Transparent parts become white; images longer than 128 px on the shorter side are reduced to it.
+
+Licences: openclipart-png is dedicated to the public domain (Creative Commons Public Domain
+Dedication, its copyright file); tuxpaint-stamps-default is GPL-2, of which nothing but features
+is kept.
+"""
+
+import argparse
+import csv
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+Classes = dict[str, list[Path]]  # the files of each folder, in the order of their hashes
+
+VAL_CLASSES, TEST_CLASSES = 16, 24
+LEAST_DRAWINGS, MOST_DRAWINGS, LEAST_STAMPS = 20, 100, 5
+SHORTER_PX = 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("share", type=Path, help="usr/share of the unpacked packages")
+    parser.add_argument("out", type=Path, help="folder of the two data sets")
+    args = parser.parse_args()
+    drawings = different_files(args.share / "openclipart" / "png")
+    build(args.out / "openclipart", openclipart_rows(drawings), "Debian openclipart-png", "PD")
+    stamps = different_files(args.share / "tuxpaint" / "stamps")
+    rows = [
+        (path, folder, "test")
+        for folder, paths in stamps.items()
+        if len(paths) >= LEAST_STAMPS
+        for path in paths
+    ]
+    build(args.out / "stamps", rows, "Debian tuxpaint-stamps-default", "GPL-2")
+
+
+def different_files(root: Path) -> Classes:
+    """List the PNG files of each folder: no links, no second file of the same bytes."""
+    if not root.is_dir():
+        raise SystemExit(f"{root} is no folder; unpack the package as `--help` says")
+    seen: set[str] = set()
+    folders: dict[str, list[tuple[str, Path]]] = {}
+    for path in sorted(root.rglob("*.png")):
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not path.is_symlink() and sha256 not in seen:
+            seen.add(sha256)
+            folder = path.parent.relative_to(root).as_posix()
+            folders.setdefault(folder, []).append((sha256, path))
+    return {folder: [path for _, path in sorted(files)] for folder, files in folders.items()}
+
+
+def openclipart_rows(folders: Classes) -> list[tuple[Path, str, str]]:
+    """Give each drawing that is used its class ("" for small folders) and its split."""
+    classes = sorted(
+        (
+            name
+            for name, files in folders.items()
+            if len(files) >= LEAST_DRAWINGS and name != "unsorted"
+        ),
+        key=lambda name: hashlib.sha256(name.encode()).digest(),
+    )
+    held_out = dict.fromkeys(classes[:VAL_CLASSES], "val")
+    held_out |= dict.fromkeys(classes[VAL_CLASSES : VAL_CLASSES + TEST_CLASSES], "test")
+    rows = []
+    for folder, files in folders.items():
+        split = held_out.get(folder, "train")
+        used = files if split == "train" else files[:MOST_DRAWINGS]
+        label = folder if folder in classes else ""
+        rows += [(path, label, split) for path in used]
+    return rows
+
+
+def build(out: Path, rows: list[tuple[Path, str, str]], origin: str, license: str) -> None:
+    """List the images in a CSV file and build shards from it, with the command a user would use."""
+    out.mkdir(parents=True, exist_ok=True)
+    listing = out.with_suffix(".csv")
+    with open(listing, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("path", "label", "split"))
+        writer.writerows((path.resolve(), label, split) for path, label, split in rows)
+    options = ["--source", "csv", "--csv", str(listing), "--split-column", "split"]
+    options += ["--background", "white", "--resize-shorter", str(SHORTER_PX), "--skip-bad"]
+    options += ["--origin", origin, "--license", license]
+    command = [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *options]
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()
