@@ -27,7 +27,8 @@ class Result:
         details: Chosen C, per-class accuracy, confusion matrix, spread over draws: plain JSON
             values.
         unit: "share" or "number".
-        hits: (queries,) bool, which were right, where there is one answer each; not in the JSON.
+        scores: (queries,) what each scored, `value` their mean: bool, which were right, or float64;
+            None for some draws, and where a query has no score of its own. Not in the JSON.
     """
 
     protocol: str
@@ -38,7 +39,7 @@ class Result:
     bank: int
     details: dict[str, Any] = field(default_factory=dict)
     unit: Literal["share", "number"] = "share"
-    hits: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
+    scores: NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         low, high = self.interval95
@@ -49,9 +50,9 @@ class Result:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values, all fields but `hits` by their names."""
-        tree = asdict(replace(self, hits=None))
-        del tree["hits"]
+        """Convert to plain JSON values, all fields but `scores` by their names."""
+        tree = asdict(replace(self, scores=None))
+        del tree["scores"]
         return tree
 
 
@@ -77,7 +78,7 @@ def accuracy(
     hits = predicted == labels
     right, total = int(hits.sum()), len(labels)
     interval = wilson95(right, total)
-    return Result(protocol, "top1", right / total, interval, total, bank, details, hits=hits)
+    return Result(protocol, "top1", right / total, interval, total, bank, details, scores=hits)
 
 
 def wilson95(right: int, total: int) -> Interval:

@@ -217,8 +217,10 @@ def summary(scores: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int =
     details: dict[str, Any] = {"lone": int(alone.sum())}
     intervals = bootstrap_means95(values)
     return [
-        Result(protocol, name, float(mean), interval, len(values), bank, details)
-        for name, mean, interval in zip(scores.names, values.mean(axis=0), intervals, strict=True)
+        Result(protocol, name, float(mean), interval, len(values), bank, details, scores=each)
+        for name, mean, interval, each in zip(
+            scores.names, values.mean(axis=0), intervals, values.T, strict=True
+        )
     ]
 
 

@@ -1,34 +1,22 @@
-"""Every evaluation for several sets of features, by the same protocols: the table of a report.
+"""Every evaluation for several sets of features, by the same protocols: the table of a report."""
 
-The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` writes:
-
-    schema_version   1
-    facts            where the features come from: plain values, whatever the caller gave
-    columns          headings of the table, in order
-    rows             one object a number:
-        features     "ssl", "pixels", "random", ...
-        whitened     whether PCA whitening, learned on train features, went before
-        column       the heading this number stands under; null: not in the table
-        protocol, metric, value, interval95, queries, bank, details, unit    see result.Result
-    geometry         the same objects for numbers that are no accuracies: alignment and so on
-    left_out         sentences: what could not be measured, and why
-    comparisons      the features against each baseline: see verdict.comparisons
-    verdict          a sentence: are they better than random weights and raw pixels
-    sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
-"""
-
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
 
 from sslpipe.errors import DataError
+from sslpipe.evaluation.against import (
+    KNN,
+    LINEAR,
+    Scores,
+    compare_all,
+    queries_with_a_match,
+    whitening_helps,
+)
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.geometry import geometry
 from sslpipe.evaluation.knn import DINO_K, check_pair, few_shot_knn, knn_results, protocol_id
@@ -36,11 +24,11 @@ from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
-from sslpipe.evaluation.verdict import KNN, LINEAR, comparisons, verdict
+from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
+from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
 from sslpipe.evaluation.verification import pairs_of, verification
 from sslpipe.evaluation.whiten import whiten
 
-SCHEMA_VERSION = 1
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
@@ -53,6 +41,9 @@ def run_suite(
     sets: Mapping[str, tuple[Embeddings, Embeddings]],
     facts: dict[str, Any],
     *,
+    against: Sequence[str] = (),
+    start: str | None = None,
+    not_compared: Sequence[str] = (),
     search: Search = "torch",
     draws: int = 5,
     seed: int = 0,
@@ -63,20 +54,22 @@ def run_suite(
     kNN with all, 100, 10, 5 and 1 labels a class (of the classes that have so many), retrieval and
     verification inside test, plain and whitened, two linear probes and the geometry. The table's
     kNN has k = 20, or as many as there are labels a class where those are fewer; nothing is chosen
-    on test; the verdict compares kNN, linear and whitened kNN. The linear probes
-    standardise, so they are run on plain features only. Verification and retrieval take pairs of
-    test samples, each sample against all others.
+    on test. The linear probes standardise, so they are run on plain features only. Verification and
+    retrieval take pairs of test samples, each sample against all others.
 
     Args:
         sets: Name -> (train, test), all of the same samples.
         facts: Where the features come from, plain values.
+        against: Those of the sets that are other networks', to compare with; see `against`.
+        start: Which of those the run started from.
+        not_compared: Sentences on networks that could not be.
         search: "torch" or "faiss"; both find the same neighbours.
         draws: Of a few labels a class.
         seed: Of all that is drawn.
         say: Called with what comes next.
 
     Returns:
-        What eval.json holds.
+        What eval.json holds; see `suite_file`.
 
     Raises:
         DataError: The sets are not of the same samples, or these have no labels.
@@ -96,7 +89,7 @@ def run_suite(
     # every set, plain and whitened
     rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
-    hits: dict[tuple[str, bool, str], NDArray[np.bool_]] = {}
+    scores = Scores({}, {}, queries_with_a_match(test.labels.cpu().numpy()))
     for name, plain in sets.items():
         for whitened in (False, True):
             bank, queries = whiten(*plain) if whitened else plain
@@ -112,14 +105,18 @@ def run_suite(
                 say(f"{name}: linear probes")
                 results += _probe_rows(*enough.rows(bank, queries, 2), enough, seed)
             rows += [_row(name, whitened, column, result) for column, result in results]
-            for column, result in results:
-                if column is not None and result.hits is not None:
-                    hits[name, whitened, column] = result.hits
+            scores.take(name, whitened, results)
             if inside:  # there are pairs of one label
                 shapes += [
                     _row(name, whitened, None, result)
                     for result in geometry(bank, queries, seed=seed)
                 ]
+
+    # the answers
+    known = enough.known_classes()
+    others = [*against, *(() if known else (name for name in BASELINES if name in sets))]
+    ours = [name for name in sets if name not in (*against, *BASELINES)]
+    forms = {name: whitening_helps(sets[name][0], seed) for name in [*ours, *others] if others}
     report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
@@ -127,10 +124,12 @@ def run_suite(
         "rows": rows,
         "geometry": shapes,
         "left_out": list(dict.fromkeys(left_out)),
-        "comparisons": comparisons(rows, hits),
+        "comparisons": comparisons(rows, scores.top1, without=against) if known else [],
+        "against": compare_all(ours, others, start, scores, forms, known_classes=known),
+        "not_compared": list(not_compared),
     }
     report["verdict"] = verdict(report)
-    return {**report, "sha256": _sha256(report)}
+    return {**report, "sha256": content_sha256(report)}
 
 
 class _ClassesWithEnough:
@@ -158,6 +157,10 @@ class _ClassesWithEnough:
     def linear(self) -> bool:
         """Say whether linear probes can be: each class needs a row to fit and one to check."""
         return self._measurable(2, "linear probes")
+
+    def known_classes(self) -> bool:
+        """Say whether the bank has the classes of at least half of the test samples."""
+        return bool(np.isin(self.test_labels, self.labels).mean() >= 0.5)
 
     def rows(
         self, bank: Embeddings, queries: Embeddings, count: int
@@ -224,69 +227,6 @@ def _labelled(
             rows = rows.rows(torch.nonzero(rows.labels >= 0).flatten())
         sides.append(rows)
     return sides[0], sides[1]
-
-
-class _Row(BaseModel):
-    """What a row must have to be shown; see `result.Result`."""
-
-    features: str
-    whitened: bool
-    column: str | None
-    protocol: str
-    metric: str
-    value: Annotated[float, Field(allow_inf_nan=False)]
-    interval95: tuple[float, float]
-    queries: int
-    bank: int
-    details: dict[str, Any]
-
-
-class _Comparison(BaseModel):
-    """What a comparison must have to be told; see `verdict.comparisons`."""
-
-    features: str
-    baseline: Literal["random", "pixels"]
-    column: Literal["kNN", "linear"]
-    whitened: bool
-    value: Annotated[float, Field(allow_inf_nan=False)]
-    baseline_value: Annotated[float, Field(allow_inf_nan=False)]
-    difference: Annotated[float, Field(allow_inf_nan=False)]
-    interval95: tuple[float, float]
-
-
-class _Report(BaseModel):
-    """What an eval.json must have to be shown."""
-
-    facts: dict[str, Any]
-    columns: list[str]
-    rows: Annotated[list[_Row], Field(min_length=1)]
-    geometry: list[_Row] = []
-    left_out: list[str]
-    comparisons: list[_Comparison] = []
-
-
-def check_report(report: dict[str, Any]) -> None:
-    """Check that what was read is what `run_suite` returned.
-
-    Args:
-        report: Plain values, as JSON gives them.
-
-    Raises:
-        ValueError: It is not, in one line.
-    """
-    if report.get("sha256", _sha256(report)) != _sha256(report):
-        raise ValueError("its sha256 is another one")
-    try:
-        _Report.model_validate(report)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {first['msg']}") from None
-
-
-def _sha256(report: dict[str, Any]) -> str:
-    rest = {key: value for key, value in report.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _inside_test(

@@ -1,41 +1,22 @@
-"""Say first whether features are better than what costs nothing: random weights, raw pixels."""
+"""Say first whether features are better than others': of other weights, random weights, pixels."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.evaluation.result import Z95, Interval
+from sslpipe.evaluation.against import KNN, LINEAR
+from sslpipe.evaluation.difference import paired_top1
+from sslpipe.evaluation.result import Interval
 
 Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened and column
 
 BASELINES = {"random": "random weights", "pixels": "raw pixels"}
-KNN, LINEAR = "kNN", "linear"  # columns of eval.json
 _COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
 
 Hits = Mapping[tuple[str, bool, str], NDArray[np.bool_]]  # (features, whitened, column) -> (Q,)
-
-
-def paired_difference95(
-    ours: NDArray[np.bool_], theirs: NDArray[np.bool_]
-) -> tuple[float, Interval]:
-    """Compare two accuracies on the same samples: difference and its 95 % interval.
-
-    Args:
-        ours: (Q,) which samples are right.
-        theirs: (Q,) the same for the other features.
-
-    Source:
-        Agresti and Min 2005, Statistics in Medicine 24:729, section 2.2: the Wald interval after
-        half a sample is added to each cell of the 2 x 2 table.
-    """
-    only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-    total, more = len(ours) + 2, only_ours - only_theirs
-    either = only_ours + only_theirs + 1
-    half = Z95 * math.sqrt(max(0.0, either - more**2 / total)) / total
-    return more / len(ours), (max(-1.0, more / total - half), min(1.0, more / total + half))
 
 
 def unpaired_difference95(ours: Tree, theirs: Tree) -> tuple[float, Interval]:
@@ -50,12 +31,15 @@ def unpaired_difference95(ours: Tree, theirs: Tree) -> tuple[float, Interval]:
     return p - q, (p - q - down, p - q + up)
 
 
-def comparisons(rows: Sequence[Tree], hits: Hits | None = None) -> list[Tree]:
+def comparisons(
+    rows: Sequence[Tree], hits: Hits | None = None, *, without: Collection[str] = ()
+) -> list[Tree]:
     """Compare all features with each baseline by kNN, linear probe and whitened kNN.
 
     Args:
         rows: Those of eval.json.
         hits: Which samples were right, where known: the interval is then a paired one.
+        without: Features that are not compared: those of other networks.
 
     Returns:
         A plain value each: features, baseline, column, whitened, value, baseline_value, difference,
@@ -66,7 +50,7 @@ def comparisons(rows: Sequence[Tree], hits: Hits | None = None) -> list[Tree]:
         (row["features"], row["whitened"], row["column"]): row for row in rows if row["column"]
     }
     found = []
-    for features in dict.fromkeys(name for name, *_ in cells if name not in BASELINES):
+    for features in dict.fromkeys(name for name, *_ in cells if name not in (*BASELINES, *without)):
         for baseline in BASELINES:
             for column, whitened in _COMPARED:
                 ours = (features, whitened, column)
@@ -75,7 +59,7 @@ def comparisons(rows: Sequence[Tree], hits: Hits | None = None) -> list[Tree]:
                     continue
                 paired = ours in hits and theirs in hits
                 difference, interval = (
-                    paired_difference95(hits[ours], hits[theirs])
+                    paired_top1(hits[ours], hits[theirs])[:2]
                     if paired
                     else unpaired_difference95(cells[ours], cells[theirs])
                 )
@@ -96,22 +80,70 @@ def comparisons(rows: Sequence[Tree], hits: Hits | None = None) -> list[Tree]:
 
 
 def verdict(evaluation: Tree) -> str:
-    """Say in a sentence for each kind of features whether it beats the baselines, and by how much.
+    """Say in a sentence for each other network, then for the baselines, which is better.
 
     Args:
         evaluation: eval.json, or what becomes it; its own `comparisons` are used where it has them.
     """
-    if not any(row["column"] in (KNN, LINEAR) for row in evaluation["rows"]):
-        return "No accuracy was measured, so nothing is known about how good the features are."
-    compared = evaluation.get("comparisons") or comparisons(evaluation["rows"])
-    names = list(dict.fromkeys(c["features"] for c in compared))
-    if not any(c["baseline"] == "random" for c in compared):
-        unknown = (
-            "Whether the features are better than random weights is not known: that baseline was "
-            "not measured."
+    deciding = [each for each in evaluation.get("against", ()) if each["primary"]]
+    said = [*_against_sentences(deciding), *evaluation.get("not_compared", ())]
+    if any(each["against"] in BASELINES for each in deciding):  # of classes that train has not
+        return " ".join(said)
+    return " ".join([*said, *_baseline_sentences(evaluation)])
+
+
+def _against_sentences(deciding: Sequence[Tree]) -> list[str]:
+    """Say for each deciding comparison "better", "no clear difference" or "worse"."""
+    named = len({each["features"] for each in deciding}) > 1
+    sentences = []
+    for each in deciding:
+        other = BASELINES.get(each["against"], each["against"])
+        start = ", which it started from" if each["start"] else ""
+        low, high = (100 * end for end in each["interval95"])
+        answer = {
+            "better": f"Better than {other}{start}",
+            "worse": f"Worse than {other}{start}: use the model you have",
+            "no clear difference": f"No clear difference from {other}{start}",
+        }[each["answer"]]
+        if each["against"] in BASELINES:
+            answer = answer.partition(":")[0]
+        beyond = each["answer"] == "no clear difference" and (low > 0 or high < 0)
+        sentences.append(
+            (f"{each['features']}: {answer[0].lower()}{answer[1:]}" if named else answer)
+            + f": {value_text(each)} ({100 * each['difference']:+.1f} points, "
+            f"95 % interval {low:+.1f} to {high:+.1f}"
+            + (f"; not clear among {each['of']} comparisons)." if beyond else ").")
         )
-        return " ".join([unknown, *(_sentence(compared, name, len(names) > 1) for name in names)])
-    return " ".join(_sentence(compared, name, len(names) > 1) for name in names)
+    if len(deciding) > 1:
+        sentences.append(f"These {len(deciding)} answers hold together at 5 % (Holm).")
+    return sentences
+
+
+def value_text(each: Tree) -> str:
+    """Write what was compared: "whitened kNN 71.0 against 68.2 %"."""
+    forms = [each["whitened"], each["against_whitened"]]
+    ours, theirs = 100 * each["value"], 100 * each["against_value"]
+    if forms[0] == forms[1]:
+        form = "whitened " if forms[0] else ""
+        return f"{form}{each['measure']} {ours:.1f} against {theirs:.1f} %"
+    said = [" (whitened)" if form else " (as it is)" for form in forms]
+    return f"{each['measure']} {ours:.1f}{said[0]} against {theirs:.1f} %{said[1]}"
+
+
+def _baseline_sentences(evaluation: Tree) -> list[str]:
+    if not any(row["column"] in (KNN, LINEAR) for row in evaluation["rows"]):
+        return ["No accuracy was measured, so nothing is known about how good the features are."]
+    others = [other["name"] for other in evaluation.get("facts", {}).get("against", ())]
+    compared = evaluation.get("comparisons") or comparisons(evaluation["rows"], without=others)
+    names = list(dict.fromkeys(c["features"] for c in compared))
+    sentences = [_sentence(compared, name, len(names) > 1) for name in names]
+    if any(c["baseline"] == "random" for c in compared):
+        return sentences
+    unknown = (
+        "Whether the features are better than random weights is not known: that baseline was "
+        "not measured."
+    )
+    return [unknown, *sentences]
 
 
 def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from sslpipe.errors import UserError
-from sslpipe.evaluation.suite import SCHEMA_VERSION, check_report
+from sslpipe.evaluation.suite_file import SCHEMA_VERSION, check_report
 from sslpipe.run.records import read_object
 
 _AGAIN = "write it again with `sslpipe evaluate suite`"

@@ -1,0 +1,145 @@
+"""What stands in an eval.json, which `suite.run_suite` makes, and whether one is whole.
+
+The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` writes:
+
+    schema_version   1
+    facts            where the features come from: plain values, whatever the caller gave
+    columns          headings of the table, in order
+    rows             one object a number:
+        features     "ssl", "pixels", "random", ...
+        whitened     whether PCA whitening, learned on train features, went before
+        column       the heading this number stands under; null: not in the table
+        protocol, metric, value, interval95, queries, bank, details, unit    see result.Result
+    geometry         the same objects for numbers that are no accuracies: alignment and so on
+    left_out         sentences: what could not be measured, and why
+    comparisons      the features against each baseline: see verdict.comparisons
+    against          the features against other networks: one object a measure, of each network the
+                     deciding one first
+        features, against, start    ours, theirs, and whether the run started from theirs
+        measure      "kNN", "linear", "Recall@1" or "MAP@R"
+        primary      whether it decides: then it has an answer
+        whitened, against_whitened  in which form each is taken
+        value, against_value, difference, interval95 (of the difference), p (two-sided)
+        unit, count  what the interval is over, "images" or "classes", and how many
+        answer, p_holm, of          "better", "no clear difference" or "worse", by Holm's method at
+                     5 % over all `of` deciding comparisons
+    not_compared     sentences: networks that could not be compared, and why
+    verdict          sentences: are they better than other networks, random weights, raw pixels
+    sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
+"""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+SCHEMA_VERSION = 1
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Row(BaseModel):
+    """What a row must have to be shown; see `result.Result`."""
+
+    features: str
+    whitened: bool
+    column: str | None
+    protocol: str
+    metric: str
+    value: Finite
+    interval95: tuple[float, float]
+    queries: int
+    bank: int
+    details: dict[str, Any]
+
+
+class _Comparison(BaseModel):
+    """What a comparison must have to be told; see `verdict.comparisons`."""
+
+    features: str
+    baseline: Literal["random", "pixels"]
+    column: Literal["kNN", "linear"]
+    whitened: bool
+    value: Finite
+    baseline_value: Finite
+    difference: Finite
+    interval95: tuple[float, float]
+
+
+class _Against(BaseModel):
+    """What a comparison with another network must have; see above."""
+
+    features: str
+    against: str
+    start: bool
+    measure: Literal["kNN", "linear", "Recall@1", "MAP@R"]
+    primary: bool
+    whitened: bool
+    against_whitened: bool
+    value: Share
+    against_value: Share
+    difference: Annotated[float, Field(ge=-1, le=1)]
+    interval95: tuple[Finite, Finite]
+    unit: Literal["images", "classes"]
+    count: Annotated[int, Field(ge=1)]
+    answer: Literal["better", "no clear difference", "worse"] | None = None
+    of: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _answered(self) -> Self:
+        if self.primary and None in (self.answer, self.of):
+            raise ValueError("a deciding comparison has no answer")
+        return self
+
+
+class _Other(BaseModel):
+    """What is known of a network that was compared with."""
+
+    name: str
+    source: str
+    sha256: str
+    format: str
+
+
+class _Facts(BaseModel):
+    against: list[_Other] = []
+
+
+class _Report(BaseModel):
+    """What an eval.json must have to be shown."""
+
+    facts: _Facts
+    columns: list[str]
+    rows: Annotated[list[_Row], Field(min_length=1)]
+    geometry: list[_Row] = []
+    left_out: list[str]
+    comparisons: list[_Comparison] = []
+    against: list[_Against] = []
+    not_compared: list[str] = []
+
+
+def check_report(report: dict[str, Any]) -> None:
+    """Check that what was read is what `run_suite` returned.
+
+    Args:
+        report: Plain values, as JSON gives them.
+
+    Raises:
+        ValueError: It is not, in one line.
+    """
+    if report.get("sha256", content_sha256(report)) != content_sha256(report):
+        raise ValueError("its sha256 is another one")
+    try:
+        _Report.model_validate(report)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}") from None
+
+
+def content_sha256(report: dict[str, Any]) -> str:
+    """Compute a sha256 over all but the key sha256."""
+    rest = {key: value for key, value in report.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
