@@ -5,7 +5,8 @@ from pathlib import Path
 
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import UserError
-from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.export.initial import open_init
+from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
 from sslpipe.train import train as pretrain
@@ -16,6 +17,7 @@ def train(
     data: DatasetIndex | str | Path,
     run_dir: str | Path,
     *,
+    init: FrozenBackbone | str | Path | None = None,
     backbone: FrozenBackbone | str | Path | None = None,
     checkpoint: str | None = None,
     overrides: Sequence[str] = (),
@@ -26,8 +28,10 @@ def train(
         recipe: A recipe, or the path of a TOML file.
         data: The data set's index, or the path or URL of its dataset.json.
         run_dir: Where the run lives; the same one resumes.
-        backbone: Of a fine-tuning: the export or run that it starts from.
-        checkpoint: Of that run, "step-00000012": this one instead of its newest.
+        init: The weights that the backbone starts from: what `load_backbone` takes, or returns. A
+            run that has begun keeps them, and needs none.
+        backbone: The same, as fine-tunings called it.
+        checkpoint: Of a run that `init` names, "step-00000012": this one instead of its newest.
         overrides: `section.key=value`, where `recipe` is a path.
 
     Returns:
@@ -40,33 +44,11 @@ def train(
         recipe = load_recipe(recipe, overrides)
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
-    init_from = open_backbone(recipe, backbone, checkpoint=checkpoint)
+    if init is not None and backbone is not None:
+        raise UserError("init and backbone are two names of one argument; give init")
+    source, run_dir = backbone if init is None else init, Path(run_dir)
+    init_from = open_init(recipe, source, checkpoint=checkpoint, run_dir=run_dir)
     index = data if isinstance(data, DatasetIndex) else load_index(str(data))
     if isinstance(recipe, FinetuneRecipe):
-        return finetune(recipe, index, Path(run_dir), init_from)
-    return pretrain(recipe, index, Path(run_dir))
-
-
-def open_backbone(
-    recipe: Recipe | FinetuneRecipe,
-    backbone: FrozenBackbone | str | Path | None,
-    *,
-    checkpoint: str | None = None,
-) -> FrozenBackbone | None:
-    """Load the backbone that a fine-tuning starts from.
-
-    Args:
-        recipe: Of either kind.
-        backbone: A folder, or what is loaded already; None: random weights.
-        checkpoint: As in `load_backbone`; only with a folder.
-
-    Raises:
-        UserError: The recipe pretrains, there is no folder for `checkpoint`, or as `load_backbone`.
-    """
-    if backbone is not None and isinstance(recipe, Recipe):
-        raise UserError(f"--backbone is for a fine-tuning, and {recipe.name!r} has no [sampler]")
-    if isinstance(backbone, str | Path):
-        return load_backbone(backbone, checkpoint=checkpoint)
-    if checkpoint is not None:
-        raise UserError(f"--checkpoint {checkpoint} is for a --backbone that is a run directory")
-    return backbone
+        return finetune(recipe, index, run_dir, init_from)
+    return pretrain(recipe, index, run_dir, init_from)

@@ -20,6 +20,15 @@ from sslpipe.data.pipeline import Batch, Prepare
 from sslpipe.data.resident import resident_batches
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.monitor import monitor
+from sslpipe.export.initial import (
+    copy_weights,
+    describe_init,
+    init_metadata,
+    keep_init,
+    run_view,
+    with_init,
+)
+from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
@@ -38,7 +47,9 @@ from sslpipe.run.session import Run, open_run, seed_torch
 Model = SimCLR | MomentumPair
 
 
-def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
+def train(
+    recipe: Recipe, index: DatasetIndex, run_dir: Path, init_from: FrozenBackbone | None = None
+) -> int:
     """Pretrain up to the recipe's steps, resuming at run_dir's last checkpoint.
 
     Leaves DONE, PREEMPTED or FAILED in run_dir. Collective.
@@ -47,6 +58,8 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         recipe: What `sslpipe.load_recipe` returns for a recipe without [sampler].
         index: The data set.
         run_dir: Where the run lives; the same one resumes.
+        init_from: The weights that the backbone starts from; None: random ones of the recipe's
+            [backbone], or those that the run started from before.
 
     Returns:
         The last step done: fewer than the recipe's where a stop was requested.
@@ -60,11 +73,13 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
         split = index.split(recipe.data.split)
         index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
         order = plan_order(recipe, index)
-        recipe = recipe.resolved(order.steps_per_epoch)
+        init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
+        recipe = with_init(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
 
         # views, model, objective: the same numbers on every rank, from recipe.seed
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
-        model, loss_fn = build_model(recipe, augment.crop_px), build_loss(recipe)
+        view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
+        model, loss_fn = build_model(recipe, augment.crop_px, init_from), build_loss(recipe)
         run.check_memory(recipe, augment.crop_px, model, others=[loss_fn])  # and warns
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
@@ -82,14 +97,16 @@ def train(recipe: Recipe, index: DatasetIndex, run_dir: Path) -> int:
             order_version=ORDER_VERSION,
             guarded=[model, loss_fn],
             alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
+            metadata=init_metadata(init_from, view),
         )
         held_out_ids = holdout_ids(recipe, split)
         run.announce(
-            f"{order.samples} images, {order.steps_per_epoch} steps an epoch",
+            f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
+            + describe_init(init_from),
             plan_warnings(recipe, split, loss_fn, augment.crop_px, len(held_out_ids)),
         )
         holdout_knn = run.monitor(
-            monitor, model.backbone, augment, split, held_out_ids, recipe.data.canvas_px
+            monitor, model.backbone, view, split, held_out_ids, recipe.data.canvas_px
         )
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
@@ -152,11 +169,20 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     return held_out(split.labels, count) if count else np.zeros(0, np.int64)
 
 
-def build_model(recipe: Recipe, crop_px: int) -> Model:
-    """Build encoder and projector, their weights drawn from recipe.seed: the same on every rank."""
+def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
+    """Build encoder and projector: the same on every rank.
+
+    Args:
+        recipe: Random weights are drawn from its seed.
+        crop_px: Side of the views.
+        init_from: Weights that the backbone gets instead; None: random ones.
+    """
+    assert recipe.backbone is not None  # by `with_init`
     torch.manual_seed(recipe.seed)
     with within_memory("[backbone] and [projector]"):
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+        if init_from is not None:
+            copy_weights(init_from.backbone, backbone)
         return (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
 
 
@@ -229,6 +255,7 @@ def plan_warnings(
     recipe: Recipe, split: Split, loss_fn: Objective, crop_px: int, held_out: int
 ) -> list[str]:
     """List what a user should know before the first step. held_out: samples of the monitor."""
+    assert recipe.backbone is not None
     warnings = [stem_warning(recipe.backbone, crop_px)]
     if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
         masks = bool(recipe.loss.arguments.get("mask_labels"))

@@ -74,8 +74,8 @@ assert backbone.num_features == 8
 
 def test_what_a_kind_would_ignore_is_refused(tmp_path):
     data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
-    with pytest.raises(UserError, match=r"--backbone is for a fine-tuning, and 'tiny' has no"):
-        sslpipe.train(recipe, data, tmp_path / "run", backbone=tmp_path)
+    with pytest.raises(UserError, match="init and backbone are two names of one argument"):
+        sslpipe.train(recipe, data, tmp_path / "run", backbone=tmp_path, init=tmp_path)
     with pytest.raises(UserError, match="overrides are for the path of a recipe"):
         sslpipe.train(sslpipe.load_recipe(recipe), data, tmp_path / "run", overrides=["steps=1"])
     with pytest.raises(UserError, match=r"run\.cache: 'device' is for pretraining; use 'none'"):

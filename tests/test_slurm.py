@@ -418,7 +418,7 @@ def test_the_clones_script_has_the_body_of_the_printed_one(tmp_path):
     assert said == "2:a b\n"
 
 
-def test_a_sites_file_and_a_fine_tunings_backbone_are_in_the_script(data, tmp_path):
+def test_a_sites_file_and_the_weights_of_the_start_are_in_the_script(data, tmp_path):
     site = tmp_path / "site.sh"
     site.write_text("module load cuda/13.0 # @SITE $HOME\n")
     recipe = str(write_finetune_recipe(tmp_path))
@@ -427,10 +427,7 @@ def test_a_sites_file_and_a_fine_tunings_backbone_are_in_the_script(data, tmp_pa
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert "module load cuda/13.0 # @SITE $HOME" in lines
-    assert f"set -- {recipe} --data {data} --run-dir runs/tuned --backbone runs/a" in lines
-    refused = command_line("slurm", str(write_recipe(tmp_path)), *words[2:], "--backbone", "runs/a")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--backbone is for a fine-tuning" in refused.stderr
+    assert f"set -- {recipe} --data {data} --run-dir runs/tuned --init runs/a" in lines
 
 
 @pytest.mark.slurm

@@ -24,7 +24,7 @@ def check_recipe(
     Args:
         recipe: Of either kind.
         index: The data set; None skips what only the data can tell.
-        init_from: The pretrained backbone of a fine-tuning.
+        init_from: The weights that the backbone starts from; None: random ones.
 
     Returns:
         Tables for a terminal: settings, views, sizes, estimates, warnings.
@@ -34,4 +34,4 @@ def check_recipe(
     """
     if isinstance(recipe, FinetuneRecipe):
         return render_finetuning(check_finetuning(recipe, index, init_from))
-    return render_pretraining(check_pretraining(recipe, index))
+    return render_pretraining(check_pretraining(recipe, index, init_from))

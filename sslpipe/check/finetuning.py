@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
-from sslpipe.check.tables import Rows, memory_text, tables
+from sslpipe.check.tables import Rows, memory_text, start_text, tables
 from sslpipe.data.index import DatasetIndex
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
@@ -63,7 +63,7 @@ def check_finetuning(
     Args:
         recipe: Of a fine-tuning.
         index: The data set; None skips what only the data can tell.
-        init_from: The pretrained backbone.
+        init_from: The weights that the backbone starts from.
 
     Raises:
         UserError: The recipe, the data or the backbone cannot be trained on.
@@ -73,7 +73,8 @@ def check_finetuning(
     check_precision(recipe.optim.precision, device.type)
 
     # the batches of the first epoch
-    recipe, augment = with_backbone(recipe, init_from), build_augment(recipe, index)
+    recipe = with_backbone(recipe, init_from, index)
+    augment = build_augment(recipe, index)
     assert recipe.backbone is not None
     stem = stem_warning(recipe.backbone, augment.crop_px)
     plan, warnings = None, [stem] if stem else []
@@ -136,7 +137,7 @@ def _size_rows(result: FinetuneCheck) -> Rows:
             f"{result.num_features} features"
             + (", length 1" if recipe.embedding.normalize else ", not normalised"),
         ),
-        ("starts from", "random weights" if not recipe.init else f"weights {recipe.init[:16]}"),
+        ("starts from", start_text(recipe)),
         ("parameters", f"backbone {result.backbone_parameters:,}"),
     ]
     if result.loss_parameters is not None:

@@ -9,12 +9,14 @@ from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
 from sslpipe.check.estimate import first_images, noise_batch, step_seconds
-from sslpipe.check.tables import Rows, format_duration, memory_text, tables
+from sslpipe.check.tables import Rows, format_duration, memory_text, start_text, tables
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError
+from sslpipe.export.initial import with_init
+from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
@@ -72,15 +74,18 @@ class PretrainCheck:
     data: DataCheck | None
 
 
-def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainCheck:
+def check_pretraining(
+    recipe: Recipe, index: DatasetIndex | None, init_from: FrozenBackbone | None = None
+) -> PretrainCheck:
     """Build every part of a pretraining and look at its order; train nothing.
 
     Args:
         recipe: Of a pretraining.
         index: The data set; None skips what only the data can tell.
+        init_from: The weights that the backbone starts from; None: random ones.
 
     Raises:
-        UserError: The recipe or the data cannot be trained on.
+        UserError: The recipe, the data or the weights cannot be trained on.
     """
     # what the machine may refuse
     device = training_device(recipe)
@@ -88,6 +93,7 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
     jpeg_decoder(recipe.data, device)  # refuses one that is not there
 
     # the order of the first epoch
+    recipe = with_init(recipe, init_from, index)
     augment = build_augment(recipe, index)
     if index is not None:
         split = index.split(recipe.data.split)
@@ -101,7 +107,7 @@ def check_pretraining(recipe: Recipe, index: DatasetIndex | None) -> PretrainChe
     # sizes, memory, time
     loss_fn = build_loss(recipe)
     crop_px, batch_size = augment.crop_px, recipe.data.batch_size
-    model = build_model(recipe, crop_px)
+    model = build_model(recipe, crop_px, init_from)
     if recipe.optim.precision == "fp64":
         model = model.double()
     # all parts are built: the digest covers the source of those from plug-ins
@@ -166,6 +172,7 @@ def _warnings(
     index: DatasetIndex | None,
     too_much: str | None,
 ) -> tuple[str, ...]:
+    assert recipe.backbone is not None
     if index is None:
         warnings = [text for text in [stem_warning(recipe.backbone, crop_px)] if text]
     else:
@@ -224,6 +231,7 @@ def _size_rows(result: PretrainCheck) -> Rows:
                 else "(the objective uses none)"
             ),
         ),
+        ("starts from", start_text(result.recipe)),
         (
             "parameters",
             f"backbone {result.backbone_parameters:,} ({result.num_features} features"

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sslpipe.recipe.base import Section
+from sslpipe.recipe.base import RunRecipe, Section
 from sslpipe.run.memory import Memory, gib
 
 Rows = list[tuple[str, str]]
@@ -79,6 +79,11 @@ def memory_text(memory: Memory) -> str:
         f"{gib(memory.total)} on one process: {', '.join(parts)}; on W processes "
         "activations, views and images are a W-th; workspaces come on top"
     )
+
+
+def start_text(recipe: RunRecipe) -> str:
+    """Say which weights a run starts from."""
+    return f"weights {recipe.init[:16]}" if recipe.init else "random weights"
 
 
 def format_duration(seconds: float) -> str:

@@ -11,8 +11,6 @@ from pathlib import Path
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.storage import is_remote
 from sslpipe.errors import DataError, UserError
-from sslpipe.recipe import Recipe
-from sslpipe.recipe.base import RunRecipe
 from sslpipe.weights.source import parse_source
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
@@ -69,11 +67,10 @@ def check_model(source: str | Path | None) -> None:
         parse_source(source)
 
 
-def check_backbone(recipe: RunRecipe, path: Path | None) -> None:
-    """Raise UserError where a recipe takes no --backbone, or it is no source of weights."""
-    if path is not None and isinstance(recipe, Recipe):
-        raise UserError(f"--backbone is for a fine-tuning, and {recipe.name!r} has no [sampler]")
-    check_model(path)
+def check_init(source: str | None, run_dir: Path | None = None) -> None:
+    """Raise UserError where an --init is no source of weights, and the run keeps none."""
+    if source is not None and (run_dir is None or not (run_dir / "init").is_dir()):
+        check_model(source)
 
 
 def check_run(run_dir: Path) -> None:

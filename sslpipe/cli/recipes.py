@@ -16,15 +16,17 @@ Checkpoint = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="step-N",
-        help="Of a run that weights are loaded from (a fine-tuning's --backbone): this "
-        "checkpoint, say step-00000012, instead of its newest.",
+        help="Of a run that weights are loaded from (--init): this checkpoint, say step-00000012, "
+        "instead of its newest.",
     ),
 ]
-BackbonePath = Annotated[
-    Path | None,
+Init = Annotated[
+    str | None,
     typer.Option(
+        "--init",
         "--backbone",
-        help="Of a fine-tuning: the export or run it starts from; without it, random weights of "
-        "the recipe's own.",
+        metavar="SOURCE",
+        help="The weights that the backbone starts from: an export or a run; without it, random "
+        "ones of the recipe's own. A run that has begun keeps them, and needs none.",
     ),
 ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sslpipe.cli.recipes import BackbonePath, Data, Overrides, RecipePath
+from sslpipe.cli.recipes import Data, Init, Overrides, RecipePath
 from sslpipe.errors import UserError
 from sslpipe.recipe import Recipe, load_recipe
 from sslpipe.registry import requested
@@ -21,14 +21,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @app.command(
     epilog="Examples: sslpipe slurm recipe.toml --data /data/dataset.json --run-dir runs/photos "
     "--nodes 4 --gpus-per-node 8 --time 24:00:00 --submit | sslpipe slurm finetune.toml --data "
-    "/data/dataset.json --run-dir runs/tuned --backbone runs/photos --option partition=gpu"
+    "/data/dataset.json --run-dir runs/tuned --init runs/photos --option partition=gpu"
 )
 def main(
     recipe: RecipePath,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
     run_dir: Annotated[Path, typer.Option(help="Where the run lives.")] = ...,  # type: ignore[assignment]
-    backbone: BackbonePath = None,
+    init: Init = None,
     nodes: Annotated[int, typer.Option(min=1)] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=0, help="0: on the CPU.")] = 0,
     cpu_processes: Annotated[int, typer.Option(min=1, help="A node, without GPUs.")] = 1,
@@ -50,8 +50,6 @@ def main(
     """
     loaded = load_recipe(recipe, overrides or [])
     if isinstance(loaded, Recipe):
-        if backbone is not None:
-            raise UserError(f"--backbone is for a fine-tuning, and {recipe} has no [sampler]")
         check_streams(loaded.data.num_streams, nodes * (gpus_per_node or cpu_processes))
     options = {
         "job-name": job_name or loaded.name,
@@ -63,7 +61,7 @@ def main(
     }
     words = [str(recipe), "--data", data, "--run-dir", str(run_dir)]
     words += [word for name in requested() for word in ("--plugin", name)]
-    words += [] if backbone is None else ["--backbone", str(backbone)]
+    words += [] if init is None else ["--init", init]
     text = batch_script(
         options, [*words, *(overrides or [])], {"SSLPIPE_CPU_PROCESSES": str(cpu_processes)}, site
     )

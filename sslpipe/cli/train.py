@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import check_backbone, check_run_dir, open_split
-from sslpipe.cli.recipes import BackbonePath, Checkpoint, Data, Overrides, RecipePath
+from sslpipe.cli.inputs import check_init, check_run_dir, open_split
+from sslpipe.cli.recipes import Checkpoint, Data, Init, Overrides, RecipePath
 from sslpipe.data.index import load_index
 from sslpipe.recipe import load_recipe
 
@@ -26,7 +26,7 @@ def _explain(key: str | None) -> None:
 
 @app.command(
     epilog="Examples: sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512 "
-    "| sslpipe check finetune.toml --data out/photos/dataset.json --backbone runs/photos | "
+    "| sslpipe check finetune.toml --data out/photos/dataset.json --init runs/photos | "
     "sslpipe check --explain data.micro_batch | sslpipe check --explain loss.temperature"
 )
 def check(
@@ -35,7 +35,7 @@ def check(
     data: Annotated[
         str | None, typer.Option(help="The data set's dataset.json: a path or a URL.")
     ] = None,
-    backbone: BackbonePath = None,
+    init: Init = None,
     checkpoint: Checkpoint = None,
     explain: Annotated[
         str | None,
@@ -55,12 +55,12 @@ def check(
     index = load_index(data) if data else None
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
-    check_backbone(loaded, backbone)
+    check_init(init)
 
-    from sslpipe.api import open_backbone
     from sslpipe.check import check_recipe
+    from sslpipe.export.initial import open_init
 
-    init_from = open_backbone(loaded, backbone, checkpoint=checkpoint)
+    init_from = open_init(loaded, init, checkpoint=checkpoint)
     Console().print(check_recipe(loaded, index, init_from))
 
 
@@ -68,14 +68,14 @@ def check(
     epilog="Examples: sslpipe train recipe.toml --data out/photos/dataset.json --run-dir "
     "runs/photos | accelerate launch --multi_gpu --num_processes 2 --mixed_precision no -m sslpipe "
     "train recipe.toml --data out/photos/dataset.json --run-dir runs/photos | sslpipe train "
-    "finetune.toml --backbone runs/photos --data out/photos/dataset.json --run-dir runs/tuned"
+    "finetune.toml --init runs/photos --data out/photos/dataset.json --run-dir runs/tuned"
 )
 def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
     run_dir: Annotated[Path, typer.Option(help="Where the run lives; the same one resumes.")] = ...,  # type: ignore[assignment]
-    backbone: BackbonePath = None,
+    init: Init = None,
     checkpoint: Checkpoint = None,
 ) -> None:
     """Pretrain or, with a recipe of fine-tuning, fine-tune; or resume.
@@ -85,13 +85,13 @@ def train(
     """
     loaded = load_recipe(recipe, overrides or [])
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
-    check_backbone(loaded, backbone)
     check_run_dir(run_dir)
+    check_init(init, run_dir)
 
     from sslpipe.api import train as train_run
     from sslpipe.run.launch import end_processes
 
-    train_run(loaded, index, run_dir, backbone=backbone, checkpoint=checkpoint)
+    train_run(loaded, index, run_dir, init=init, checkpoint=checkpoint)
     end_processes()
 
 

@@ -293,6 +293,8 @@ def load_run(
     settings = recipe.augment.arguments
     mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
     view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
+    if "view" in state:  # of a run that started from weights: resized as they are used to
+        view = EvalView(**state["view"])
     # the weights
     backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     projector = None
@@ -318,6 +320,8 @@ def load_run(
     }
     if checkpoint is not None:
         metadata["checkpoint"] = folder.name
+    if "init" in state:  # the weights that the run started from
+        metadata["init"] = state["init"]
     if "classes" in state:  # of a fine-tuning
         metadata["classes_seen"] = state["classes"]
     if (run_dir / "eval.json").exists():

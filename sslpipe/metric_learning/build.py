@@ -1,6 +1,7 @@
 """The parts of a fine-tuning, built from its recipe and checked before the first step."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION
 from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.export.initial import copy_weights, with_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
@@ -18,9 +20,8 @@ from sslpipe.metric_learning.memory import EmbeddingQueue
 from sslpipe.metric_learning.model import MetricTask, freeze_layers, learning_rate_scale
 from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
-from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
+from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
-from sslpipe.models.pooling import is_pooling
 from sslpipe.optim import build_optimizer
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
@@ -88,55 +89,31 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     return order
 
 
-def with_backbone(recipe: FinetuneRecipe, init_from: FrozenBackbone | None) -> FinetuneRecipe:
+def with_backbone(
+    recipe: FinetuneRecipe,
+    init_from: FrozenBackbone | None,
+    index: DatasetIndex | None = None,
+    run_dir: Path | None = None,
+) -> FinetuneRecipe:
     """Return the recipe with its backbone and the embedding layer in one component.
 
     Args:
         recipe: With or without a [backbone].
-        init_from: A pretrained backbone, whose kind and arguments then count.
+        init_from: The weights that it starts from, whose kind and arguments then count.
+        index: As in `with_init`.
+        run_dir: As in `with_init`.
 
     Raises:
         RecipeError: No backbone at all, or the recipe names another one.
     """
-    wanted = recipe.backbone
-    if init_from is None:
-        if wanted is None:
-            raise RecipeError(
-                "the recipe has no [backbone]; name a pretrained one with --backbone, or give one"
-            )
-        source, init = wanted, ""
-    else:
-        source, init = init_from.config.backbone, init_from.config.weights_sha256
-        theirs = {"kind": source.kind, **source.arguments}
-        for key, value in ({"kind": wanted.kind, **wanted.arguments} if wanted else {}).items():
-            present = theirs.get(key)
-            if key == "pool":  # weights fit any
-                continue
-            if (list(present) if isinstance(present, tuple) else present) != value:
-                raise RecipeError(
-                    f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "
-                    "[backbone] out, or give another one"
-                )
-    if recipe.init not in ("", init):
-        raise RecipeError(
-            f"init = {recipe.init[:16]!r}..., but the given backbone's weights have sha256 "
-            f"{init[:16] or 'none: they are random'}; give the one that the recipe was made for"
-        )
-    arguments = {
-        key: value
-        for key, value in source.arguments.items()
-        if key not in ("embedding_dim", "normalize")
-    }
-    if wanted is not None and "pool" in wanted.arguments:
-        arguments["pool"] = wanted.arguments["pool"]
-    embedding = recipe.embedding
-    if embedding.dim is not None:
-        arguments["embedding_dim"] = embedding.dim
-    arguments["normalize"] = embedding.normalize
-    component = Component.model_validate({"kind": source.kind, **arguments})
-    return FinetuneRecipe.model_validate(
-        {**recipe.model_dump(), "backbone": component.model_dump(), "init": init}
-    )
+    recipe = with_init(recipe, init_from, index, run_dir)
+    assert recipe.backbone is not None
+    tree = recipe.backbone.model_dump()
+    tree.pop("embedding_dim", None)
+    if recipe.embedding.dim is not None:
+        tree["embedding_dim"] = recipe.embedding.dim
+    tree["normalize"] = recipe.embedding.normalize
+    return recipe.model_copy(update={"backbone": Component.model_validate(tree)})
 
 
 def build_task(
@@ -148,7 +125,7 @@ def build_task(
     with within_memory("[backbone]"):
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     if init_from is not None:
-        _copy_weights(init_from.backbone, backbone)
+        copy_weights(init_from.backbone, backbone)
     dim = backbone.num_features
     components = [("loss", recipe.loss)]
     components += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
@@ -242,18 +219,3 @@ def plan_warnings(
     if recipe.run.monitor_steps and no_validation:
         warnings.append("run.monitor_steps is set, but data.validation_classes = 0: no validation")
     return warnings
-
-
-def _copy_weights(source: Backbone, target: Backbone) -> None:
-    """Copy the pretrained network; its embedding layer too where it has the same width.
-
-    A learned pooling that only one of them has starts anew, or is dropped.
-    """
-    state, own = source.network.state_dict(), target.network.state_dict()
-    pooling = {key for key in {*state, *own} if is_pooling(key)}
-    state = {key: value for key, value in state.items() if key not in pooling or key in own}
-    state |= {key: own[key] for key in pooling & {*own} - {*state}}
-    target.network.load_state_dict(state, strict=True)
-    theirs, ours = source.embedding, target.embedding
-    if theirs is not None and ours is not None and theirs.weight.shape == ours.weight.shape:
-        ours.load_state_dict(theirs.state_dict())

@@ -15,6 +15,7 @@ from sslpipe.data.pipeline import Batch, Prepare
 from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.evaluation.geometry import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
+from sslpipe.export.initial import describe_init, init_metadata, keep_init, run_view
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
@@ -53,7 +54,8 @@ def finetune(
         recipe: What `sslpipe.load_recipe` returns for a recipe with [sampler].
         index: The labelled data set.
         run_dir: Where the run lives; the same one resumes.
-        init_from: The pretrained backbone; None: random weights of the recipe's [backbone].
+        init_from: The weights that the backbone starts from; None: random ones of the recipe's
+            [backbone], or those that the run started from before.
 
     Returns:
         The last step done: fewer than the recipe's where a stop was requested.
@@ -66,10 +68,12 @@ def finetune(
         split = index.split(recipe.data.split)
         index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
         order = plan_batches(recipe, index)
-        recipe = with_backbone(recipe, init_from).resolved(order.steps_per_epoch)
+        init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
+        recipe = with_backbone(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
 
         # views, backbone with losses, optimizer of what is not frozen
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
+        view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
         task = build_task(recipe, augment.crop_px, init_from, len(order.classes))
         run.check_memory(recipe, augment.crop_px, task, encoder=task.backbone)  # and warns
@@ -85,14 +89,15 @@ def finetune(
             finetuning_parts(task, optimizer, neighbours),
             order_version=ORDER_AND_PK_VERSION,
             guarded=[task],  # the neighbours follow only steps that were taken
-            metadata={"classes": order.classes.tolist()},  # data set labels that are trained on
+            metadata={  # data set labels that are trained on; the start
+                "classes": order.classes.tolist(),
+                **init_metadata(init_from, view),
+            },
         )
         warnings = plan_warnings(recipe, index, order, augment.crop_px)
         run.announce(describe_start(order, init_from), warnings)
         held_out, canvas_px = monitored_ids(recipe, index), recipe.data.canvas_px
-        validate = run.monitor(
-            retrieval_monitor, task.backbone, augment, split, held_out, canvas_px
-        )
+        validate = run.monitor(retrieval_monitor, task.backbone, view, split, held_out, canvas_px)
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
@@ -130,8 +135,7 @@ def describe_start(order: PKOrder, init_from: FrozenBackbone | None) -> str:
     """Say how many images of how many classes are trained on, and from which weights."""
     return (
         f"{order.samples} images of {len(order.classes)} classes, {order.steps_per_epoch} steps an "
-        f"epoch of {order.batch_size} images; from "
-        f"{'random' if init_from is None else 'pretrained'} weights"
+        f"epoch of {order.batch_size} images{describe_init(init_from) or '; random weights'}"
     )
 
 

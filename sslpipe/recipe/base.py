@@ -4,7 +4,9 @@ import hashlib
 import json
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from functools import reduce
+from operator import getitem
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -174,6 +176,9 @@ class RunConfig(Section):
 class RunRecipe(Section):
     """What a pretraining and a fine-tuning both say; each kind adds its own sections."""
 
+    ADDED_LATER: ClassVar[dict[str, Any]] = {"optim.gradient_compression": "none"}
+    # "section.key" -> the default, which stands in no digest: runs recorded before have the same
+
     name: str
     """The run's name in logs and trackers, which make files of it: no path; not part of the
     digest."""
@@ -193,6 +198,9 @@ class RunRecipe(Section):
     """The optimizer and its schedule."""
     run: RunConfig = RunConfig()
     """Cadence, devices and caches; changes no weight beyond rounding."""
+    init: str = ""
+    """Filled in by the program: sha256 of the weights that the run started from, "" for random
+    ones. Part of the digest: a resume from others is refused."""
 
     @field_validator("name")
     @classmethod
@@ -251,11 +259,9 @@ def not_a_file_name(text: str) -> str | None:
 
 # What changes no weight beyond the rounding by which devices differ.
 _NOT_IN_THE_DIGEST: dict[str, Any] = {"run": True, "name": True, "augment": {"kernels"}}
-# Runs recorded before these settings were there have the digest of their defaults.
-_ADDED_LATER = {("optim", "gradient_compression"): "none"}
 
 
-def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str, Any]:
+def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[str, Any]:
     """Return everything that decides the trained weights, as plain values.
 
     That is the recipe without [run], name and augment.kernels, the data, the order's algorithm and,
@@ -263,9 +269,11 @@ def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str
     built.
     """
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
-    for (section, key), default in _ADDED_LATER.items():
-        if settings[section].get(key) == default:
-            del settings[section][key]
+    for path, default in recipe.ADDED_LATER.items():
+        *sections, key = path.split(".")
+        table = reduce(getitem, sections, settings)
+        if table.get(key) == default:
+            del table[key]
     tree = {
         "recipe": settings,
         "index_sha256": index_sha256,
@@ -275,7 +283,7 @@ def identity(recipe: Section, index_sha256: str, order_version: int) -> dict[str
     return {**tree, "plugins": loaded} if loaded else tree
 
 
-def digest(recipe: Section, index_sha256: str, order_version: int) -> str:
+def digest(recipe: RunRecipe, index_sha256: str, order_version: int) -> str:
     """Hash everything that decides the trained weights; see `identity`."""
     tree = identity(recipe, index_sha256, order_version)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

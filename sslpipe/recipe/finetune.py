@@ -133,7 +133,7 @@ class FinetuneRecipe(RunRecipe):
     sampler: Sampler
     """What a batch holds; the section that makes a recipe a fine-tuning."""
     backbone: Component | None = None
-    """Needed where no pretrained one is named with --backbone, which else brings its own."""
+    """Needed where no weights are named with --init, which else bring their own."""
     embedding: Embedding = Embedding()
     """What the finished model gives out."""
     tune: Tune = Tune()
@@ -148,9 +148,6 @@ class FinetuneRecipe(RunRecipe):
     """The optimizer and its schedule."""
     run: FinetuneRunConfig = FinetuneRunConfig()
     """Cadence, devices and caches; changes no weight beyond rounding."""
-    init: str = ""
-    """Filled in by the program: sha256 of the weights that the run started from, "" for random
-    ones. Part of the digest: a resume from others is refused."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,6 +1,6 @@
 """The settings of a pretraining."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -68,10 +68,12 @@ class Momentum(Section):
 class Recipe(RunRecipe):
     """A pretraining: contrastive learning of an encoder and a projector."""
 
+    ADDED_LATER: ClassVar[dict[str, Any]] = {**RunRecipe.ADDED_LATER, "init": ""}
     data: Data = Data()
     """Which images, in what batches."""
-    backbone: Component
-    """The encoder; `kind` is small_resnet, torchvision/NAME or timm/NAME."""
+    backbone: Component | None = None
+    """The encoder; `kind` is small_resnet, torchvision/NAME or timm/NAME. Needed where no weights
+    are named with --init, which else bring their own."""
     projector: Projector = Projector()
     """The network between the backbone's features and the loss."""
     momentum: Momentum | None = None

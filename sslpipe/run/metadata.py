@@ -1,6 +1,8 @@
 """What a run directory says of the run, for those who come without recipe and shards."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sslpipe.data.index import DatasetIndex
 from sslpipe.recipe.base import RunRecipe
@@ -9,7 +11,12 @@ from sslpipe.run.records import write_description
 
 
 def describe_run(
-    run_dir: Path, recipe: RunRecipe, index: DatasetIndex, precision: str, world: int
+    run_dir: Path,
+    recipe: RunRecipe,
+    index: DatasetIndex,
+    precision: str,
+    world: int,
+    init: Mapping[str, Any] | None = None,
 ) -> None:
     """Write recipe.json, data.json and run.json: what export and report need, without the shards.
 
@@ -19,6 +26,7 @@ def describe_run(
         index: The data set; its splits are written as sample counts.
         precision: fp64, fp32, bf16 or fp16.
         world: Processes.
+        init: Of the weights that the run starts from; None: random ones.
 
     Raises:
         UserError: A file cannot be written.
@@ -29,9 +37,10 @@ def describe_run(
         for name, shards in index.manifest.splits.items()
     }
     manifest["index_sha256"] = index.sha256
+    run = {"precision": precision, "world": world, "environment": environment()}
     trees = {
         "recipe.json": recipe.model_dump(mode="json"),
         "data.json": manifest,
-        "run.json": {"precision": precision, "world": world, "environment": environment()},
+        "run.json": run if init is None else {**run, "init": dict(init)},
     }
     write_description(run_dir, trees)

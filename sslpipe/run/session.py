@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from sslpipe.augment.eval_view import eval_view_for
-from sslpipe.augment.two_views import Views
+from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
@@ -254,7 +253,8 @@ class Run:
 
         # the log, at that step; rank 0 writes it
         if is_main:
-            describe_run(self.run_dir, recipe, index, self.precision, world)
+            init = self._metadata.get("init")
+            describe_run(self.run_dir, recipe, index, self.precision, world, init)
         self.reporter = RunLog(
             self.run_dir,
             name=recipe.name,
@@ -304,7 +304,7 @@ class Run:
         self,
         score: Callable[..., dict[str, float]],
         backbone: nn.Module,
-        augment: Views,
+        view: EvalView,
         split: Split,
         ids: NDArray[np.int64],
         canvas_px: int,
@@ -314,7 +314,7 @@ class Run:
         Args:
             score: One of `evaluation.monitor`.
             backbone: Images (B, 3, S, S) -> (B, F).
-            augment: The training views: crop size, mean and std are theirs.
+            view: Makes its images.
             split: Where the samples are.
             ids: (n,) the samples.
             canvas_px: As in training.
@@ -324,7 +324,7 @@ class Run:
         return partial(
             score,
             backbone,
-            eval_view_for(augment.crop_px, augment.mean.tolist(), augment.std.tolist()),
+            view,
             split,
             ids,
             self.process,

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
 import sslpipe.cli.export
-from sslpipe.api import open_backbone
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.export.initial import open_init
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.recipe import load_recipe
 from sslpipe.run.records import DESCRIPTION, write_description
@@ -73,14 +73,14 @@ def test_the_newest_is_loaded_and_an_older_one_where_it_is_named(run_dir):
 def test_a_damaged_newest_is_refused_with_the_file_and_the_remedy(run_dir, name):
     flip(run_dir / "checkpoints" / "step-00000008" / name)
     recipe = load_recipe(OLD / "finetune.toml")
-    for load in (load_backbone, load_run, lambda path: open_backbone(recipe, path)):
+    for load in (load_backbone, load_run, lambda path: open_init(recipe, path)):
         with pytest.raises(UserError, match=rf"{name}.*by --checkpoint step-00000004$") as error:
             load(run_dir)
         assert "step-00000008, is damaged" in str(error.value)
     expected = load_run(OLD / "pretrain").backbone.state_dict()
     for model in (
         load_backbone(run_dir, checkpoint="step-4"),
-        open_backbone(recipe, run_dir, checkpoint="step-00000004"),
+        open_init(recipe, run_dir, checkpoint="step-00000004"),
     ):
         assert all(torch.equal(t, expected[k]) for k, t in model.backbone.state_dict().items())
 
@@ -114,8 +114,8 @@ def test_a_checkpoint_of_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--checkpoint step-4 is for a run directory"):
         load_backbone(OLD / "backbone", checkpoint="step-4")
     recipe = load_recipe(OLD / "finetune.toml")
-    with pytest.raises(UserError, match="--backbone that is a run directory"):
-        open_backbone(recipe, None, checkpoint="step-4")
+    with pytest.raises(UserError, match="--init that is a run directory"):
+        open_init(recipe, None, checkpoint="step-4")
 
 
 def test_an_export_is_checked_against_its_sums(tmp_path):

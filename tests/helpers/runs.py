@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+import sslpipe.api
 import sslpipe.train
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
@@ -132,3 +133,16 @@ def feed_equal_views():
 def train_on_equal_views(process, *arguments):
     feed_equal_views()
     return train_in_rank(process, *arguments)
+
+
+def train_from_in_rank(process: Rank, init: str | None, recipe, data, run_dir, *overrides):
+    """As `sslpipe.train` with `init`; views are made image by image, see `feed_equal_views`."""
+    feed_equal_views()
+    options = {"init": init, "overrides": overrides}
+    return sslpipe.api.train(recipe, data, run_dir, **options)
+
+
+def train_from(world: int, init, recipe: Path, data: Path, run_dir: Path, *overrides: str):
+    """Train in `world` processes from weights; per rank the last step done."""
+    arguments = (str(recipe), str(data), str(run_dir), *overrides)
+    return run_processes(train_from_in_rank, world, init and str(init), *arguments)

@@ -316,7 +316,7 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
     for attempt, text in (
         (
             lambda: with_backbone(recipe(text=WITHOUT_BACKBONE), None),
-            "name a pretrained one with --backbone",
+            "name weights to start from with --init",
         ),
         (lambda: with_backbone(recipe("backbone.widths=[4, 4]"), given), r"\[8, 16\]; leave"),
         (lambda: with_backbone(recipe("init=abc"), given), "give the one that the recipe was made"),

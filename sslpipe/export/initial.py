@@ -1,0 +1,273 @@
+"""The weights that a run starts from: fitted into its recipe, kept in RUN/init, then read there.
+
+RUN/init is an export in the safetensors format, `load_backbone` reads it. It is what a resume, the
+decay towards the start and comparisons with the start take: nobody needs the source again.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sslpipe.augment.eval_view import EvalView, eval_view_for
+from sslpipe.data.index import DatasetIndex
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.export.formats import FORMATS
+from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.export.model_card import sha256_sums
+from sslpipe.models.backbones import Backbone
+from sslpipe.models.pooling import is_pooling
+from sslpipe.recipe import FinetuneRecipe, Recipe
+from sslpipe.recipe.base import Component
+from sslpipe.run.checkpoint import checkpoint_names
+
+RecipeT = TypeVar("RecipeT", Recipe, FinetuneRecipe)
+
+KEPT = "init"  # folder of a run directory
+
+
+def open_init(
+    recipe: Recipe | FinetuneRecipe,
+    source: FrozenBackbone | str | Path | None,
+    *,
+    checkpoint: str | None = None,
+    run_dir: Path | None = None,
+) -> FrozenBackbone | None:
+    """Load the weights that a run is to start from.
+
+    Args:
+        recipe: Its [backbone] and views are what the weights are fitted into.
+        source: What `load_backbone` takes, or what is loaded already; None: random weights.
+        checkpoint: As in `load_backbone`; only with a run directory.
+        run_dir: Of the run: once it keeps its start, a source that has gone is not missed.
+
+    Returns:
+        The backbone; None: none is named, or the run keeps its own and the source has gone.
+
+    Raises:
+        UserError: There is no run directory for `checkpoint`, or as `load_backbone`.
+    """
+    if not isinstance(source, str | Path):
+        if checkpoint is not None:
+            raise UserError(f"--checkpoint {checkpoint} is for an --init that is a run directory")
+        return source
+    if run_dir is not None and not Path(source).exists() and (run_dir / KEPT).exists():
+        _resume_without(str(source), run_dir)
+        return None
+    model = load_backbone(source, checkpoint=checkpoint)
+    facts = model.config.facts
+    if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
+        report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
+        report |= {key: facts[key] for key in ("name", "step") if key in facts}
+        model.config = model.config.model_copy(update={"facts": {"init": report}})
+    return model
+
+
+def keep_init(
+    run_dir: Path, init_from: FrozenBackbone | None, *, is_main: bool
+) -> FrozenBackbone | None:
+    """Return the weights that a run starts from or has started from; rank 0 keeps them in RUN/init.
+
+    Args:
+        run_dir: The run directory, its lock held.
+        init_from: The weights that the command names, if any.
+        is_main: Whether this rank writes.
+
+    Returns:
+        Those in RUN/init where it is there; else `init_from`.
+
+    Raises:
+        UserError: RUN/init holds others, is damaged, or cannot be written.
+    """
+    folder = run_dir / KEPT
+    if folder.exists():
+        kept = load_backbone(folder)
+        named = None if init_from is None else init_from.config.weights_sha256
+        if named not in (None, kept.config.weights_sha256):
+            raise UserError(
+                f"{run_dir} started from weights with sha256 {kept.config.weights_sha256}, and "
+                f"--init names others, with {named}: leave --init out to resume it, or use "
+                "another --run-dir"
+            )
+        return kept
+    if init_from is None or begun_without(run_dir) or not is_main:
+        return init_from
+    facts = {"init": init_facts(init_from)}
+    bare = init_from.config.model_copy(
+        update={
+            "facts": facts,
+            "projector": None,
+            "projector_sha256": None,
+            "whitening_sha256": None,
+        }
+    )
+    start = FrozenBackbone(init_from.backbone, init_from.view, bare)
+    scratch = run_dir / f".{KEPT}.tmp"
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)  # of a start that was killed
+        scratch.mkdir()
+        FORMATS["safetensors"].write(start, scratch)
+        (scratch / "SHA256SUMS").write_text(sha256_sums(scratch))
+        os.replace(scratch, folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}; make room for it") from error
+    return init_from
+
+
+def begun_without(run_dir: Path | None) -> bool:
+    """Whether a run has checkpoints but keeps no start: it is of an earlier version, or random."""
+    if run_dir is None or (run_dir / KEPT).exists():
+        return False
+    return bool(checkpoint_names(run_dir / "checkpoints"))
+
+
+def init_facts(init_from: FrozenBackbone) -> dict[str, Any]:
+    """Return what run.json, checkpoints and exports say of a start: source, format, sha256."""
+    facts = dict(init_from.config.facts.get("init", {"source": "", "format": "sslpipe"}))
+    return {**facts, "weights_sha256": init_from.config.weights_sha256}
+
+
+def with_init(
+    recipe: RecipeT,
+    init_from: FrozenBackbone | None,
+    index: DatasetIndex | None = None,
+    run_dir: Path | None = None,
+) -> RecipeT:
+    """Return the recipe with backbone, hash and views of the weights that it starts from.
+
+    Its own [backbone] has to be the weights' own, but for `pool`: weights fit any. Views get the
+    weights' mean, std and crop_px where [augment] does not say them and the data's are others.
+
+    Args:
+        recipe: Of either kind.
+        init_from: The weights; None: random ones of the recipe's [backbone].
+        index: The data set.
+        run_dir: The run directory: a run of an earlier version keeps the views it has.
+
+    Raises:
+        RecipeError: No backbone at all, or the recipe names another one, or other weights.
+    """
+    wanted = recipe.backbone
+    if init_from is None:
+        if wanted is None:
+            raise RecipeError(
+                "the recipe has no [backbone]; give one, or name weights to start from with --init"
+            )
+        component, sha256 = wanted, ""
+    else:
+        component, sha256 = _fitted(wanted, init_from), init_from.config.weights_sha256
+    if recipe.init not in ("", sha256):
+        raise RecipeError(
+            f"init = {recipe.init[:16]!r}..., but the given backbone's weights have sha256 "
+            f"{sha256[:16] or 'none: they are random'}; give the one that the recipe was made for"
+        )
+    changes: dict[str, Any] = {"backbone": component.model_dump(), "init": sha256}
+    if init_from is not None and not begun_without(run_dir):
+        changes["augment"] = {**_own_view(recipe, init_from, index), **recipe.augment.model_dump()}
+    tree = {**recipe.model_dump(), **changes}
+    return type(recipe).model_validate(tree, context="recorded")  # its words were checked
+
+
+def _fitted(wanted: Component | None, init_from: FrozenBackbone) -> Component:
+    """The weights' component; a recipe's `pool` counts, and what its [embedding] says elsewhere."""
+    source = init_from.config.backbone
+    theirs = {"kind": source.kind, **source.arguments}
+    for key, value in ({"kind": wanted.kind, **wanted.arguments} if wanted else {}).items():
+        present = theirs.get(key)
+        if key == "pool" or (key, value) == ("stem", "auto"):  # weights fit any
+            continue
+        if (list(present) if isinstance(present, tuple) else present) != value:
+            raise RecipeError(
+                f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "
+                "[backbone] out, or give another one"
+            )
+    own = {} if wanted is None else wanted.arguments
+    heads = {"embedding_dim", "normalize"} - {*own}  # of a fine-tuning: the network is what counts
+    arguments = {key: value for key, value in theirs.items() if key not in heads}
+    return Component.model_validate(
+        {**arguments, **({"pool": own["pool"]} if "pool" in own else {})}
+    )
+
+
+def _own_view(
+    recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone, index: DatasetIndex | None
+) -> dict[str, Any]:
+    """What [augment] takes from the weights, unless it says so itself or the data say the same."""
+    view, settings = init_from.view.config(), recipe.augment.arguments
+    own: dict[str, Any] = {"crop_px": view["crop_px"]}
+    for key in ("mean", "std"):
+        data = None if index is None else [float(v) for v in getattr(index.manifest, key)]
+        if settings.get("normalize", True) and view[key] != data:
+            own[key] = view[key]
+    return own
+
+
+def copy_weights(source: Backbone, target: Backbone) -> None:
+    """Copy a pretrained network; its embedding layer too where it has the same width.
+
+    A learned pooling that only one of them has starts anew, or is dropped.
+    """
+    state, own = source.network.state_dict(), target.network.state_dict()
+    pooling = {key for key in {*state, *own} if is_pooling(key)}
+    state = {key: value for key, value in state.items() if key not in pooling or key in own}
+    state |= {key: own[key] for key in pooling & {*own} - {*state}}
+    target.network.load_state_dict(state, strict=True)
+    theirs, ours = source.embedding, target.embedding
+    if theirs is not None and ours is not None and theirs.weight.shape == ours.weight.shape:
+        ours.load_state_dict(theirs.state_dict())
+
+
+def run_view(
+    recipe: Recipe | FinetuneRecipe,
+    index: DatasetIndex,
+    crop_px: int,
+    init_from: FrozenBackbone | None,
+) -> EvalView:
+    """Return the view of a run's evaluations: its training's crop, mean and std.
+
+    Started from weights, it resizes as they are used to.
+
+    Args:
+        recipe: As `with_init` returns it.
+        index: The data set whose mean and std are used where the recipe has none.
+        crop_px: Side of the views.
+        init_from: The weights.
+    """
+    settings = recipe.augment.arguments
+    mean_std: dict[str, Any] = {}
+    if settings.get("normalize", True):
+        mean_std = {key: settings.get(key, getattr(index.manifest, key)) for key in ("mean", "std")}
+    if init_from is None or init_from.view.crop_px != crop_px:
+        return eval_view_for(crop_px, **mean_std)
+    own = init_from.view.config()
+    plain = {key: own[key] for key in own if key not in ("mean", "std", "crops", "reduce")}
+    return EvalView(**plain, **mean_std)
+
+
+def init_metadata(init_from: FrozenBackbone | None, view: EvalView) -> dict[str, Any]:
+    """Return what a checkpoint says of a run's start, and its view; {} for random weights."""
+    if init_from is None:
+        return {}
+    return {"init": init_facts(init_from), "view": view.config()}
+
+
+def describe_init(init_from: FrozenBackbone | None) -> str:
+    """Say for the console which weights a run starts from; "" for random ones."""
+    if init_from is None:
+        return ""
+    facts = init_facts(init_from)
+    return f"; weights of {facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
+
+
+def _resume_without(source: str, run_dir: Path) -> None:
+    """Say that a source has gone and is not missed. Raises: UserError, it was not the run's."""
+    kept = init_facts(load_backbone(run_dir / KEPT))
+    if kept["source"] != source:
+        raise UserError(
+            f"--init {source} is not there, and {run_dir} started from {kept['source']}, which it "
+            "keeps: leave --init out to resume it, or use another --run-dir"
+        )
+    if os.environ.get("RANK", "0") == "0":
+        text = f"{source} is not there any more: resumed from the copy in {run_dir / KEPT}"
+        print(text, file=sys.stderr)
