@@ -18,6 +18,7 @@ from sslpipe.run.lock import RunLock
 from sslpipe.run.log import RunLog
 from sslpipe.run.records import append_records, seal
 from sslpipe.run.status import render, status
+from tests.evaluation.test_against import compared
 from tests.helpers.runs import command_line, final_weights
 
 OLD = Path(__file__).with_name("old_runs")  # of a version without checksums: nothing but the types
@@ -33,7 +34,15 @@ ROW = {
     "bank": 48,
     "details": {},
 }
-SUITE = {"schema_version": 1, "facts": {}, "columns": ["kNN"], "rows": [ROW], "left_out": []}
+SUITE = {
+    "schema_version": 1,
+    "facts": {"against": [{"name": "b", "source": "/x/b", "sha256": "0" * 64, "format": "timm"}]},
+    "columns": ["kNN"],
+    "rows": [ROW],
+    "left_out": [],
+    "against": [compared(against="b")],
+    "not_compared": ["Not compared with c: it is gone."],
+}
 BEAT = {
     "rank": 0,
     "host": "h",

@@ -1,5 +1,6 @@
 """`sslpipe evaluate suite`: a backbone beside pixels, random weights and other networks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from sslpipe.evaluation.features import (
     view_canvas_px,
 )
 from sslpipe.evaluation.suite import check_labelled, run_suite
-from sslpipe.evaluation.verdict import BASELINES
+from sslpipe.evaluation.verdict import BASELINES, form_names
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 
 
@@ -114,7 +115,14 @@ def suite(
     sets |= given
     sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
     # the numbers
-    report = run_suite(sets, metadata, search=search, seed=seed, say=console.print)  # type: ignore[arg-type]
+    report = run_suite(
+        sets,
+        metadata,
+        against=[other.name for other in others],
+        search=search,
+        seed=seed,
+        say=lambda text: console.print(text, highlight=False, markup=False),
+    )
     write_json(out, report)
     Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
     print_suite(report)
@@ -129,6 +137,8 @@ def print_suite(report: dict[str, Any]) -> None:
     if not printer.is_terminal:
         printer = Console(width=110)
     printer.print(suite_table(report))
+    if report.get("against"):
+        printer.print(against_table(report["against"]))
 
 
 def suite_table(report: dict[str, Any]) -> Table:
@@ -146,6 +156,28 @@ def suite_table(report: dict[str, Any]) -> Table:
     for (name, whitened), line in cells.items():
         label = f"{name}, whitened" if whitened else name
         table.add_row(label, *(line.get(column, "-") for column in report["columns"]))
+    return table
+
+
+def against_table(compared: Sequence[dict[str, Any]]) -> Table:
+    """Rows: a measure of a network each; the answer stands beside the measure that decides."""
+    several = len({each["features"] for each in compared}) > 1
+    table = Table(title="Against other networks: shares in %, differences in points")
+    for heading in ("against", "measure", "ours", "theirs", "difference, 95 % interval", "over"):
+        table.add_column(heading, justify="left" if heading in ("against", "measure") else "right")
+    table.add_column("answer")
+    for each in compared:
+        forms = dict.fromkeys(form_names(each))
+        table.add_row(
+            each["against"] + (f" ({each['features']})" if several else ""),
+            f"{each['measure']}, {' / '.join(forms)}",
+            f"{100 * each['value']:.1f}",
+            f"{100 * each['against_value']:.1f}",
+            f"{100 * each['difference']:+.1f} [{100 * each['interval95'][0]:+.1f}, "
+            f"{100 * each['interval95'][1]:+.1f}]",
+            f"{each['count']:,} {each['unit']}",
+            each.get("answer") or "",
+        )
     return table
 
 

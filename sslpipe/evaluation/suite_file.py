@@ -32,15 +32,23 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 SCHEMA_VERSION = 1
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+Ends = Annotated[list[Finite], Field(min_length=2, max_length=2)]
 
 
-class _Row(BaseModel):
+class _Strict(BaseModel):
+    """A number in quotes is none: what is shown is computed with."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Row(_Strict):
     """What a row must have to be shown; see `result.Result`."""
 
     features: str
@@ -49,13 +57,13 @@ class _Row(BaseModel):
     protocol: str
     metric: str
     value: Finite
-    interval95: tuple[float, float]
+    interval95: Ends
     queries: int
     bank: int
     details: dict[str, Any]
 
 
-class _Comparison(BaseModel):
+class _Comparison(_Strict):
     """What a comparison must have to be told; see `verdict.comparisons`."""
 
     features: str
@@ -65,10 +73,10 @@ class _Comparison(BaseModel):
     value: Finite
     baseline_value: Finite
     difference: Finite
-    interval95: tuple[float, float]
+    interval95: Ends
 
 
-class _Against(BaseModel):
+class _Against(_Strict):
     """What a comparison with another network must have; see above."""
 
     features: str
@@ -81,11 +89,11 @@ class _Against(BaseModel):
     value: Share
     against_value: Share
     difference: Annotated[float, Field(ge=-1, le=1)]
-    interval95: tuple[Finite, Finite]
+    interval95: Ends
     unit: Literal["images", "classes"]
-    count: Annotated[int, Field(ge=1)]
+    count: Count
     answer: Literal["better", "no clear difference", "worse"] | None = None
-    of: Annotated[int, Field(ge=1)] | None = None
+    of: Count | None = None
 
     @model_validator(mode="after")
     def _answered(self) -> Self:
@@ -94,7 +102,7 @@ class _Against(BaseModel):
         return self
 
 
-class _Other(BaseModel):
+class _Other(_Strict):
     """What is known of a network that was compared with."""
 
     name: str
@@ -103,11 +111,11 @@ class _Other(BaseModel):
     format: str
 
 
-class _Facts(BaseModel):
+class _Facts(_Strict):
     against: list[_Other] = []
 
 
-class _Report(BaseModel):
+class _Report(_Strict):
     """What an eval.json must have to be shown."""
 
     facts: _Facts

@@ -85,15 +85,15 @@ def verdict(evaluation: Tree) -> str:
     Args:
         evaluation: eval.json, or what becomes it; its own `comparisons` are used where it has them.
     """
-    deciding = [each for each in evaluation.get("against", ()) if each["primary"]]
-    said = [*_against_sentences(deciding), *evaluation.get("not_compared", ())]
-    if any(each["against"] in BASELINES for each in deciding):  # of classes that train has not
-        return " ".join(said)
-    return " ".join([*said, *_baseline_sentences(evaluation)])
+    said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
+    if not any(each["against"] in BASELINES for each in evaluation.get("against", ())):
+        said += _baseline_sentences(evaluation)  # else train has not the classes: all is said
+    return " ".join(said)
 
 
-def _against_sentences(deciding: Sequence[Tree]) -> list[str]:
+def against_sentences(evaluation: Tree) -> list[str]:
     """Say for each deciding comparison "better", "no clear difference" or "worse"."""
+    deciding = [each for each in evaluation.get("against", ()) if each["primary"]]
     named = len({each["features"] for each in deciding}) > 1
     sentences = []
     for each in deciding:
@@ -126,8 +126,14 @@ def value_text(each: Tree) -> str:
     if forms[0] == forms[1]:
         form = "whitened " if forms[0] else ""
         return f"{form}{each['measure']} {ours:.1f} against {theirs:.1f} %"
-    said = [" (whitened)" if form else " (as it is)" for form in forms]
-    return f"{each['measure']} {ours:.1f}{said[0]} against {theirs:.1f} %{said[1]}"
+    said = form_names(each)
+    return f"{each['measure']} {ours:.1f} ({said[0]}) against {theirs:.1f} % ({said[1]})"
+
+
+def form_names(each: Tree) -> tuple[str, str]:
+    """Name the forms in which ours and theirs were taken."""
+    names = ("as it is", "whitened")
+    return names[each["whitened"]], names[each["against_whitened"]]
 
 
 def _baseline_sentences(evaluation: Tree) -> list[str]:

@@ -14,6 +14,7 @@ from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.index import Manifest
 from sslpipe.errors import CheckpointError, ExportError, UserError
 from sslpipe.evaluation.embed import module_sha256
+from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import Whitening, load_whitening
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.limits import within_memory
@@ -414,7 +415,13 @@ def _evaluation(path: Path, weights_sha256: str) -> dict[str, Any]:
         if row["column"] is not None
     ]
     keys = ("data", "data_sha256", "split", "train_split")
+    facts = suite["facts"]
+    others = [
+        {k: each[k] for k in ("name", "format", "sha256")} for each in facts.get("against", [])
+    ]
     return {
         "evaluation": rows,
-        "evaluation_data": {key: suite["facts"][key] for key in keys if key in suite["facts"]},
+        "evaluation_data": {key: facts[key] for key in keys if key in facts},
+        **({"evaluation_against": others} if others else {}),
+        **({"evaluation_verdict": said} if (said := against_sentences(suite)) else {}),
     }

@@ -84,7 +84,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         lines += [f"{name}:", "", "```python", filled.rstrip(), "```", ""]
     lines += ["## Measured", ""]
     if metadata.get("evaluation"):
-        lines += [*_evaluation(metadata["evaluation"], metadata["evaluation_data"]), ""]
+        lines += [*_evaluation(metadata), ""]
     else:
         lines += [f"Nothing: {metadata.get('evaluation_left_out', 'no evaluation was run')}.", ""]
     lines.append(
@@ -180,11 +180,18 @@ def _component(component: Mapping[str, Any]) -> str:
     return f"`{component['kind']}`" + (f" ({settings})" if settings else "")
 
 
-def _evaluation(rows: list[dict[str, Any]], data: Mapping[str, Any]) -> list[str]:
+def _evaluation(metadata: Mapping[str, Any]) -> list[str]:
+    rows, data = metadata["evaluation"], metadata["evaluation_data"]
+    others = "".join(
+        f" `{_plain(each['name'])}` are the weights with sha256 `{each['sha256'][:16]}` "
+        f"({_plain(each['format'])}), through a view of their own."
+        for each in metadata.get("evaluation_against", [])
+    )
     lines = [
+        *(f"{_plain(text)}\n" for text in metadata.get("evaluation_verdict", [])),
         f"Frozen features of {_plain(data['data'])}, split {data['split']!r}; labels from the "
         f"split {data['train_split']!r}. `ssl` is this backbone; `pixels` and `random` (the same "
-        "network with random weights) had the same protocols, samples and draws.",
+        "network with random weights) had the same protocols, samples and draws." + others,
         "",
         "| features | whitened | protocol | metric | value | 95 % interval | queries | bank |",
         "|---|---|---|---|---|---|---|---|",

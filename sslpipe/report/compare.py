@@ -149,10 +149,11 @@ def merged(evaluations: dict[str, Tree]) -> Tree:
     # rows of all, under the run's name
     rows: list[Tree] = []
     for name, tree in evaluations.items():
-        rows += [
-            {**row, "features": name if row["features"] == "ssl" else row["features"], "run": name}
-            for row in [*tree["rows"], *tree.get("geometry", [])]
-        ]
+        for row in [*tree["rows"], *tree.get("geometry", [])]:
+            features = name if row["features"] == "ssl" else row["features"]
+            if features in evaluations and row["features"] != "ssl":  # another network of that name
+                features = f"{features}, compared with {name}"
+            rows.append({**row, "features": features, "run": name})
     # baselines: once where they are equal, else under the run's name
     for baseline in {row["features"] for row in rows} - set(evaluations):
         measured = {

@@ -35,7 +35,7 @@ from sslpipe.report.pictures import (
     tsne_map,
     unit_rows,
 )
-from sslpipe.report.results import COLOURS, NAMES
+from sslpipe.report.results import NAMES, feature_colours
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import missing, neighbour_sheet
 
@@ -104,12 +104,14 @@ def run_colour(place: int) -> str:
 def evaluated_curves(evaluation: Tree | None) -> list[Series]:
     """Return the ROCs that eval.json holds, of plain features: the run's and the baselines'."""
     curves = []
-    for row in evaluation["rows"] if evaluation else ():
+    rows = evaluation["rows"] if evaluation else []
+    colours = feature_colours(rows)
+    for row in rows:
         if "roc" in row["details"] and not row["whitened"]:
             false, true = (np.array(row["details"]["roc"][key]) for key in ("false", "true"))
             shown = false >= LOWEST_FPR
             name = NAMES.get(row["features"], row["features"])
-            colour = COLOURS.get(row["features"], "var(--series-4)")
+            colour = colours[row["features"]]
             curves.append(Series(name, np.log10(false[shown]), 100 * true[shown], colour))
     return curves
 

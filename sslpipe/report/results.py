@@ -1,20 +1,23 @@
 """Show what eval.json holds: verdict, table, few-shot curve."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
 
+from sslpipe.evaluation.against import KNN
 from sslpipe.evaluation.result import caveats
-from sslpipe.evaluation.verdict import KNN, verdict
+from sslpipe.evaluation.verdict import form_names, verdict
 from sslpipe.report.charts import Marks, Series, line_chart, number
 from sslpipe.report.run import RunFiles, Tree
 
 NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
+OTHER_COLOURS = tuple(f"var(--series-{number})" for number in (4, 5, 6))
 SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
 _FEW_PROTOCOL = re.compile(r"knn-weighted .* (\d+)/class ")
 _FEW = re.compile(rf"{KNN}, (\d+)/class")
@@ -58,6 +61,12 @@ def table_lines(evaluation: Tree) -> list[Line]:
             BASELINES.index(line.features) if line.features in BASELINES else len(BASELINES),
         ),
     )
+
+
+def feature_colours(rows: Iterable[Tree]) -> dict[str, str]:
+    """Return the colour of each kind of features: the usual ones, and some for all others."""
+    others = dict.fromkeys(row["features"] for row in rows if row["features"] not in COLOURS)
+    return COLOURS | dict(zip(others, cycle(OTHER_COLOURS)))
 
 
 def clear_best(lines: list[Line], column: str) -> list[Line]:
@@ -128,8 +137,43 @@ def result_table(evaluation: Tree) -> str:
         f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
         "test images. <b class='best'>Marked</b> only where the whole interval is better than "
         "those of all other features; a column without a mark has no clear best.</p>"
-        f"{feature_table(lines, columns)}{_caveats(evaluation)}{not_measured}"
+        f"{feature_table(lines, columns)}{against_table(evaluation.get('against', []))}"
+        f"{_caveats(evaluation)}{not_measured}"
         f"{_protocols(evaluation)}{_all_numbers(evaluation)}"
+    )
+
+
+def against_table(compared: Sequence[Tree]) -> str:
+    """Tabulate the differences from other networks, with their answers; '' where there are none."""
+    if not compared:
+        return ""
+    several = len({each["features"] for each in compared}) > 1
+    rows = ""
+    for each in compared:
+        low, high = (f"{100 * end:+.1f}" for end in each["interval95"])
+        other = NAMES.get(each["against"], each["against"])
+        name = f"{other} ({each['features']})" if several else other
+        forms = " / ".join(dict.fromkeys(form_names(each)))
+        cells = (
+            _percent(each["value"]),
+            _percent(each["against_value"]),
+            f"{100 * each['difference']:+.1f} <small>{low} to {high}</small>",
+            f"{each['count']:,} {each['unit']}",
+            f"<b>{each['answer']}</b>" if each["primary"] else "",
+        )
+        rows += (
+            f"<tr><th scope='row'>{escape(name)}</th><td>{each['measure']}, {forms}</td>"
+            f"{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        )
+    heads = "against, measure, ours in %, theirs in %, difference in points, over, answer"
+    head = "".join(f"<th scope='col'>{text}</th>" for text in heads.split(", "))
+    return (
+        "<h3>Against other networks</h3><p class='note'>The answer stands on one measure that was "
+        "fixed before: each network as it is or whitened, whichever was better within the labelled "
+        "train images. It holds for all comparisons together (Holm, 5 %); each interval is a 95 % "
+        "one of its own row, over test images or, where test images find each other, over "
+        "classes.</p><div class='wide'><table class='numbers'><thead><tr>"
+        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -195,7 +239,7 @@ def few_shot_chart(
         '' where there is a single column.
     """
     # rows of more labels a class than the table shows are taken in by their protocol
-    colours = {**COLOURS, **(colours or {})}
+    colours = {**feature_colours(evaluation["rows"]), **(colours or {})}
     classes = _classes(evaluation)
     series: list[Series] = []
     counts: dict[float, str] = {}  # labels a class -> text of the tick
@@ -218,7 +262,7 @@ def few_shot_chart(
                 line.title,
                 np.log10([count for count, *_ in points]) + at,
                 np.array([100 * cell["value"] for cell in cells]),
-                colours.get(line.features, "var(--series-4)"),
+                colours[line.features],
                 np.array([100 * cell["interval95"][0] for cell in cells]),
                 np.array([100 * cell["interval95"][1] for cell in cells]),
                 line.whitened or line.features in dashed,

@@ -27,6 +27,7 @@ from sslpipe.export.load import FrozenBackbone, load_run
 from sslpipe.export.verify import READERS, OnnxSession, outputs, read
 from sslpipe.export.write import FORMATS, TOLERANCE, export_model, refusals
 from sslpipe.recipe.pretrain import Projector
+from tests.evaluation.test_against import compared
 from tests.export.test_write import VIEW, features, read_here, trained, tree
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import RECIPE, train_over, write_recipe
@@ -364,6 +365,7 @@ def evaluated(tmp_path_factory):
             ("ssl", True, "kNN", "knn k=20", 0.525),
             ("ssl", False, None, "knn k=200", 0.55),
             ("pixels", False, "kNN", "knn k=20", 0.25),
+            ("lite|0", False, "kNN", "knn k=20", 0.375),
         )
     ]
     rows.append({**rows[0], "metric": "effective_rank", "value": 12.5, "interval95": [11, 14]})
@@ -371,7 +373,10 @@ def evaluated(tmp_path_factory):
     facts = {"data": "a | <b>b</b>\n# c", "data_sha256": "e" * 64, "split": "test"}
     facts |= {"train_split": "train"}
     facts["backbone_sha256"] = load_run(folder / "run").config.weights_sha256
+    facts["against"] = [{"name": "lite|0", "source": "/home/ann/lite.pth"}]
+    facts["against"][0] |= {"sha256": "ab" * 32, "format": "timm"}
     suite = {"schema_version": 1, "facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
+    suite["against"] = [compared(against="lite|0")]
     (folder / "run" / "eval.json").write_text(json.dumps(suite))
     return folder / "run"
 
@@ -403,6 +408,10 @@ def test_the_hubs_card_holds_the_measured_numbers_and_their_protocols(
         "| 12.5 | 11 to 14 |",
     ):
         assert text in card.text
+    assert "\nBetter than lite\\|0: kNN 70.0 (as it is) against 62.0 % (whitened)" in card.text
+    assert "| lite\\|0 | no | knn k=20 | top1 | 37.5% |" in card.text
+    assert f"`lite\\|0` are the weights with sha256 `{'ab' * 8}` (timm)" in card.text
+    assert "/home/ann" not in card.text + (out / "hf" / "config.json").read_text()
     assert "<b>" not in card.text
     assert "\n# c" not in card.text
     again = sslpipe.load_backbone(out / "hf")

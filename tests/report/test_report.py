@@ -26,9 +26,18 @@ from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinne
 from sslpipe.report.compare import differences, results
 from sslpipe.report.confusion import confusion
 from sslpipe.report.pictures import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows, thumbnails
-from sslpipe.report.results import Line, accuracy_sentence, clear_best, few_shot_chart, result_table
+from sslpipe.report.results import (
+    Line,
+    accuracy_sentence,
+    clear_best,
+    feature_colours,
+    few_shot_chart,
+    result_table,
+    verdict_sentence,
+)
 from sslpipe.report.run import read_run, without_places
 from sslpipe.report.sections import alarms, standing_alarms
+from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import RECIPE, train_over, write_recipe
 
@@ -429,6 +438,30 @@ def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table():
         for sentence in told:
             assert sentence in html.split("</table>")[1]
         assert EVIL not in html
+
+
+def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_their_own():
+    others = [f"{EVIL}{number}" for number in range(2)]
+    rows = [row("ssl", 0.5, 0.4, 0.6), *(row(name, 0.6, 0.5, 0.7) for name in others)]
+    answers = [
+        compared(against=others[0], answer="worse", difference=-0.1, interval95=[-0.2, -0.05]),
+        compared(against=others[1], start=True, of=2, whitened=True),
+        compared(against=others[1], measure="MAP@R", primary=False, unit="classes", count=7),
+    ]
+    evaluation = {**evaluation_of(*rows), "against": answers, "not_compared": [f"gone: {QUOTES}"]}
+    html = result_table(evaluation)
+    page = Page(html)
+    assert not {"script", "img", "b onload"} & {tag for tag, _ in page.tags}
+    for text in ("worse", "better", "-10.0 -20.0 to -5.0", "7 classes", "1,000 images", others[0]):
+        assert text in page.text
+    assert [html.count(f"<b>{answer}</b>") for answer in ("worse", "better")] == [1, 1]
+    colours = feature_colours(evaluation["rows"])
+    assert len({colours[name] for name in ("ssl", "random", "pixels", *others)}) == 5
+    said = Page(verdict_sentence(SimpleNamespace(evaluation=evaluation))).text
+    assert said.startswith(f"Worse than {others[0]}: use the model you have: kNN")
+    assert f"Better than {others[1]}, which it started from: " in said
+    assert f"gone: {QUOTES}" in said
+    assert said.index("hold together") < said.index("random weights is not known")
 
 
 def test_many_classes_give_lists_instead_of_a_matrix():

@@ -1,0 +1,283 @@
+"""Was training worth it: useless runs are not called better, useful ones are."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.evaluation.against import Scores, compare_all, queries_with_a_match, whitening_helps
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.knn import knn_results
+from sslpipe.evaluation.retrieval import retrieval
+from sslpipe.evaluation.suite import run_suite
+from sslpipe.evaluation.suite_file import check_report
+from sslpipe.evaluation.verdict import against_sentences, verdict
+from sslpipe.evaluation.whiten import whiten
+
+CLASSES, PIXELS, WIDTH = 8, 24, 12
+BANK, QUERIES = 240, 300
+
+
+def images(generator, prototypes):
+    """Labels and images: a class's prototype and noise, more of it in the second half of pixels."""
+    labels = torch.randint(0, len(prototypes), (BANK + QUERIES,), generator=generator)
+    spread = torch.cat([torch.full((PIXELS // 2,), 0.9), torch.full((PIXELS // 2,), 3.0)])
+    noise = torch.randn(len(labels), PIXELS, generator=generator) * spread
+    return labels, prototypes[labels] + noise
+
+
+def split(labels, features):
+    ids = torch.arange(len(labels))
+    rows = Embeddings(features.float(), labels, ids)
+    return rows.rows(ids[:BANK]), rows.rows(ids[BANK:])
+
+
+def network(generator):
+    """Weights (PIXELS, WIDTH) that look at the pixels with little noise: a good network."""
+    weights = torch.zeros(PIXELS, WIDTH)
+    square = torch.randn(PIXELS // 2, WIDTH, generator=generator)
+    weights[: PIXELS // 2] = torch.linalg.qr(square).Q
+    return weights
+
+
+def shuffled(weights, generator):
+    return weights.flatten()[torch.randperm(weights.numel(), generator=generator)].view_as(weights)
+
+
+def trained_on_noise(weights, generator):
+    return weights + 0.5 * torch.randn(weights.shape, generator=generator)
+
+
+def answer(ours, theirs, *, other=None, labels=None):
+    """The suite's own comparison by kNN, without what a verdict does not need."""
+    sets = {"ssl": ours, "theirs": theirs}
+    scores = Scores({}, {}, queries_with_a_match(ours[1].labels.numpy()))
+    for name, pair in sets.items():
+        for whitened in (False, True):
+            bank, queries = whiten(*pair) if whitened else pair
+            scores.take(name, whitened, [("kNN", knn_results(bank, queries, k=(20,))[0])])
+    forms = {name: whitening_helps(pair[0]) for name, pair in sets.items()}
+    compared = compare_all(["ssl"], ["theirs"], "theirs", scores, forms, known_classes=True)
+    assert [each["primary"] for each in compared].count(True) == 1
+    assert (compared[0]["whitened"], compared[0]["against_whitened"]) == (*forms.values(),)
+    return compared[0]["answer"]
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "trained on noise", "as good as before"])
+def test_of_100_useless_runs_at_least_95_are_not_called_better(kind):
+    answers = []
+    for draw in range(100):
+        generator = torch.Generator().manual_seed(draw)
+        labels, pictures = images(generator, torch.randn(CLASSES, PIXELS, generator=generator))
+        start = network(generator)
+        theirs = pictures @ start
+        if kind == "as good as before":  # both lose as much: the one hard to tell
+            noise = torch.randn(2, *theirs.shape, generator=generator)
+            ours, theirs = theirs + noise[0], theirs + noise[1]
+        else:
+            change = shuffled if kind == "shuffled" else trained_on_noise
+            ours = pictures @ change(start, generator)
+        answers.append(answer(split(labels, ours), split(labels, theirs)))
+    assert answers.count("better") <= 5
+    if kind != "as good as before":
+        assert answers.count("worse") >= 60
+
+
+def test_of_100_useful_runs_most_are_called_better():
+    answers = []
+    for draw in range(100):
+        generator = torch.Generator().manual_seed(draw)
+        labels, pictures = images(generator, torch.randn(CLASSES, PIXELS, generator=generator))
+        weights = network(generator)
+        theirs = pictures @ trained_on_noise(weights, generator)
+        answers.append(answer(split(labels, pictures @ weights), split(labels, theirs)))
+    assert answers.count("better") >= 60
+    assert answers.count("worse") == 0
+
+
+def badly_scaled(rows, factor):
+    return rows._replace(features=rows.features * factor)
+
+
+def test_better_scaled_features_alone_are_not_called_better():
+    """The same network, but one's features drown in an axis that says nothing."""
+    generator = torch.Generator().manual_seed(0)
+    labels, pictures = images(generator, torch.randn(CLASSES, PIXELS, generator=generator))
+    features = torch.cat([pictures @ network(generator), pictures[:, -3:]], dim=1)
+    factor = torch.cat([torch.ones(WIDTH), torch.full((3,), 4.0)])
+    ours = split(labels, features)
+    theirs = tuple(badly_scaled(rows, factor) for rows in ours)
+    assert whitening_helps(theirs[0])
+    assert answer(ours, theirs) == "no clear difference"
+    plain = [knn_results(*pair, k=(20,))[0].value for pair in (ours, theirs)]
+    assert plain[0] > plain[1] + 0.15, "as they are, the one is far better"
+
+
+@pytest.fixture(scope="module")
+def report():
+    generator = torch.Generator().manual_seed(0)
+    labels, pictures = images(generator, torch.randn(CLASSES, PIXELS, generator=generator))
+    weights = network(generator)
+    sets = {
+        "ssl": split(labels, pictures @ weights),
+        "start": split(labels, pictures @ trained_on_noise(weights, generator)),
+        "twin": split(labels, pictures @ weights + 0.01),
+        "random": split(labels, pictures @ torch.randn(PIXELS, 4, generator=generator)),
+    }
+    said = ["Not compared with x: no such file."]
+    return sets, run_suite(sets, {}, against=["start", "twin"], start="start", not_compared=said)
+
+
+def test_the_suite_opens_with_each_other_network_then_the_baselines(report):
+    _, report = report
+    text = report["verdict"]
+    first = "Better than start, which it started from: "
+    assert text.startswith(first)
+    assert text.index(first) < text.index("No clear difference from twin: ")
+    assert text.index("twin") < text.index("These 2 answers hold together at 5 % (Holm).")
+    assert text.index("(Holm)") < text.index("Not compared with x") < text.index("random weights")
+    assert json.loads(json.dumps(report["against"])) == report["against"]
+    assert {c["features"] for c in report["comparisons"]} == {"ssl"}
+    measures = [each["measure"] for each in report["against"] if each["against"] == "start"]
+    assert set(measures) == {"kNN", "linear", "Recall@1", "MAP@R"}
+
+
+def test_each_difference_is_that_of_the_rows_and_only_one_decides(report):
+    sets, report = report
+    cells = {(r["features"], r["whitened"], r["column"]): r["value"] for r in report["rows"]}
+    inside = {(r["features"], r["whitened"], r["metric"]): r["value"] for r in report["rows"]}
+    metrics = {"Recall@1": "hit_rate@1", "MAP@R": "map_at_r"}
+    for each in report["against"]:
+        ours, theirs = (
+            inside[name, form, metrics[each["measure"]]]
+            if each["measure"] in metrics
+            else cells[name, form, each["measure"]]
+            for name, form in (
+                (each["features"], each["whitened"]),
+                (each["against"], each["against_whitened"]),
+            )
+        )
+        assert each["value"] == pytest.approx(ours)
+        assert each["against_value"] == pytest.approx(theirs)
+        assert each["difference"] == pytest.approx(ours - theirs)
+        low, high = each["interval95"]
+        assert low <= each["difference"] <= high
+        assert ("answer" in each) == each["primary"]
+        assert each["unit"] == ("classes" if each["measure"] in metrics else "images")
+        assert each["start"] == (each["against"] == "start")
+    deciding = [(e["against"], e["measure"], e["of"]) for e in report["against"] if e["primary"]]
+    assert deciding == [("start", "kNN", 2), ("twin", "kNN", 2)]
+    found = retrieval(*[whiten(*sets["ssl"])[1]] * 2, exclude_same_id=True)
+    assert inside["ssl", True, "map_at_r"] == next(
+        result.value for result in found if result.metric == "map_at_r"
+    )
+
+
+def test_where_train_has_not_the_classes_recall_decides_also_against_the_baselines():
+    generator = torch.Generator().manual_seed(1)
+    labels, pictures = images(generator, torch.randn(CLASSES, PIXELS, generator=generator))
+    weights = network(generator)
+    labels[BANK:] += 100
+    sets = {
+        "ssl": split(labels, pictures @ weights),
+        "other": split(labels, pictures @ shuffled(weights, generator)),
+        "pixels": split(labels, pictures),
+    }
+    report = run_suite(sets, {}, against=["other"])
+    assert report["comparisons"] == []
+    deciding = [each for each in report["against"] if each["primary"]]
+    assert {(e["against"], e["measure"]) for e in deciding} == {
+        ("other", "Recall@1"), ("pixels", "Recall@1"),
+    }  # fmt: skip
+    assert {each["measure"] for each in report["against"]} == {"Recall@1", "MAP@R"}
+    assert report["verdict"].startswith("Better than other: ")
+    assert "Better than raw pixels: " in report["verdict"]
+    assert "kNN" not in report["verdict"]
+
+
+def compared(**changed):
+    base = {
+        "features": "ssl", "against": "lite0", "start": False, "measure": "kNN", "primary": True,
+        "whitened": False, "against_whitened": True, "value": 0.7, "against_value": 0.62,
+        "difference": 0.08, "interval95": [0.06, 0.1], "p": 0.0, "p_holm": 0.0, "of": 1,
+        "unit": "images", "count": 1000, "answer": "better",
+    }  # fmt: skip
+    return base | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {},
+            "Better than lite0: kNN 70.0 (as it is) against 62.0 % (whitened) (+8.0 points, "
+            "95 % interval +6.0 to +10.0).",
+        ),
+        (
+            {"answer": "worse", "start": True, "whitened": True, "difference": -0.08},
+            "Worse than lite0, which it started from: use the model you have: whitened kNN 70.0 "
+            "against 62.0 % (-8.0 points, 95 % interval +6.0 to +10.0).",
+        ),
+        (
+            {"answer": "no clear difference", "against_whitened": False, "of": 5},
+            "No clear difference from lite0: kNN 70.0 against 62.0 % (+8.0 points, 95 % interval "
+            "+6.0 to +10.0; not clear among 5 comparisons).",
+        ),
+    ],
+)
+def test_the_sentences(changed, sentence):
+    assert against_sentences({"against": [compared(**changed)]}) == [sentence]
+    rows = [{"features": "ssl", "column": None}]
+    assert verdict({"rows": rows, "against": [compared(**changed)]}).startswith(sentence)
+
+
+def test_whitening_is_chosen_by_train_alone_and_whatever_the_order_of_its_rows():
+    generator = torch.Generator().manual_seed(0)
+    labels, pictures = images(generator, torch.randn(CLASSES, PIXELS, generator=generator))
+    train, _ = split(labels, pictures * torch.tensor(np.geomspace(1, 60, PIXELS)))
+    order = torch.randperm(BANK, generator=generator)
+    assert whitening_helps(train)
+    assert whitening_helps(train.rows(order))
+    assert not whitening_helps(train.rows(torch.arange(1)))
+
+
+def whole_file(**changed):
+    row = {
+        "features": "ssl",
+        "whitened": False,
+        "column": "kNN",
+        "protocol": "knn",
+        "metric": "top1",
+    }
+    row |= {"value": 0.5, "interval95": [0.4, 0.6], "queries": 9, "bank": 9, "details": {}}
+    named = {"name": "lite0", "source": "lite0.pth", "sha256": "0", "format": "timm"}
+    return {
+        "facts": {"against": [named]}, "columns": ["kNN"], "rows": [row], "left_out": [],
+        "against": [compared()], "not_compared": ["gone"], **changed,
+    }  # fmt: skip
+
+
+def test_a_file_with_comparisons_is_checked_and_one_without_is_as_before():
+    check_report(whole_file())
+    older = whole_file(facts={})
+    del older["against"], older["not_compared"]
+    check_report(older)
+    assert "No accuracy" not in verdict(older)
+    for key in compared():
+        if key in ("p", "p_holm"):  # not shown
+            continue
+        for value in ("<b>x</b>", "1", None, [1], float("nan"), -2, 10**400):
+            if isinstance(value, str) and key in ("features", "against"):
+                continue
+            with pytest.raises(ValueError, match=r"against\.0") as refused:
+                check_report(whole_file(against=[compared(**{key: value})]))
+            assert "\n" not in str(refused.value)
+    for facts in ({"against": "x"}, {"against": [{}]}, {"against": [{"name": 1}]}):
+        with pytest.raises(ValueError, match=r"facts\.against"):
+            check_report(whole_file(facts=facts))
+    rows = whole_file()["rows"]
+    with pytest.raises(ValueError, match=r"rows\.0\.value"):
+        check_report(whole_file(rows=[{**rows[0], "value": "0.5"}]))
+    with pytest.raises(ValueError, match="not_compared"):
+        check_report(whole_file(not_compared=[1]))
