@@ -5,21 +5,53 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from PIL import Image, ImageColor
+from PIL import Image
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sslpipe.cli.progress import progress
+from sslpipe.cli.shard_options import (
+    BACKGROUND,
+    CLASS_DISJOINT,
+    COLUMNS,
+    GROUP_BY,
+    LEVELS,
+    PATTERN,
+    RESIZE,
+    SCATTER,
+    SPLIT_BY,
+    UNSEEN,
+    ClassFile,
+    JsonFields,
+    NamePattern,
+    OutFolder,
+    Workers,
+    parse_colour,
+    parse_levels,
+    parse_names,
+    tar_columns,
+)
+from sslpipe.cli.shard_options import read_option as _read
+from sslpipe.cli.shard_options import write_option as _write
 from sslpipe.data.index import Manifest, load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.build import MISSING, Built, build_dataset
+from sslpipe.sharding.cells import parse_columns
+from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.idx import cut_idx
-from sslpipe.sharding.index import any_tars, find_tars, index_folder, verify_shard
+from sslpipe.sharding.index import (
+    any_tars,
+    check_columns,
+    find_tars,
+    index_folder,
+    verify_columns,
+    verify_shard,
+)
 from sslpipe.sharding.merge import merge_parts, shards_to_merge
 from sslpipe.sharding.record import Part
 from sslpipe.sharding.repack import repack as repack_tars
@@ -33,41 +65,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1",
-)
-OutFolder = Annotated[Path, typer.Argument(help="folder of the data set", show_default=False)]
-Workers = Annotated[int, typer.Option(min=1, help="threads; the files do not depend on it")]
-ClassFile = Annotated[Path | None, typer.Option(help="text file, one class name a line, by label")]
-
-
-def _read(help: str, *names: str) -> Any:
-    """An option of `build` about what is read."""
-    return typer.Option(*names, help=help, rich_help_panel="What to read")
-
-
-def _write(help: str, *names: str, **range: float) -> Any:
-    """An option of `build` about what is written."""
-    return typer.Option(*names, help=help, rich_help_panel="How to write", **range)  # type: ignore[arg-type]
-
-
-CLASS_DISJOINT = (
-    "cub, cars: train on the first half of the classes and test on the others, or split as for "
-    "classification"
-)
-UNSEEN = (
-    "names, separated by commas: their images go to splits of their own, such as test_unseen "
-    "beside test"
-)
-SCATTER = (
-    "place each image once at random in its frame: 55-100 % of its size, shifted, rotated by up to "
-    "20 degrees, 50-100 % as bright"
-)
-RESIZE = (
-    "reduce images whose shorter side is longer than this many px; JPEGs are written again with "
-    "quality 95, all others as PNG"
-)
-BACKGROUND = (
-    "colour under transparent parts, such as white or '#ffffff'; else transparency is dropped, "
-    "which often leaves black"
 )
 
 
@@ -84,7 +81,8 @@ def build(
     root: Annotated[Path | None, _read("folder of the images or files")] = None,
     split: Annotated[str | None, _read("only this split; names it where none is")] = None,
     name: Annotated[
-        str | None, _read("torchvision: the dataset, such as CIFAR10; else the data set's name")
+        str | None,
+        _read("torchvision: the dataset, such as CIFAR10; else the data set's name"),
     ] = None,
     csv: Annotated[Path | None, _read("csv: a row an image")] = None,
     delimiter: Annotated[
@@ -94,10 +92,14 @@ def build(
     label_column: Annotated[str, _read("csv, parquet: class")] = "label",
     split_column: Annotated[str | None, _read("csv: name of the split")] = None,
     skip_missing: Annotated[
-        bool, _read("csv, parquet: list files that are not there and skip them", "--skip-missing")
+        bool,
+        _read("csv, parquet: list files that are not there and skip them", "--skip-missing"),
     ] = False,
     classes: Annotated[Path | None, _read("idx: class names, one a line by label")] = None,
     labels: Annotated[bool, _read("take folder names or --label-column")] = True,
+    columns: Annotated[str | None, _read(COLUMNS)] = None,
+    folder_levels: Annotated[str | None, _read(LEVELS)] = None,
+    name_pattern: Annotated[str | None, _read(PATTERN)] = None,
     download: Annotated[bool, _read("torchvision: fetch it", "--download")] = False,
     class_disjoint: Annotated[
         bool, _read(CLASS_DISJOINT, "--class-disjoint/--published-split")
@@ -105,7 +107,9 @@ def build(
     test_fraction: Annotated[
         float, _write("share of each class to cut from train as test", min=0, max=0.9)
     ] = 0.0,
+    split_by: Annotated[str | None, _write(SPLIT_BY)] = None,
     unseen_classes: Annotated[str | None, _write(UNSEEN)] = None,
+    group_by: Annotated[str | None, _write(GROUP_BY)] = None,
     scatter: Annotated[bool, _write(SCATTER, "--scatter")] = False,
     resize_shorter: Annotated[int | None, _write(RESIZE, min=1)] = None,
     background: Annotated[str | None, _write(BACKGROUND)] = None,
@@ -129,9 +133,11 @@ def build(
     - `... build out/cifar10 --source torchvision --name CIFAR10 --root data --download`
     - `... build out/birds --source csv --csv birds.csv --image-column file --label-column species`
     - `... build out/fashion --source idx --root FOLDER_OF_THE_FILES`
-    - `... build out/cub --source cub --root CUB_200_2011`: also cars, products, omniglot,
-      tiny-imagenet
+    - `... build out/cub --source cub --root CUB_200_2011`: also cars, products, omniglot, market,
+      inshop, tiny-imagenet
     - `... build out/beans --source parquet --root beans/data --label-column labels`
+    - photos/VENDOR/THING.png:  `... build out/icons --root photos --name-pattern
+      '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
     - on machine 3 of 16: `... build out/big --root photos --part 3/16`, then `... merge out/big`
     """
     chosen = None if part is None else Part.parse(part)
@@ -141,12 +147,17 @@ def build(
         SourceOptions(
             root, split, name, csv, image_column, label_column,
             split_column, classes, labels, download, class_disjoint, delimiter, skip_missing,
+            parse_columns(columns, "--columns") if columns is not None else (),
+            parse_levels(folder_levels),
+            None if name_pattern is None else parse_pattern(name_pattern),
         ),
         Layout(
-            seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter, _colour(background)
+            seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter,
+            parse_colour(background), group_by,
         ),
         test_fraction=test_fraction,
-        unseen_classes=[] if unseen_classes is None else _names(unseen_classes),
+        split_by=split_by,
+        unseen_classes=[] if unseen_classes is None else parse_names(unseen_classes),
         skip_bad=skip_bad,
         overwrite=overwrite,
         part=chosen,
@@ -191,6 +202,8 @@ def repack(
         bool, typer.Option("--folder-labels", help="an image's folder in the tar is its class")
     ] = False,
     classes: ClassFile = None,
+    json_fields: JsonFields = None,
+    name_pattern: NamePattern = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace these splits")] = False,
     workers: Workers = 2,
 ) -> None:
@@ -215,6 +228,7 @@ def repack(
             max_shard_bytes=max_shard_bytes,
             folder_labels=folder_labels,
             classes=names,
+            columns=tar_columns(json_fields, name_pattern),
             overwrite=overwrite,
             workers=workers,
             advance=advance,
@@ -232,17 +246,29 @@ def index(
         str | None, typer.Option(help="of all tars; else by name: train-000000.tar is in train")
     ] = None,
     classes: ClassFile = None,
+    json_fields: JsonFields = None,
+    name_pattern: NamePattern = None,
+    no_columns: Annotated[
+        bool, typer.Option("--no-columns", help="drop the columns that dataset.json has")
+    ] = False,
     workers: Workers = 2,
 ) -> None:
     """Index webdataset tars made by others (img2dataset, open_clip) without rewriting them.
 
-    A sample is KEY.jpg, KEY.png or KEY.webp with an optional integer in KEY.cls; other members
-    stay and are ignored. mean and std in dataset.json are ImageNet's.
+    A sample is KEY.jpg, KEY.png or KEY.webp with an optional integer in KEY.cls and columns in
+    KEY.json; other members stay and are ignored. mean and std in dataset.json are ImageNet's.
+
+    - `sslpipe shards index laion --json-fields url,width:integer`
     """
     groups = find_tars(folder, split)
+    columns = tar_columns(json_fields, name_pattern)
+    if not no_columns:
+        check_columns(folder, groups, columns)
     names = class_names(classes) if classes else ()
     with progress(f"index {folder.name}", sum(map(len, groups.values()))) as advance:
-        manifest = index_folder(folder, groups, names, workers=workers, advance=advance)
+        manifest = index_folder(
+            folder, groups, names, columns=columns, workers=workers, advance=advance
+        )
     _print_summary(folder, manifest)
 
 
@@ -258,6 +284,7 @@ def verify(folder: OutFolder, workers: Workers = 2) -> None:
         for (key, shard), found in zip(jobs, results, strict=True):
             faults += found
             advance(data.manifest.splits[key][shard].samples)
+    faults += [fault for key in data.manifest.splits for fault in verify_columns(data, key)]
     for fault in faults:
         print(f"{fault.shard}{' ' + fault.key if fault.key else ''}: {fault.reason}")
     if faults:
@@ -292,14 +319,14 @@ def stats(
     folder: OutFolder,
     looked_at: Annotated[int, typer.Option(min=1, help="samples whose size in px is read")] = 1000,
 ) -> None:
-    """Counts, classes, bytes and image sizes of each split, without decoding anything."""
+    """Counts, classes, bytes, image sizes and columns of each split; nothing is decoded."""
     data = load_index(folder)
 
-    from sslpipe.sharding.show import split_rows
+    from sslpipe.sharding.show import column_rows, split_rows
 
     for name in data.manifest.splits:
         table = Table(title=escape(f"{data.manifest.name}, {name}"), show_header=False, box=None)
-        for row in split_rows(data, name, sampled=looked_at):
+        for row in [*split_rows(data, name, sampled=looked_at), *column_rows(data, name)]:
             table.add_row(*map(escape, row))
         Console().print(table)
 
@@ -315,25 +342,11 @@ def cut_idx_command(
         print(path)
 
 
-def _colour(text: str | None) -> tuple[int, int, int] | None:
-    try:
-        if text is None:
-            return None
-        red, green, blue = ImageColor.getrgb(text)[:3]
-        return red, green, blue
-    except ValueError:
-        raise DataError(
-            f"--background {text!r} is no colour; for example white, '#ffffff'"
-        ) from None
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
 def _print_built(out: Path, built: Built, part: Part | None = None) -> None:
     for line in built.skipped:
         print(f"skipped: {line}", file=sys.stderr)
+    for line in built.notes:
+        print(line)
     if part is not None:
         print(f"{out}: part {part} is done; when all are: sslpipe shards merge {out}")
         return

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from sslpipe.data.storage import join, read_bytes, scheme, size_of
+from sslpipe.data.values import PARSERS
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import sha256_of
 
@@ -165,9 +166,28 @@ class Column:
         """Write one stored value that is not missing."""
         if self.kind == "text":
             return self.strings[int(value)]
-        if self.kind == "time":
-            return f"{np.datetime64(int(value), 'us')}Z"
-        return str(value)
+        return show_time(int(value)) if self.kind == "time" else str(value)
+
+    def parse(self, text: str) -> int | float | None:
+        """Read a value as it is stored, such as one that a query compares with.
+
+        Args:
+            text: A string of the table; an integer, a float, or a time as `parse_time` reads it.
+
+        Returns:
+            None for a string that no sample of any split has.
+
+        Raises:
+            DataError: The text is no value of this kind.
+        """
+        if self.kind == "text":
+            return self.strings.codes.get(text)
+        try:
+            return PARSERS[self.kind](text)
+        except ValueError as error:
+            raise DataError(
+                f"column {self.name!r} is of kind {self.kind}, and {shown(text)} {error}"
+            ) from None
 
     @cached_property
     def strings(self) -> "Strings":
@@ -236,6 +256,14 @@ class Groups:
         codes = np.searchsorted(self.values, values.astype(self.values.dtype))
         return np.where(is_missing(self.column.kind, values), -1, codes)
 
+    def whole_split(self) -> NDArray[np.int64]:
+        """Number all samples by group, (samples,); a missing value has a number of its own."""
+        codes = np.empty(self.column.samples, np.int64)
+        codes[self.ids] = np.repeat(np.arange(len(self)), self.sizes())
+        alone = is_missing(self.column.kind, self.column.values)
+        codes[alone] = len(self) + np.arange(alone.sum())
+        return codes
+
     def spans(self, codes: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find where groups begin in `ids`, and their sizes; 0 for code -1. (n,) -> (n,), (n,)."""
         codes = np.asarray(codes, np.int64)
@@ -252,7 +280,8 @@ class Groups:
 
     def sizes(self) -> NDArray[np.int64]:
         """Count the samples of every group, (G,)."""
-        return np.diff(self.starts, append=len(self.ids))
+        sizes: NDArray[np.int64] = np.diff(self.starts, append=len(self.ids))
+        return sizes
 
     def members(self, code: int) -> NDArray[np.int64]:
         """List a group's ids, ascending."""
@@ -318,6 +347,11 @@ def find_column(columns: dict[str, ColumnEntry], name: str, where: str) -> Colum
             f"{where} has no column {shown(name)}{did_you_mean(name, columns)}; columns: {known}"
         )
     return columns[name]
+
+
+def show_time(micros: int) -> str:
+    """Write microseconds since 1970 in ISO 8601."""
+    return f"{np.datetime64(micros, 'us')}Z".replace(".000000Z", "Z")
 
 
 def is_missing(kind: str, values: NDArray[Any]) -> NDArray[np.bool_]:

@@ -18,23 +18,26 @@ from sslpipe.random import hash_integers, permutation
 
 ORDER_VERSION = 1  # part of every digest: raise it whenever an order below changes
 
-_SHARDS, _OFFSET, _WINDOWS, _SAMPLES, _HOLDOUT = range(5)  # names of independent draws
+_SHARDS, _OFFSET, _WINDOWS, _SAMPLES, _HOLDOUT, _GROUPS, _CLASSES = range(7)  # names of draws
 
 Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
 
 
-def held_out(labels: Integers, count: int) -> Integers:
+def held_out(labels: Integers, count: int, groups: Integers | None = None) -> Integers:
     """Choose the ids of a fixed, class-stratified slice: the lowest hashes of each class.
 
     Args:
-        labels: (N,) int64. Samples without a label (-1) are never taken.
+        labels: (N,) int64. Samples without a label (-1) are never taken, but with their group.
         count: Of the slice. Each class gives its share, rounded to nearest.
+        groups: (N,) number of each sample's group, which is taken whole or not at all; then the
+            slice has as nearly `count` labelled samples as that allows; see `choose_groups`.
 
     Returns:
         Sorted ids; empty where count is 0 or nothing is labelled.
 
     Raises:
-        DataError: Nothing is left to train on.
+        DataError: Nothing is left to train on, or with groups nothing is taken.
     """
     labelled = np.flatnonzero(labels >= 0)
     if not count or not len(labelled):
@@ -43,12 +46,61 @@ def held_out(labels: Integers, count: int) -> Integers:
         raise DataError(
             f"data.holdout = {count} leaves nothing to train on; {len(labelled)} are labelled"
         )
+    if groups is not None:
+        whole = np.flatnonzero(choose_groups(groups, labels, count / len(labelled), _HOLDOUT))
+        if len(whole) in (0, len(labels)):
+            raise DataError(
+                f"data.holdout = {count} with data.holdout_by: groups are too large to hold some "
+                "out and train on others; use another count, or another column"
+            )
+        return whole
     taken = []
     for label in np.unique(labels[labelled]):
         members = np.flatnonzero(labels == label)
         share = round(count * len(members) / len(labelled))
         taken.append(members[np.argsort(hash_integers(_HOLDOUT, members), kind="stable")[:share]])
     return np.sort(np.concatenate(taken)).astype(np.int64)
+
+
+def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: int) -> Booleans:
+    """Draw whole groups that hold a share of the samples, of each class as nearly as groups allow.
+
+    Classes, and the groups of a class, come in an order drawn by hashes; a group is taken where
+    that brings the number of samples taken so far nearer to the share (error diffusion). The whole
+    is off by at most half of the largest group.
+
+    Args:
+        groups: (N,) number of each sample's group.
+        labels: (N,) the class of a group is that of most of its samples. Samples without a label
+            (-1) count where none has one; else they go with their group and do not count.
+        fraction: The share, in [0, 1].
+        *words: Name the draw.
+
+    Returns:
+        (N,) whether each sample's group is taken.
+    """
+    _, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
+    counted = labels >= 0 if (labels >= 0).any() else np.ones(len(labels), bool)
+    sizes = np.bincount(numbers[counted], minlength=len(first))
+    # the class of each group: pairs of group and class, the most frequent of a group first
+    pairs, counts = np.unique(
+        np.stack([numbers[counted], labels[counted]]), axis=1, return_counts=True
+    )
+    pairs = pairs[:, np.lexsort((pairs[1], -counts, pairs[0]))]
+    named, begins = np.unique(pairs[0], return_index=True)
+    classes = np.full(len(first), -1, np.int64)
+    classes[named] = pairs[1, begins]
+    # the draw
+    ranked = np.lexsort(
+        (hash_integers(*words, _GROUPS, first), hash_integers(*words, _CLASSES, classes))
+    )
+    chosen, held, seen = np.zeros(len(first), bool), 0, 0
+    for group, size in zip(ranked.tolist(), sizes[ranked].tolist(), strict=True):
+        seen += size
+        if 0 < size < 2 * (fraction * seen - held):
+            chosen[group] = True
+            held += size
+    return chosen[numbers]
 
 
 class Order:

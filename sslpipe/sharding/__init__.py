@@ -1,11 +1,13 @@
 """Make a data set from images: webdataset tars (shards) beside an index, for everyone with images.
 
-A source gives encoded images with names and labels (`sources`, `csv_file`, `layouts`, `parquet`,
-`idx`); `splits` cuts them into splits; `writer` plans and writes the shards, `record` remembers
-which are done; `manifest` writes the index, dataset.json, which `sslpipe.data` reads. Several
-machines build parts (`parts`), which `merge` puts together. Tars made by others are indexed as they
-are (`index`, `scan`), or written again first (`repack`); `show` looks at the result. Start reading
-at SOURCES below, then at `build.build_dataset`.
+A source gives encoded images with names, labels and columns (`sources`, `csv_file`, `layouts`,
+`parquet`, `idx`, `vision_datasets`; `cells` finds the kinds of columns); `splits` cuts them into
+splits; `writer` plans and writes the shards, `record` remembers which are done; `gather` reads
+columns from images and from shards, `columns` writes them; `manifest` writes the index,
+dataset.json, which `sslpipe.data` reads. Several machines build parts (`parts`), which `merge` puts
+together. Tars made by others are indexed as they are (`index`, `scan`), or written again first
+(`repack`); `show` looks at the result. Start reading at
+SOURCES below, then at `build.build_dataset`.
 """
 
 from sslpipe.registry import Table
@@ -13,6 +15,8 @@ from sslpipe.sharding.csv_file import read_csv
 from sslpipe.sharding.layouts import (
     read_cars,
     read_cub,
+    read_inshop,
+    read_market,
     read_omniglot,
     read_products,
     read_tiny_imagenet,
@@ -22,8 +26,8 @@ from sslpipe.sharding.sources import (
     SourceReader,
     read_folder,
     read_idx,
-    read_torchvision,
 )
+from sslpipe.sharding.vision_datasets import read_torchvision
 
 # `--source NAME`; a source of one's own: a function of SourceOptions, and a line here
 _BUILT_IN: dict[str, SourceReader] = {
@@ -38,7 +42,9 @@ _BUILT_IN: dict[str, SourceReader] = {
     "cars": read_cars,
     "products": read_products,
     "omniglot": read_omniglot,
+    "market": read_market,
+    "inshop": read_inshop,
 }
 SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
 # sources that read a list of files, some of which may be missing
-LISTS = ("csv", "parquet", "huggingface", "tiny-imagenet", "cub", "cars", "products")
+LISTS = ("csv", "parquet", "huggingface", "tiny-imagenet", "cub", "cars", "products", "inshop")

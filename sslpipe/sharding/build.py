@@ -12,6 +12,9 @@ from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import write_atomically
 from sslpipe.sharding import LISTS, SOURCES
+from sslpipe.sharding.cells import ColumnSpec
+from sslpipe.sharding.columns import check_kinds, remove_unnamed, without_splits, write_columns
+from sslpipe.sharding.gather import TarColumns, columns_of_images, columns_of_tars, describe
 from sslpipe.sharding.manifest import load_manifest, merge_classes, new_manifest, save_manifest
 from sslpipe.sharding.parts import PartFile, SplitRecord, save_part
 from sslpipe.sharding.record import (
@@ -23,7 +26,7 @@ from sslpipe.sharding.record import (
     recorded_plan,
     shards_in,
 )
-from sslpipe.sharding.sources import Images, SourceOptions
+from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.splits import cut_classes, cut_test, relabel
 from sslpipe.sharding.writer import (
     Layout,
@@ -49,11 +52,13 @@ class Built(NamedTuple):
         manifest: As in dataset.json; of a part: as it was before.
         skipped: "NAME: reason" for each image that cannot be decoded.
         missing: Files that a list names and that are not there, by split.
+        notes: What was read into columns, and how they cut the splits; a line each.
     """
 
     manifest: Manifest
     skipped: list[str]
     missing: dict[str, list[str]]
+    notes: tuple[str, ...] = ()
 
 
 def build_dataset(
@@ -63,6 +68,7 @@ def build_dataset(
     layout: Layout,
     *,
     test_fraction: float = 0.0,
+    split_by: str | None = None,
     unseen_classes: Sequence[str] = (),
     skip_bad: bool = False,
     overwrite: bool = False,
@@ -80,6 +86,7 @@ def build_dataset(
         options: Where the source's images are.
         layout: How they are shuffled, cut into shards and changed.
         test_fraction: Share of each class to cut from train as test, in [0, 0.9].
+        split_by: Column whose groups the cut of test leaves whole.
         unseen_classes: Classes whose images go to splits of their own.
         skip_bad: Skip images that cannot be decoded, instead of raising.
         overwrite: Replace the splits that the source has.
@@ -93,6 +100,8 @@ def build_dataset(
         DataError: An unknown source, unreadable images, other classes, shards of another build.
     """
     check_source(source, options)
+    if split_by and not test_fraction:
+        raise DataError(f"--split-by {split_by} needs --test-fraction, the share that is cut")
     if part and overwrite:
         raise DataError(
             "--overwrite with --part would remove what other parts write; use a new OUT"
@@ -103,7 +112,16 @@ def build_dataset(
     manifest = load_manifest(out) or new_manifest(options.name or out.resolve().name)
     # idx files without names: one split may lack the last classes
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
-    splits = _cut_splits(images, classes, test_fraction, layout.seed, list(unseen_classes))
+    columns = columns_of_images(images, options)
+    splits = {
+        key: SplitImages(relabel(value, classes), np.arange(len(value)), key, columns.get(key, {}))
+        for key, value in images.items()
+    }
+    if test_fraction:
+        splits = cut_test(splits, test_fraction, layout.seed, split_by)
+    if unseen_classes:
+        splits = cut_classes(splits, list(unseen_classes), classes)
+    _check_splits(splits, without_splits(manifest, splits))
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
     # the shards; until dataset.json names them, nobody reads them
@@ -130,34 +148,37 @@ def build_dataset(
         splits=[SplitRecord(split=plan.split, plan=plan.fingerprint) for plan in plans],
         missing={key: list(value.missing) for key, value in images.items() if value.missing},
         part=part,
+        columns={name: each.kind for own in columns.values() for name, each in own.items()},
         done=written,
     )
+    notes = (*describe(columns), *_describe_cut(splits, split_by))
     if part is None:
-        return finish(out, manifest, facts)
+        return finish(out, manifest, facts, workers=workers)._replace(notes=notes)
     save_part(out, facts)
-    return Built(manifest, _skipped(written), facts.missing)
+    return Built(manifest, _skipped(written), facts.missing, notes)
 
 
-def _cut_splits(
-    images: Mapping[str, Images],
-    classes: tuple[str, ...],
-    test_fraction: float,
-    seed: int,
-    unseen_classes: list[str],
-) -> dict[str, SplitImages]:
-    """Cut a source's splits as the options say. Raises: DataError for a name that is no split's."""
-    splits = {
-        key: SplitImages(relabel(value, classes), np.arange(len(value)), key)
-        for key, value in images.items()
+def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
+    """Say what share of samples and of groups went to test; groups are not cut, so it is rough."""
+    if by is None:
+        return []
+    counts = {
+        key: (len(split.numbers), len(np.unique(split.columns[by].groups()[split.numbers])))
+        for key, split in splits.items()
     }
-    if test_fraction:
-        splits = cut_test(splits, test_fraction, seed)
-    if unseen_classes:
-        splits = cut_classes(splits, unseen_classes, classes)
+    total = sum(samples for samples, _ in counts.values())
+    return [
+        f"split {key}: {samples:,} samples ({samples / total:.1%}) of {groups:,} groups of {by}"
+        for key, (samples, groups) in counts.items()
+    ]
+
+
+def _check_splits(splits: Mapping[str, SplitImages], manifest: Manifest) -> None:
+    """Raise DataError for a name that is no split's, or a column of another kind than it has."""
     for key in splits:
         if not _SPLIT_NAME.fullmatch(key):
             raise DataError(f"split {key!r}: a name is letters, digits and . + - _, as in train")
-    return splits
+    check_kinds(manifest, {key: split.columns for key, split in splits.items()})
 
 
 def check_source(source: str, options: SourceOptions) -> None:
@@ -174,6 +195,7 @@ def check_source(source: str, options: SourceOptions) -> None:
         ("--classes", options.class_file, ("idx",)),
         ("--download", options.download, ("torchvision",)),
         ("--skip-missing", options.skip_missing, LISTS),
+        ("--folder-levels", options.folder_levels, ("folder",)),
     ):
         if value and source not in owners:
             raise DataError(
@@ -207,18 +229,24 @@ def check_free(
     )
 
 
-def finish(out: Path, manifest: Manifest, facts: PartFile) -> Built:
-    """Write missing.txt and dataset.json, once all shards are there.
+def finish(out: Path, manifest: Manifest, facts: PartFile, *, workers: int = 2) -> Built:
+    """Write columns, missing.txt and dataset.json, once all shards are there.
 
     Args:
         out: The folder of the data set.
         manifest: As it was before; splits that `facts` does not have stay.
         facts: Of the whole build.
+        workers: Threads that read columns.
     """
     update = {"source": facts.source, "license": facts.license, "classes": facts.classes}
     manifest = _with_splits(manifest.model_copy(update=update), facts.done)
+    specs = tuple(ColumnSpec(name, name, kind) for name, kind in facts.columns.items())
+    shards = {key: [out / shard.file for shard in manifest.splits[key]] for key in facts.done}
+    columns = columns_of_tars(shards, TarColumns(specs, required=False), workers=workers)
+    manifest = write_columns(out, manifest, {key: columns.get(key, {}) for key in facts.done})
     _list_missing(out / MISSING, facts)
     save_manifest(out, manifest)
+    remove_unnamed(out, manifest)
     return Built(manifest, _skipped(facts.done), facts.missing)
 
 
@@ -226,9 +254,10 @@ def _forget(out: Path, manifest: Manifest, plans: Sequence[SplitPlan]) -> Manife
     """Remove the splits that are to be written anew; returns the manifest without them."""
     written = [plan.split for plan in plans]
     kept = {key: value for key, value in manifest.splits.items() if key not in written}
-    manifest = manifest.model_copy(update={"splits": kept})
+    manifest = without_splits(manifest, written).model_copy(update={"splits": kept})
     if out.is_dir():
         save_manifest(out, manifest)
+        remove_unnamed(out, manifest)
         for key in written:
             forget_split(out, key)
     return manifest

@@ -23,9 +23,10 @@ from sslpipe.data.columns import (
     SplitColumn,
     is_missing,
     members_dtype,
+    show_time,
 )
 from sslpipe.data.index import Manifest
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import write_atomically
 
 FOLDER = "columns"
@@ -50,6 +51,55 @@ class ColumnValues(NamedTuple):
         """Which samples have no value, (n,)."""
         return is_missing(self.kind, self.values)
 
+    def cell(self, row: int) -> str | int | float | None:
+        """Return a value as JSON holds it, a time in ISO 8601; None where it is missing."""
+        value = self.values[row]
+        if is_missing(self.kind, value):
+            return None
+        if self.kind == "text":
+            return self.strings[int(value)]
+        plain: int | float = value.item()
+        return show_time(int(plain)) if self.kind == "time" else plain
+
+    def groups(self) -> NDArray[np.int64]:
+        """Number the samples by value, (n,); each missing value has a number of its own.
+
+        Raises:
+            DataError: The values are floats.
+        """
+        if self.kind == "float":
+            raise DataError("floats make no groups; give a text, an integer or a time")
+        codes: NDArray[np.int64] = np.unique(self.values, return_inverse=True)[1].reshape(-1)
+        missing = self.missing
+        codes[missing] = len(codes) + np.arange(missing.sum())
+        return codes
+
+
+def find_groups(columns: Mapping[str, ColumnValues], name: str, option: str) -> NDArray[np.int64]:
+    """Number samples by the column that an option names. Raises: DataError with the option."""
+    if name not in columns:
+        known = ", ".join(columns) or "none; name it with --columns"
+        raise DataError(
+            f"{option} {name!r} is no column that is read{did_you_mean(name, columns)}; "
+            f"columns: {known}"
+        )
+    try:
+        return columns[name].groups()
+    except DataError as error:
+        raise DataError(f"{option} {name!r}: {error}") from None
+
+
+def check_kinds(manifest: Manifest, columns: Mapping[str, Mapping[str, ColumnValues]]) -> None:
+    """Raise DataError where a split's column has another kind in the manifest's other splits."""
+    for split, own in columns.items():
+        for name, column in own.items():
+            known = manifest.columns.get(name)
+            if known is not None and known.kind != column.kind:
+                raise DataError(
+                    f"column {name!r} is {column.kind} in {split}, but {known.kind} in "
+                    f"{' and '.join(known.splits)}; give its kind, as in {name}:{known.kind}"
+                )
+
 
 def write_columns(
     folder: Path, manifest: Manifest, columns: Mapping[str, Mapping[str, ColumnValues]]
@@ -65,7 +115,9 @@ def write_columns(
     Raises:
         DataError: A name is no column's, or a column has another kind in other splits.
     """
-    entries = without_splits(manifest, columns).columns
+    others = without_splits(manifest, columns)
+    check_kinds(others, columns)
+    entries = others.columns
     for name in sorted({name for own in columns.values() for name in own}):
         check_name(name, entries)
         by_split = {split: own[name] for split, own in columns.items() if name in own}
@@ -130,13 +182,6 @@ def _write_column(
 ) -> ColumnEntry:
     """Write one column of some splits; `known` is its entry of other splits."""
     kind = next(iter(by_split.values())).kind
-    for split, column in by_split.items():
-        if known is not None and known.kind != column.kind:
-            raise DataError(
-                f"column {name!r} is {column.kind} in {split}, but {known.kind} in "
-                f"{' and '.join(known.splits)}; give its kind, as in {name}:{known.kind}"
-            )
-        assert column.kind == kind
     # one table for all splits: codes that are on disk stay what they are
     strings = None
     table: list[str] = []

@@ -18,11 +18,12 @@ _NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";"}
 
 
 class _Row(NamedTuple):
-    """A row, as far as it is used: image's path, class (None: none) and split."""
+    """A row, as far as it is used: image's path, class (None: none), split and other columns."""
 
     path: str
     label: str | None
     split: str
+    cells: dict[str, str | None]  # None: the row is too short
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
@@ -52,6 +53,8 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
             [row.label for row in members],
             all_labels,
             skip_missing=options.skip_missing,
+            cells={name: [row.cells[name] for row in members] for name in options.fields},
+            origin="table",
         )
         for split, members in groups.items()
     }
@@ -61,17 +64,18 @@ def _read_rows(options: SourceOptions, path: Path) -> list[_Row]:
     """Read the columns that are asked for. Raises: DataError with file, line and remedy."""
     delimiter = _delimiter(options, path)
     label_column = options.label_column if options.labels else None
-    wanted = {
-        "--image-column": options.image_column,
-        "--label-column": label_column,
-        "--split-column": options.split_column,
-    }
+    wanted = [
+        ("--image-column", options.image_column),
+        ("--label-column", label_column),
+        ("--split-column", options.split_column),
+        *(("--columns", name) for name in options.fields),
+    ]
     rows = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, delimiter=delimiter)
             columns = list(reader.fieldnames or ())
-            for option, column in wanted.items():
+            for option, column in wanted:
                 if column is not None and column not in columns:
                     raise DataError(_no_column(path, option, column, columns, delimiter))
             for cells in reader:
@@ -81,7 +85,8 @@ def _read_rows(options: SourceOptions, path: Path) -> list[_Row]:
                         raise DataError(f"{where}: no value of {column!r}; fill it, or drop it")
                 split = cells[options.split_column] if options.split_column else options.split
                 label = cells[label_column] or None if label_column else None
-                rows.append(_Row(cells[options.image_column], label, split or "train"))
+                own = {name: cells[name] for name in options.fields}
+                rows.append(_Row(cells[options.image_column], label, split or "train", own))
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: {error}; save it as UTF-8") from error
     except (OSError, csv.Error) as error:

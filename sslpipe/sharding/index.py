@@ -1,7 +1,7 @@
 """Index tars made by others, and verify a data set sample by sample."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,8 @@ from sslpipe.data.index import DatasetIndex, Manifest, ShardFile
 from sslpipe.data.storage import join, read_range
 from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of
+from sslpipe.sharding.columns import remove_unnamed, write_columns
+from sslpipe.sharding.gather import TarColumns, columns_of_tars
 from sslpipe.sharding.manifest import (
     load_manifest,
     merge_classes,
@@ -81,6 +83,7 @@ def index_folder(
     groups: dict[str, list[Path]],
     classes: tuple[str, ...],
     *,
+    columns: TarColumns = TarColumns(),  # noqa: B008  # a tuple
     workers: int,
     advance: Advance,
 ) -> Manifest:
@@ -90,6 +93,7 @@ def index_folder(
         folder: Of the tars and of dataset.json.
         groups: Tars by split; see `find_tars`.
         classes: Class names by label; empty: unknown.
+        columns: What else is read of each sample; the splits' columns so far are forgotten.
         workers: Threads.
         advance: Called with 1 for each tar done.
 
@@ -117,8 +121,45 @@ def index_folder(
             "splits": {**manifest.splits, **splits},
         }
     )
+    found = columns_of_tars(groups, columns, workers=workers)
+    manifest = write_columns(folder, manifest, {name: found.get(name, {}) for name in groups})
     save_manifest(folder, manifest)
+    remove_unnamed(folder, manifest)
     return manifest
+
+
+def check_columns(folder: Path, splits: Iterable[str], columns: TarColumns) -> None:
+    """Raise DataError where splits are to be indexed again without the columns that they have."""
+    manifest = load_manifest(folder)
+    if columns or manifest is None:
+        return
+    fields = [
+        f"{name}:{entry.kind}"
+        for name, entry in manifest.columns.items()
+        if set(splits) & set(entry.splits)
+    ]
+    if fields:
+        raise DataError(
+            f"{folder / 'dataset.json'} has columns of these splits: give --json-fields "
+            f"{','.join(fields)} to read them again, or --no-columns to drop them"
+        )
+
+
+def verify_columns(index: DatasetIndex, split: str) -> list[Fault]:
+    """List the files of a split's columns that are missing or damaged."""
+    faults = []
+    for name, entry in index.manifest.columns.items():
+        column = index.split(split).column(name)
+        try:
+            values, missing = column.values, column.missing(range(len(column)))
+            grouped = 0 if entry.kind == "float" else len(column.groups.ids)
+            if entry.kind == "text" and values.max(initial=-1) >= len(column.strings):
+                raise DataError("a value is no string of its table")
+            if entry.kind != "float" and grouped != (~missing).sum():
+                raise DataError(f"{grouped} samples in groups, {(~missing).sum()} values")
+        except DataError as error:
+            faults.append(Fault(f"column {name} of {split}", "", str(error)))
+    return faults
 
 
 def verify_shard(index: DatasetIndex, split: str, shard: int) -> list[Fault]:

@@ -2,9 +2,11 @@
 
 Where a data set is used for retrieval, its splits share no class, as published: CUB-200 and
 Cars-196 take the first half of the classes for training and the rest for test (Oh Song et al. 2016,
-arXiv:1511.06452), Stanford Online Products and Omniglot come so.
+arXiv:1511.06452), Stanford Online Products, Omniglot, Market-1501 and In-shop come so.
 """
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from sslpipe.sharding.sources import (
     root_folder,
 )
 
-Rows = list[tuple[Path, str]]  # image, class
+Rows = list[tuple[Path, str, *tuple[str, ...]]]  # image, class, and what else is known of it
+_MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)s(\d+)_")
 
 
 def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
@@ -28,7 +31,8 @@ def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
     train = [(p, wnid) for wnid in wnids for p in images_under(root / "train" / wnid / "images")]
     annotated = _table(root / "val" / "val_annotations.txt", 2)
     val = [(root / "val" / "images" / fields[0], fields[1]) for fields in annotated]
-    return _splits(options, root, {"train": train, "val": val})
+    groups: dict[str, Rows] = {"train": [*train], "val": [*val]}
+    return _splits(options, root, groups)
 
 
 def read_cub(options: SourceOptions) -> dict[str, Images]:
@@ -90,34 +94,95 @@ def read_cars(options: SourceOptions) -> dict[str, Images]:
 
 
 def read_products(options: SourceOptions) -> dict[str, Images]:
-    """Read Stanford_Online_Products: Ebay_{train,test}.txt (id, class, superclass, path)."""
+    """Read Stanford_Online_Products: Ebay_{train,test}.txt (id, class, superclass, path).
+
+    A class is a product; `options.columns` may name "kind", of product, such as bicycle.
+    """
     root = root_folder(options)
-    groups = {}
+    groups: dict[str, Rows] = {}
     for split in ("train", "test"):
         rows = _table(root / f"Ebay_{split}.txt", 4)[1:]  # the first names the columns
-        groups[split] = [(root / path, label) for _, label, _, path in rows]
-    return _splits(options, root, groups)
+        groups[split] = [
+            (root / path, label, path.partition("/")[0].removesuffix("_final"))
+            for _, label, _, path in rows
+        ]
+    return _splits(options, root, groups, ("kind",))
 
 
 def read_omniglot(options: SourceOptions) -> dict[str, Images]:
     """Read Omniglot: ALPHABET/characterNN/*.png in images_background and images_evaluation.
 
-    The first is train, the second test; a class is a character of an alphabet.
+    The first is train, the second test; a class is a character of an alphabet. `options.columns`
+    may name "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
     """
     root = root_folder(options)
-    groups = {}
+    groups: dict[str, Rows] = {}
     for split, name in (("train", "images_background"), ("test", "images_evaluation")):
         folder = root / name
         if not folder.is_dir():
             raise DataError(f"{root} has no folder {name}")
-        groups[split] = [
-            (path, path.parent.relative_to(folder).as_posix()) for path in images_under(folder)
-        ]
-    return _splits(options, root, groups)
+        groups[split] = []
+        for path in images_under(folder):
+            character = path.parent.relative_to(folder).as_posix()
+            drawer = path.stem.partition("_")[2]
+            groups[split].append((path, character, character.partition("/")[0], drawer))
+    return _splits(options, root, groups, ("alphabet", "drawer"))
 
 
-def _splits(options: SourceOptions, root: Path, groups: dict[str, Rows]) -> dict[str, Images]:
-    all_labels = [label for rows in groups.values() for _, label in rows]
+def read_market(options: SourceOptions) -> dict[str, Images]:
+    """Read Market-1501's layout: bounding_box_train, query, bounding_box_test; 0002_c1s1_....jpg.
+
+    Splits are train, query and gallery; a class is a person. Gallery's persons 0000 and -1 are
+    distractors and junk, and have no label. `options.columns` may name "person", "camera" and
+    "sequence".
+
+    Source:
+        Zheng et al. 2015, Scalable person re-identification: a benchmark, and the data's readme.
+    """
+    root = root_folder(options)
+    folders = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
+    groups: dict[str, Rows] = {}
+    for split, name in folders.items():
+        groups[split] = []
+        for path in images_under(root / name):
+            match = _MARKET_NAME.match(path.name)
+            if match is None:
+                raise DataError(f"{path} is not named as in 0002_c1s1_000451_03.jpg")
+            person = "" if match[1] in ("0000", "-1") else match[1]
+            groups[split].append((path, person, person, match[2], match[3]))
+    return _splits(options, root, groups, ("person", "camera", "sequence"))
+
+
+def read_inshop(options: SourceOptions) -> dict[str, Images]:
+    """Read DeepFashion's In-shop Clothes Retrieval: list_eval_partition.txt and its images.
+
+    Splits are train, query and gallery; a class is a product. `options.columns` may name "kind", of
+    clothes, and "view", such as front.
+
+    Source:
+        Liu et al. 2016, DeepFashion, and Eval/README: image, item, evaluation status.
+    """
+    root = root_folder(options)
+    places = [root / "Eval" / "list_eval_partition.txt", root / "list_eval_partition.txt"]
+    path = next((path for path in places if path.is_file()), places[1])
+    groups: dict[str, Rows] = {"train": [], "query": [], "gallery": []}
+    # the first line counts the images, the second names the columns
+    for number, line in enumerate(read_file(path).decode().splitlines()[2:], 3):
+        row = line.split()
+        parts = row[0].split("/") if row else []
+        if row and (len(row) != 3 or row[2] not in groups or len(parts) < 3):
+            raise DataError(f"{path}, line {number}: {line!r} is not image, item and split")
+        if row:
+            view = Path(parts[-1]).stem.split("_", 2)[-1]  # 02_1_front.jpg
+            groups[row[2]].append((root / row[0], row[1], parts[-3], view))
+    return _splits(options, root, groups, ("kind", "view"))
+
+
+def _splits(
+    options: SourceOptions, root: Path, groups: dict[str, Rows], columns: Sequence[str] = ()
+) -> dict[str, Images]:
+    """Describe the rows of each split; `columns` name what follows image and class."""
+    all_labels = [row[1] or None for rows in groups.values() for row in rows]
     if options.split is not None:
         if options.split not in groups:
             raise DataError(f"--split {options.split!r}: {root} has {', '.join(groups)}")
@@ -128,10 +193,11 @@ def _splits(options: SourceOptions, root: Path, groups: dict[str, Rows]) -> dict
     return {
         split: from_files(
             root,
-            [path for path, _ in rows],
-            [label for _, label in rows],
+            [row[0] for row in rows],
+            [row[1] or None for row in rows],
             all_labels,
             skip_missing=options.skip_missing,
+            cells={name: [row[2 + k] for row in rows] for k, name in enumerate(columns)},
         )
         for split, rows in groups.items()
     }

@@ -89,7 +89,9 @@ def merge_parts(
     }
     for split, plan in plans.items():
         write_record(record_path(out, split), plan, whole[split])
-    built = finish(out, manifest, first.model_copy(update={"part": None, "done": whole}))
+    built = finish(
+        out, manifest, first.model_copy(update={"part": None, "done": whole}), workers=workers
+    )
     for folder, part in found:
         if folder.resolve() == out.resolve() and part.part is not None:
             shutil.rmtree(part_path(folder, part.part).parent)

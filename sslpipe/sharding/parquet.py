@@ -55,14 +55,15 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     column = options.image_column if options.image_column != "path" else "image"
     label_column = options.label_column if options.labels else None
     chosen = {options.split: groups[options.split]} if options.split else groups
-    tables = {split: _read_table(paths, column, label_column) for split, paths in chosen.items()}
+    wanted = [column, *filter(None, [label_column]), *options.fields]
+    tables = {split: _read_table(paths, wanted) for split, paths in chosen.items()}
     # texts are numbered by those of all splits, also of the ones that are not read
     labels: dict[str, Labels | None] = dict.fromkeys(groups)
     if label_column is not None:
         for split, paths in groups.items():
             table = tables.get(split)
             if table is None and label_column in _columns(paths[0]):
-                table = _read_table(paths, label_column, None)
+                table = _read_table(paths, [label_column])
             if table is not None:
                 labels[split] = _labels(table.column(label_column), f"{root}, {split}")
     all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
@@ -81,11 +82,10 @@ def _columns(path: Path) -> list[str]:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
-def _read_table(paths: list[Path], column: str, label_column: str | None) -> Any:
-    """Read two columns of all files; dictionaries are decoded. Raises: DataError."""
+def _read_table(paths: list[Path], wanted: list[str]) -> Any:
+    """Read some columns of all files; dictionaries are decoded. Raises: DataError."""
     from pyarrow import ArrowException, concat_tables, parquet, types
 
-    wanted = [name for name in (column, label_column) if name is not None]
     tables = []
     for path in paths:
         there = _columns(path)
@@ -93,10 +93,11 @@ def _read_table(paths: list[Path], column: str, label_column: str | None) -> Any
             if name not in there:
                 raise DataError(
                     f"{path} has no column {name!r}{did_you_mean(name, there)}; it has: "
-                    f"{', '.join(there)}; see --image-column, --label-column, --no-labels"
+                    f"{', '.join(there)}; see --image-column, --label-column, --no-labels, "
+                    "--columns"
                 )
         try:
-            table = parquet.read_table(path, columns=wanted)
+            table = parquet.read_table(path, columns=list(dict.fromkeys(wanted)))
             for place, field in enumerate(table.schema):
                 if types.is_dictionary(field.type):
                     plain = table.column(place).cast(field.type.value_type)
@@ -191,7 +192,18 @@ def _images(
         classes,
         read,
         list(missing.values()),
+        {name: _cells(table.column(name), kept) for name in options.fields},
+        "typed",
     )
+
+
+def _cells(cells: Any, kept: list[int]) -> list[object]:
+    """Return some rows of a column as Python values; finer times are cut to microseconds."""
+    from pyarrow import timestamp, types
+
+    if types.is_timestamp(cells.type):
+        cells = cells.cast(timestamp("us", cells.type.tz), safe=False)
+    return list(cells.take(kept).to_pylist())
 
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:

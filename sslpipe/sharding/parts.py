@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sslpipe.data.columns import Kind
 from sslpipe.errors import DataError
 from sslpipe.portable import write_atomically
 from sslpipe.sharding.record import FOLDER, Done, Part
@@ -32,6 +33,7 @@ class PartFile(BaseModel):
         classes: Names by label.
         splits: In the order of dataset.json.
         missing: Files that a list names and that are not there, by split.
+        columns: Kinds of the columns, by name; their values are in the shards.
         part: Which part.
         done: The part's shards, by split.
     """
@@ -43,6 +45,7 @@ class PartFile(BaseModel):
     classes: tuple[str, ...]
     splits: list[SplitRecord]
     missing: dict[str, list[str]]
+    columns: dict[str, Kind] = {}
     part: Part | None
     done: dict[str, list[Done]]
 

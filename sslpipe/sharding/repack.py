@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple, cast
 from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError
 from sslpipe.portable import replacing
+from sslpipe.sharding.gather import TarColumns
 from sslpipe.sharding.index import any_tars, by_split, index_folder
 from sslpipe.sharding.manifest import load_manifest
 from sslpipe.sharding.record import forget_split, shards_in
@@ -71,6 +72,7 @@ def repack(
     max_shard_bytes: int = 10**9,
     folder_labels: bool = False,
     classes: tuple[str, ...] = (),
+    columns: TarColumns = TarColumns(),  # noqa: B008  # a tuple
     overwrite: bool = False,
     workers: int = 2,
     advance: Advance = lambda count: None,
@@ -88,6 +90,7 @@ def repack(
         max_shard_bytes: At most so many, unless one sample is larger.
         folder_labels: Whether the folder that an image is in is its class.
         classes: Class names by label; with `folder_labels` the folders' names.
+        columns: What else is read of each sample.
         overwrite: Replace these splits.
         workers: Threads that index.
         advance: Called with 1 for each tar.
@@ -124,7 +127,9 @@ def repack(
     written = {key: shards for key, shards in written.items() if shards}
     if not written:
         raise DataError(f"{source} has no image: *.jpg, *.jpeg, *.png or *.webp")
-    manifest = index_folder(out, written, classes, workers=workers, advance=lambda count: None)
+    manifest = index_folder(
+        out, written, classes, columns=columns, workers=workers, advance=lambda count: None
+    )
     return Repacked(manifest, left_out)
 
 

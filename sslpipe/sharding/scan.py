@@ -33,6 +33,8 @@ class Sample(NamedTuple):
         end: The byte after its last, with padding.
         image: First byte and length of the image itself.
         label: -1 for none.
+        name: Of the image's file.
+        json: First byte and length of KEY.json; None where there is none.
     """
 
     key: str
@@ -40,6 +42,8 @@ class Sample(NamedTuple):
     end: int
     image: tuple[int, int]
     label: int
+    name: str
+    json: tuple[int, int] | None
 
 
 class Member(NamedTuple):
@@ -193,12 +197,15 @@ def to_sample(path: Path, descriptor: int, group: list[Member]) -> Sample | None
         return None
     if len(images) > 1:
         raise DataError(f"{path}: {key!r} has {len(images)} images; a sample has one")
-    label = -1
+    label, json = -1, None
     for member in group:
+        if member.suffix == "json":
+            json = (member.data, member.size)
         if member.suffix == "cls":
             text = read_at(descriptor, min(member.size, _LABEL_BYTES), member.data)
             label = _label(path, key, text)
-    return Sample(key, group[0].start, group[-1].end, (images[0].data, images[0].size), label)
+    place = (images[0].data, images[0].size)
+    return Sample(key, group[0].start, group[-1].end, place, label, images[0].name, json)
 
 
 def _label(path: Path, key: str, text: bytes) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from sslpipe.data.columns import is_missing
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.reader import Reader
@@ -13,6 +14,7 @@ from sslpipe.random import permutation
 CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
 BACKGROUND, INK, FAINT, BAD = (250, 250, 248), (34, 34, 34), (120, 120, 116), (190, 30, 30)
 WINDOW_BYTES = 64 * 2**20
+_ORDER = "(min / median / max)"
 
 
 def sample_sheet(
@@ -108,6 +110,27 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
     return [*rows, ("headers not read", f"{bad:,} of {len(sizes) + bad:,}")]
 
 
+def column_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
+    """Describe a split's columns as (name, text) pairs: kind, missing, distinct, group sizes."""
+    split, rows = index.split(split_name), []
+    for name in index.manifest.columns:
+        column = split.column(name)
+        missing = int(is_missing(column.kind, column.values).sum())
+        parts = [column.kind, f"{missing:,} missing"]
+        if missing < len(column) and column.kind == "float":
+            low, middle, high = np.nanpercentile(column.values, [0, 50, 100])
+            distinct = len(np.unique(column.values)) - (missing > 0)
+            parts += [f"{distinct:,} distinct", f"{low:g} / {middle:g} / {high:g} {_ORDER}"]
+        elif missing < len(column):
+            groups = column.groups
+            parts += [f"{len(groups):,} distinct", f"samples a value {_spread(groups.sizes())}"]
+            if column.kind != "text":
+                ends = [column.show_value(value) for value in groups.values[[0, -1]].tolist()]
+                parts.append(f"{ends[0]} to {ends[1]}")
+        rows.append((f"column {name}", "; ".join(parts)))
+    return rows
+
+
 def save_sheet(sheet: Image.Image, path: Path) -> None:
     """Write the picture, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +175,7 @@ def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
 
 def _spread(values: np.ndarray) -> str:
     low, middle, high = np.percentile(values, [0, 50, 100])
-    return f"{low:,.0f} / {middle:,.0f} / {high:,.0f} (min / median / max)"
+    return f"{low:,.0f} / {middle:,.0f} / {high:,.0f} {_ORDER}"
 
 
 def _mb(count: float) -> str:

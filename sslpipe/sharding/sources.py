@@ -3,20 +3,19 @@
 To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/__init__.py`).
 """
 
-import inspect
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import forward_slashes
+from sslpipe.sharding.cells import ColumnSpec, Origin
 from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.png import encode_png, png_bytes
 
@@ -24,8 +23,6 @@ SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "un
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
 )
-
-_LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not agree on one
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,9 @@ class Images:
         classes: Class names by label.
         read: Gives the i-th encoded image as it is in the source; raises DataError.
         missing: Files that the source lists and does not have, with `SourceOptions.skip_missing`.
+        cells: What else is known of each image, by the source's names of its columns.
+        origin: What a text among `cells` may mean.
+        files: Paths that --name-pattern is matched with; empty: `names`.
     """
 
     names: Sequence[str]
@@ -47,6 +47,9 @@ class Images:
     classes: tuple[str, ...]
     read: Callable[[int], bytes]
     missing: Sequence[str] = ()
+    cells: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    origin: Origin = "name"
+    files: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -70,6 +73,10 @@ class SourceOptions:
         class_disjoint: Whether train and test of CUB and Cars share no class.
         delimiter: Of the CSV file's columns; None: a comma, or a tab where its name ends in .tsv.
         skip_missing: Whether files that a list names and that are not there are skipped.
+        columns: What else is read of each image.
+        folder_levels: Names of the folders that an image is in, from the outermost below its split
+            on; "-" for one that is not kept.
+        name_pattern: A regular expression of an image's whole name, whose named groups are columns.
     """
 
     root: Path | None = None
@@ -85,6 +92,21 @@ class SourceOptions:
     class_disjoint: bool = True
     delimiter: str | None = None
     skip_missing: bool = False
+    columns: tuple[ColumnSpec, ...] = ()
+    folder_levels: tuple[str, ...] = ()
+    name_pattern: re.Pattern[str] | None = None
+
+    @property
+    def in_names(self) -> list[str]:
+        """Columns that are read from the names of images."""
+        groups = self.name_pattern.groupindex if self.name_pattern else ()
+        return [*(level for level in self.folder_levels if level != "-"), *groups]
+
+    @property
+    def fields(self) -> list[str]:
+        """Columns of the source's own table, by its names, that are to be read."""
+        own = [spec.field for spec in self.columns if spec.field not in self.in_names]
+        return list(dict.fromkeys(own))
 
 
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
@@ -112,74 +134,31 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     files = {split: _labelled_files(folder, options.labels) for split, folder in roots.items()}
     all_labels = [label for pairs in files.values() for _, label in pairs]
     return {
-        split: from_files(root, [p for p, _ in pairs], [label for _, label in pairs], all_labels)
+        split: from_files(
+            root,
+            [path for path, _ in pairs],
+            [label for _, label in pairs],
+            all_labels,
+            cells=_levels([path for path, _ in pairs], roots[split], options.folder_levels),
+        )
         for split, pairs in files.items()
     }
 
 
-def read_torchvision(options: SourceOptions) -> dict[str, Images]:
-    """Read a class of torchvision.datasets by its name.
-
-    Images are the original files where the class takes a loader, else they are encoded as PNG.
-    """
-    import torchvision.datasets
-
-    known = torchvision.datasets.__all__
-    if options.name not in known:
-        hint = did_you_mean(options.name or "", known)
-        raise DataError(f"--name {options.name!r} is not a dataset of torchvision{hint}")
-    constructor = getattr(torchvision.datasets, str(options.name))
-    takes = inspect.signature(constructor).parameters
-    if not {"train", "split"} & set(takes):
-        raise DataError(f"torchvision's {options.name} has no train or split argument to choose by")
-    splits = [options.split] if options.split else ["train", "test"] if "train" in takes else None
-    if splits is None:
-        raise DataError(f"torchvision's {options.name} needs --split NAME; one run for each split")
-    return {split: _from_torchvision(constructor, takes, split, options) for split in splits}
-
-
-def _from_torchvision(
-    constructor: Any, takes: Iterable[str], split: str, options: SourceOptions
-) -> Images:
-    # the constructor's arguments: not two of these classes take the same
-    root = root_folder(options, must_exist=not options.download)
-    arguments: dict[str, Any] = {"root": str(root)}
-    if "train" in takes:
-        if split not in ("train", "test"):
-            raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
-        arguments["train"] = split == "train"
-    else:
-        arguments["split"] = split
-    if "download" in takes:
-        arguments["download"] = options.download
-    if "loader" in takes:
-        arguments["loader"] = read_file
-    try:
-        dataset = constructor(**arguments)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise DataError(f"torchvision's {options.name}: {error}") from error
-    # labels: from the attribute where there is one, else by reading every image
-    stored = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
-    if stored is None:
-        stored = [label for _, label in dataset]
-    labels = np.array(stored if isinstance(stored, list) else stored.tolist())  # array or tensor
-    if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"torchvision's {options.name} does not give one integer label an image")
-    names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)
-    classes = tuple(
-        n if isinstance(n, str) else str(n) if isinstance(n, int) else n[0] for n in names
-    )
-
-    def read(i: int) -> bytes:
-        image = dataset[i][0]
-        if isinstance(image, bytes):
-            return image
-        return encode_png(np.asarray(image if image.mode == "L" else image.convert("RGB")))
-
-    first = len(read(0)) if len(dataset) else 0
-    sizes = np.full(len(dataset), first, np.int64)
-    numbers = [f"{split}/{i}" for i in range(len(dataset))]
-    return Images(numbers, labels.astype(np.int64), sizes, classes, read)
+def _levels(paths: Sequence[Path], root: Path, levels: Sequence[str]) -> dict[str, list[str]]:
+    """Name the folders that each image is in, by level. Raises: DataError where there are fewer."""
+    folders = [path.relative_to(root).parts[:-1] for path in paths] if levels else []
+    for path, parts in zip(paths, folders, strict=False):
+        if len(parts) < len(levels):
+            raise DataError(
+                f"{path} lies {len(parts)} folders below {root}, but --folder-levels names "
+                f"{len(levels)}: {', '.join(levels)}"
+            )
+    return {
+        name: [parts[depth] for parts in folders]
+        for depth, name in enumerate(levels)
+        if name != "-"
+    }
 
 
 def read_idx(options: SourceOptions) -> dict[str, Images]:
@@ -251,6 +230,8 @@ def from_files(
     all_labels: Sequence[str | None],
     *,
     skip_missing: bool = False,
+    cells: Mapping[str, Sequence[object]] | None = None,
+    origin: Origin = "name",
 ) -> Images:
     """Describe image files as one split.
 
@@ -260,6 +241,8 @@ def from_files(
         labels: Class name of each; None for none.
         all_labels: Labels of all splits; see `number_labels`.
         skip_missing: List files that are not there in `Images.missing`, instead of raising.
+        cells: As in `Images`, of all paths.
+        origin: As in `Images`.
 
     Raises:
         DataError: A file is missing or not readable.
@@ -290,6 +273,8 @@ def from_files(
         classes,
         lambda i: read_file(kept[i]),
         [_relative(path, root) for path in missing],
+        {name: [values[row] for row in there] for name, values in (cells or {}).items()},
+        origin,
     )
 
 

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from sslpipe.data.order import choose_groups
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.random import permutation
+from sslpipe.sharding.columns import find_groups
 from sslpipe.sharding.sources import Images
 from sslpipe.sharding.writer import SplitImages
 
@@ -17,8 +19,16 @@ def relabel(images: Images, classes: tuple[str, ...]) -> Images:
     return replace(images, labels=labels, classes=classes)
 
 
-def cut_test(splits: dict[str, SplitImages], fraction: float, seed: int) -> dict[str, SplitImages]:
+def cut_test(
+    splits: dict[str, SplitImages], fraction: float, seed: int, by: str | None = None
+) -> dict[str, SplitImages]:
     """Move a share of each class (rounded) from train to a new split, test.
+
+    Args:
+        splits: train, and nothing else.
+        fraction: The share.
+        seed: Of the draw.
+        by: A column whose groups stay whole: then the share is met as well as they allow.
 
     Raises:
         DataError: There are other splits, or one would be empty.
@@ -27,17 +37,24 @@ def cut_test(splits: dict[str, SplitImages], fraction: float, seed: int) -> dict
         raise DataError(
             f"--test-fraction cuts from a source with one split, train; here: {', '.join(splits)}"
         )
-    images = splits["train"].images
-    is_test = np.zeros(len(images), bool)
-    for label in np.unique(images.labels).tolist():
-        members = np.nonzero(images.labels == label)[0]
-        order = permutation(len(members), seed, label)
-        is_test[members[order[: round(fraction * len(members))]]] = True
+    train = splits["train"]
+    images, is_test = train.images, np.zeros(len(train.images), bool)
+    if by is not None:
+        groups = find_groups(train.columns, by, "--split-by")
+        is_test = choose_groups(groups, images.labels, fraction, seed)
+    else:
+        for label in np.unique(images.labels).tolist():
+            members = np.nonzero(images.labels == label)[0]
+            order = permutation(len(members), seed, label)
+            is_test[members[order[: round(fraction * len(members))]]] = True
     if not is_test.any() or is_test.all():
-        raise DataError(f"--test-fraction {fraction} of {len(images)} images leaves a split empty")
+        whole = f", as groups of {by} stay whole" if by else ""
+        raise DataError(
+            f"--test-fraction {fraction} of {len(images)} images leaves a split empty{whole}"
+        )
     return {
-        "train": SplitImages(images, np.nonzero(~is_test)[0], "train"),
-        "test": SplitImages(images, np.nonzero(is_test)[0], "train"),
+        "train": train._replace(numbers=np.nonzero(~is_test)[0]),
+        "test": train._replace(numbers=np.nonzero(is_test)[0]),
     }
 
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ from sslpipe.data.index import Triple
 from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of, sync
 from sslpipe.random import permutation
+from sslpipe.sharding.columns import find_groups
+from sslpipe.sharding.gather import Columns, to_json
 from sslpipe.sharding.manifest import shard_file
 from sslpipe.sharding.members import downscale, flatten, to_member
 from sslpipe.sharding.record import (
@@ -43,6 +46,7 @@ from sslpipe.sharding.scatter import draw_placement, place
 from sslpipe.sharding.sources import Images
 
 WRITER_VERSION = 1  # raised when the same plan gives other bytes
+MOST_TOGETHER = 32  # samples of one group side by side
 STATISTICS_PX = 256  # mean and std are taken of images reduced to fit this
 
 Advance = Callable[[int], None]
@@ -58,6 +62,7 @@ class Layout(NamedTuple):
         scatter: Whether each image is placed at random in its frame; see `scatter.place`.
         resize_shorter_px: Downscale longer images to this shorter side; None: as they are.
         background: Red, green, blue (0 to 255) under transparent parts; None: alpha is dropped.
+        group_by: Column whose groups are written side by side; see `_order`.
     """
 
     seed: int
@@ -66,6 +71,7 @@ class Layout(NamedTuple):
     scatter: bool
     resize_shorter_px: int | None = None
     background: tuple[int, int, int] | None = None
+    group_by: str | None = None
 
 
 class SplitImages(NamedTuple):
@@ -75,11 +81,13 @@ class SplitImages(NamedTuple):
         images: A split of the source.
         numbers: (n,) int64, which of `images` are written.
         origin: The source's name of its split, by which scattering is seeded.
+        columns: What else is known of all of `images`.
     """
 
     images: Images
     numbers: NDArray[np.int64]
     origin: str
+    columns: Columns = MappingProxyType({})
 
 
 class SplitPlan(NamedTuple):
@@ -180,20 +188,65 @@ def mean_and_std(shards: list[Done]) -> tuple[Triple, Triple]:
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
+def _order(
+    split: str, source: SplitImages, layout: Layout
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Shuffle a split's images; with `layout.group_by`, those of a group lie together.
+
+    A group of more than MOST_TOGETHER is written in pieces of so many: its samples have partners
+    beside them all the same, and no shard is of one group only.
+
+    Returns:
+        order: (n,) numbers of the images.
+        starts: Where in `order` the pieces begin, which lie together.
+    """
+    numbers, seed = source.numbers, (layout.seed, zlib.crc32(split.encode()))
+    order = numbers[permutation(len(numbers), *seed)]
+    if layout.group_by is None:
+        return order, np.arange(len(order))
+    codes = find_groups(source.columns, layout.group_by, "--group-by")[order]
+    by_group = np.argsort(codes, kind="stable")
+    order, codes = order[by_group], codes[by_group]
+    # place within the group, and the number of the piece
+    first = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
+    sizes = np.diff(first, append=len(codes))
+    within = np.arange(len(codes)) - np.repeat(first, sizes)
+    begins = within % min(MOST_TOGETHER, layout.samples_per_shard) == 0
+    piece = np.cumsum(begins) - 1
+    # the pieces, shuffled
+    rank = np.empty(begins.sum(), np.int64)
+    rank[permutation(len(rank), *seed, 1)] = np.arange(len(rank))
+    shuffled = np.argsort(rank[piece], kind="stable")
+    return order[shuffled], np.flatnonzero(begins[shuffled])
+
+
 def _cut(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int64]]:
     """Return the numbers of each shard's images: shuffled, then cut by count and by bytes."""
-    numbers, images = source.numbers, source.images
-    order = numbers[permutation(len(numbers), layout.seed, zlib.crc32(split.encode()))]
+    images = source.images
+    order, starts = _order(split, source, layout)
     blocks = -(-images.sizes // BLOCK) + 1
     sizes = BLOCK * (blocks + np.where(images.labels >= 0, 2, 0))  # in the tar
+    if source.columns:
+        described = [len(to_json(source.columns, number)) for number in range(len(images))]
+        sizes += [BLOCK * (1 + -(-size // BLOCK)) if size else 0 for size in described]
+    sizes = sizes[order]
+    # pieces that lie together, unless they are larger than a shard
+    in_piece = np.add.reduceat(sizes, starts) if len(starts) else sizes
+    lengths = np.diff(starts, append=len(order))
+    large = np.flatnonzero((in_piece > layout.max_shard_bytes) & (lengths > 1))
+    inside = [np.arange(starts[k], starts[k] + lengths[k]) for k in large]
+    starts = np.unique(np.concatenate([starts, *inside]))
+    totals = np.add.reduceat(sizes, starts) if len(starts) else sizes
     cuts, count, filled = [], 0, 0
-    for at, number in enumerate(order):
-        if count == layout.samples_per_shard or (
-            count and filled + sizes[number] > layout.max_shard_bytes
+    for at, length, size in zip(
+        starts.tolist(), np.diff(starts, append=len(order)).tolist(), totals.tolist(), strict=True
+    ):
+        if count and (
+            count + length > layout.samples_per_shard or filled + size > layout.max_shard_bytes
         ):
             cuts.append(at)
             count = filled = 0
-        count, filled = count + 1, filled + int(sizes[number])
+        count, filled = count + length, filled + size
     return list(np.split(order, cuts))
 
 
@@ -205,6 +258,11 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
     for number in source.numbers.tolist():
         row = [number, images.names[number], int(images.labels[number]), int(images.sizes[number])]
         digest.update(json.dumps(row).encode())
+    for name, column in source.columns.items():
+        digest.update(json.dumps([name, column.kind]).encode())
+    if source.columns:
+        for number in source.numbers.tolist():
+            digest.update(to_json(source.columns, number) or b"{}")
     return digest.hexdigest()
 
 
@@ -246,6 +304,9 @@ def _write_shard(
                 label = int(source.images.labels[number])
                 if label >= 0:
                     add_label(tar, key, label)
+                described = to_json(source.columns, number)
+                if described:
+                    add_member(tar, f"{key}.json", io.BytesIO(described), len(described))
         file.flush()
         os.fsync(file.fileno())
     # the file gets its name when it is whole and on disk, then its sidecar is written

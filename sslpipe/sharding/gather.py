@@ -1,0 +1,220 @@
+"""Gather columns: from a source's images before they are written, and from shards after.
+
+A sample's values are in its KEY.json in the shard. So whatever wrote a shard (this build, one that
+was stopped, another machine, another program), its columns are read from it.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from sslpipe.errors import DataError, did_you_mean, shown
+from sslpipe.portable import read_at
+from sslpipe.sharding.cells import CellReader, ColumnSpec, Origin
+from sslpipe.sharding.columns import ColumnValues, check_name
+from sslpipe.sharding.scan import Sample, scan_tar
+from sslpipe.sharding.sources import Images, SourceOptions
+
+Columns = Mapping[str, ColumnValues]  # by name
+MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an image
+
+
+class TarColumns(NamedTuple):
+    """What is read from the samples of tars.
+
+    Args:
+        fields: Of KEY.json.
+        name_pattern: Of the image's name in the tar; its named groups are columns.
+        required: Whether a field that no sample has is an error.
+    """
+
+    fields: tuple[ColumnSpec, ...] = ()
+    name_pattern: re.Pattern[str] | None = None
+    required: bool = True
+
+    def __bool__(self) -> bool:
+        return bool(self.fields or self.name_pattern)
+
+
+def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> dict[str, Columns]:
+    """Read the columns of all splits of a source, so that each has one kind.
+
+    Args:
+        images: By split.
+        options: Which columns are read, and where from.
+
+    Returns:
+        By split, one value an image.
+
+    Raises:
+        DataError: A column that is not there, a name that the pattern does not match, a value of
+            another kind; all are named.
+    """
+    known = {name for own in images.values() for name in own.cells}
+    for name in options.fields:
+        if name not in known:
+            there = ", ".join([*known, *options.in_names]) or "none"
+            raise DataError(
+                f"--columns {name!r}: the source has no such column{did_you_mean(name, known)}; "
+                f"it has: {there}"
+            )
+    readers = _readers(options.columns, options.in_names, next(iter(images.values())).origin)
+    for split, own in images.items():
+        matched = match_names(own.files or own.names, options.name_pattern)
+        for field, reader in readers.items():
+            cells = matched[field] if field in matched else own.cells[field]
+            reader.add(split, cells, own.names)
+    return _by_split(readers.values())
+
+
+def columns_of_tars(
+    shards: Mapping[str, Sequence[Path]], wanted: TarColumns, *, workers: int = 2
+) -> dict[str, Columns]:
+    """Read columns from the samples of tars; nothing else of them is read.
+
+    Args:
+        shards: Tars by split, in order.
+        wanted: Which columns.
+        workers: Threads.
+
+    Raises:
+        DataError: As `columns_of_images`, or a KEY.json is no JSON object.
+    """
+    if not wanted:
+        return {}
+    groups = list(wanted.name_pattern.groupindex) if wanted.name_pattern else []
+    fields = [spec.field for spec in wanted.fields if spec.field not in groups]
+    readers = _readers(wanted.fields, groups, "typed")
+
+    def read(path: Path) -> tuple[list[str], dict[str, Sequence[object]], set[str]]:
+        samples = scan_tar(path)
+        trees = read_json(path, samples) if fields else []
+        names = [sample.name for sample in samples]
+        cells: dict[str, Sequence[object]] = {
+            field: [tree.get(field) for tree in trees] for field in fields
+        }
+        seen = {key for tree in trees for key in tree}
+        return [f"{path.name} {name}" for name in names], cells | matched(names), seen
+
+    def matched(names: list[str]) -> dict[str, Sequence[object]]:
+        return {**match_names(names, wanted.name_pattern)}
+
+    seen = set[str]()
+    with ThreadPoolExecutor(workers) as pool:
+        for split, paths in shards.items():
+            for names, cells, keys in pool.map(read, paths):
+                for field, reader in readers.items():
+                    reader.add(split, cells[field], names)
+                seen |= keys
+    for field in fields:
+        if wanted.required and field not in seen:
+            raise DataError(
+                f"--json-fields {field!r}: no sample has it{did_you_mean(field, seen)}; in their "
+                f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"
+            )
+    return _by_split(readers.values())
+
+
+def match_names(
+    names: Sequence[str], pattern: re.Pattern[str] | None
+) -> dict[str, list[str | None]]:
+    """Match whole names; returns the named groups' texts, None where a group took no part.
+
+    Raises:
+        DataError: A name that the pattern does not match.
+    """
+    if pattern is None:
+        return {}
+    matches = [pattern.fullmatch(name) for name in names]
+    failed = [name for name, match in zip(names, matches, strict=True) if match is None]
+    if failed:
+        raise DataError(
+            f"--name-pattern {pattern.pattern!r} does not match {len(failed):,} of {len(names):,} "
+            f"names, such as {failed[0]!r}; a pattern matches the whole name, and |.* at its end "
+            "lets others pass without values"
+        )
+    return {name: [match[name] for match in matches if match] for name in pattern.groupindex}
+
+
+def parse_pattern(text: str) -> re.Pattern[str]:
+    """Read --name-pattern. Raises: DataError where it is no pattern, or names no column."""
+    try:
+        pattern = re.compile(text, re.DOTALL)
+    except re.error as error:
+        raise DataError(f"--name-pattern {text!r} is no regular expression: {error}") from error
+    if not pattern.groupindex:
+        raise DataError(
+            f"--name-pattern {text!r} names no column; a group with a name is one: (?P<theme>[^/]+)"
+        )
+    for name in pattern.groupindex:
+        check_name(name)
+    return pattern
+
+
+def read_json(path: Path, samples: Sequence[Sample]) -> list[dict[str, object]]:
+    """Read the KEY.json of samples of a tar; {} where there is none. Raises: DataError."""
+    trees = []
+    with open(path, "rb") as file:
+        for sample in samples:
+            tree: object = {}
+            if sample.json is not None:
+                start, size = sample.json
+                if size > MOST_JSON_BYTES:
+                    raise DataError(f"{path}: {sample.key}.json has {size:,} bytes, too many")
+                try:
+                    tree = json.loads(read_at(file.fileno(), size, start) or b"{}")
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"{path}: {sample.key}.json is no JSON: {error}") from error
+            if not isinstance(tree, dict):
+                raise DataError(f"{path}: {sample.key}.json is {shown(tree)}, not an object")
+            trees.append(tree)
+    return trees
+
+
+def to_json(columns: Columns, number: int) -> bytes:
+    """Write a sample's values as its KEY.json; missing ones are left out; b'' where all are."""
+    tree: dict[str, object] = {}
+    for name, column in columns.items():
+        value = column.cell(number)
+        if value is not None:
+            tree[name] = value
+    return json.dumps(tree, separators=(",", ":")).encode() if tree else b""
+
+
+def describe(columns: Mapping[str, Columns]) -> list[str]:
+    """Say what was read, a line a column: name, kind, how many values are missing."""
+    lines = []
+    for name in {name: None for own in columns.values() for name in own}:
+        own = [each[name] for each in columns.values() if name in each]
+        missing, total = sum(int(c.missing.sum()) for c in own), sum(len(c.values) for c in own)
+        rest = f", missing in {missing:,} of {total:,} samples" if missing else ""
+        lines.append(f"column {name}: {own[0].kind}{rest}")
+    return lines
+
+
+def _readers(
+    specs: Iterable[ColumnSpec], in_names: Sequence[str], origin: Origin
+) -> dict[str, CellReader]:
+    """Make a reader for each column, by its field: those asked for, then all that names hold."""
+    wanted = {spec.field: spec for spec in specs}
+    for name in in_names:
+        wanted.setdefault(name, ColumnSpec(name, name, None))
+    for name in (names := [spec.name for spec in wanted.values()]):
+        check_name(name, names)
+        if names.count(name) > 1 or list(in_names).count(name) > 1:
+            raise DataError(f"two columns are named {name!r}; rename one")
+    return {
+        field: CellReader(spec, "name" if field in in_names else origin)
+        for field, spec in wanted.items()
+    }
+
+
+def _by_split(readers: Iterable[CellReader]) -> dict[str, Columns]:
+    columns: dict[str, dict[str, ColumnValues]] = {}
+    for reader in readers:
+        for split, values in reader.finish().items():
+            columns.setdefault(split, {})[reader.spec.name] = values
+    return {**columns}
