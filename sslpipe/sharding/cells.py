@@ -33,6 +33,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 EXACT_FLOAT = 2**53  # integers up to it are floats, too
 _CODE = re.compile(r"0[0-9]+")  # 007: digits that are no number
 _DATE = re.compile(r"\d{4}[-:]\d\d[-:]\d\d", re.ASCII)  # 20240501 may be anything
+_NOTES = {"in UTC", "with an offset", "large integer"}  # of cells, beside their kinds
 
 # typed: "12" is a text (JSON, parquet); table: it may be a number (CSV); name: so, and where one
 # cell is a text, all are (folders, names of files)
@@ -136,7 +137,7 @@ class CellReader:
             if chunk.dtype == np.int32:
                 chunk = table[chunk]  # a missing one, -1, reads the last
             elif kind == "float" and chunk.dtype != np.float64:
-                chunk = self._as_floats(chunk)
+                chunk = np.where(chunk == STORED["integer"].missing, np.nan, chunk.astype(float))
             values.setdefault(split, []).append(chunk)
         strings = [texts[code] for code in ranked] if kind == "text" else []
         return {
@@ -193,6 +194,7 @@ class CellReader:
                 found = "code"
             elif _reads(parse_integer, plain):
                 found = "integer"
+                self._meet_large(parse_integer(plain), name)
             elif _reads(parse_float, plain):
                 found = "float"
         self._meet(found, name, text)
@@ -205,17 +207,21 @@ class CellReader:
             if row is not None:
                 kind = kinds[type(row)]
                 found.add(kind)
+                if type(row) is int:
+                    self._meet_large(row, name)
                 self._meet(kind if kind != "time" else "moment", name, row)
         self._inferred()  # refuses a mixture
         return "float" if found == {"integer", "float"} else self._as_kind(found.pop())
 
     def _inferred(self) -> Kind:
         """Return the kind of all that was met. Raises: DataError where there is more than one."""
-        met = set(self._first) - {"in UTC", "with an offset"}
+        met = set(self._first) - _NOTES
         if "code" in met:  # with 007, 12 is a text, too
             met = met - {"code", "integer", "float"} | {"text"}
         if not met or met == {"text"}:
             return "text"
+        if met == {"integer", "float"} and "large integer" in self._first:
+            raise self._mixed("large integer", "float", f"give {self.spec.name}:float to round")
         if met <= {"integer", "float"}:
             return "float" if "float" in met else "integer"
         if met <= {"time", "moment"}:
@@ -228,11 +234,9 @@ class CellReader:
     def _as_kind(self, text: str) -> Kind:
         return next(kind for kind in KINDS if kind == text)
 
-    def _as_floats(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
-        missing = values == STORED["integer"].missing
-        if (np.abs(np.where(missing, 0, values)) > EXACT_FLOAT).any():
-            raise self._mixed("integer", "float", f"give {self.spec.name}:float to round integers")
-        return np.where(missing, np.nan, values.astype(np.float64))
+    def _meet_large(self, number: int, name: str) -> None:
+        if abs(number) > EXACT_FLOAT:
+            self._meet("large integer", name, number)
 
     def _meet(self, what: str, name: str, cell: object) -> None:
         self._first.setdefault(what, (name, cell))

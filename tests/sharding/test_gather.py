@@ -1,0 +1,382 @@
+"""Columns on their way into a data set: from every source, through stops, parts and repacking."""
+
+import io
+import json
+import re
+import tarfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.sharding.build import build_dataset
+from sslpipe.sharding.cells import parse_columns
+from sslpipe.sharding.gather import TarColumns, parse_pattern
+from sslpipe.sharding.index import (
+    check_columns,
+    find_tars,
+    index_folder,
+    verify_columns,
+)
+from sslpipe.sharding.merge import merge_parts
+from sslpipe.sharding.record import Part
+from sslpipe.sharding.repack import repack
+from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.writer import MOST_TOGETHER, Layout
+from tests.helpers.dataset import picture, png
+
+LAYOUT = Layout(0, 7, 10**9, False)
+PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
+SHOT_AT = ["2024-05-01T12:00:00+02:00", "", "2024-05-02T00:00:00Z", "1969-12-31T00:00:00Z"] * 8
+
+
+def write_csv(folder: Path, *, bad: int | None = None) -> SourceOptions:
+    """32 images with a patient, an age and a time; red of the first pixel is the row."""
+    folder.mkdir(exist_ok=True)
+    lines = ["path,label,patient,age,shot at"]
+    for row, (patient, shot_at) in enumerate(zip(PATIENTS, SHOT_AT, strict=True)):
+        raw = b"no image" if row == bad else png(picture(row, 8))
+        (folder / f"{row}.png").write_bytes(raw)
+        lines.append(f'{row}.png,{row % 3},"{patient}",{row if row % 5 else ""},{shot_at}')
+    (folder / "table.csv").write_bytes("\n".join(lines).encode())
+    columns = parse_columns("patient,age,shot_at=shot at", "--columns")
+    return SourceOptions(csv=folder / "table.csv", columns=columns)
+
+
+def rows_of(folder: Path, split: str) -> list[int]:
+    """The row of the table that each sample was made of, by id: from its file's name."""
+    rows = []
+    for shard in load_index(folder).manifest.splits[split]:
+        with tarfile.open(folder / shard.file) as tar:
+            names = [name for name in tar.getnames() if name.endswith(".png")]
+        rows += [int(re.fullmatch(r"\d+-(\d+)\.png", name)[1]) for name in names]
+    return rows
+
+
+def check_values(folder: Path) -> None:
+    """Every sample's values are those of its row in the table."""
+    index = load_index(folder)
+    for split in index.manifest.splits:
+        rows, part = rows_of(folder, split), index.split(split)
+        assert len(part) == len(rows)
+        ids = range(len(rows))
+        assert part.column("patient").show(ids) == [PATIENTS[row] or None for row in rows]
+        assert part.column("age").show(ids) == [str(r) if r % 5 else None for r in rows]
+        moments = [SHOT_AT[row].replace("12:00:00+02:00", "10:00:00Z") or None for row in rows]
+        assert part.column("shot_at").show(ids) == moments
+        assert verify_columns(index, split) == []
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".build" not in path.parts
+    }
+
+
+def test_a_table_fills_columns(tmp_path: Path) -> None:
+    options = write_csv(tmp_path / "in")
+    built = build_dataset(tmp_path / "out", "csv", options, LAYOUT, test_fraction=0.25)
+    assert built.notes == (
+        "column patient: text, missing in 8 of 32 samples",
+        "column age: integer, missing in 7 of 32 samples",
+        "column shot_at: time, missing in 8 of 32 samples",
+    )
+    check_values(tmp_path / "out")
+    manifest = json.loads((tmp_path / "out/dataset.json").read_bytes())
+    assert manifest["schema_version"] == 2
+
+
+def test_bad_and_missing_images_take_their_values_along(tmp_path: Path) -> None:
+    options = write_csv(tmp_path / "in", bad=11)
+    (tmp_path / "in/5.png").unlink()
+    for skip_missing in (False, True):
+        chosen = SourceOptions(**{**vars(options), "skip_missing": skip_missing})
+        if not skip_missing:
+            with pytest.raises(DataError, match="listed files are missing"):
+                build_dataset(tmp_path / "out", "csv", chosen, LAYOUT, skip_bad=True)
+        else:
+            build_dataset(tmp_path / "out", "csv", chosen, LAYOUT, skip_bad=True)
+    assert sorted(rows_of(tmp_path / "out", "train")) == [k for k in range(32) if k not in (5, 11)]
+    check_values(tmp_path / "out")
+
+
+def test_a_stopped_build_and_parts_make_the_same_files(tmp_path: Path, monkeypatch) -> None:
+    options = write_csv(tmp_path / "in")
+    whole = tmp_path / "whole"
+    build_dataset(whole, "csv", options, LAYOUT)
+    expected = files_of(whole)
+    # stopped after two shards, resumed
+    half = tmp_path / "half"
+    from sslpipe.sharding import writer
+
+    original, written = writer._write_shard, []
+
+    def stopping(folder, shard, *rest):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(shard)
+        return original(folder, shard, *rest)
+
+    monkeypatch.setattr(writer, "_write_shard", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        build_dataset(half, "csv", options, LAYOUT, workers=1)
+    monkeypatch.undo()
+    assert not (half / "dataset.json").exists()
+    build_dataset(half, "csv", options, LAYOUT)
+    # parts, each in a folder of its own
+    parts = [tmp_path / f"part{k}" for k in (1, 2, 3)]
+    for k, folder in enumerate(parts, 1):
+        build_dataset(folder, "csv", options, LAYOUT, part=Part(k, 3))
+    merge_parts(tmp_path / "merged", parts)
+    for folder in (half, tmp_path / "merged"):
+        assert files_of(folder) | {"dataset.json": b""} == expected | {"dataset.json": b""}
+        ours, theirs = (json.loads((f / "dataset.json").read_bytes()) for f in (folder, whole))
+        assert ours | {"name": ""} == theirs | {"name": ""}
+
+
+def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path: Path) -> None:
+    options, out = write_csv(tmp_path / "in"), tmp_path / "out"
+    build_dataset(out, "csv", options, LAYOUT, part=Part(1, 2))
+    fewer = SourceOptions(csv=options.csv, columns=options.columns[:1])
+    with pytest.raises(DataError, match="shards of other images or options"):
+        build_dataset(out, "csv", fewer, LAYOUT, part=Part(1, 2))
+
+
+def test_repacked_and_indexed_shards_have_the_same_values(tmp_path: Path) -> None:
+    options = write_csv(tmp_path / "in")
+    build_dataset(tmp_path / "out", "csv", options, LAYOUT)
+    fields = TarColumns(parse_columns("patient,age,shot_at", "--json-fields"))
+    again = tmp_path / "again"
+    repack(tmp_path / "out", again, samples_per_shard=5, columns=fields)
+    check_values(again)
+    # indexed anew: the same files; without a word about columns it is refused, as it loses them
+    before = files_of(tmp_path / "out")
+    groups = find_tars(tmp_path / "out", None)
+    with pytest.raises(DataError, match="--json-fields age:integer,patient:text,shot_at:time"):
+        check_columns(tmp_path / "out", groups, TarColumns())
+    index_folder(
+        tmp_path / "out", groups, (), columns=fields, workers=1, advance=lambda count: None
+    )
+    after = files_of(tmp_path / "out")
+    assert {k: v for k, v in after.items() if k.startswith("columns")} == {
+        k: v for k, v in before.items() if k.startswith("columns")
+    }
+    index_folder(tmp_path / "out", groups, (), workers=1, advance=lambda count: None)
+    assert not (tmp_path / "out/columns").exists()
+    assert json.loads((tmp_path / "out/dataset.json").read_bytes())["schema_version"] == 1
+
+
+def test_splits_written_anew_replace_their_columns(tmp_path: Path) -> None:
+    options, out = write_csv(tmp_path / "in"), tmp_path / "out"
+    build_dataset(out, "csv", options, LAYOUT, test_fraction=0.25)
+    fewer = SourceOptions(csv=options.csv, columns=options.columns[:1])
+    build_dataset(out, "csv", fewer, LAYOUT, overwrite=True)
+    manifest = load_index(out).manifest
+    assert set(manifest.columns["patient"].splits) == {"train", "test"}
+    assert set(manifest.columns["age"].splits) == {"test"}
+    assert not (out / "columns/age/train.values.npy").exists()
+    assert len(list((out / "columns/patient").glob("strings-*.npy"))) == 1
+    check = load_index(out).split("test")
+    rows = rows_of(out, "test")
+    assert check.column("patient").show(range(len(rows))) == [PATIENTS[r] or None for r in rows]
+
+
+def foreign_tar(folder: Path, trees: list[object]) -> Path:
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / "train-0.tar", "w") as tar:
+        for k, tree in enumerate(trees):
+            raw = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
+            stem = f"v{k % 2}/s{k}"
+            for name, content in ((f"{stem}.png", png(picture(k, 8))), (f"{stem}.json", raw)):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return folder
+
+
+def index_foreign(folder: Path, fields: str = "", pattern: str = "") -> None:
+    columns = TarColumns(
+        parse_columns(fields, "--json-fields") if fields else (),
+        parse_pattern(pattern) if pattern else None,
+    )
+    groups = find_tars(folder, None)
+    index_folder(folder, groups, (), columns=columns, workers=1, advance=lambda count: None)
+
+
+def test_json_and_names_of_foreign_tars(tmp_path: Path) -> None:
+    folder = foreign_tar(tmp_path / "t", [{"sku": "a", "w": 3}, {"sku": None}, {"w": 2.5, "x": []}])
+    index_foreign(folder, "sku,width=w", r"(?P<vendor>v\d)/s(?P<number>\d+)\.png")
+    split = load_index(folder).split("train")
+    assert split.column("sku").show(range(3)) == ["a", None, None]
+    assert split.column("width").show(range(3)) == ["3.0", None, "2.5"]
+    assert split.column("vendor").show(range(3)) == ["v0", "v1", "v0"]
+    assert split.column("number").values_of(range(3)).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("trees", "words"),
+    [
+        (
+            [{"sku": "a"}, {"sku": 7}],
+            r"v1/s1.png holds 7 \(integer\), .*s0.png 'a'",
+        ),
+        ([{"sku": ["a"]}], "s0.png: sku = .* is a list"),
+        ([[1]], r"s0.json is \[1\], not an object"),
+        ([b"{"], "s0.json is no JSON"),
+        ([b"[" * 100_000], "s0.json is no JSON"),
+        ([b"\xff\xfe"], "s0.json is no JSON"),
+        ([{"skuu": "a"}], "'sku': no sample has it; did you mean 'skuu'"),
+    ],
+)
+def test_a_wrong_json_is_named(tmp_path: Path, trees: list[object], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        index_foreign(foreign_tar(tmp_path / "t", trees), "sku")
+
+
+def write_icons(folder: Path, themes: int = 3, icons: int = 10) -> Path:
+    for k in range(themes * icons):
+        path = folder / f"theme{k % themes}" / "24" / f"icon-{k // themes}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(picture(k, 8)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"folder_levels": ("theme", "size")},
+        {"name_pattern": parse_pattern(r"(?P<theme>[^/]+)/(?P<size>\d+)/.+\.png")},
+    ],
+)
+def test_folders_and_names_fill_columns(tmp_path: Path, options) -> None:
+    root = write_icons(tmp_path / "in")
+    build_dataset(tmp_path / "out", "folder", SourceOptions(root=root, **options), LAYOUT)
+    index = load_index(tmp_path / "out")
+    split = index.split("train")
+    themes = split.column("theme").show(range(len(split)))
+    names = [index.manifest.classes[label] for label in split.labels.tolist()]
+    assert themes == names  # a folder's name is its class, too
+    assert set(split.column("size").show(range(len(split)))) == {"24"}
+    assert split.column("size").kind == "integer"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"folder_levels": ("a", "b", "c")}, "lies 2 folders below .* names 3: a, b, c"),
+        ({"name_pattern": parse_pattern(r"(?P<a>x)")}, r"does not match 30 of 30 names, such as"),
+        ({"columns": parse_columns("colour", "--columns")}, "'colour': the source has no such"),
+        (
+            {"folder_levels": ("a",), "name_pattern": parse_pattern(r"(?P<a>.*)")},
+            "two columns are named 'a'",
+        ),
+        (
+            {"folder_levels": ("theme",), "columns": parse_columns("them:text", "--columns")},
+            "'them': the source has no such column; did you mean 'theme'",
+        ),
+    ],
+)
+def test_a_wrong_wish_is_one_line(tmp_path: Path, options, words: str) -> None:
+    root = write_icons(tmp_path / "in")
+    with pytest.raises(DataError, match=words):
+        build_dataset(tmp_path / "out", "folder", SourceOptions(root=root, **options), LAYOUT)
+
+
+@pytest.mark.parametrize("text", ["(", "(?P<a b>x)", "no group", "(?P<_a>x)"])
+def test_a_wrong_pattern_is_one_line(text: str) -> None:
+    with pytest.raises(DataError, match=r"--name-pattern|a name is a letter"):
+        parse_pattern(text)
+
+
+def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path: Path) -> None:
+    root = write_icons(tmp_path / "in", themes=4, icons=40)
+    pattern = parse_pattern(r"(?P<theme>[^/]+)/24/(?P<icon>.+)\.png")
+    options = SourceOptions(root=root, name_pattern=pattern)
+    layout = LAYOUT._replace(samples_per_shard=30, group_by="icon")
+    build_dataset(tmp_path / "icons", "folder", options, layout)
+    index = load_index(tmp_path / "icons")
+    split = index.split("train")
+    icons = split.column("icon").show(range(len(split)))
+    assert len(split) == 160
+    runs = [icons[k] for k in range(160) if k == 0 or icons[k] != icons[k - 1]]
+    assert len(runs) == 40  # every icon is one run
+    for begin in split.starts[1:-1].tolist():
+        assert icons[begin] != icons[begin - 1]  # and in one shard
+    numbers = [int(run.removeprefix("icon-")) for run in runs]
+    assert abs(np.corrcoef(numbers, range(40))[0, 1]) < 0.4  # shuffled
+    # a large group is in pieces
+    layout = LAYOUT._replace(samples_per_shard=100, group_by="theme")
+    build_dataset(tmp_path / "themes", "folder", options, layout)
+    split = load_index(tmp_path / "themes").split("train")
+    themes = split.column("theme").show(range(len(split)))
+    change = np.flatnonzero([a != b for a, b in pairwise(themes)])
+    assert np.diff(change).max() <= 3 * MOST_TOGETHER
+    assert sorted(rows_of_icons(tmp_path / "themes")) == sorted(rows_of_icons(tmp_path / "icons"))
+
+
+def rows_of_icons(folder: Path) -> list[str]:
+    names = []
+    for shard in load_index(folder).manifest.splits["train"]:
+        with tarfile.open(folder / shard.file) as tar:
+            names += [name for name in tar.getnames() if name.endswith(".png")]
+    return names
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"group_by": "them"}, "--group-by 'them' is no column that is read; did you mean"),
+        ({"split_by": "them"}, "--split-by 'them' is no column that is read; did you mean"),
+        ({"split_by": "theme", "test_fraction": 0.0}, "needs --test-fraction"),
+        ({"split_by": "size"}, "leaves a split empty, as groups of size stay whole"),
+    ],
+)
+def test_a_column_that_cannot_group_is_one_line(tmp_path: Path, change, words: str) -> None:
+    options = SourceOptions(root=write_icons(tmp_path / "in"), folder_levels=("theme", "size"))
+    layout = LAYOUT._replace(group_by=change.pop("group_by", None))
+    arguments = {"test_fraction": 0.2, **change}
+    with pytest.raises(DataError, match=words):
+        build_dataset(tmp_path / "out", "folder", options, layout, **arguments)
+
+
+def test_a_cut_by_groups_is_said_and_kept(tmp_path: Path) -> None:
+    options = write_csv(tmp_path / "in")
+    built = build_dataset(
+        tmp_path / "out", "csv", options, LAYOUT, test_fraction=0.3, split_by="patient"
+    )
+    index = load_index(tmp_path / "out")
+    seen = {}
+    for name in ("train", "test"):
+        split = index.split(name)
+        seen[name] = set(split.column("patient").show(range(len(split)))) - {None}
+    assert not seen["train"] & seen["test"]
+    assert any(re.match(r"split test: \d+ samples \(.*%\) of \d+ groups", n) for n in built.notes)
+    check_values(tmp_path / "out")
+
+
+def test_damaged_column_files_are_faults(tmp_path: Path) -> None:
+    build_dataset(tmp_path / "out", "csv", write_csv(tmp_path / "in"), LAYOUT)
+    index = load_index(tmp_path / "out")
+    path = tmp_path / "out/columns/patient/train.members.npy"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    (tmp_path / "out/columns/age/train.values.npy").unlink()
+    faults = verify_columns(index, "train")
+    assert len(faults) == 2
+    assert re.search(r"age/train.values.npy is missing", faults[0].reason)
+    assert re.search(r"train.members.npy: its sha256 is not the one", faults[1].reason)
+
+
+def test_without_columns_nothing_is_written_for_them(tmp_path: Path) -> None:
+    options = write_csv(tmp_path / "in")
+    build_dataset(tmp_path / "out", "csv", SourceOptions(csv=options.csv), LAYOUT)
+    assert not (tmp_path / "out/columns").exists()
+    assert "columns" not in json.loads((tmp_path / "out/dataset.json").read_bytes())
+    with tarfile.open(tmp_path / "out/train-000000.tar") as tar:
+        assert {name.rpartition(".")[2] for name in tar.getnames()} == {"png", "cls"}
