@@ -6,16 +6,11 @@ negatives are the other views of the global batch; it needs nothing but a `row_l
 
 import inspect
 
+import torch
 from torch import Tensor, nn
 
-from sslpipe.losses.engine.contrast import (
-    Anchors,
-    Engine,
-    Sums,
-    contrast,
-    differentiate,
-    gather_anchors,
-)
+from sslpipe.losses.engine.anchors import Anchors, gather_anchors
+from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
 from sslpipe.losses.engine.products import Products
 from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
@@ -37,15 +32,27 @@ class Objective(nn.Module):
     uses_labels: bool = False
 
     def forward(
-        self, z_a: Tensor, z_b: Tensor, *, ids: Tensor | None = None, labels: Tensor | None = None
+        self,
+        z_a: Tensor,
+        z_b: Tensor,
+        *,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        groups: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of two views. Collective.
+
+        With [pairs] in the recipe, the two views of a row may show two samples, and `ids` and
+        `labels` are (B, 2). `groups` is passed where there are some: an objective that does not
+        take it is refused then.
 
         Args:
             z_a: (B, D), embeddings of the first views of this rank's images.
             z_b: (B, D), of the second views.
-            ids: (B,) int64, the sample really read; None: all different.
-            labels: (B,) int64, -1 where unknown; None: all unknown.
+            ids: (B,) or (B, 2) int64, the sample really read; None: all different.
+            labels: (B,) or (B, 2) int64, -1 where unknown; None: all unknown.
+            groups: (B, 2, K) int64 of the samples: views that share a number >= 0 in any of the K
+                columns are no negatives of each other; None: no such columns.
 
         Returns:
             (), the global mean, equal on all ranks. Its gradient is W times that of this rank's
@@ -66,6 +73,14 @@ class Objective(nn.Module):
         """Name the constructor's arguments, those that are attributes of the same name."""
         names = inspect.signature(type(self)).parameters
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+
+
+def takes_groups(loss_fn: Objective) -> bool:
+    """Say whether an objective can keep views from being negatives by groups: a keyword of it."""
+    parameters = inspect.signature(loss_fn.forward).parameters
+    return "groups" in parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
 
 
 def check_scale(name: str, value: float) -> None:
@@ -155,11 +170,17 @@ class InBatchLoss(ContrastiveObjective):
         self.uses_labels = self.uses_labels or mask_labels
 
     def forward(
-        self, z_a: Tensor, z_b: Tensor, *, ids: Tensor | None = None, labels: Tensor | None = None
+        self,
+        z_a: Tensor,
+        z_b: Tensor,
+        *,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        groups: Tensor | None = None,
     ) -> Tensor:
         """Compute the global mean over all 2N anchors; see `Objective.forward`."""
-        check_views(z_a, z_b, ids, labels)
-        anchors = self.find_anchors(z_a, ids, labels)
+        check_views(z_a, z_b, ids, labels, groups)
+        anchors = self.find_anchors(z_a, ids, labels, groups)
         self._masked_pairs, self._last_negatives = anchors.masked_pairs, anchors.mean_negatives
         return contrast(z_a, z_b, anchors, self.row_loss, self.engine, self.derivatives)
 
@@ -167,9 +188,13 @@ class InBatchLoss(ContrastiveObjective):
         """Return 2N - 2, which holds where nothing is masked."""
         return 2 * batch_size - 2
 
-    def find_anchors(self, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> Anchors:
-        """Decide who is whose negative. Collective. Shapes: z (B, D), ids and labels (B,)."""
-        return gather_anchors(z, ids, labels if self.mask_labels else None)
+    def find_anchors(
+        self, z: Tensor, ids: Tensor | None, labels: Tensor | None, groups: Tensor | None
+    ) -> Anchors:
+        """Decide who is whose negative. Collective. Shapes: z (B, D), others as in `forward`."""
+        if self.mask_labels and labels is not None:
+            groups = labels if groups is None else with_column(groups, labels)
+        return gather_anchors(z, ids, groups)
 
     def row_loss(self, v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:
         """Compute the loss from each anchor's positive and sums: the paper's formula.
@@ -200,8 +225,20 @@ def positive_similarities(v: Tensor) -> Tensor:
     return (v_a * v_b).sum(1, keepdim=True)
 
 
-def check_views(z_a: Tensor, z_b: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
-    """Refuse views that are not both (B, D), ids and labels that are not (B,).
+def with_column(groups: Tensor, labels: Tensor) -> Tensor:
+    """Return groups (B, 2, K) with the labels, (B,) or (B, 2), as one more column."""
+    column = labels if labels.dim() == 2 else labels[:, None].expand(-1, 2)
+    return torch.cat([groups, column[:, :, None]], dim=2)
+
+
+def check_views(
+    z_a: Tensor,
+    z_b: Tensor,
+    ids: Tensor | None,
+    labels: Tensor | None,
+    groups: Tensor | None = None,
+) -> None:
+    """Refuse views that are not both (B, D), ids and labels that are neither (B,) nor (B, 2).
 
     Raises:
         ValueError: naming the shapes.
@@ -211,5 +248,8 @@ def check_views(z_a: Tensor, z_b: Tensor, ids: Tensor | None, labels: Tensor | N
             f"z_a and z_b must be (B, D) both; got {tuple(z_a.shape)} and {tuple(z_b.shape)}"
         )
     for name, numbers in (("ids", ids), ("labels", labels)):
-        if numbers is not None and numbers.shape != z_a.shape[:1]:
-            raise ValueError(f"{name} must be ({z_a.shape[0]},), got {tuple(numbers.shape)}")
+        rows = z_a.shape[0]
+        if numbers is not None and numbers.shape not in ((rows,), (rows, 2)):
+            raise ValueError(f"{name} must be ({rows},) or ({rows}, 2), got {tuple(numbers.shape)}")
+    if groups is not None and (groups.dim() != 3 or groups.shape[:2] != (z_a.shape[0], 2)):
+        raise ValueError(f"groups must be ({z_a.shape[0]}, 2, K), got {tuple(groups.shape)}")

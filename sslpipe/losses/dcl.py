@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from sslpipe.losses.base import InBatchLoss, check_scale, positive_similarities
-from sslpipe.losses.engine.contrast import Anchors, Sums
+from sslpipe.losses.engine.anchors import Anchors
+from sslpipe.losses.engine.contrast import Sums
 from sslpipe.losses.engine.products import Products
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sslpipe.distributed import to_device
 from sslpipe.losses.base import InBatchLoss, positive_similarities
-from sslpipe.losses.engine.contrast import Anchors, Sums
+from sslpipe.losses.engine.anchors import Anchors
+from sslpipe.losses.engine.contrast import Sums
 from sslpipe.losses.engine.products import Products
 from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
@@ -63,7 +64,8 @@ class HardNegativeLoss(InBatchLoss):
         positive = positive_similarities(v)  # (N, 1)
         count = positive.new_full((), 2 * anchors.images - 2)
         if anchors.negatives is not None:
-            count = to_device(anchors.negatives.to(v.dtype), v.device)[:, None]
+            count = to_device(anchors.negatives.to(v.dtype), v.device)
+            count = count[:, None] if count.dim() == 1 else count  # (N, 1) or (N, 2)
         log_count = count.clamp_min(1).log()
         none = count == 0  # an anchor without negatives counts 0
         hard = sums[0].masked_fill(none, 0)  # (N, 2)

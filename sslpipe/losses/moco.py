@@ -14,6 +14,7 @@ from sslpipe.losses.engine.contrast import (
     with_gradient,
     without_autocast,
 )
+from sslpipe.losses.engine.masks import Masks, MaskTiles
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.queue import enqueue
 from sslpipe.losses.engine.tiles import Tiles
@@ -22,7 +23,8 @@ from sslpipe.losses.engine.tiles import Tiles
 class MoCoLoss(ContrastiveObjective):
     """Find each query's key among that key and a queue of earlier keys (cross entropy).
 
-    Queue entries that show the query's own sample id are no negatives. The queue starts empty and
+    Queue entries that show the query's own sample id, or its key's, are no negatives, nor are those
+    that share a group >= 0 with the query. The queue starts empty and
     only what is in it counts: the first step's loss is 0. In training mode, a call ends by
     replacing the oldest entries with the N keys of all ranks in rank order, which is the order of
     one process. The whole state is in buffers: keys (normalised), ids, where the next key goes and
@@ -34,6 +36,7 @@ class MoCoLoss(ContrastiveObjective):
         temperature: as in NTXentLoss.
         products: as in NTXentLoss.
         tile_rows: as in NTXentLoss.
+        group_columns: columns of `groups` in each call; their numbers are kept with the keys.
 
     Shape:
         z_a: queries (B, D), with gradient; z_b: keys (B, D) of the same images through the momentum
@@ -41,7 +44,8 @@ class MoCoLoss(ContrastiveObjective):
         all ranks.
 
     Attributes:
-        masked_pairs: after a call, the (query, queue entry) pairs masked because of equal ids.
+        masked_pairs: after a call, the (query, queue entry) pairs masked because of equal ids or
+            groups.
         last_negatives: after a call, the mean number of negatives of a query.
 
     Source:
@@ -52,6 +56,7 @@ class MoCoLoss(ContrastiveObjective):
     needs_momentum_encoder = True
     keys: Tensor
     key_ids: Tensor
+    key_groups: Tensor | None
     next_row: Tensor
     filled_rows: Tensor
 
@@ -62,6 +67,7 @@ class MoCoLoss(ContrastiveObjective):
         temperature: float = 0.2,
         products: Products = "float32",
         tile_rows: int | None = None,
+        group_columns: int = 0,
     ) -> None:
         super().__init__(temperature, products, tile_rows)
         for name, number in (("dim", dim), ("queue_rows", queue_rows)):
@@ -71,6 +77,8 @@ class MoCoLoss(ContrastiveObjective):
         self.queue_rows = queue_rows
         self.register_buffer("keys", torch.zeros(queue_rows, dim))
         self.register_buffer("key_ids", torch.full((queue_rows,), -1))
+        shape = queue_rows, group_columns
+        self.register_buffer("key_groups", torch.full(shape, -1) if group_columns else None)
         self.register_buffer("next_row", torch.tensor(0))
         self.register_buffer("filled_rows", torch.tensor(0))
 
@@ -80,11 +88,17 @@ class MoCoLoss(ContrastiveObjective):
         return self.queue_rows
 
     def forward(
-        self, z_a: Tensor, z_b: Tensor, *, ids: Tensor | None = None, labels: Tensor | None = None
+        self,
+        z_a: Tensor,
+        z_b: Tensor,
+        *,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        groups: Tensor | None = None,
     ) -> Tensor:
         """Compute the global mean over all N queries; see `Objective.forward`."""
         del labels
-        check_views(z_a, z_b, ids, None)
+        check_views(z_a, z_b, ids, None, groups)
         if z_a.shape[1] != self.dim:
             raise ValueError(
                 f"loss.dim = {self.dim}, but the embeddings have {z_a.shape[1]} numbers"
@@ -92,20 +106,36 @@ class MoCoLoss(ContrastiveObjective):
         counts = row_counts(z_a.shape[0])
         if sum(counts) == 0:
             raise ValueError("a contrastive loss of an empty batch is not defined")
-        if ids is None:
-            ids = torch.full((len(z_a),), -1)
-        ids = to_device(ids, z_a.device)
+        known = self._numbers(ids, groups, z_a)
         with torch.no_grad(), without_autocast(z_a.device.type):
             wide = torch.promote_types(z_a.dtype, self.keys.dtype)
             keys, _ = normalised(z_b.to(wide))
-            loss, grad = self._loss_and_grad(z_a.to(wide), keys, ids, counts)
+            loss, grad = self._loss_and_grad(z_a.to(wide), keys, known, counts)
             if self.training:
-                rows = all_gather_rows(keys, counts), all_gather_rows(ids, counts)
-                enqueue((self.keys, self.key_ids), rows, self.next_row, self.filled_rows)
+                buffers, rows = [self.keys, self.key_ids], [keys, known.keys[:, 0]]
+                if self.key_groups is not None:
+                    buffers.append(self.key_groups)
+                    rows.append(known.keys[:, 1:])
+                rows = [all_gather_rows(part, counts) for part in rows]
+                enqueue(buffers, rows, self.next_row, self.filled_rows)
         return with_gradient(loss, grad, z_a) if z_a.requires_grad else loss
 
+    def _numbers(self, ids: Tensor | None, groups: Tensor | None, z: Tensor) -> "_Numbers":
+        """Bring ids and groups of both views to the device."""
+        columns = 0 if self.key_groups is None else self.key_groups.shape[1]
+        given = 0 if groups is None else groups.shape[2]
+        if given != columns:
+            raise ValueError(f"loss.group_columns = {columns}, but the groups have {given} columns")
+        ids = torch.full((len(z),), -1) if ids is None else ids
+        views = ids if ids.dim() == 2 else ids[:, None].expand(-1, 2)
+        of_views = (
+            views[:, :, None] if groups is None else torch.cat([views[:, :, None], groups], 2)
+        )
+        queries, keys = to_device(of_views, z.device).unbind(1)  # (B, 1 + K) each
+        return _Numbers(queries, keys, has_partners=ids.dim() == 2)
+
     def _loss_and_grad(
-        self, z: Tensor, keys: Tensor, ids: Tensor, counts: tuple[int, ...]
+        self, z: Tensor, keys: Tensor, known: "_Numbers", counts: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """Return the global loss () and W times the gradient of this rank's queries (B, 1, D).
 
@@ -115,7 +145,7 @@ class MoCoLoss(ContrastiveObjective):
         queries, inverse_norms = normalised(z)
         positive = (queries * keys).sum(1) / self.temperature  # (B,)
         # on CUDA without asking what the queue holds: the answer would wait for the device
-        queue = (_whole_queue if z.is_cuda else _filled_queue)(self, ids)
+        queue = (_whole_queue if z.is_cuda else _filled_queue)(self, known)
         order = queue.query_order
 
         tiles = Tiles(
@@ -126,7 +156,7 @@ class MoCoLoss(ContrastiveObjective):
                 self.products, z, self.engine.largest, pairs=sum(counts) * len(queue.keys)
             ),
             tile_rows=self.engine.tile_rows_on(z.device),
-            groups=queue.groups,
+            masks=queue.masks,
             absent=queue.absent,
         )
         with tiles.multiply.kernels():
@@ -151,38 +181,72 @@ class MoCoLoss(ContrastiveObjective):
         return loss, (grad * scale)[:, None]
 
 
+class _Numbers(NamedTuple):
+    """The id and the K groups of each query's image and of its key's, (B, 1 + K), on the device."""
+
+    queries: Tensor
+    keys: Tensor
+    has_partners: bool  # whether the two may be different images
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the queries' ids are all that can be met in the queue."""
+        return not self.has_partners and self.queries.shape[1] == 1
+
+
 class _Queue(NamedTuple):
     """The queue as the tiles' columns, and which of its entries are no negatives of a query.
 
-    keys: (Q, D). same: (B,) how many entries show a query's own sample, in the order of the batch.
-    query_order: of the tiles' rows. groups, absent: for Tiles.
+    keys: (Q, D). same: (B,) how many entries are masked for a query, in the order of the batch.
+    query_order: of the tiles' rows. masks, absent: for Tiles.
     """
 
     keys: Tensor
     same: Tensor
     query_order: Tensor | slice = slice(None)
-    groups: tuple[Tensor, Tensor] | None = None
+    masks: Masks | None = None
     absent: Tensor | None = None
 
 
-def _filled_queue(loss_fn: MoCoLoss, ids: Tensor) -> _Queue:
+def _filled_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     """Take what is in the queue; where a query meets its own sample, both sides sorted by id."""
     filled = int(loss_fn.filled_rows)
     keys, key_ids = loss_fn.keys[:filled], loss_fn.key_ids[:filled]
+    if not known.is_plain:
+        return _Queue(keys, *_masks_of_groups(loss_fn, known, filled))
+    ids = known.queries[:, 0]
     same = _count_own(ids, key_ids)
     if not bool(same.any()):
         return _Queue(keys, same)
     query_order, queue_order = ids.argsort(), key_ids.argsort()
-    groups = _apart(ids)[query_order], key_ids[queue_order]
-    return _Queue(keys[queue_order], same, query_order, groups)
+    masks = Masks(((_apart(ids)[query_order], key_ids[queue_order]),))
+    return _Queue(keys[queue_order], same, query_order, masks)
 
 
-def _whole_queue(loss_fn: MoCoLoss, ids: Tensor) -> _Queue:
+def _whole_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     """Take all rows of the queue, those that are not filled yet as absent; no value is read."""
-    rows = torch.arange(loss_fn.queue_rows, device=ids.device)
+    rows = torch.arange(loss_fn.queue_rows, device=loss_fn.keys.device)
+    absent = rows >= loss_fn.filled_rows
+    if not known.is_plain:
+        same, order, masks = _masks_of_groups(loss_fn, known, loss_fn.queue_rows)
+        return _Queue(loss_fn.keys, same, order, masks, absent)
+    ids = known.queries[:, 0]
     same = _count_own(ids, loss_fn.key_ids)  # -1 where not filled
-    groups = _apart(ids), loss_fn.key_ids
-    return _Queue(loss_fn.keys, same, groups=groups, absent=rows >= loss_fn.filled_rows)
+    return _Queue(loss_fn.keys, same, masks=Masks(((_apart(ids), loss_fn.key_ids),)), absent=absent)
+
+
+def _masks_of_groups(loss_fn: MoCoLoss, known: _Numbers, rows: int) -> tuple[Tensor, slice, Masks]:
+    """Mask by the ids of the query and of its key, and by each group; rows of the queue."""
+    key_ids = loss_fn.key_ids[:rows]
+    pairs = [(_apart(side[:, 0]), key_ids) for side in (known.queries, known.keys)]
+    if loss_fn.key_groups is not None:
+        columns = zip(
+            known.queries[:, 1:].unbind(1), loss_fn.key_groups[:rows].unbind(1), strict=True
+        )
+        pairs += [(_apart(own), theirs.contiguous()) for own, theirs in columns]
+    masks = Masks(tuple(pairs))
+    tiles = MaskTiles(masks, loss_fn.engine.tile_rows_on(key_ids.device), key_ids.device)
+    return tiles.count(), slice(None), masks
 
 
 def _count_own(ids: Tensor, key_ids: Tensor) -> Tensor:

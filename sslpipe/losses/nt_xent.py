@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sslpipe.losses.base import InBatchLoss, positive_similarities
-from sslpipe.losses.engine.contrast import Anchors, Sums
+from sslpipe.losses.engine.anchors import Anchors
+from sslpipe.losses.engine.contrast import Sums
 
 
 class NTXentLoss(InBatchLoss):

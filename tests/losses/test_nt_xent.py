@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sslpipe.distributed import Rank
 from sslpipe.losses import LOSSES, NTXentLoss
 from sslpipe.losses.engine import tiles
-from sslpipe.losses.engine.contrast import gather_anchors, normalised
+from sslpipe.losses.engine.anchors import gather_anchors
+from sslpipe.losses.engine.contrast import normalised
 from tests.helpers.processes import run_processes
 
 TILES = (1, 5, 7, 512)
@@ -94,10 +95,10 @@ def test_equal_ids_are_no_negatives_of_each_other(
 
 def test_all_ids_different_means_no_masking_work() -> None:
     z = torch.zeros(3, 2)
-    assert gather_anchors(z, torch.tensor([5, 3, 9])).groups is None
+    assert gather_anchors(z, torch.tensor([5, 3, 9])).masks is None
     twins = gather_anchors(z, torch.tensor([5, 3, 5]))
-    assert twins.groups is not None
-    assert twins.groups.tolist() == [1, 0, 1]
+    assert twins.masks is not None
+    assert twins.masks.numbers.tolist() == [[1, 1], [0, 0], [1, 1]]
     assert twins.masked_pairs == 8
 
 

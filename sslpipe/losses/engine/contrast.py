@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sslpipe.distributed import Rank, all_gather_rows, current_rank, row_counts, to_device
+from sslpipe.distributed import Rank, all_gather_rows, current_rank, to_device
+from sslpipe.losses.engine.anchors import Anchors
+from sslpipe.losses.engine.masks import Masks
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles
 from sslpipe.precision import wide_dtype
@@ -33,105 +35,6 @@ from sslpipe.precision import wide_dtype
 Sums = tuple[Tensor, ...]
 RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]
 Derivatives = Callable[[Tensor, Sums, "Anchors"], tuple[Tensor, Tensor, Tensor]]
-
-
-class Classes(NamedTuple):
-    """Images that are positives of each other; on the host.
-
-    Args:
-        class_index: (N,) int64, the class of each image.
-        sizes: (classes,) int64, images of each class.
-    """
-
-    class_index: Tensor
-    sizes: Tensor
-
-
-class Anchors(NamedTuple):
-    """Who is whose negative in the global batch of N images; on the host, where ids come from.
-
-    Args:
-        counts: images of each rank.
-        groups: (N,) int64, images of one group are no negatives of each other; None: each is its
-            own group.
-        negatives: (N,) float64, how many views in other groups an anchor of each image has; None:
-            2N - 2.
-        classes: further positives; they stand among the negatives in `negatives` and in the sums.
-    """
-
-    counts: tuple[int, ...]
-    groups: Tensor | None = None
-    negatives: Tensor | None = None
-    classes: Classes | None = None
-
-    @property
-    def images(self) -> int:
-        """N, on all ranks."""
-        return sum(self.counts)
-
-    @property
-    def mean_unmasked(self) -> float:
-        """Mean number of views in other groups."""
-        return 2 * self.images - 2 if self.negatives is None else float(self.negatives.mean())
-
-    @property
-    def mean_negatives(self) -> float:
-        """Mean number of negatives of an anchor: views of other groups and classes."""
-        if self.classes is None:
-            return self.mean_unmasked
-        index, sizes = self.classes
-        positives = 2 * (sizes[index] - 1).double().mean()
-        return self.mean_unmasked - float(positives)
-
-    @property
-    def masked_pairs(self) -> int:
-        """Ordered (anchor, view of another image) pairs that are masked."""
-        if self.negatives is None:
-            return 0
-        return round(2 * self.images * (2 * self.images - 2 - self.mean_unmasked))
-
-
-def gather_anchors(
-    z: Tensor,
-    ids: Tensor | None,
-    labels: Tensor | None = None,
-    without_id: Tensor | None = None,
-) -> Anchors:
-    """Find who must not be whose negative: equal ids, and equal labels >= 0 if labels are passed.
-
-    Found on the host: a device that has the ids is waited for. Collective.
-
-    Args:
-        z: (B, D), for the row count.
-        ids: (B,) int64, or None: all different.
-        labels: (B,) int64, or None.
-        without_id: (B,) bool, rows whose id counts for nothing.
-
-    Raises:
-        ValueError: no rank has a row.
-    """
-    counts = row_counts(z.shape[0])
-    images = sum(counts)
-    if images == 0:
-        raise ValueError("a contrastive loss of an empty batch is not defined")
-    # (N,) a number for each image, equal within a group; labels, which come last, join ids' groups
-    group = None
-    for numbers, is_alone in ((ids, without_id), (labels, None if labels is None else labels < 0)):
-        if numbers is None:
-            continue
-        dense = torch.unique(all_gather_rows(numbers.cpu(), counts), return_inverse=True)[1]
-        fallback = torch.arange(images) if group is None else group
-        if is_alone is None:
-            group = dense
-        else:
-            group = torch.where(all_gather_rows(is_alone.cpu(), counts), images + fallback, dense)
-    # groups of one image each need no mask but that of the image's own views
-    if group is None:
-        return Anchors(counts)
-    _, group, sizes = torch.unique(group, return_inverse=True, return_counts=True)
-    if sizes.numel() == images:
-        return Anchors(counts)
-    return Anchors(counts, group, (2 * images - 2 * sizes[group]).double())
 
 
 class Engine(NamedTuple):
@@ -195,33 +98,27 @@ def differentiate(
 class _Layout(NamedTuple):
     """Which images stand in the tiles' rows (this rank's) and columns (everyone's); None: all.
 
-    mine: this rank's images in rank order. Where groups are masked, rows and columns are sorted by
-    group, so that few tiles hold masked pairs; groups: of their views, (2B,) and (2N,) on the host.
+    mine: this rank's images in rank order. With masks, rows and columns are sorted by the first of
+    their numbers, so that few tiles hold masked pairs; masks: of their views, (2B,) and (2N,).
     """
 
     alone: bool
     mine: slice
     rows: Tensor | slice | None
     columns: Tensor | None = None
-    groups: tuple[Tensor, Tensor] | None = None
+    masks: Masks | None = None
 
     @classmethod
     def plan(cls, anchors: Anchors, process: Rank, device: torch.device) -> "_Layout":
         alone = process.world_size == 1
         first = sum(anchors.counts[: process.rank])
         mine = slice(first, first + anchors.counts[process.rank])
-        if anchors.groups is None:
+        if anchors.masks is None:
             return cls(alone, mine, None if alone else mine)
-        columns = anchors.groups.argsort(stable=True)
+        columns = anchors.masks.numbers[:, 0].argsort(stable=True)
         rows = columns[(columns >= mine.start) & (columns < mine.stop)]
-        groups = tuple(anchors.groups[images].repeat_interleave(2) for images in (rows, columns))
-        return cls(
-            alone,
-            mine,
-            to_device(rows, device),
-            to_device(columns, device),
-            cast(tuple[Tensor, Tensor], groups),
-        )
+        masks = anchors.masks.select(rows, columns)
+        return cls(alone, mine, to_device(rows, device), to_device(columns, device), masks)
 
     def make_tiles(self, v: Tensor, engine: Engine) -> Tiles:
         columns = _select(v, self.columns).flatten(0, 1)  # (2N, D)
@@ -234,8 +131,8 @@ class _Layout(NamedTuple):
             tile_rows=engine.tile_rows_on(v.device),
             terms=engine.terms,
             symmetric=self.alone,
-            pairs_at=2 * self.mine.start if self.groups is None else None,
-            groups=self.groups,
+            pairs_at=2 * self.mine.start if self.masks is None else None,
+            masks=self.masks,
         )
 
 

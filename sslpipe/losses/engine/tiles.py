@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sslpipe.distributed import to_device
+from sslpipe.losses.engine.masks import Masks, MaskTiles, cut
 from sslpipe.losses.engine.products import Multiply
 
 LARGEST_PLAIN_EXPONENT = 50.0  # nats; exp(±50) and sums of 1e12 of them are normal float32 numbers
@@ -61,19 +61,11 @@ class Term(NamedTuple):
 ONE_SUM = (Term(),)  # the log-sum-exp of similarities, all that most losses need
 
 
-class BlockGroups(NamedTuple):
-    """The groups of one block's rows or columns: (r,) int64, and what they lie between."""
-
-    of_each: Tensor
-    lowest: float
-    highest: float
-
-
 class Tiles:
     """Similarities of rows with columns, one tile at a time.
 
-    A masked pair counts as no pair at all. `pairs_at` masks the pairs of one image, `groups` those
-    of one group; with neither, nothing is masked.
+    A masked pair counts as no pair at all. `pairs_at` masks the pairs of one image, `masks` any;
+    with neither, nothing is masked.
 
     Args:
         rows: (R, D), and columns: (C, D), scaled so that their dot products are nats.
@@ -84,8 +76,7 @@ class Tiles:
         symmetric: rows and columns are the same.
         pairs_at: rows are rows pairs_at, pairs_at + 1, ... of the columns, where 2i and 2i + 1 are
             the views of image i.
-        groups: the group of each row (R,) and of each column (C,). Fastest ascending and on the
-            host: then only the tiles where some meet are compared. On the device all are.
+        masks: what decides which pairs are masked. Fastest ascending: see MaskTiles.
         absent: (C,) bool, columns that count for no row; None: there are none.
     """
 
@@ -100,7 +91,7 @@ class Tiles:
         terms: tuple[Term, ...] = ONE_SUM,
         symmetric: bool = False,
         pairs_at: int | None = None,
-        groups: tuple[Tensor, Tensor] | None = None,
+        masks: Masks | None = None,
         absent: Tensor | None = None,
     ) -> None:
         self.rows, self.columns, self.multiply, self.terms = rows, columns, multiply, terms
@@ -117,7 +108,7 @@ class Tiles:
         numbers = rows.shape[0] * columns.shape[0] // (2 if symmetric else 1)
         self.keep = self.plain and numbers * rows.element_size() <= KEPT_TILES_BYTES
         self.kept: dict[tuple[int, int], Tensor] = {}
-        self.groups = None if groups is None else [self._block_groups(part) for part in groups]
+        self.masks = None if masks is None else MaskTiles(masks, tile_rows, rows.device)
         self.absent = None if absent is None else self._blocks(absent)
 
     def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -228,15 +219,10 @@ class Tiles:
     def _mask(self, tile: Tensor, i: int, j: int) -> None:
         if self.absent is not None:
             tile.masked_fill_(self.absent[j], -math.inf)
-        if self.groups is not None:
-            row_groups, column_groups = self.groups[0][i], self.groups[1][j]
-            # the ends of most tiles' groups show that they share none
-            if (
-                row_groups.lowest <= column_groups.highest
-                and column_groups.lowest <= row_groups.highest
-            ):
-                same = row_groups.of_each[:, None] == column_groups.of_each
-                tile.masked_fill_(same, -math.inf)
+        if self.masks is not None:
+            masked = self.masks.tile(i, j)
+            if masked is not None:
+                tile.masked_fill_(masked, -math.inf)
         elif self.pairs_at is not None:
             _mask_pairs(tile, self.pairs_at + i * self.tile_rows, j * self.tile_rows)
 
@@ -249,20 +235,8 @@ class Tiles:
             return buffer
         return buffer.flatten()[: shape[0] * shape[1]].view(shape)
 
-    def _blocks(self, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-        """Cut x where the tiles are; no block where it is empty."""
-        if 0 < x.shape[dim] <= self.tile_rows:
-            return (x,)
-        return torch.split(x, self.tile_rows, dim) if x.shape[dim] else ()
-
-    def _block_groups(self, groups: Tensor) -> list[BlockGroups]:
-        blocks = self._blocks(to_device(groups, self.rows.device))
-        if groups.device.type != "cpu":  # reading their ends would wait for the device
-            return [BlockGroups(block, -math.inf, math.inf) for block in blocks]
-        return [
-            BlockGroups(block, int(part.min()), int(part.max()))
-            for block, part in zip(blocks, self._blocks(groups), strict=True)
-        ]
+    def _blocks(self, x: Tensor, dim: int = 0) -> Sequence[Tensor]:
+        return cut(x, self.tile_rows, dim)
 
 
 def _mask_pairs(tile: Tensor, row: int, column: int) -> None:
