@@ -15,9 +15,11 @@ from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import jpeg_decoder
-from sslpipe.data.order import ORDER_VERSION, Order, held_out
+from sslpipe.data.order import Order, held_out
+from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.pipeline import Batch, Prepare
 from sslpipe.data.resident import resident_batches
+from sslpipe.distributed import all_gather_rows
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.initial import (
@@ -30,6 +32,7 @@ from sslpipe.export.initial import (
 )
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import LOSSES, Objective
+from sslpipe.losses.base import takes_groups
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair, momentum_at
@@ -75,6 +78,7 @@ def train(
         order = plan_order(recipe, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         recipe = with_init(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
+        pairing = plan_pairs(recipe.pairs, split, order)  # partners, masks, labels of [pairs]
 
         # views, model, objective: the same numbers on every rank, from recipe.seed
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
@@ -94,7 +98,7 @@ def train(
             index,
             order,
             {"model": model, "optimizer": optimizer, "loss": loss_fn},
-            order_version=ORDER_VERSION,
+            order_version=plan_version(recipe.pairs),
             guarded=[model, loss_fn],
             alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
             metadata=init_metadata(init_from, view),
@@ -103,7 +107,7 @@ def train(
         run.announce(
             f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
             + describe_init(init_from),
-            plan_warnings(recipe, split, loss_fn, augment.crop_px, len(held_out_ids)),
+            plan_warnings(recipe, split, loss_fn, augment.crop_px, len(held_out_ids), pairing),
         )
         holdout_knn = run.monitor(
             monitor, model.backbone, view, split, held_out_ids, recipe.data.canvas_px
@@ -113,12 +117,12 @@ def train(
             # the views' parameters are a function of (seed, epoch, sample, view)
             return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
 
-        stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views)
+        stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views, pairing)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             batch = batch.to(run.device)
             seed = partial(seed_torch, recipe.seed, step, run.process.rank)  # dropout and the like
-            compute_loss = partial(loss_fn, ids=batch.source_ids, labels=batch.labels)
+            compute_loss = partial(loss_fn, **loss_arguments(loss_fn, batch))  # ids, labels
 
             if cached is None:
                 seed(0)
@@ -135,7 +139,8 @@ def train(
                 if isinstance(model, MomentumPair) and recipe.momentum:
                     model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
-                run.log(step, loss, {**embedding_health(z_a, z_b), **loss_fn.stats()})
+                health = embedding_health(z_a, z_b)
+                run.log(step, loss, {**health, **loss_fn.stats(), **partner_shares(batch)})
             run.evaluate_if_due(step, holdout_knn)  # all ranks embed, rank 0 scores
             run.save_if_due(step)  # all ranks agree whether to stop, rank 0 writes
         return run.finish()
@@ -145,6 +150,28 @@ def views_of_rows(augment: Views, batch: Batch, dtype: torch.dtype, rows: Tensor
     """Make both views of some of the batch's rows, (2b, 3, S, S): the same whenever it is done."""
     views: Tensor = augment(batch.rows(rows), dtype=dtype)
     return views
+
+
+def loss_arguments(loss_fn: Objective, batch: Batch) -> dict[str, Tensor]:
+    """Return what the objective takes beside the embeddings; groups only where it knows them."""
+    arguments = batch.loss_arguments
+    if "groups" in arguments and not takes_groups(loss_fn):
+        del arguments["groups"]  # it has no negatives
+    return arguments
+
+
+def partner_shares(batch: Batch) -> dict[str, float]:
+    """Shares of the global batch whose second view is a partner's, and who has none. Collective.
+
+    Returns:
+        `partners` and `without_partner`; nothing without [pairs].
+    """
+    if batch.pairs is None:
+        return {}
+    ids, lonely = batch.pairs.ids, batch.pairs.lonely
+    flags = all_gather_rows(torch.stack([ids[:, 0] != ids[:, 1], lonely], dim=1))  # (N, 2)
+    partners, without = flags.double().mean(0).tolist()
+    return {"partners": partners, "without_partner": without}
 
 
 def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
@@ -190,11 +217,19 @@ def build_loss(recipe: Recipe) -> Objective:
     """Build the recipe's objective; one with a queue learns how long its embeddings are.
 
     Raises:
-        RecipeError: It needs a momentum encoder, and the recipe has none.
+        RecipeError: It needs a momentum encoder, and the recipe has none; or it cannot do what
+            [pairs] says.
     """
+    fixed = {"dim": recipe.projector.out_dim}
+    if masks := recipe.pairs.masks if recipe.pairs else ():
+        fixed["group_columns"] = len(masks)  # of a queue
     with within_memory("[loss]"):
-        loss_fn = build(
-            LOSSES, recipe.loss, section="loss", fixed={"dim": recipe.projector.out_dim}
+        loss_fn = build(LOSSES, recipe.loss, section="loss", fixed=fixed)
+    has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0
+    if masks and has_negatives and not takes_groups(loss_fn):
+        raise RecipeError(
+            f"loss.kind = {recipe.loss.kind!r} takes no groups, so that [pairs] cannot keep images "
+            "from being negatives; leave pairs.positive and pairs.never_negative out"
         )
     if loss_fn.needs_momentum_encoder and recipe.momentum is None:
         raise RecipeError(
@@ -232,13 +267,14 @@ def open_batches(
     first_step: int,
     jpeg: JpegDecoder | None,
     prepare: Prepare,
+    pairing: Pairing | None = None,
 ) -> Generator[Batch]:
     """Open this rank's part of every global step, from `first_step` on, its views planned."""
     on_device = recipe.run.cache == "device"
     if on_device:
         run.reporter.say(f"decoding {order.samples} images into the {run.device.type}'s memory")
     return (resident_batches if on_device else batches)(
-        split,
+        split if pairing is None else pairing.split,
         order,
         recipe.data,
         recipe.run,
@@ -248,15 +284,24 @@ def open_batches(
         on_bad=run.quarantine.add,
         jpeg=jpeg,
         prepare=prepare,
+        pairing=pairing,
     )
 
 
 def plan_warnings(
-    recipe: Recipe, split: Split, loss_fn: Objective, crop_px: int, held_out: int
+    recipe: Recipe,
+    split: Split,
+    loss_fn: Objective,
+    crop_px: int,
+    held_out: int,
+    pairing: Pairing | None = None,
 ) -> list[str]:
     """List what a user should know before the first step. held_out: samples of the monitor."""
     assert recipe.backbone is not None
     warnings = [stem_warning(recipe.backbone, crop_px)]
+    if pairing is not None:
+        split = pairing.split  # its labels are those of pairs.label
+        warnings += pairing.warnings(recipe.run.cache)
     if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
         masks = bool(recipe.loss.arguments.get("mask_labels"))
         setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"

@@ -111,7 +111,7 @@ class BaseViews(nn.Module):
             number: Names the random numbers beside seed and ids: the epoch, or the step where a
                 sample may come twice in an epoch.
         """
-        params = draws(seed, number, batch.ids, batch.sizes, self.specs)
+        params = draws(seed, number, batch.ids, batch.view_sizes, self.specs)
         return batch._replace(plan=self.plan(params, batch))
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan[Any]:

@@ -55,6 +55,7 @@ class Part(NamedTuple):
     """Some images and all their views; the tensors but draws on the device."""
 
     images: slice
+    shown: Tensor | None  # (n,) int64: the image of each view; None: all views of `images`
     draws: Draws  # in the order of the passes
     rows: Tensor  # (n,) int64: which of the views they are, in that order
     gather: Tensor  # (n,) int64: where they are among the crops, which are image by image
@@ -75,6 +76,8 @@ class BatchPlan:
         ops: What is done, in order.
         colours: The jitter's kernels.
         bfloat16: As in Chunk.
+        shown: (VB,) int64, the image of each view; None: the views of a row show one image, which
+            is read once.
     """
 
     def __init__(
@@ -86,13 +89,15 @@ class BatchPlan:
         ops: Sequence[Op],
         colours: Colours,
         bfloat16: bool,
+        shown: Tensor | None = None,
     ) -> None:
-        images, side = draws.num_images, int(specs[0].crop_px)
-        pixels = max(canvas[0] * canvas[1], len(specs) * side**2)  # of an image or its views
+        side, views = int(specs[0].crop_px), len(specs) if shown is None else 1
+        images = len(draws.ids) // views  # with `shown`, each view is of an image of its own
+        pixels = max(canvas[0] * canvas[1], views * side**2)  # of an image or its views
         parts = max(1, -(-images // max(1, _PART_BYTES // (3 * 4 * pixels))))
         bounds = [images * part // parts for part in range(parts + 1)]
         self._parts = [
-            _plan_part(slice(*pair), draws, len(specs), side, jitter_ops, ops)
+            _plan_part(slice(*pair), shown, draws, views, side, jitter_ops, ops)
             for pair in pairwise(bounds)
         ]
         self._specs, self._colours, self._bfloat16 = specs, colours, bfloat16
@@ -175,7 +180,8 @@ def _count(most: int, device: torch.device) -> Tensor:
 
 def _cut(images: Tensor, part: Part, crop_px: int) -> Tensor:
     """Crop the part's views, and bring them in the order of its passes; planar again."""
-    views = crop_by_products(images[part.images], part.lines, crop_px)
+    images = images[part.images] if part.shown is None else images.index_select(0, part.shown)
+    views = crop_by_products(images, part.lines, crop_px)
     return views.index_select(0, part.gather)
 
 
@@ -202,7 +208,13 @@ def _jitter(views: Tensor, passes: Passes, colours: Colours) -> Tensor:
 
 
 def _plan_part(
-    images: slice, draws: Draws, views: int, side: int, jitter_ops: list[int], ops: Sequence[Op]
+    images: slice,
+    shown: Tensor | None,
+    draws: Draws,
+    views: int,
+    side: int,
+    jitter_ops: list[int],
+    ops: Sequence[Op],
 ) -> Part:
     """Plan the views of some images, on the CPU."""
     count = images.stop - images.start
@@ -226,6 +238,7 @@ def _plan_part(
             masked[op.name] = MaskedRows(chosen, chosen, params)
     return Part(
         images=images,
+        shown=None if shown is None else shown[images],
         draws=sorted_draws,
         rows=rows,
         gather=gather,
@@ -272,6 +285,7 @@ def _plan_passes(order: Tensor, before: Tensor, draws: Draws, shifts: bool) -> P
 def _tensors(part: Part) -> list[Tensor]:
     """List what a part needs on the device."""
     tensors = [part.rows, part.gather, *part.lines, part.passes.terms, part.passes.shift]
+    tensors += [] if part.shown is None else [part.shown]
     for masked in part.masked.values():
         assert isinstance(masked.chosen, Tensor)
         tensors += [masked.chosen, *masked.params.values()]
@@ -283,9 +297,10 @@ def _with_tensors(part: Part, moved: Iterator[Tensor]) -> Part:
     rows, gather = next(moved), next(moved)
     lines = Lines(*(next(moved) for _ in Lines._fields))
     passes = part.passes._replace(terms=next(moved), shift=next(moved))
+    shown = None if part.shown is None else next(moved)
     masked = {
         name: MaskedRows(own.rows, next(moved), {key: next(moved) for key in own.params})
         for name, own in part.masked.items()
     }
     params = {name: next(moved) for name in part.params}
-    return Part(part.images, part.draws, rows, gather, lines, passes, params, masked)
+    return Part(part.images, shown, part.draws, rows, gather, lines, passes, params, masked)

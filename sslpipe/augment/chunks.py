@@ -37,6 +37,7 @@ class ChunkPlan:
         draws: of all 2B views.
         specs: the settings of each view.
         sizes: (B, 2), height and width of each image in pixels.
+        shown: (2B,) int64, the image of each view.
         jitter_ops: the colour ops that some view may do; the others cost nothing.
         colours: the jitter's kernels.
         bfloat16: as in Chunk.
@@ -47,14 +48,15 @@ class ChunkPlan:
         draws: Draws,
         specs: tuple[ViewSpec, ...],
         sizes: Tensor,
+        shown: Tensor,
         jitter_ops: list[int],
         colours: Colours,
         bfloat16: bool,
     ) -> None:
-        crop_px, num_images = int(specs[0].crop_px), len(sizes)
+        crop_px = int(specs[0].crop_px)
         # Large images are read by their boxes. That is a property of the image, not of the batch:
         # its views must not depend on the batch.
-        large = sizes.amax(1).repeat(len(specs)) > TOGETHER_PX
+        large = (sizes.amax(1) > TOGETHER_PX)[shown]
         kept = torch.isin(draws.order, torch.tensor(jitter_ops))
         order = draws.order[kept].view(len(kept), -1)  # without the ops that no view does
         step = (order == HUE).int().argmax(1) if HUE in jitter_ops else _NO_HUE
@@ -77,7 +79,7 @@ class ChunkPlan:
         needs = np.logical_or.reduceat(needs, [part.start for part in self._parts])
         self._needs = needs.tolist()  # (chunks, k, 3)
         self._crops = plan_crops(
-            self.rows % num_images,  # the image of each row
+            shown[self.rows],
             self._draws.boxes,
             self._draws.flip,
             self._large,

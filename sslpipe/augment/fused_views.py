@@ -94,27 +94,28 @@ class FusedViews(BaseViews):
 
     def _planned(self, params: Draws, batch: Batch, device: torch.device) -> Plan:
         options = self.jitter_ops, self.colours, self.blur == "bf16"
-        ops = ops_for(self.specs)
+        ops, shown = ops_for(self.specs), batch.view_images(len(self.specs))
         if triton_views.chosen(self.kernels, device, ops, self.extra is not None):
-            return TritonPlan(params, self.specs, self.jitter_ops)
+            return TritonPlan(params, self.specs, self.jitter_ops, shown)
         if device.type == "cpu":
-            return ChunkPlan(params, self.specs, batch.sizes, *options)
+            return ChunkPlan(params, self.specs, batch.sizes, shown, *options)
         height, width = batch.images.shape[2:]
         jitter_ops, colours, bfloat16 = options
         if colours is pixels.EAGER:
             colours = pixels.FEW_OPS
-        return BatchPlan(params, self.specs, (height, width), jitter_ops, ops, colours, bfloat16)
+        canvas, each = (height, width), None if batch.pairs is None else shown
+        return BatchPlan(params, self.specs, canvas, jitter_ops, ops, colours, bfloat16, shown=each)
 
     @torch.no_grad()
     def forward(
         self, batch: Batch, draws: Draws | None = None, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return the views of a batch: row i and row B + i are those of image i.
+        """Return the views of a batch: row i and row B + i are those of its row i.
 
         Args:
-            batch: of B images; fastest channels_last, as the loader gives them.
-            draws: of 2B rows, by `draws(seed, epoch, batch.ids, batch.sizes, self.specs)`; None:
-                those that `prepare` has put into the batch's plan.
+            batch: of B rows; fastest channels_last, as the loader gives them.
+            draws: of 2B rows, by `draws(seed, epoch, batch.ids, batch.view_sizes, self.specs)`;
+                None: those that `prepare` has put into the batch's plan.
             dtype: of the result.
 
         Returns:

@@ -22,11 +22,11 @@ class KorniaViews(BaseViews):
     ) -> Tensor:
         """Return the views of a batch of B images: (2B, 3, S, S) of dtype, channels_last."""
         draws = self.plan_of(batch, draws).draws
-        images = batch.images
+        images, shown = batch.images, batch.view_images(len(self.specs)).tolist()
         with torch.autocast(images.device.type, enabled=False):
             views = torch.cat(
                 [
-                    self._make_view(images[row % len(images)], draws.rows(slice(row, row + 1)))
+                    self._make_view(images[shown[row]], draws.rows(slice(row, row + 1)))
                     for row in range(len(draws.ids))
                 ]
             )

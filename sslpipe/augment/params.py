@@ -23,7 +23,8 @@ def draws(
         seed: the run's.
         epoch: of all samples.
         ids: (B,) integers.
-        sizes: (B, 2) valid height and width in pixels; both on the CPU.
+        sizes: (B, 2) valid height and width in pixels, or (views, B, 2) where the views of a row
+            show different images; both on the CPU.
         specs: the settings of each view.
 
     Returns:
@@ -31,6 +32,7 @@ def draws(
     """
     ids = np.asarray(ids, dtype=np.int64)
     sizes = np.asarray(sizes, dtype=np.int64)
+    sizes = np.broadcast_to(sizes, (len(specs), len(ids), 2))
     ops = ops_for(specs)
     lanes = np.concatenate([np.asarray(op.lanes) for op in ops])
     params: dict[str, list[NDArray[np.generic]]] = {name: [] for op in ops for name in op.params}
@@ -39,7 +41,9 @@ def draws(
         first = 0
         for op in ops:
             last = first + len(op.lanes)
-            for name, values in zip(op.params, op.draw(u[:, first:last], sizes, spec), strict=True):
+            for name, values in zip(
+                op.params, op.draw(u[:, first:last], sizes[view], spec), strict=True
+            ):
                 params[name].append(values)
             first = last
     views = np.repeat(np.arange(len(specs)), len(ids))

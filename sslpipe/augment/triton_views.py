@@ -76,9 +76,12 @@ class TritonPlan:
         draws: Of all VB views, on the CPU.
         specs: The settings of each view.
         jitter_ops: The colour ops that some view may do.
+        shown: (VB,) int64, the image of each view.
     """
 
-    def __init__(self, draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int]) -> None:
+    def __init__(
+        self, draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int], shown: Tensor
+    ) -> None:
         side = int(specs[0].crop_px)
         self.side, self.reach = side, specs[0].blur_kernel_px // 2
         self.rotates = any(spec.rotation_deg for spec in specs)
@@ -88,7 +91,7 @@ class TritonPlan:
         parts = max(1, -(-self.rows // most))
         bounds = [self.rows * part // parts for part in range(parts + 1)]
         self.parts = [slice(*pair) for pair in pairwise(bounds)]
-        whole = _tables(draws, specs, jitter_ops)
+        whole = _tables(draws, specs, jitter_ops, shown)
         self.tables = [_rows_of(whole, part) for part in self.parts]
 
     def to(self, device: torch.device) -> "TritonPlan":
@@ -158,11 +161,11 @@ def _make_part(
         kernels.blur_across_kernel[grid](down, *lines, *written, plan.reach, **last)
 
 
-def _tables(draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int]) -> Tables:
+def _tables(
+    draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int], shown: Tensor
+) -> Tables:
     """Write the draws of all views as the kernels read them; `rows` and `sigmas` are empty."""
-    count = len(draws.ids)
-    image = torch.arange(count) % draws.num_images
-    boxes = torch.cat([image[:, None], draws.boxes, draws.flip[:, None]], dim=1)
+    boxes = torch.cat([shown[:, None], draws.boxes, draws.flip[:, None]], dim=1)
     kinds, terms = _colour_steps(draws, jitter_ops)
     angle = np.deg2rad(draws.angle_deg.double().numpy())
     limits = torch.tensor([float(spec.solarize_threshold) for spec in specs])[draws.views]

@@ -9,11 +9,13 @@ from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
 from sslpipe.check.estimate import first_images, noise_batch, step_seconds
+from sslpipe.check.pairs import PairsCheck, check_pairs, pair_rows
 from sslpipe.check.tables import Rows, format_duration, memory_text, start_text, tables
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
-from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.data.order import Order
+from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.errors import RecipeError
 from sslpipe.export.initial import with_init
 from sslpipe.export.load import FrozenBackbone
@@ -48,6 +50,7 @@ class DataCheck:
     duplicates: int  # sample ids met twice in a global batch, over all batches looked at
     batches: int  # global batches looked at
     mixing: float | None  # see mixing_score; None: unlabelled, or one class
+    pairs: PairsCheck | None  # None: second views show their own images
     digest: str
 
 
@@ -95,10 +98,12 @@ def check_pretraining(
     # the order of the first epoch
     recipe = with_init(recipe, init_from, index)
     augment = build_augment(recipe, index)
+    pairing = None
     if index is not None:
         split = index.split(recipe.data.split)
         index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
         order = plan_order(recipe, index)
+        pairing = plan_pairs(recipe.pairs, split, order)
         recipe = recipe.resolved(order.steps_per_epoch)
         images = first_images(recipe, split)
     else:
@@ -111,7 +116,7 @@ def check_pretraining(
     if recipe.optim.precision == "fp64":
         model = model.double()
     # all parts are built: the digest covers the source of those from plug-ins
-    data = None if index is None else _check_data(recipe, index, split, order)
+    data = None if index is None else _check_data(recipe, index, split, order, pairing)
     groups = describe_groups(build_optimizer(model, recipe.optim), model)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     memory = estimate_memory(model, recipe, crop_px, named, others=[loss_fn])
@@ -136,12 +141,14 @@ def check_pretraining(
         step_seconds=seconds,
         steps=recipe.steps,
         process_counts=tuple(divisors(recipe.data.num_streams)),
-        warnings=_warnings(recipe, loss_fn, crop_px, data, index, too_much),
+        warnings=_warnings(recipe, loss_fn, crop_px, data, index, pairing, too_much),
         data=data,
     )
 
 
-def _check_data(recipe: Recipe, index: DatasetIndex, split: Split, order: Order) -> DataCheck:
+def _check_data(
+    recipe: Recipe, index: DatasetIndex, split: Split, order: Order, pairing: Pairing | None
+) -> DataCheck:
     count = min(order.steps_per_epoch, _PLANNED_STEPS)
     steps = np.linspace(0, order.steps_per_epoch - 1, count).astype(np.int64).tolist()
     batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
@@ -160,7 +167,8 @@ def _check_data(recipe: Recipe, index: DatasetIndex, split: Split, order: Order)
         duplicates=sum(len(ids) - len(np.unique(ids)) for ids in batches),
         batches=count,
         mixing=mixing_score([split.labels[ids] for ids in batches], split.labels[served]),
-        digest=digest(recipe, index.sha256, ORDER_VERSION),
+        pairs=check_pairs(pairing, order, steps),
+        digest=digest(recipe, index.sha256, plan_version(recipe.pairs)),
     )
 
 
@@ -170,15 +178,15 @@ def _warnings(
     crop_px: int,
     data: DataCheck | None,
     index: DatasetIndex | None,
+    pairing: Pairing | None,
     too_much: str | None,
 ) -> tuple[str, ...]:
     assert recipe.backbone is not None
     if index is None:
         warnings = [text for text in [stem_warning(recipe.backbone, crop_px)] if text]
     else:
-        warnings = plan_warnings(
-            recipe, index.split(recipe.data.split), loss_fn, crop_px, data.held_out if data else 0
-        )
+        split, held_out = index.split(recipe.data.split), data.held_out if data else 0
+        warnings = plan_warnings(recipe, split, loss_fn, crop_px, held_out, pairing)
     if too_much:
         warnings.append(too_much)
     if recipe.batchnorm == "local":
@@ -274,5 +282,6 @@ def _data_rows(result: PretrainCheck) -> Rows:
         ("steps per epoch", f"{data.steps_per_epoch:,} (the run: {data.epochs:.4g} epochs)"),
         ("duplicates in a global batch", f"{data.duplicates} {looked}"),
         ("mixing score", f"{mixing} (1: as a uniform shuffle) {looked}"),
+        *pair_rows(data.pairs),
         ("digest", data.digest),
     ]

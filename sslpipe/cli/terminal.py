@@ -9,7 +9,7 @@ from rich.console import Console
 from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
-    from sslpipe.data.loader import Quarantined
+    from sslpipe.data.store import Quarantined
 
 console = Console(stderr=True)
 

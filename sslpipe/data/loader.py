@@ -1,7 +1,7 @@
 """Batches of decoded images along the planned order; a bad sample does not shift it."""
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -11,117 +11,42 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.data.cache import DiskCache
-from sslpipe.data.decode import BadSample, JpegDecoder, decode, is_plain_jpeg
+from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
+from sslpipe.data.pairing import Pairing
 from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined
 from sslpipe.data.reader import Raw, Reader
+from sslpipe.data.store import Image, ImageStore, OnBad, Quarantined
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 
 T = TypeVar("T")
-Image = NDArray[np.uint8]
 Integers = NDArray[np.int64]
 
 STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 
 
-class Quarantined(NamedTuple):
-    """A sample that could not be used."""
-
-    id: int
-    shard: str
-    key: str
-    reason: str
-
-
-OnBad = Callable[[Quarantined], None]
-
-
-class ImageStore:
-    """Images by sample id: read, decoded, and kept where a cache is requested.
+class Taken(NamedTuple):
+    """One stream's part of a global step, n samples.
 
     Args:
-        reader: Of the split.
-        canvas_px: Images with a longer side are reduced to it.
-        keep: Keep every decoded image in memory.
-        on_bad: Called once for each bad sample, from any thread.
-        jpeg: Decodes plain JPEGs, many at once (see nvjpeg.py); by default they are decoded one by
-            one on the CPU.
+        ids: Theirs.
+        raws: Their bytes; None: the image is kept.
+        plan: Of the stream.
+        begin: The position of the first one in the stream.
+        partners: Of each, its own id where both views show it; None: nobody has one.
+        partner_raws: The partners' bytes, as far as they are in memory.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        canvas_px: int,
-        keep: bool,
-        on_bad: OnBad,
-        jpeg: JpegDecoder | None = None,
-    ) -> None:
-        self.reader, self.canvas_px, self.keep, self._jpeg = reader, canvas_px, keep, jpeg
-        self._kept: dict[int, Image] = {}
-        self._on_bad, self._bad, self._lock = on_bad, set[int](), threading.Lock()
-
-    def holds(self, sample_id: int) -> bool:
-        """Say whether a sample's decoded image is kept."""
-        return sample_id in self._kept
-
-    def get_many(self, ids: list[int], raws: Sequence[Raw | None]) -> list[Image | None]:
-        """Call `get` for each sample; plain JPEGs are decoded together."""
-        decoded = self._decoded_together(ids, raws) if self._jpeg else {}
-        return [self.get(i, raw, decoded.get(i)) for i, raw in zip(ids, raws, strict=True)]
-
-    def get(
-        self, sample_id: int, raw: Raw | None = None, decoded: Image | None = None
-    ) -> Image | None:
-        """Decode one sample, or take it from the cache.
-
-        Args:
-            sample_id: Its place in the split.
-            raw: Its bytes, where they are read already.
-            decoded: Its pixels, where another decoder made them; see `decode`.
-
-        Returns:
-            (3, h, w) uint8, or None where the sample is bad.
-        """
-        if sample_id in self._kept:
-            return self._kept[sample_id]
-        if sample_id in self._bad:
-            return None
-        raw = raw or self.reader.one(sample_id)
-        try:
-            if isinstance(raw.image, BadSample):
-                raise raw.image
-            image = decode(raw.image, self.canvas_px, decoded)
-        except BadSample as error:
-            self._report(sample_id, raw.key, str(error))
-            return None
-        if self.keep:
-            self._kept[sample_id] = image
-        return image
-
-    def _decoded_together(self, ids: list[int], raws: Sequence[Raw | None]) -> dict[int, Image]:
-        plain = {
-            sample_id: raw.image
-            for sample_id, raw in zip(ids, raws, strict=True)
-            if raw is not None and not isinstance(raw.image, BadSample) and is_plain_jpeg(raw.image)
-        }
-        assert self._jpeg is not None
-        try:
-            return dict(zip(plain, self._jpeg(list(plain.values())), strict=True)) if plain else {}
-        except RuntimeError:  # one is damaged: the CPU's decoder says which, and why
-            return {}
-
-    def _report(self, sample_id: int, key: str, reason: str) -> None:
-        with self._lock:
-            if sample_id in self._bad:  # another thread was first
-                return
-            self._bad.add(sample_id)
-        shard = int(self.reader.split.locate([sample_id])[0][0])
-        self._on_bad(Quarantined(sample_id, self.reader.split.shards[shard].file, key, reason))
+    ids: list[int]
+    raws: list[Raw | None]
+    plan: StreamPlan
+    begin: int
+    partners: list[int] | None
+    partner_raws: list[Raw | None]
 
 
 class StreamReader:
@@ -132,13 +57,8 @@ class StreamReader:
         self._window: tuple[int, int] = (-1, -1)
         self._raw: dict[int, Raw] = {}
 
-    def take(self, step: int) -> tuple[list[int], list[Raw | None], StreamPlan, int]:
-        """Read this stream's part of a global step.
-
-        Returns:
-            The samples' ids, their bytes (None: the image is kept), the plan, and the position of
-            the first one in the stream.
-        """
+    def take(self, step: int, partners: list[int] | None = None) -> Taken:
+        """Read this stream's part of a global step; of the partners, what its window holds."""
         order = self._order
         epoch, within = divmod(step, order.steps_per_epoch)
         plan = order.epoch(epoch).stream(self._number)
@@ -146,16 +66,20 @@ class StreamReader:
         begin = within * share
         ids = plan.ids(begin, begin + share).tolist()
         raws: list[Raw | None] = []
+        partner_raws: list[Raw | None] = []
         for position, sample_id in enumerate(ids, begin):
-            if self._store.holds(sample_id):
+            partner = sample_id if partners is None else partners[position - begin]
+            if self._store.holds(sample_id) and self._store.holds(partner):
                 raws.append(None)
+                partner_raws.append(None)
                 continue
             window = plan.window_at(position)
             if self._window != (epoch, window):
                 self._window = (epoch, window)
                 self._raw = self._read(plan, window)
             raws.append(self._raw.get(sample_id))
-        return ids, raws, plan, begin
+            partner_raws.append(self._raw.get(partner))
+        return Taken(ids, raws, plan, begin, partners, partner_raws)
 
     def _read(self, plan: StreamPlan, window: int) -> dict[int, Raw]:
         ids = plan.window_ids(window)
@@ -187,12 +111,14 @@ def batches(
     on_bad: OnBad,
     jpeg: JpegDecoder | None = None,
     prepare: Prepare | None = None,
+    pairing: Pairing | None = None,
 ) -> Generator[Batch]:
     """Yield this rank's part of every global step from `first_step` on, without end.
 
     The same arguments give the same batches, whatever run.num_workers, run.cache and the number of
     processes are: the ranks' parts, put together in rank order, are the one-process batch.
-    A bad sample's place is taken by the next good one half a segment further in its stream.
+    A bad sample's place is taken by the next good one half a segment further in its stream, which
+    has no partner; where a partner is bad, both views show the sample itself.
 
     Args:
         split: Where the samples are.
@@ -205,6 +131,7 @@ def batches(
         on_bad: Called once for each bad sample, from any thread.
         jpeg: See `ImageStore`.
         prepare: Called with each step and its batch where it is collated: plans its views.
+        pairing: Of [pairs].
 
     Raises:
         DataError: A shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
@@ -216,27 +143,58 @@ def batches(
     streams = process.share(data.num_streams)
     readers = [StreamReader(order, store, number) for number in streams]
 
-    def read(step: int) -> list[tuple[list[int], list[Raw | None], StreamPlan, int]]:
-        return [reader.take(step) for reader in readers]
+    def read(step: int) -> list[Taken]:
+        drawn = None if pairing is None else pairing.drawn(step, streams)
+        if drawn is None:
+            return [reader.take(step) for reader in readers]
+        parts = drawn.ids.reshape(len(readers), -1).tolist()
+        return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
 
-    def decoded(
-        taken: tuple[list[int], list[Raw | None], StreamPlan, int],
-    ) -> list[tuple[int, Image]]:
-        ids, raws, plan, begin = taken
-        images = store.get_many(ids, raws)
-        return [
-            (sample_id, image) if image is not None else stand_in(store.get, plan, position)
-            for position, (sample_id, image) in enumerate(zip(ids, images, strict=True), begin)
-        ]
-
-    def batch(step: int, parts: list[list[tuple[int, Image]]]) -> Batch:
+    def batch(step: int, parts: list[Decoded]) -> Batch:
         epoch, ids = order.ids(step, streams)
-        rows = [row for part in parts for row in part]
-        collated = collate(split, ids, rows, epoch, pinned=device.type == "cuda")
+        rows = [row for part in parts for row in part.rows]
+        partners = [partner for part in parts for partner in part.partners]
+        pinned = device.type == "cuda"
+        collated = collate(split, ids, rows, epoch, partners=partners, pinned=pinned)
+        if pairing is not None:
+            second = [partner and partner[0] for partner in partners]
+            collated = pairing.describe(step, streams, collated, second)
         return prepare(step, collated) if prepare else collated
 
     steps = iter(count(first_step))
-    yield from pipelined(steps, read, decoded, batch, run.num_workers, run.prefetch, device)
+    decode_part = partial(_decode, store)
+    yield from pipelined(steps, read, decode_part, batch, run.num_workers, run.prefetch, device)
+
+
+class Decoded(NamedTuple):
+    """One stream's part of a global step: id and image of the sample at each position.
+
+    Args:
+        rows: Of n positions.
+        partners: The second views' where they show another sample; empty: none does.
+    """
+
+    rows: list[tuple[int, Image]]
+    partners: list[tuple[int, Image] | None]
+
+
+def _decode(store: ImageStore, taken: Taken) -> Decoded:
+    """Decode what was read; find stand-ins of bad samples."""
+    ids, partners = taken.ids, taken.partners or []
+    paired = [row for row, partner in enumerate(partners) if partner != ids[row]]
+    images = store.get_many(
+        [*ids, *(partners[row] for row in paired)],
+        [*taken.raws, *(taken.partner_raws[row] for row in paired)],
+    )
+    rows = [
+        (sample_id, image) if image is not None else stand_in(store.get, taken.plan, position)
+        for position, (sample_id, image) in enumerate(zip(ids, images, strict=False), taken.begin)
+    ]
+    seconds: list[tuple[int, Image] | None] = [None] * len(partners)
+    for row, image in zip(paired, images[len(ids) :], strict=True):
+        if image is not None and rows[row][0] == ids[row]:
+            seconds[row] = partners[row], image
+    return Decoded(rows, seconds)
 
 
 def one_pass(
@@ -332,6 +290,7 @@ def collate(
     rows: list[tuple[int, Image]],
     epoch: int,
     *,
+    partners: Sequence[tuple[int, Image] | None] = (),
     pinned: bool = False,
 ) -> Batch:
     """Put decoded images on one canvas, zeros around them.
@@ -341,18 +300,20 @@ def collate(
         ids: (B,) the positions' samples.
         rows: Id and (3, h, w) uint8 image of the sample that stands at each position.
         epoch: Of the batch.
+        partners: Of the second views; the images that are there come last, in this order.
         pinned: Write the images where a copy to a GPU begins: torch reuses such memory as soon as
             the copies from it are done.
     """
     sources = np.array([source for source, _ in rows], np.int64)
-    sizes = np.array([image.shape[1:] for _, image in rows], np.int64).reshape(-1, 2)
+    pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]
+    sizes = np.array([image.shape[1:] for image in pictures], np.int64).reshape(-1, 2)
     height, width = sizes.max(axis=0, initial=1).tolist()
-    shape = len(rows), height, width, 3
+    shape = len(pictures), height, width, 3
     images = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-    if (sizes == (height, width)).all() and rows:
-        np.stack([image.transpose(1, 2, 0) for _, image in rows], out=images.numpy())
+    if (sizes == (height, width)).all() and pictures:
+        np.stack([image.transpose(1, 2, 0) for image in pictures], out=images.numpy())
     else:
-        for slot, (_, image) in zip(images.numpy(), rows, strict=True):
+        for slot, image in zip(images.numpy(), pictures, strict=True):
             _, h, w = image.shape
             slot[:h, :w] = image.transpose(1, 2, 0)
             slot[h:], slot[:h, w:] = 0, 0

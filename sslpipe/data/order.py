@@ -131,7 +131,7 @@ class Order:
         self.seed, self.window = seed, window
         self.batch_size, self.num_streams = batch_size, num_streams
         self.starts = starts
-        without = np.zeros(0, np.int64) if without is None else without
+        self.without = without = np.zeros(0, np.int64) if without is None else without
         cuts = np.searchsorted(without, starts)  # without[cuts[k]:cuts[k+1]] lie in shard k
         # row j of these: how many kept samples of the shard precede its j-th excluded one
         self._excluded = [

@@ -30,17 +30,47 @@ class ViewPlan(Protocol):
         """Say that a stream other than the copy's reads what was moved."""
 
 
+class PairRows(NamedTuple):
+    """What [pairs] says of a batch's B rows; on the host.
+
+    Args:
+        image: (B,) int64, which of the batch's images the second view shows.
+        ids: (B, 2) int64, the samples that both views really show.
+        labels: (B, 2) int64, theirs; -1 for none.
+        groups: (B, 2, K) int64; views that share a number >= 0 in any column are no negatives of
+            each other.
+        lonely: (B,) bool, rows whose sample should have a partner and has none.
+    """
+
+    image: Tensor
+    ids: Tensor
+    labels: Tensor
+    groups: Tensor
+    lonely: Tensor
+
+    def rows(self, index: Tensor) -> tuple[Tensor, "PairRows"]:
+        """Select some of the rows, (b,): which images they need, and these rows of those images."""
+        image = self.image[index]
+        partner = image != index
+        place = len(index) + partner.cumsum(0) - 1  # partners' images follow the rows' own
+        place = torch.where(partner, place, torch.arange(len(index)))
+        rest = (part[index] for part in self[1:])
+        return torch.cat([index, image[partner]]), PairRows(place, *rest)
+
+
 class Batch(NamedTuple):
     """One rank's part of a global step; B rows, stream-major.
 
     Args:
-        images: (B, 3, H, W) uint8 RGB, channels last; each image is top left, the rest zero.
-        sizes: (B, 2) int64, the valid height and width.
+        images: (B, 3, H, W) uint8 RGB, channels last; each image is top left, the rest zero. With
+            partners (B + P, 3, H, W): theirs come last.
+        sizes: (B, 2) int64, the valid height and width of each image; (B + P, 2) with partners.
         labels: (B,) int64, -1 for none.
         ids: (B,) int64, the positions' samples: they name the random numbers.
         source_ids: (B,) int64, the samples really read: others than ids where one was bad.
         epoch: Of all rows.
         plan: Of its views, made in the loader's threads; None: what makes views plans them.
+        pairs: What [pairs] says of its rows; None: both views of a row show its own image.
     """
 
     images: Tensor
@@ -50,6 +80,28 @@ class Batch(NamedTuple):
     source_ids: Tensor
     epoch: int
     plan: ViewPlan | None = None
+    pairs: PairRows | None = None
+
+    @property
+    def view_sizes(self) -> Tensor:
+        """Sizes of the image that each view shows: (2, B, 2) with `pairs`, else (B, 2) of both."""
+        if self.pairs is None:
+            return self.sizes
+        return torch.stack([self.sizes[: len(self.ids)], self.sizes[self.pairs.image]])
+
+    @property
+    def loss_arguments(self) -> dict[str, Tensor]:
+        """What an objective takes beside the embeddings; see `losses.base.Objective.forward`."""
+        if self.pairs is None:
+            return {"ids": self.source_ids, "labels": self.labels}
+        arguments = {"ids": self.pairs.ids, "labels": self.pairs.labels}
+        return arguments | ({"groups": self.pairs.groups} if self.pairs.groups.numel() else {})
+
+    def view_images(self, views: int) -> Tensor:
+        """Which of the images each of the first, then the second views shows: (views * B,)."""
+        own = torch.arange(len(self.ids))
+        second = own if self.pairs is None else self.pairs.image
+        return torch.cat([own, second][:views])
 
     def to(self, device: torch.device) -> "Batch":
         """Move images, sizes and plan; on CUDA without waiting for the copies.
@@ -62,10 +114,13 @@ class Batch(NamedTuple):
 
     def rows(self, index: Tensor) -> "Batch":
         """Select some of the rows, in the order of `index` (on the CPU), on the same device."""
-        indices = {part.device: send([index], part.device)[0] for part in self[:5]}
-        some = [part[indices[part.device]] for part in self[:5]]
+        images, pairs = (index, None) if self.pairs is None else self.pairs.rows(index)
+        wanted = (images, images, index, index, index)
+        some = [
+            part[send([rows], part.device)[0]] for part, rows in zip(self[:5], wanted, strict=True)
+        ]
         plan = self.plan and self.plan.rows(index)
-        return Batch(some[0], some[1], some[2], some[3], some[4], self.epoch, plan)
+        return Batch(some[0], some[1], some[2], some[3], some[4], self.epoch, plan, pairs)
 
 
 Prepare = Callable[[int, Batch], Batch]  # of a global step's batch, in the thread that collates

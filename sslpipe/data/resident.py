@@ -12,9 +12,11 @@ from torch import Tensor
 
 from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Integers, OnBad, Quarantined, one_pass, open_reader, stand_in
+from sslpipe.data.loader import Integers, one_pass, open_reader, stand_in
 from sslpipe.data.order import Order, StreamPlan
+from sslpipe.data.pairing import Pairing
 from sslpipe.data.pipeline import Batch, Prepare, pipelined, send
+from sslpipe.data.store import OnBad, Quarantined
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.portable import free_memory_bytes
@@ -38,6 +40,7 @@ def resident_batches(
     on_progress: OnProgress = lambda images: None,
     jpeg: JpegDecoder | None = None,
     prepare: Prepare | None = None,
+    pairing: Pairing | None = None,
 ) -> Generator[Batch]:
     """Yield the batches of `batches`, with the images on the device.
 
@@ -55,6 +58,7 @@ def resident_batches(
         on_progress: Called with the number of images of each decoded batch.
         jpeg: See `ImageStore`.
         prepare: As in `batches`.
+        pairing: As in `batches`.
 
     Raises:
         DataError: The images do not fit, or a place has no good stand-in.
@@ -79,7 +83,15 @@ def resident_batches(
     def batch(step: int, parts: list[None]) -> Batch:
         epoch, ids = order.ids(step, streams)
         sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
-        rows = torch.from_numpy(place[sources])
+        second = list[int | None]()
+        if pairing is not None and (drawn := pairing.drawn(step, streams)) is not None:
+            paired = (drawn.ids != ids) & (sources == ids) & (place[drawn.ids] >= 0)
+            second = [
+                i if there else None
+                for i, there in zip(drawn.ids.tolist(), paired.tolist(), strict=True)
+            ]
+        shown = np.append(sources, [i for i in second if i is not None]).astype(np.int64)
+        rows = torch.from_numpy(place[shown])
         selected = Batch(
             images.index_select(0, send([rows], device)[0]).permute(0, 3, 1, 2),
             sizes[rows],
@@ -88,6 +100,8 @@ def resident_batches(
             torch.from_numpy(sources),
             epoch,
         )
+        if pairing is not None:
+            selected = pairing.describe(step, streams, selected, second)
         return prepare(step, selected) if prepare else selected
 
     if device.type == "cuda":

@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sslpipe.data.index import Split
-from sslpipe.data.loader import OnBad, one_pass
+from sslpipe.data.loader import one_pass
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
+from sslpipe.data.store import OnBad
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
 from sslpipe.portable import replacing

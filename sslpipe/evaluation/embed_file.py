@@ -18,7 +18,7 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
-from sslpipe.data.loader import OnBad, Quarantined
+from sslpipe.data.store import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import (

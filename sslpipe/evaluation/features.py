@@ -8,7 +8,7 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import OnBad
+from sslpipe.data.store import OnBad
 from sslpipe.errors import DataError
 from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.embed import Embeddings, embed

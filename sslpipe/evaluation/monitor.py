@@ -9,7 +9,7 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Quarantined
+from sslpipe.data.store import Quarantined
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.knn import knn_accuracies

@@ -13,6 +13,7 @@ from sslpipe.recipe.base import (
     Section,
     divisors,
 )
+from sslpipe.recipe.pairs import Pairs
 
 
 class Data(Section):
@@ -68,7 +69,11 @@ class Momentum(Section):
 class Recipe(RunRecipe):
     """A pretraining: contrastive learning of an encoder and a projector."""
 
-    ADDED_LATER: ClassVar[dict[str, Any]] = {**RunRecipe.ADDED_LATER, "init": ""}
+    ADDED_LATER: ClassVar[dict[str, Any]] = {
+        **RunRecipe.ADDED_LATER,
+        "init": "",
+        "pairs": None,
+    }
     data: Data = Data()
     """Which images, in what batches."""
     backbone: Component | None = None
@@ -78,6 +83,8 @@ class Recipe(RunRecipe):
     """The network between the backbone's features and the loss."""
     momentum: Momentum | None = None
     """A momentum encoder; without the section one encoder makes both views' embeddings."""
+    pairs: Pairs | None = None
+    """What columns of the data set say of its samples; without the section, nothing."""
 
     @model_validator(mode="after")
     def _splits_evenly(self) -> Self:

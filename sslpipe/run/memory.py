@@ -1,5 +1,6 @@
 """The memory of a step, worked out before it, and a warning where the machine has not as much."""
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ class Memory(NamedTuple):
 class Load(NamedTuple):
     """What a recipe asks of one process at a time."""
 
-    images: int  # of a step
+    images: int  # of a step, partners of [pairs] too
     together: int  # images whose activations are alive at once
     views: int  # of each image
     canvas_px: int
@@ -60,7 +61,9 @@ class Load(NamedTuple):
         data = recipe.data
         together = -(-(data.micro_batch or data.batch_size) // world)
         remedy = "data.micro_batch (the same negatives, a part of the memory) or data.batch_size"
-        return cls(-(-data.batch_size // world), together, 2, data.canvas_px, remedy)
+        share = recipe.pairs.share if recipe.pairs and recipe.pairs.has_partners else 0
+        images = math.ceil(data.batch_size * (1 + share) / world)
+        return cls(images, together, 2, data.canvas_px, remedy)
 
 
 def estimate_memory(

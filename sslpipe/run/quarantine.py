@@ -1,6 +1,6 @@
 """Bad samples of a run: gathered from all ranks, listed once, and too many of them end it."""
 
-from sslpipe.data.loader import Quarantined
+from sslpipe.data.store import Quarantined
 from sslpipe.distributed import broadcast_object, gather_objects
 from sslpipe.errors import DataError
 from sslpipe.run.log import RunLog

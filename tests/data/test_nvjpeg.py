@@ -10,11 +10,12 @@ from PIL import Image
 
 from sslpipe.data.decode import Buffer, Pixels, decode, is_plain_jpeg
 from sslpipe.data.index import Split, load_index
-from sslpipe.data.loader import Quarantined, batches
+from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import DeviceDecoder, jpeg_decoder
 from sslpipe.data.order import Order
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.resident import resident_batches
+from sslpipe.data.store import Quarantined
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
 from sslpipe.recipe.base import RunConfig

@@ -1,6 +1,6 @@
 import pytest
 
-from sslpipe.data.loader import Quarantined
+from sslpipe.data.store import Quarantined
 from sslpipe.run.log import RunLog, quarantined_ids, read_metrics
 from sslpipe.run.records import unseal
 

@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 from sslpipe.data.index import Split
 from sslpipe.data.loader import (
     STAND_IN_TRIES,
-    Image,
-    ImageStore,
-    OnBad,
     StreamReader,
     collate,
     open_reader,
@@ -32,6 +29,7 @@ from sslpipe.data.loader import (
 from sslpipe.data.order import Order
 from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined
 from sslpipe.data.reader import Raw
+from sslpipe.data.store import Image, ImageStore, OnBad
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.metric_learning.sampling.buffer import ClassBuffer
@@ -267,8 +265,8 @@ class _ReadAhead:
             self._next_chunk = int(chunks[within:].min())
         while self._next_chunk <= int(chunks[within].max()):
             for reader in self._readers:
-                read, raws, _, _ = reader.take(self._next_chunk)
-                for sample, raw in zip(read, raws, strict=True):
+                taken = reader.take(self._next_chunk)
+                for sample, raw in zip(taken.ids, taken.raws, strict=True):
                     if (sample, self._next_chunk) in self._wanted:
                         self._raw[sample, self._next_chunk] = raw
             self._next_chunk += 1

@@ -1,0 +1,76 @@
+"""What [pairs] will find in the first epoch's plan, and what it costs to read."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sslpipe.check.tables import Rows
+from sslpipe.data.mixing import mixing_score
+from sslpipe.data.order import Order
+from sslpipe.data.pairing import Pairing, Survey, joint_codes
+
+
+@dataclass(frozen=True)
+class PairsCheck:
+    """Who finds a partner in the batches looked at.
+
+    Args:
+        found: As the recipe says.
+        in_split: The same for pairs.reach = "split".
+        order: Of the run.
+        mixing: Of the groups of pairs.positive, as `mixing_score`; None: no columns, or one group.
+    """
+
+    found: Survey
+    in_split: Survey
+    order: Order
+    mixing: float | None
+
+
+def check_pairs(pairing: Pairing | None, order: Order, steps: list[int]) -> PairsCheck | None:
+    """Draw the partners of some steps.
+
+    Args:
+        pairing: Of the recipe.
+        order: Of the run.
+        steps: Of the first epoch.
+
+    Returns:
+        None where nobody has a partner: without [pairs], or with masks only.
+    """
+    if pairing is None or pairing.partners is None:
+        return None
+    partners, mixing = pairing.partners, None
+    if partners.same:
+        every = np.arange(len(pairing.split))
+        codes = joint_codes(partners.same, every)
+        codes = np.where(codes < 0, codes.max(initial=0) + 1 + every, codes)
+        codes = np.unique(codes, return_inverse=True)[1]
+        served = np.setdiff1d(every, order.without, assume_unique=True)
+        batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
+        mixing = mixing_score([codes[ids] for ids in batches], codes[served])
+    found = pairing.survey(steps)
+    window = pairing.pairs.reach == "window"
+    in_split = pairing.survey(steps, "split") if window and partners.has_bases else found
+    return PairsCheck(found, in_split, order, mixing)
+
+
+def pair_rows(check: PairsCheck | None) -> Rows:
+    """Make rows of a table."""
+    if check is None:
+        return []
+    found, wide, order = check.found, check.in_split, check.order
+    wanted = max(1, found.partners + found.lonely)
+    inside = found.partners - found.outside
+    text = (
+        f"{found.partners / wanted:.1%} of the samples that should have one do, "
+        f"{inside / max(1, found.partners):.1%} of these in the window that is read"
+    )
+    cost = f"{found.reads_an_epoch(order)} an epoch, unless run.cache holds them"
+    if wide is not found:
+        text += f"; in all of the split {wide.partners / wanted:.1%} would"
+        cost = f"none; pairs.reach = 'split' would cost {wide.reads_an_epoch(order)} an epoch"
+    rows = [("partners", text), ("reads of other partners", cost)]
+    if check.mixing is not None:
+        rows.append(("mixing score of groups", f"{check.mixing:.4f} (1: as a uniform shuffle)"))
+    return rows

@@ -1,0 +1,225 @@
+"""[pairs] on one split: whom second views show, and who is never whose negative."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from sslpipe.data.columns import Column
+from sslpipe.data.index import Split
+from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.data.partners import PARTNERS_VERSION, Drawn, Near, Partners
+from sslpipe.data.pipeline import Batch, PairRows
+from sslpipe.data.relabelled import relabelled
+from sslpipe.errors import DataError
+from sslpipe.recipe.pairs import Pairs
+
+Integers = NDArray[np.int64]
+
+_SAMPLES_LOOKED_AT = 2048  # for warnings
+_STEPS_KEPT = 64  # drawn partners: of the batches that are being read and collated
+
+
+def plan_pairs(pairs: Pairs | None, split: Split, order: Order) -> "Pairing | None":
+    """Open the columns of [pairs]; None without the section.
+
+    Raises:
+        DataError: A column does not exist, or its kind cannot serve.
+    """
+    return None if pairs is None else Pairing(relabelled(split, pairs.label), order, pairs)
+
+
+def plan_version(pairs: Pairs | None) -> int:
+    """Return what stands for the algorithms of order and partners in a digest."""
+    return ORDER_VERSION if pairs is None else ORDER_VERSION * 1000 + PARTNERS_VERSION
+
+
+class Survey(NamedTuple):
+    """Who finds a partner, of the samples of some global steps.
+
+    Args:
+        samples: Looked at.
+        partners: That have one.
+        lonely: That should have one and have none.
+        outside: Partners outside of the window that a stream holds in memory.
+        outside_bytes: To read these.
+    """
+
+    samples: int = 0
+    partners: int = 0
+    lonely: int = 0
+    outside: int = 0
+    outside_bytes: float = 0.0
+
+    def plus(self, *more: float) -> "Survey":
+        """Add what another step has."""
+        return Survey(*(a + b for a, b in zip(self, more, strict=True)))  # type: ignore[arg-type]
+
+    def reads_an_epoch(self, order: Order) -> str:
+        """Say what partners outside of the window cost."""
+        epochs = order.steps_per_epoch * order.batch_size / max(1, self.samples)
+        return (
+            f"{round(self.outside * epochs):,} single reads of "
+            f"{self.outside_bytes * epochs / 1e9:.3g} GB"
+        )
+
+
+class Pairing:
+    """What a recipe's [pairs] says of a split's samples.
+
+    Args:
+        split: Whose `labels_of` are the labels that the loss sees.
+        order: Of the run.
+        pairs: The section.
+
+    Raises:
+        DataError: A column does not exist, or its kind cannot serve.
+    """
+
+    def __init__(self, split: Split, order: Order, pairs: Pairs) -> None:
+        self.split, self.order, self.pairs = split, order, pairs
+        same = [_grouped(split, name) for name in pairs.positive]
+        different = [split.column(name) for name in pairs.different]
+        near = _near(split, pairs)
+        self.partners = None
+        if pairs.has_partners:
+            self.partners = Partners(
+                order,
+                same=same,
+                near=near,
+                different=different,
+                share=pairs.share,
+                reach=pairs.reach,
+            )
+        self._masks = [[_grouped(split, name) for name in names] for names in pairs.masks]
+        self.drawn = lru_cache(maxsize=_STEPS_KEPT)(self._drawn)
+
+    def _drawn(self, step: int, streams: range) -> Drawn | None:
+        """Return the partners of what the streams serve in a global step; None: nobody has one."""
+        return None if self.partners is None else self.partners.of_step(step, streams)
+
+    def describe(
+        self, step: int, streams: range, batch: Batch, second: Sequence[int | None]
+    ) -> Batch:
+        """Return the batch with its `pairs`.
+
+        Args:
+            step: Of the batch.
+            streams: Of this process.
+            batch: B rows, with the images of the partners behind theirs.
+            second: The sample that the second view of each row shows, None for the row's own;
+                empty: so it is for all.
+        """
+        own, count = batch.source_ids.numpy(), len(batch.ids)
+        image, shown, lonely = np.arange(count), own.copy(), np.zeros(count, bool)
+        if second:
+            drawn = self.drawn(step, streams)
+            assert drawn is not None
+            lonely = drawn.lonely
+            partner = np.array([i is not None for i in second])
+            shown[partner] = [i for i in second if i is not None]
+            image[partner] = count + np.arange(partner.sum())
+        ids = np.stack([own, shown], axis=1)  # (B, 2)
+        groups = np.empty((count, 2, len(self._masks)), np.int64)
+        for number, columns in enumerate(self._masks):
+            groups[:, :, number] = joint_codes(columns, ids.ravel()).reshape(-1, 2)
+        labels = np.stack([batch.labels.numpy(), batch.labels.numpy()], axis=1)
+        differs = own != shown
+        labels[differs, 1] = self.split.labels_of(shown[differs])
+        parts = (image, ids, labels, groups, lonely)
+        return batch._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
+
+    def survey(self, steps: Sequence[int], reach: str | None = None) -> Survey:
+        """Count who finds a partner, and where, in some global steps.
+
+        Args:
+            steps: Of an epoch.
+            reach: As pairs.reach, which is taken without.
+        """
+        assert self.partners is not None
+        streams, found = range(self.order.num_streams), Survey()
+        bytes_each = np.array([shard.bytes / shard.samples for shard in self.split.shards])
+        for step in steps:
+            epoch, ids = self.order.ids(step, streams)
+            in_split = (reach or self.pairs.reach) == "split"
+            drawn = (
+                self.partners.of_samples(epoch, ids)
+                if in_split
+                else self.partners.of_step(step, streams)
+            )
+            has = drawn.ids != ids
+            outside = has & ~self.partners.in_window(step, streams, drawn.ids)
+            shards, _ = self.split.locate(drawn.ids[outside])
+            counts = len(ids), has.sum(), drawn.lonely.sum(), outside.sum()
+            found = found.plus(*map(int, counts), float(bytes_each[shards].sum()))
+        return found
+
+    def warnings(self, cache: str) -> list[str]:
+        """List what a user should know before the first step. cache: run.cache."""
+        if self.partners is None:
+            return []
+        steps = self.order.steps_per_epoch
+        looked = max(1, _SAMPLES_LOOKED_AT // self.order.batch_size)
+        found = self.survey(np.linspace(0, steps - 1, min(steps, looked)).astype(int).tolist())
+        where = "in the split" if self.pairs.reach == "split" else "in the window that is read"
+        warnings = []
+        if found.lonely > 0.5 * (found.partners + found.lonely):
+            warnings.append(
+                f"[pairs]: {found.lonely / (found.partners + found.lonely):.0%} of the samples "
+                f"looked at have no partner {where}; both of their views show themselves"
+            )
+        if cache == "none" and found.outside > 0.05 * found.partners:
+            warnings.append(
+                f"[pairs]: {found.outside / found.partners:.0%} of the partners are outside of the "
+                f"window that is read, and cost {found.reads_an_epoch(self.order)} an epoch; build "
+                "the shards with --group-by, or set run.cache = 'memory' or 'device', or "
+                "pairs.reach = 'window'"
+            )
+        return warnings
+
+
+def joint_codes(columns: Sequence[Column], ids: ArrayLike) -> Integers:
+    """Number the combinations of values: equal where all columns' are. (n,) -> (n,), -1: missing.
+
+    Raises:
+        DataError: There may be more than 2^63 of them.
+    """
+    sizes = [len(column.groups) for column in columns]
+    if math.prod(sizes) >= 2**63:
+        names = ", ".join(column.name for column in columns)
+        raise DataError(f"the columns {names} have more than 2^63 combinations; name fewer")
+    joint, missing = np.zeros(np.shape(ids), np.int64), np.zeros(np.shape(ids), bool)
+    for column, size in zip(columns, sizes, strict=True):
+        codes = column.groups.code_of(ids)
+        missing |= codes < 0
+        joint = joint * size + codes
+    joint[missing] = -1
+    return joint
+
+
+def _grouped(split: Split, name: str) -> Column:
+    """Look up a column that can be grouped. Raises: DataError where it is missing or of floats."""
+    column = split.column(name)
+    assert column.groups is not None  # or an error: floats have none
+    return column
+
+
+def _near(split: Split, pairs: Pairs) -> Near | None:
+    """Return [pairs] time and within. Raises: DataError where the unit does not fit the column."""
+    if pairs.time is None:
+        return None
+    column, span = split.column(pairs.time), pairs.within_us
+    if column.kind == "text":
+        raise DataError(f"pairs.time = {pairs.time!r} is a column of texts; give times or numbers")
+    if (column.kind == "time") != (span is not None):
+        right = "'60 s'" if column.kind == "time" else "60"
+        raise DataError(
+            f"pairs.within = {pairs.within!r}, but {pairs.time!r} is a column of kind "
+            f"{column.kind}; write it as {right}"
+        )
+    assert pairs.within is not None
+    return Near(column, float(pairs.within) if span is None else span)

@@ -1,0 +1,236 @@
+"""Batches with partners: the same whoever makes them, and masks by columns."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.data.loader import batches
+from sslpipe.data.order import Order, held_out
+from sslpipe.data.pairing import joint_codes, plan_pairs
+from sslpipe.data.resident import resident_batches
+from sslpipe.distributed import Rank
+from sslpipe.errors import DataError
+from sslpipe.recipe.base import RunConfig
+from sslpipe.recipe.pairs import Pairs
+from sslpipe.recipe.pretrain import Data
+from tests.helpers.columns import add_columns
+from tests.helpers.dataset import picture, png, write_dataset
+
+DATA = Data(batch_size=16, num_streams=4, shuffle_window=16, canvas_px=32)
+SIZES = (40, 3, 60, 25)
+ICON = [None if i % 11 == 0 else f"icon{i // 2 % 20}" for i in range(128)]
+VENDOR = [None if i % 13 == 0 else i % 3 for i in range(128)]
+SHOT_AT = [1_000_000 * (i // 4) for i in range(128)]
+ONE = Rank()
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    manifest = write_dataset(
+        tmp_path_factory.mktemp("data"), SIZES, broken={70: png(picture(70, 24))}
+    )
+    return add_columns(manifest, times=("shot_at",), icon=ICON, vendor=VENDOR, shot_at=SHOT_AT)
+
+
+def take(index, steps, *, first=0, process=ONE, bad=None, pairs=None, device=None, **run):
+    split, data = index.split("train"), DATA
+    without = held_out(split.labels, 16)
+    order = Order(split.starts, seed=1, batch_size=16, num_streams=4, window=16, without=without)
+    pairing = plan_pairs(pairs or Pairs(positive="icon", share=0.8), split, order)
+    make = batches if device is None else resident_batches
+    stream = make(
+        pairing.split,
+        order,
+        data,
+        RunConfig(**run),
+        process,
+        first_step=first,
+        on_bad=(bad if bad is not None else []).append,
+        pairing=pairing,
+        **({} if device is None else {"device": device}),
+    )
+    actual = list(islice(stream, steps))
+    stream.close()
+    return actual
+
+
+def shown(batch, row):
+    """The pixels of a row's second view."""
+    image = int(batch.pairs.image[row])
+    height, width = batch.sizes[image].tolist()
+    return batch.images[image, :, :height, :width].permute(1, 2, 0).numpy()
+
+
+def same(a, b):
+    return (
+        all(torch.equal(x, y) for x, y in zip(a.pairs[1:], b.pairs[1:], strict=True))
+        and torch.equal(a.source_ids, b.source_ids)
+        and all(np.array_equal(shown(a, row), shown(b, row)) for row in range(len(a.ids)))
+    )
+
+
+@pytest.mark.parametrize("reach", ["split", "window"])
+def test_the_second_view_shows_the_partner_and_masks_know_it(index, reach):
+    pairs = Pairs(positive="icon", never_negative=["vendor"], reach=reach, share=0.8)
+    without, paired = held_out(index.split("train").labels, 16).tolist(), 0
+    codes = sorted({icon for icon in ICON if icon})
+    for batch in take(index, 10, pairs=pairs):
+        ids = batch.pairs.ids.tolist()
+        assert batch.pairs.ids[:, 0].tolist() == batch.source_ids.tolist()
+        for row, (own, partner) in enumerate(ids):
+            px = 24 if partner == 70 else 16
+            assert np.array_equal(shown(batch, row), picture(partner, px))
+            assert partner not in without
+            assert batch.pairs.labels[row].tolist() == [own % 4, partner % 4]
+            if partner != own:
+                assert ICON[own] == ICON[partner] is not None
+                paired += 1
+            for view, sample in enumerate((own, partner)):
+                icon, vendor = batch.pairs.groups[row, view].tolist()
+                assert icon == (-1 if ICON[sample] is None else codes.index(ICON[sample]))
+                assert vendor == (-1 if VENDOR[sample] is None else VENDOR[sample])
+        assert batch.images.shape[0] == 16 + sum(own != partner for own, partner in ids)
+        assert batch.loss_arguments.keys() == {"ids", "labels", "groups"}
+    assert paired > 40
+
+
+RULES = [
+    Pairs(positive="icon", share=0.8),
+    Pairs(positive="icon", different="vendor", reach="window"),
+    Pairs(time="shot_at", within="1 s", never_negative="vendor"),
+]
+
+
+@pytest.mark.parametrize("pairs", RULES, ids=str)
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_ranks_batches_put_together_are_the_one_process_batch(index, pairs, world):
+    whole = take(index, 9, num_workers=0, pairs=pairs)
+    parts = [take(index, 9, process=Rank(rank, world), pairs=pairs) for rank in range(world)]
+    assert any((batch.pairs.ids[:, 0] != batch.pairs.ids[:, 1]).any() for batch in whole)
+    for step, batch in enumerate(whole):
+        for field in ("ids", "labels", "groups", "lonely"):
+            joined = torch.cat([getattr(part[step].pairs, field) for part in parts])
+            assert torch.equal(joined, getattr(batch.pairs, field))
+        views = [shown(part[step], row) for part in parts for row in range(16 // world)]
+        assert all(np.array_equal(view, shown(batch, row)) for row, view in enumerate(views))
+
+
+@pytest.mark.parametrize("pairs", RULES, ids=str)
+def test_neither_run_nor_resuming_changes_a_pair(index, pairs):
+    plain = take(index, 16, num_workers=0, pairs=pairs)
+    settings = [{"num_workers": 3}, {"cache": "memory"}, {"window_bytes": 1}]
+    settings += [{"device": torch.device("cpu")}, {"num_workers": 9, "prefetch": 9}]
+    for run in settings:
+        assert all(map(same, plain, take(index, 16, pairs=pairs, **run)))
+    for first in (1, 6, 9):  # 7 steps are an epoch
+        assert all(map(same, plain[first:], take(index, 16 - first, first=first, pairs=pairs)))
+
+
+def test_micro_batches_select_rows_with_their_partners(index):
+    batch = take(index, 1, pairs=Pairs(positive="icon"))[0]
+    rows = torch.tensor([14, 3, 3, 8, 0])
+    part = batch.rows(rows)
+    assert torch.equal(part.ids, batch.ids[rows])
+    assert torch.equal(part.pairs.ids, batch.pairs.ids[rows])
+    for place, row in enumerate(rows.tolist()):
+        assert np.array_equal(shown(part, place), shown(batch, row))
+    assert len(part.images) <= 2 * len(rows)
+    assert torch.equal(part.view_sizes, batch.view_sizes[:, rows])
+
+
+BROKEN = {9: b"", 52: b"<html>", 100: b"\x89PNG\r\n\x1a\n"}
+
+
+@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_a_bad_partner_is_replaced_by_the_sample_itself(tmp_path, index, world, device):
+    clean = take(index, 12)
+    manifest = write_dataset(tmp_path, SIZES, broken={70: png(picture(70, 24)), **BROKEN})
+    broken = add_columns(manifest, times=("shot_at",), icon=ICON, vendor=VENDOR, shot_at=SHOT_AT)
+    bad, replaced = [], 0
+    settings = {"bad": bad, "device": device}
+    parts = [take(broken, 12, process=Rank(r, world), **settings) for r in range(world)]
+    for step, batch in enumerate(clean):
+        ids = torch.cat([part[step].pairs.ids for part in parts])
+        rows = [(part[step], row) for part in parts for row in range(16 // world)]
+        for (own, partner), (source, second), (part, row) in zip(
+            batch.pairs.ids.tolist(), ids.tolist(), rows, strict=True
+        ):
+            if own in BROKEN:
+                assert source == second  # a stand-in has no partner
+            elif partner in BROKEN:
+                assert (source, second) == (own, own)
+                replaced += 1
+            else:
+                assert (source, second) == (own, partner)
+            px = 24 if second == 70 else 16
+            assert np.array_equal(shown(part, row), picture(second, px))
+    assert replaced > 0
+    assert {record.id for record in bad} == set(BROKEN)
+
+
+def test_without_partners_both_views_show_the_image(index):
+    batch = take(index, 1, pairs=Pairs(never_negative=["vendor"], label="icon"))[0]
+    assert torch.equal(batch.pairs.image, torch.arange(16))
+    assert torch.equal(batch.pairs.ids[:, 0], batch.pairs.ids[:, 1])
+    assert len(batch.images) == 16
+    codes = sorted({icon for icon in ICON if icon})
+    labels = [-1 if ICON[i] is None else codes.index(ICON[i]) for i in batch.ids.tolist()]
+    assert batch.labels.tolist() == labels
+    assert batch.pairs.labels[:, 1].tolist() == labels
+
+
+def test_combinations_of_values_are_numbered_apart(index):
+    split = index.split("train")
+    codes = joint_codes([split.column("icon"), split.column("vendor")], np.arange(128))
+    for a in range(128):
+        assert (codes[a] < 0) == (None in (ICON[a], VENDOR[a]))
+        for b in range(a):
+            equal = (ICON[a], VENDOR[a]) == (ICON[b], VENDOR[b]) and codes[a] >= 0
+            assert (codes[a] == codes[b] >= 0) == equal
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"positive": "icom"}, "no column 'icom'; did you mean 'icon'"),
+        ({"time": "icon", "within": "60 s"}, "pairs.time = 'icon' is a column of texts"),
+        (
+            {"time": "shot_at", "within": 60},
+            "'shot_at' is a column of kind time; write it as '60 s'",
+        ),
+        (
+            {"time": "vendor", "within": "1 s"},
+            "'vendor' is a column of kind integer; write it as 60",
+        ),
+    ],
+)
+def test_columns_that_cannot_serve_are_named(index, settings, message):
+    with pytest.raises(DataError, match=message):
+        take(index, 1, pairs=Pairs(**settings))
+
+
+def test_the_survey_counts_who_finds_whom_where(index):
+    split = index.split("train")
+    order = Order(split.starts, seed=1, batch_size=16, num_streams=4, window=16)
+    pairing = plan_pairs(Pairs(positive="icon"), split, order)
+    found, outside, partners = pairing.survey([0, 5]), 0, 0
+    for step in (0, 5):
+        epoch, ids = order.ids(step, range(4))
+        for row, (own, other) in enumerate(
+            zip(ids, pairing.drawn(step, range(4)).ids, strict=True)
+        ):
+            plan, position = order.epoch(epoch).stream(row // 4), step * 4 + row % 4
+            partners += own != other
+            outside += own != other and other not in plan.window_ids(plan.window_at(position))
+    assert (found.samples, found.partners, found.outside) == (32, partners, outside)
+    assert found.partners + found.lonely == 32
+    assert outside > 5
+    [text] = pairing.warnings("none")
+    assert "outside of the window that is read" in text
+    assert pairing.warnings("memory") == []
+    window = plan_pairs(Pairs(positive="icon", reach="window"), split, order)
+    assert window.survey([0, 5]).outside == 0
+    assert window.survey([0, 5], "split") == found

@@ -1,0 +1,123 @@
+"""Trainings with [pairs]: the same on any number of processes, and resumed in mid-epoch."""
+
+import os
+
+import pytest
+import torch
+
+from sslpipe.data.index import load_index
+from sslpipe.recipe import load_recipe
+from sslpipe.recipe.base import digest
+from sslpipe.run.log import read_metrics
+from tests.helpers.columns import add_columns
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import (
+    RECIPE,
+    command_line,
+    final_weights,
+    train_in_rank,
+    train_on_equal_views,
+    write_recipe,
+)
+
+PAIRS = ("pairs.positive=icon", "pairs.different=vendor", 'pairs.never_negative="patient"')
+FP64 = ("optim.precision=fp64", "steps=5")
+MOCO = ("momentum.start=0.9", "loss.kind=moco", "loss.queue_rows=40")
+ICON = [None if i % 11 == 0 else f"icon{i // 2 % 20}" for i in range(128)]
+PATIENT = [None if i % 5 == 0 else i % 9 for i in range(128)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    manifest = write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
+    add_columns(manifest, icon=ICON, patient=PATIENT, vendor=[i % 3 for i in range(128)])
+    return manifest
+
+
+KINDS = {
+    "nt_xent": (),
+    "micro-batches": ("data.micro_batch=4", "pairs.reach=window", "data.shuffle_window=32"),
+    "sup_con": ("loss.kind=sup_con", "pairs.label=icon", "pairs.share=0.5"),
+    "moco": (*MOCO, "run.cache=memory"),
+    "device": ("run.cache=device",),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_train_the_weights_of_one(data, tmp_path, kind):
+    recipe, settings = write_recipe(tmp_path), (*PAIRS, *FP64, *KINDS[kind])
+    for world in (1, 2):
+        arguments = (str(recipe), str(data), str(tmp_path / str(world)), *settings)
+        run_processes(train_on_equal_views, world, *arguments)
+    one, two = (read_metrics(tmp_path / str(world)) for world in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        for key in ("loss", "partners", "without_partner", "negatives_per_anchor"):
+            assert b[key] == pytest.approx(a[key], rel=1e-9)
+    assert 0.2 < sum(line["partners"] for line in one) / 5 < 1
+    assert sum(line["negatives_per_anchor"] for line in one) / 5 < 30
+    expected, actual = final_weights(tmp_path / "1"), final_weights(tmp_path / "2")
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+def killed_in_rank(process, *arguments):
+    os.environ["SSLPIPE_FAULT"] = "train.step:9"
+    train_in_rank(process, *arguments)
+
+
+def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
+    """With a queue that keeps the groups of its keys."""
+    recipe, settings = write_recipe(tmp_path), (*PAIRS, *MOCO)
+    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(killed_in_rank, 1, *arguments)
+    run_processes(train_in_rank, 1, *arguments)
+    reference = (str(recipe), str(data), str(tmp_path / "reference"), *settings)
+    run_processes(train_in_rank, 1, *reference)
+    expected, actual = final_weights(tmp_path / "reference"), final_weights(tmp_path / "run")
+    assert all(torch.equal(actual[key], value) for key, value in expected.items())
+
+
+def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
+    recipe, sha256 = write_recipe(tmp_path), load_index(data).sha256
+
+    def digest_of(*settings):
+        return digest(load_recipe(recipe, settings), sha256, 1)
+
+    digests = {digest_of(*settings) for settings in ((), PAIRS, (*PAIRS, "pairs.reach=window"))}
+    assert len(digests) == 3
+    plain = load_recipe(recipe).model_dump(mode="json")
+    assert plain["pairs"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('positive = "icon"\ndifferent = "icon"', "both name 'icon'"),
+        ('different = "vendor"', "pairs.different is about partners"),
+        ("share = 0.5\nlabel = 'icon'", "pairs.share is about partners"),
+        ('positive = ["icon", "icon"]', "pairs.positive names 'icon' twice"),
+        ('positive = "icon"\nwithin = "60 s"', "pairs.time and pairs.within"),
+        ('time = "icon"\nwithin = "60 parsecs"', "'60 parsecs' is no span of time"),
+        ('positive = "icon"\nshare = 0', "pairs.share"),
+        ("", "pairs says nothing"),
+        ('positive = "icom"', "no column 'icom'; did you mean 'icon'"),
+        ('never_negative = "vendr"', "no column 'vendr'; did you mean 'vendor'"),
+    ],
+)
+def test_settings_that_contradict_are_one_line(data, tmp_path, text, message, capsys):
+    from sslpipe.check import check_recipe
+    from sslpipe.errors import UserError
+
+    recipe = write_recipe(tmp_path, f"{RECIPE}\n[pairs]\n{text}\n")
+    with pytest.raises(UserError, match=message):
+        check_recipe(load_recipe(recipe), load_index(data))
+
+
+def test_check_says_who_finds_a_partner_and_what_it_costs(data, tmp_path):
+    arguments = ("check", str(write_recipe(tmp_path)), "--data", str(data), *PAIRS)
+    result = command_line(*arguments, COLUMNS="200")
+    assert result.returncode == 0, result.stderr
+    assert "partners" in result.stdout
+    assert "single reads" in result.stdout
