@@ -14,6 +14,7 @@ from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
     build_task,
     freeze_and_optimize,
+    labelled_split,
     plan_batches,
     plan_warnings,
     validation_ids,
@@ -80,11 +81,11 @@ def check_finetuning(
     plan, warnings = None, [stem] if stem else []
     num_classes = max(2, recipe.sampler.classes_per_batch)
     if index is not None:
-        split = index.split(recipe.data.split)
+        split, names = labelled_split(recipe, index)
         index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
         order = plan_batches(recipe, index)
         recipe, num_classes = recipe.resolved(order.steps_per_epoch), len(order.classes)
-        held = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
+        held = validation_ids(split, recipe.data.validation_classes, names)
         warnings = plan_warnings(recipe, index, order, augment.crop_px)
 
     # sizes

@@ -22,7 +22,7 @@ class RelabelledSplit(Split):
 
     def __init__(self, split: Split, column: Column) -> None:
         super().__init__(split.folder, split.name, split.shards, split.columns)
-        self.column_of_labels, self._groups = column, column.groups
+        self.original, self.column_of_labels, self._groups = split, column, column.groups
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION
+from sslpipe.data.relabelled import RelabelledSplit
 from sslpipe.errors import RecipeError, did_you_mean
 from sslpipe.export.initial import copy_weights, with_init
 from sslpipe.export.load import FrozenBackbone
@@ -65,10 +67,32 @@ def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[s
     return np.flatnonzero(np.isin(split.labels, chosen))
 
 
+def labelled_split(recipe: FinetuneRecipe, index: DatasetIndex) -> tuple[Split, Sequence[str]]:
+    """Open the split that is trained on, and the names of its classes, by label.
+
+    With sampler.column the labels number that column's values.
+
+    Raises:
+        DataError: There is no such column, or it is of floats.
+    """
+    split, column = index.split(recipe.data.split), recipe.sampler.column
+    if column is None:
+        return split, index.manifest.classes
+    by_column = RelabelledSplit(split, split.column(column))
+    return by_column, by_column.names
+
+
+def trained_labels(order: PKOrder, split: Split) -> list[int]:
+    """List the data set's own labels that are trained on; split: of `labelled_split`."""
+    if not isinstance(split, RelabelledSplit):
+        return cast(list[int], order.classes.tolist())
+    own = np.unique(split.original.labels[np.isin(order.labels, order.classes)])
+    return cast(list[int], own[own >= 0].tolist())
+
+
 def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     """Plan the batches of a run: the split without its validation classes."""
-    split, sampler = index.split(recipe.data.split), recipe.sampler
-    names = index.manifest.classes
+    (split, names), sampler = labelled_split(recipe, index), recipe.sampler
     order = PKOrder(
         split,
         seed=recipe.seed,
@@ -200,7 +224,7 @@ def plan_warnings(
         One sentence each; empty where nothing is unusual.
     """
     assert recipe.backbone is not None
-    split, classes = index.split(recipe.data.split), recipe.data.validation_classes
+    (split, names), classes = labelled_split(recipe, index), recipe.data.validation_classes
     warnings = []
     if stem := stem_warning(recipe.backbone, crop_px):
         warnings.append(stem)
@@ -215,7 +239,7 @@ def plan_warnings(
             f"sampler.buffer = {order.buffer}): a larger buffer, or fewer classes a batch than "
             "there are, uses more"
         )
-    no_validation = not len(validation_ids(split, classes, index.manifest.classes))
+    no_validation = not len(validation_ids(split, classes, names))
     if recipe.run.monitor_steps and no_validation:
         warnings.append("run.monitor_steps is set, but data.validation_classes = 0: no validation")
     return warnings

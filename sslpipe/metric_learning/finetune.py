@@ -23,8 +23,10 @@ from sslpipe.metric_learning.build import (
     class_index,
     class_neighbours,
     freeze_and_optimize,
+    labelled_split,
     plan_batches,
     plan_warnings,
+    trained_labels,
     validation_ids,
     with_backbone,
 )
@@ -65,7 +67,7 @@ def finetune(
     """
     with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
         # data: the batches of an epoch are planned from its labels before anything is read
-        split = index.split(recipe.data.split)
+        split, _ = labelled_split(recipe, index)
         index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
         order = plan_batches(recipe, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
@@ -90,7 +92,7 @@ def finetune(
             order_version=ORDER_AND_PK_VERSION,
             guarded=[task],  # the neighbours follow only steps that were taken
             metadata={  # data set labels that are trained on; the start
-                "classes": order.classes.tolist(),
+                "classes": trained_labels(order, split),
                 **init_metadata(init_from, view),
             },
         )
@@ -141,8 +143,8 @@ def describe_start(order: PKOrder, init_from: FrozenBackbone | None) -> str:
 
 def monitored_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> NDArray[np.int64]:
     """Return evenly spaced ids of the validation classes, MOST_VALIDATED of them at most."""
-    split = index.split(recipe.data.split)
-    ids = validation_ids(split, recipe.data.validation_classes, index.manifest.classes)
+    split, names = labelled_split(recipe, index)
+    ids = validation_ids(split, recipe.data.validation_classes, names)
     return ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
 
 

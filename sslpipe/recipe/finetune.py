@@ -1,6 +1,6 @@
 """The settings of a fine-tuning with labels."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -47,6 +47,9 @@ class Sampler(Section):
     """Parts of the data read side by side."""
     shuffle_window: Positive = 256
     """Samples shuffled together inside a stream."""
+    column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """The column of the data set whose values are the classes: of batches, losses and validation;
+    samples without a value are skipped. None: the data set's labels."""
 
     @property
     def batch_size(self) -> int:
@@ -126,6 +129,7 @@ class FinetuneRunConfig(RunConfig):
 class FinetuneRecipe(RunRecipe):
     """A fine-tuning: metric learning on labelled images."""
 
+    ADDED_LATER: ClassVar[dict[str, Any]] = {**RunRecipe.ADDED_LATER, "sampler.column": None}
     views: Literal[1, 2] = 1
     """Views of each image in a batch."""
     data: FinetuneData = FinetuneData()

@@ -135,7 +135,12 @@ class PKOrder:
             window=window,
             without=np.flatnonzero(~np.isin(self.labels, self.classes)),
         )
-        self.members = {c: np.flatnonzero(self.labels == c) for c in self.classes.tolist()}
+        by_label = np.argsort(self.labels, kind="stable")  # ids ascend inside a class
+        begin = np.searchsorted(self.labels[by_label], self.classes)
+        spans = zip(
+            self.classes.tolist(), begin.tolist(), sizes[self.classes].tolist(), strict=True
+        )
+        self.members = {c: by_label[start : start + size] for c, start, size in spans}
         self.epoch = lru_cache(maxsize=2)(self._plan)
         first = self._passes(0, passes=1, batches=None)
         if not len(first.ids):
