@@ -26,6 +26,7 @@ from sslpipe.recipe.pretrain import Data
 T = TypeVar("T")
 Integers = NDArray[np.int64]
 
+RECENT_BYTES = 512 * 2**20  # of decoded images, each of which is soon somebody's partner
 STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 
 
@@ -137,8 +138,14 @@ def batches(
         DataError: A shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
     reader = open_reader(split, run)
+    has_partners = pairing is not None and pairing.partners is not None
     store = ImageStore(
-        reader, canvas_px=data.canvas_px, keep=run.cache == "memory", on_bad=on_bad, jpeg=jpeg
+        reader,
+        canvas_px=data.canvas_px,
+        keep=run.cache == "memory",
+        on_bad=on_bad,
+        recent_bytes=RECENT_BYTES if has_partners else 0,
+        jpeg=jpeg,
     )
     streams = process.share(data.num_streams)
     readers = [StreamReader(order, store, number) for number in streams]

@@ -1,6 +1,7 @@
 """Images of samples by id: read, decoded, and kept where a cache is requested."""
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class ImageStore:
         canvas_px: Images with a longer side are reduced to it.
         keep: Keep every decoded image in memory.
         on_bad: Called once for each bad sample, from any thread.
+        recent_bytes: Of the images decoded last, which stay even without `keep`: where partners
+            are drawn, an image is soon wanted again.
         jpeg: Decodes plain JPEGs, many at once (see nvjpeg.py); by default they are decoded one by
             one on the CPU.
     """
@@ -44,11 +47,13 @@ class ImageStore:
         canvas_px: int,
         keep: bool,
         on_bad: OnBad,
+        recent_bytes: int = 0,
         jpeg: JpegDecoder | None = None,
     ) -> None:
         self.reader, self.canvas_px, self.keep, self._jpeg = reader, canvas_px, keep, jpeg
         self._kept: dict[int, Image] = {}
         self._on_bad, self._bad, self._lock = on_bad, set[int](), threading.Lock()
+        self._recent, self._recent_room = OrderedDict[int, Image](), recent_bytes  # oldest first
 
     def holds(self, sample_id: int) -> bool:
         """Say whether a sample's decoded image is kept."""
@@ -76,6 +81,8 @@ class ImageStore:
             return self._kept[sample_id]
         if sample_id in self._bad:
             return None
+        if (recent := self._recent.get(sample_id)) is not None:
+            return recent
         raw = raw or self.reader.one(sample_id)
         try:
             if isinstance(raw.image, BadSample):
@@ -86,7 +93,18 @@ class ImageStore:
             return None
         if self.keep:
             self._kept[sample_id] = image
+        elif self._recent_room or self._recent:
+            self._remember(sample_id, image)
         return image
+
+    def _remember(self, sample_id: int, image: Image) -> None:
+        with self._lock:
+            if sample_id in self._recent:  # another thread was first
+                return
+            self._recent[sample_id] = image
+            self._recent_room -= image.nbytes
+            while self._recent_room < 0:
+                self._recent_room += self._recent.popitem(last=False)[1].nbytes
 
     def _decoded_together(self, ids: list[int], raws: Sequence[Raw | None]) -> dict[int, Image]:
         plain = {

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -85,9 +84,11 @@ def labelled_split(recipe: FinetuneRecipe, index: DatasetIndex) -> tuple[Split, 
 def trained_labels(order: PKOrder, split: Split) -> list[int]:
     """List the data set's own labels that are trained on; split: of `labelled_split`."""
     if not isinstance(split, RelabelledSplit):
-        return cast(list[int], order.classes.tolist())
+        classes: list[int] = order.classes.tolist()
+        return classes
     own = np.unique(split.original.labels[np.isin(order.labels, order.classes)])
-    return cast(list[int], own[own >= 0].tolist())
+    labels: list[int] = own[own >= 0].tolist()
+    return labels
 
 
 def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:

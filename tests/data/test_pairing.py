@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sslpipe.data import store
 from sslpipe.data.loader import batches
 from sslpipe.data.order import Order, held_out
 from sslpipe.data.pairing import joint_codes, plan_pairs
@@ -169,6 +170,28 @@ def test_a_bad_partner_is_replaced_by_the_sample_itself(tmp_path, index, world, 
             assert np.array_equal(shown(part, row), picture(second, px))
     assert replaced > 0
     assert {record.id for record in bad} == set(BROKEN)
+
+
+def decodes(monkeypatch, index, **settings):
+    """How often each image is decoded in the 7 steps of an epoch, and how often it is shown."""
+    seen, shown_ids, original = [], [], store.decode
+    monkeypatch.setattr(store, "decode", lambda raw, *rest: seen.append(1) or original(raw, *rest))
+    for batch in take(index, 7, num_workers=0, **settings):
+        shown_ids += [*batch.pairs.ids[:, 0].tolist(), *batch.pairs.ids[:, 1].tolist()]
+    monkeypatch.setattr(store, "decode", original)
+    return len(seen), len(set(shown_ids))
+
+
+def test_partners_that_are_soon_shown_again_are_decoded_once(index, monkeypatch):
+    count, shown_images = decodes(monkeypatch, index)
+    assert count == shown_images
+    room = 3 * 16 * 16 * 3  # three images
+    monkeypatch.setattr("sslpipe.data.loader.RECENT_BYTES", room)
+    few, shown_images = decodes(monkeypatch, index)
+    assert few > shown_images  # the oldest had to go; the batches are the same:
+    plain = take(index, 7)
+    monkeypatch.setattr("sslpipe.data.loader.RECENT_BYTES", 0)
+    assert all(map(same, plain, take(index, 7)))
 
 
 def test_without_partners_both_views_show_the_image(index):
