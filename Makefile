@@ -47,9 +47,8 @@ demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluatio
 	$(RUN)/sslpipe check recipes/demo.toml --data $(OUT)/data/dataset.json $(STEPS)
 	$(RUN)/sslpipe preview recipes/demo.toml --data $(OUT)/data/dataset.json --out $(OUT)/run/views.png
 	OMP_NUM_THREADS=1 $(RUN)/accelerate launch --config_file launch/cpu2.yaml -m sslpipe train recipes/demo.toml --data $(OUT)/data/dataset.json --run-dir $(OUT)/run $(STEPS)
+	$(RUN)/sslpipe embed $(OUT)/run --data $(OUT)/data/dataset.json --split train --split test --out '$(OUT)/run/features/{split}.safetensors'
 	$(RUN)/sslpipe evaluate suite $(OUT)/run --data $(OUT)/data/dataset.json --out $(OUT)/run/eval.json
-	$(RUN)/sslpipe embed $(OUT)/run --data $(OUT)/data/dataset.json --split train --out $(OUT)/run/features/train.safetensors
-	$(RUN)/sslpipe embed $(OUT)/run --data $(OUT)/data/dataset.json --split test --out $(OUT)/run/features/test.safetensors
 	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format all --overwrite
 	$(RUN)/sslpipe report $(OUT)/run --data $(OUT)/data/dataset.json
 

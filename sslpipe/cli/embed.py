@@ -1,5 +1,7 @@
 """`sslpipe embed`: a backbone and a split of shards -> features, one row a sample, in a file."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,11 +11,12 @@ from sslpipe.cli.inputs import check_model, open_split
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import Checkpoint
 from sslpipe.cli.terminal import console, report_bad
-from sslpipe.data.index import DatasetIndex
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
 
 if TYPE_CHECKING:
     from sslpipe.augment.eval_view import EvalView
+    from sslpipe.evaluation.embed import Embeddings
     from sslpipe.export.load import FrozenBackbone
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -28,8 +31,16 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def main(
     model: Annotated[Path, typer.Argument(help="An export's folder, or a run directory.")],
     data: Annotated[str, typer.Option(help="The data set's dataset.json: a path or a URL.")],
-    out: Annotated[Path, typer.Option(help="The file to write: .safetensors, or .npz for numpy.")],
-    split: Annotated[str, typer.Option(help="Which split to embed.")] = "test",
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The file to write: .safetensors, or .npz for numpy; {split} in it is the split's "
+            "name."
+        ),
+    ],
+    split: Annotated[
+        list[str], typer.Option(help="Which split to embed; repeatable, with {split} in --out.")
+    ] = ["test"],  # noqa: B006 (typer copies it)
     dtype: Annotated[str, typer.Option(help="Of the features: float32 or float16.")] = "float32",
     crops: Annotated[
         str | None, typer.Option(help="Views an image: center, flip, five, ten; else the export's.")
@@ -49,7 +60,7 @@ def main(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     checkpoint: Checkpoint = None,
 ) -> None:
-    """Write the features, labels and ids of every sample of a split.
+    """Write the features, labels and ids of every sample of a split, or of several.
 
     Every sample has one row, in id order; one that cannot be decoded is reported and has none. A
     pass that was stopped resumes: start the same command again, with any number of processes.
@@ -58,7 +69,9 @@ def main(
     if dtype not in ("float32", "float16"):
         raise UserError(f"--dtype {dtype} is unknown; use float32 or float16")
     check_model(model)
-    index = open_split(data, split)
+    files = _files(out, split)
+    for name in files:
+        index = open_split(data, name)
 
     import torch
 
@@ -72,26 +85,38 @@ def main(
     backbone = load_backbone(model, checkpoint=checkpoint).to(target)
     options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
     view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
-    title = f"embed {split}" + (f", process {process.rank}" if process.world_size > 1 else "")
-    embed_to_file(
-        out,
-        backbone.backbone,
-        view,
-        index.split(split),
-        _metadata(backbone, view, index, split),
-        process=process,
-        dtype=getattr(torch, dtype),
-        finish=None if backbone.whitening is None else backbone.whitening.__call__,
-        batch_size=batch_size,
-        canvas_px=canvas_px or view_canvas_px(view),
-        num_workers=num_workers,
-        device=target,
-        bar=lambda samples: progress(title, samples),
-        on_bad=report_bad,
-    )
-    if process.rank == 0:
-        console.print(f"{out}: features of split {split!r}", highlight=False)
+    for name, file in files.items():
+        title = f"embed {name}" + (f", process {process.rank}" if process.world_size > 1 else "")
+        embed_to_file(
+            file,
+            backbone.backbone,
+            view,
+            index.split(name),
+            features_metadata(backbone, view, index, name),
+            process=process,
+            dtype=getattr(torch, dtype),
+            finish=None if backbone.whitening is None else backbone.whitening.__call__,
+            batch_size=batch_size,
+            canvas_px=canvas_px or view_canvas_px(view),
+            num_workers=num_workers,
+            device=target,
+            bar=partial(progress, title),
+            on_bad=report_bad,
+        )
+        if process.rank == 0:
+            console.print(f"{file}: features of split {name!r}", highlight=False)
     end_processes()
+
+
+def _files(out: Path, splits: Sequence[str]) -> dict[str, Path]:
+    """Return each split's file: --out with the split's name for {split}."""
+    files = {split: Path(str(out).replace("{split}", split)) for split in splits}
+    if len({*files.values()}) < len(splits):
+        raise UserError(
+            f"--out {out} is one file for {len(splits)} splits; put {{split}} into it, as in "
+            "--out features/{split}.safetensors, and name each split once"
+        )
+    return files
 
 
 def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Path) -> "EvalView":
@@ -110,7 +135,7 @@ def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Pat
     return view
 
 
-def _metadata(
+def features_metadata(
     backbone: "FrozenBackbone", view: "EvalView", index: DatasetIndex, split: str
 ) -> dict[str, Any]:
     """Return all that decides the features, for the file to carry."""
@@ -126,3 +151,35 @@ def _metadata(
         **({} if sha256 is None else {"whitening_sha256": sha256}),
         **checkpoint_metadata(backbone),
     }
+
+
+def saved_features(
+    model: Path,
+    backbone: "FrozenBackbone",
+    index: DatasetIndex,
+    splits: Sequence[Split],
+    canvas_px: int,
+) -> dict[str, "Embeddings"]:
+    """Read MODEL/features/SPLIT.safetensors where they are just what would be embedded now.
+
+    Args:
+        model: A run directory; an export has no such folder.
+        backbone: Its backbone.
+        index: The data set.
+        splits: Of it.
+        canvas_px: As they would be embedded.
+
+    Returns:
+        Split -> features, of those that are there; each is a line on the console.
+    """
+    from sslpipe.evaluation.features import saved_embeddings
+
+    saved = {}
+    for split in splits:
+        file = model / "features" / f"{split.name}.safetensors"
+        facts = features_metadata(backbone, backbone.view, index, split.name)
+        rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px, "dtype": "float32"}, split)
+        if rows is not None:
+            saved[split.name] = rows
+            console.print(f"ssl: {split.name}: read from {file}", highlight=False, soft_wrap=True)
+    return saved

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sslpipe.cli.against import Other, embed_others, features_folder, load_others
+from sslpipe.cli.embed import saved_features
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import Checkpoint
@@ -92,6 +93,7 @@ def suite(
             backbone.view,
             splits,
             untrained=untrained,
+            saved=saved_features(model, backbone, index, splits, canvas),
             progress=progress,
             on_bad=report_bad,
             canvas_px=canvas,

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -65,6 +66,58 @@ def test_embed_writes_every_sample_of_the_split_through_the_runs_view(run, tmp_p
         "mean": [0.5] * 3,
         "std": [0.25] * 3,
     }
+
+
+def test_one_command_embeds_several_splits_to_the_files_of_one_each(run, tmp_path):
+    run_dir, data = run
+    both = ("--split", "train", "--split", "test")
+    call(embed_tool, run_dir, "--data", data, *both, "--out", tmp_path / "{split}.npz")
+    for split in ("train", "test"):
+        alone = tmp_path / f"{split}-alone.npz"
+        call(embed_tool, run_dir, "--data", data, "--split", split, "--out", alone)
+        assert (tmp_path / f"{split}.npz").read_bytes() == alone.read_bytes()
+    with pytest.raises(UserError, match="is one file for 2 splits"):
+        call(embed_tool, run_dir, "--data", data, *both, "--out", tmp_path / "one.npz")
+
+
+def test_suite_reads_features_of_the_run_that_are_just_what_it_would_embed(run, tmp_path):
+    run_dir, data = run
+    folder = tmp_path / "run"
+    shutil.copytree(run_dir, folder)
+    files = folder / "features" / "{split}.safetensors"
+    both = ("--split", "train", "--split", "test", "--out", files)
+
+    def suite(*options) -> tuple[str, dict]:
+        arguments = ("suite", folder, "--data", data, "--out", tmp_path / "eval.json", *options)
+        output = call(evaluate_tool, *arguments, "--no-baselines")
+        return output, json.loads((tmp_path / "eval.json").read_text())
+
+    output, anew = suite()
+    assert "read from" not in output
+    call(embed_tool, folder, "--data", data, *both)
+    output, reused = suite()
+    assert output.count("read from") == 2
+    assert reused == anew
+    # any other canvas, view, dtype or backbone is another feature
+    assert "read from" not in suite("--canvas-px", 300)[0]
+    for others in (("--crops", "flip"), ("--dtype", "float16")):
+        call(embed_tool, folder, "--data", data, *both, *others)
+        output, reused = suite()
+        assert "read from" not in output
+        assert reused == anew
+    call(embed_tool, folder, "--data", data, *both)
+    test = folder / "features" / "test.safetensors"
+    rows, facts = load_embeddings(test)
+    save_embeddings(test, rows, {**facts, "backbone_sha256": "0" * 64})
+    output, reused = suite()
+    assert "train: read from" in output
+    assert "test: read from" not in output
+    assert reused == anew
+    # rows that are missing, or labels of another index
+    save_embeddings(test, rows._replace(labels=rows.labels.flip(0)), facts)
+    assert "test: read from" not in suite()[0]
+    save_embeddings(test, rows.rows(rows.ids > 0), facts)
+    assert "test: read from" not in suite()[0]
 
 
 def test_a_run_and_its_export_are_the_same_backbone_with_the_checkpoints_weights(run, tmp_path):
