@@ -1,14 +1,23 @@
 """Load each export format as a stranger would: what the clean process of a proof runs.
 
-python -m sslpipe.export.verify FORMAT FOLDER IMAGES OUT
+python -m sslpipe.export.verify FOLDER IMAGES OUT, with the name of a format on each line of its
+input: OUT/FORMAT-0, OUT/FORMAT-1, ... are what the format's readers make of the images, and
+OUT/FORMAT.error says why one could not.
 
-Each reader imports what it needs and nothing else: torchvision's, timm's, onnxruntime's and
-torch.export's files are read without the rest of this package.
+Each format is read in a child process of its own. Each reader imports what it needs and nothing
+else: torchvision's, timm's, onnxruntime's and torch.export's files are read without the rest of
+this package.
 """
 
 import json
+import multiprocessing
+import os
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -113,13 +122,41 @@ def read(name: str, folder: Path) -> list[nn.Module]:
     return modules if name == "pt2" else [module.eval() for module in modules]
 
 
-def main(name: str, folder: str, images_file: str, out: str) -> None:
+def main(folder: str, images_file: str, out: str) -> None:
+    """Read each format that the input names in a child of this process, several at a time."""
+    # a fork has what is imported here already; elsewhere than on Linux, libraries forbid it
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    started: dict[str, BaseProcess] = {}
+    for line in sys.stdin:
+        running = [child.sentinel for child in started.values() if child.is_alive()]
+        if len(running) >= (os.cpu_count() or 1):
+            wait(running)
+        name = line.strip()
+        started[name] = context.Process(target=_read_alone, args=(name, folder, images_file, out))  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the launcher's watch is a thread
+            started[name].start()
+    for name, child in started.items():
+        child.join()
+        message = Path(out) / f"{name}.error"
+        if child.exitcode and not message.is_file():
+            message.write_text(f"it ended with status {child.exitcode}")
+
+
+def _read_alone(name: str, folder: str, images_file: str, out: str) -> None:
     """Load one format and write what each of its readers makes of the images."""
-    images = load_file(images_file)["images"]
-    for number, model in enumerate(read(name, Path(folder))):
-        with torch.no_grad():
-            result = outputs(model, images)
-        save_file({key: value.contiguous() for key, value in result.items()}, f"{out}{number}")
+    watch_launcher()
+    try:
+        images = load_file(images_file)["images"]
+        for number, model in enumerate(read(name, Path(folder))):
+            with torch.no_grad():
+                result = outputs(model, images)
+            tensors = {key: value.contiguous() for key, value in result.items()}
+            save_file(tensors, f"{out}/{name}-{number}")
+    except Exception as error:
+        message = "".join(traceback.format_exception_only(error))
+        (Path(out) / f"{name}.error").write_text(message, encoding="utf-8")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

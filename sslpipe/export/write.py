@@ -19,20 +19,16 @@ import glob
 import os
 import shutil
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sslpipe.errors import ExportError, did_you_mean
 from sslpipe.evaluation.embed import evaluating
+from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
@@ -50,7 +46,6 @@ __all__ = [
 
 TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
 PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
-PROOF_TIMEOUT_S = 600
 _SCRATCH = ".exporting"  # the end of the name of a folder that is being written
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
 
@@ -116,14 +111,13 @@ def export_model(
         folder = scratch / "export"
         folder.mkdir()
         images, expected = _proof(model)
-        written, proofs = {}, {}
-        # a format is proved while the next is written: most of a proof is a new process's imports
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        written = {}
+        with CleanProcess(folder, images) as proof:
             for name in formats:
                 written[name] = FORMATS[name].write(model, folder)
-                proofs[name] = pool.submit(features_in_clean_process, name, folder, images)
-        for name, proof in proofs.items():
-            _compare(name, proof.result(), expected)
+                proof.start(name)  # it is proved while the next is written
+            for name, reloaded in proof.outputs().items():
+                _compare(name, reloaded, expected)
         usage = {name: FORMATS[name].usage for name in written}
         card = model_card(model.config.model_dump(mode="json"), usage)
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -215,30 +209,3 @@ def _compare(name: str, all_reloaded: list[dict[str, Tensor]], expected: dict[st
                     f"format {name}: {key} in a clean process differ by {difference:.2g} of the "
                     f"largest, more than {TOLERANCE:g} (reader {number + 1}); nothing was written"
                 )
-
-
-def features_in_clean_process(name: str, folder: Path, images: Tensor) -> list[dict[str, Tensor]]:
-    """Compute `verify.outputs` in a new Python process, by each library that reads the format.
-
-    Args:
-        name: The format.
-        folder: The export's.
-        images: (B, 3, S, S) normalised floats.
-
-    Raises:
-        ExportError: The process could not load the format.
-    """
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        images_file = Path(scratch) / "images"
-        save_file({"images": images}, images_file)
-        program = [sys.executable, "-m", "sslpipe.export.verify"]
-        done = subprocess.run(
-            [*program, name, folder, images_file, f"{scratch}/out"],
-            capture_output=True,
-            text=True,
-            timeout=PROOF_TIMEOUT_S,
-        )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ExportError(f"format {name}: a clean process could not load it: {last}")
-        return [load_file(file) for file in sorted(Path(scratch).glob("out*"))]

@@ -28,7 +28,7 @@ from sslpipe.export.verify import READERS, OnnxSession, outputs, read
 from sslpipe.export.write import FORMATS, TOLERANCE, export_model, refusals
 from sslpipe.recipe.pretrain import Projector
 from tests.evaluation.test_against import compared
-from tests.export.test_write import VIEW, features, read_here, trained, tree
+from tests.export.test_write import VIEW, ReadHere, features, trained, tree
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import RECIPE, train_over, write_recipe
 
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    monkeypatch.setattr(export, "features_in_clean_process", read_here)
+    monkeypatch.setattr(export, "CleanProcess", ReadHere)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def resnet(tmp_path_factory):
     model = trained("torchvision/resnet18", stem="imagenet")
     out = tmp_path_factory.mktemp("resnet") / "export"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "features_in_clean_process", read_here)
+        patch.setattr(export, "CleanProcess", ReadHere)
         written = export_model(model, out, ["all"])
     assert list(written) == list(FORMATS)
     return model, out
@@ -326,11 +326,14 @@ def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(tmp_path,
 
 
 def test_a_projector_that_is_read_otherwise_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
-    def doubled(*arguments) -> list[dict[str, torch.Tensor]]:
-        found = read_here(*arguments)
-        return [{**one, "projections": 2 * one["projections"]} for one in found]
+    class Doubled(ReadHere):
+        def outputs(self) -> dict[str, list[dict[str, torch.Tensor]]]:
+            return {
+                name: [{**one, "projections": 2 * one["projections"]} for one in each]
+                for name, each in super().outputs().items()
+            }
 
-    monkeypatch.setattr(export, "features_in_clean_process", doubled)
+    monkeypatch.setattr(export, "CleanProcess", Doubled)
     with pytest.raises(ExportError, match="projections in a clean process differ by"):
         export_model(trained(projector=SETTINGS), tmp_path / "out", ["safetensors"])
     assert tree(tmp_path) == []

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,24 @@ def features(model: nn.Module) -> torch.Tensor:
         return model(torch.randn(3, 3, 32, 32))
 
 
-def read_here(name: str, folder: Path, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    """`features_in_clean_process` without the process."""
-    try:
-        with torch.no_grad():
-            return [verify.outputs(model, images) for model in verify.read(name, folder)]
-    except UserError as error:
-        raise ExportError(f"format {name}: {error}") from error
+class ReadHere(AbstractContextManager):
+    """`CleanProcess` without the process."""
+
+    def __init__(self, folder: Path, images: torch.Tensor) -> None:
+        self.folder, self.images, self.found = folder, images, {}
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def start(self, name: str) -> None:
+        try:
+            with torch.no_grad():
+                models = verify.read(name, self.folder)
+                self.found[name] = [verify.outputs(model, self.images) for model in models]
+        except UserError as error:
+            raise ExportError(f"format {name}: {error}") from error
+
+    def outputs(self) -> dict[str, list[dict[str, torch.Tensor]]]:
+        return self.found
 
 
 def tree(folder: Path) -> list[str]:
@@ -80,14 +92,50 @@ def test_verify_runs_as_a_program_without_a_warning(tmp_path):
     export_model(model, tmp_path / "export", ["safetensors"])
     save_file({"images": images}, tmp_path / "images")
     program = [sys.executable, "-W", "error::RuntimeWarning", "-m", "sslpipe.export.verify"]
-    files = [tmp_path / "export", tmp_path / "images", f"{tmp_path}/out"]
+    (tmp_path / "out").mkdir()
     result = subprocess.run(
-        [*program, "safetensors", *files], capture_output=True, text=True, timeout=120
+        [*program, tmp_path / "export", tmp_path / "images", tmp_path / "out"],
+        input="safetensors\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
+    assert os.listdir(tmp_path / "out") == ["safetensors-0"]
     assert torch.equal(
-        load_file(tmp_path / "out0")["features"], verify.outputs(model, images)["features"]
+        load_file(tmp_path / "out" / "safetensors-0")["features"],
+        verify.outputs(model, images)["features"],
     )
+
+
+def test_each_format_is_read_without_what_another_left_behind(tmp_path):
+    code = """
+import os, sys, torch
+from sslpipe.export import verify
+os.cpu_count = lambda: 1  # one after the other
+def look(folder):
+    others = {"wave", "torchvision", "sslpipe.export.load"} & {*sys.modules}
+    assert not others and not hasattr(torch, "left"), others
+    import wave, sslpipe.export.load
+    torch.left = True
+    return [torch.nn.Flatten()]
+def die(folder):
+    os.kill(os.getpid(), 9)
+verify.READERS.update(first=look, second=look, third=die, fourth=look)
+verify.main(*sys.argv[1:])
+assert "wave" not in sys.modules
+"""
+    save_file({"images": torch.randn(3, 3, 4, 4)}, tmp_path / "images")
+    (tmp_path / "out").mkdir()
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path, tmp_path / "images", tmp_path / "out"],
+        input="first\nsecond\nthird\nfourth\n",
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert tree(tmp_path / "out") == ["first-0", "fourth-0", "second-0", "third.error"]
+    assert (tmp_path / "out" / "third.error").read_text() == "it ended with status -9"
 
 
 def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(tmp_path):
@@ -172,7 +220,7 @@ save_file({"features": model.encode(load_file(sys.argv[2])["images"])}, sys.argv
 def in_this_process(monkeypatch):
     """Read a written format here: where the test is not about the clean process, which takes
     seconds to start."""
-    monkeypatch.setattr("sslpipe.export.write.features_in_clean_process", read_here)
+    monkeypatch.setattr("sslpipe.export.write.CleanProcess", ReadHere)
 
 
 def corrupted(write, damage):

@@ -1,0 +1,89 @@
+"""The clean process of a proof: a new Python that reads each format in a child of its own.
+
+Its children are forks of a process that has imported torch and what `verify` imports, and nothing
+else: a format starts from there, whatever the others needed.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sslpipe.errors import ExportError
+
+PROOF_TIMEOUT_S = 600  # from the last format on
+
+
+class CleanProcess:
+    """Compute `verify.outputs` by each library that reads a format, in processes that are new.
+
+    Args:
+        folder: The export's; a scratch folder is made beside it.
+        images: (B, 3, S, S) normalised floats.
+    """
+
+    def __init__(self, folder: Path, images: Tensor) -> None:
+        self._scratch = tempfile.TemporaryDirectory(dir=folder.parent)
+        self._out = Path(self._scratch.name) / "out"
+        self._out.mkdir()
+        images_file = Path(self._scratch.name) / "images"
+        save_file({"images": images}, images_file)
+        program = [sys.executable, "-m", "sslpipe.export.verify"]
+        self._names: list[str] = []
+        self._process = subprocess.Popen(
+            [*program, folder, images_file, self._out],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> "CleanProcess":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()  # its children end with it, see `watch_launcher`
+        self._process.communicate()
+        self._scratch.cleanup()
+
+    def start(self, name: str) -> None:
+        """Begin to read a format that has been written; returns at once."""
+        assert self._process.stdin is not None
+        self._names.append(name)
+        try:
+            self._process.stdin.write(f"{name}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: `outputs` says why
+
+    def outputs(self) -> dict[str, list[dict[str, Tensor]]]:
+        """Wait for all that was begun: format -> the outputs of each of its readers.
+
+        Raises:
+            ExportError: A format could not be read.
+        """
+        try:
+            _, stderr = self._process.communicate(timeout=PROOF_TIMEOUT_S)
+        except subprocess.TimeoutExpired as late:
+            raise ExportError(
+                f"a clean process had not read {', '.join(self._names)} after {PROOF_TIMEOUT_S} s"
+            ) from late
+        for name in self._names:
+            message = self._out / f"{name}.error"
+            if message.is_file() or self._process.returncode:
+                said = message.read_text(encoding="utf-8") if message.is_file() else stderr
+                last = (said.strip().splitlines() or ["no message"])[-1]
+                raise ExportError(f"format {name}: a clean process could not load it: {last}")
+        return {
+            name: [load_file(file) for file in sorted(self._out.glob(f"{name}-*"))]
+            for name in self._names
+        }
