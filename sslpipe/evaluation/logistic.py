@@ -65,19 +65,19 @@ def fit_logistic(
     ridges = wide.new_tensor([1 / (c * len(wide)) for c in grid])  # (G,)
     roots = (curvature * variances.clamp_min(0) + ridges[:, None]).sqrt()  # (G, F)
     scale = torch.cat([1 / roots, roots.new_full((len(grid), 1), curvature**-0.5)], 1)[:, :, None]
-    ones = wide.new_ones(len(wide), 1)
-    rows = torch.cat([wide @ axes, ones], 1).to(dtype)  # (N, F + 1), in principal axes
+    ones = wide.new_ones(1, len(wide))
+    columns = torch.cat([axes.T @ wide.T, ones]).to(dtype)  # (F + 1, N), in principal axes
     penalty = torch.cat([ridges[:, None].expand_as(roots), torch.zeros_like(ridges)[:, None]], 1)
 
     def losses(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """(g, F + 1, K) -> mean losses (g,) and their gradients in v, for the problems `which`."""
         weights = v * scale[which]
-        values, gradients = _cross_entropy(rows, labels, weights.to(dtype))
+        values, gradients = _cross_entropy(columns, labels, weights.to(dtype))
         penalties = penalty[which][:, :, None]
         values = values + (penalties * weights.square()).sum((1, 2)) / 2
         return values, (gradients + penalties * weights) * scale[which]
 
-    start = wide.new_zeros(len(grid), rows.shape[1], num_classes)
+    start = wide.new_zeros(len(grid), len(columns), num_classes)
     noise = 10 * torch.finfo(dtype).eps
     points, converged = _minimise(losses, start, tolerance, noise)
     return [
@@ -86,22 +86,26 @@ def fit_logistic(
     ]
 
 
-def _cross_entropy(rows: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean loss (g,) and its gradient (g, F, K) for each weight (g, F, K); float64 sums."""
+def _cross_entropy(columns: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean loss (g,) and its gradient (g, F, K) for each weight (g, F, K); float64 sums.
+
+    columns: (F, N), a column for each row of features. Products with few classes are up to four
+    times as fast with the long side last, and so is a softmax across rows.
+    """
     problems, width, classes = weights.shape
-    # problems last: a softmax over few classes is several times faster across rows than along one
-    flat = weights.permute(1, 2, 0).reshape(width, -1)  # (F, K g)
-    value = rows.new_zeros(problems, dtype=torch.float64)
-    gradient = rows.new_zeros(width, classes * problems, dtype=torch.float64)
-    for x, y in zip(torch.split(rows, PART_ROWS), torch.split(labels, PART_ROWS), strict=True):
-        log_p = torch.log_softmax((x @ flat).view(len(x), classes, problems), dim=1)  # (n, K, g)
-        of_label = y[:, None, None].expand(-1, 1, problems)
-        value -= log_p.gather(1, of_label).sum(dim=(0, 1), dtype=torch.float64)
+    flat = weights.permute(2, 0, 1).reshape(-1, width)  # (K g, F)
+    value = columns.new_zeros(problems, dtype=torch.float64)
+    gradient = columns.new_zeros(classes * problems, width, dtype=torch.float64)
+    parts = torch.split(columns, PART_ROWS, dim=1), torch.split(labels, PART_ROWS)
+    for x, y in zip(*parts, strict=True):
+        log_p = torch.log_softmax((flat @ x).view(classes, problems, -1), dim=0)  # (K, g, n)
+        of_label = y.expand(1, problems, -1)
+        value -= log_p.gather(0, of_label).sum(dim=(0, 2), dtype=torch.float64)
         residual = log_p.exp_()
-        residual.scatter_add_(1, of_label, residual.new_full((), -1.0).expand(of_label.shape))
-        gradient += x.T @ residual.view(len(x), -1)
-    means = gradient.view(width, classes, problems).permute(2, 0, 1) / len(rows)
-    return value / len(rows), means
+        residual.scatter_add_(0, of_label, residual.new_full((), -1.0).expand(of_label.shape))
+        gradient += residual.view(-1, x.shape[1]) @ x.T
+    means = gradient.view(classes, problems, width).permute(1, 2, 0) / columns.shape[1]
+    return value / columns.shape[1], means
 
 
 Losses = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

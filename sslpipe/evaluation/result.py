@@ -1,13 +1,15 @@
 """What every evaluation returns, and the 95 % interval beside each number."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Z95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
+MOST_KEPT = 2**22  # numbers of resamples that are drawn once, 32 MB
 
 Interval = tuple[float, float]
 
@@ -101,16 +103,32 @@ def bootstrap95(right: NDArray[np.bool_], *, resamples: int = 2000, seed: int = 
         resamples: How many.
         seed: Of the resamples.
     """
-    generator = np.random.default_rng(seed)
     draws, queries = right.shape
-    per_draw = generator.multinomial(draws, np.full(draws, 1 / draws), size=resamples) / draws
     means = np.empty(resamples)
     hits = right.astype(np.float64)  # BLAS multiplies floats only; whole numbers stay exact
-    for resample in range(resamples):  # one at a time: (resamples, queries) may not fit
-        times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
-        means[resample] = per_draw[resample] @ (hits @ times) / queries
+    resample = _resampled_once if resamples * queries <= MOST_KEPT else _resampled
+    for number, (weights, times) in enumerate(resample(draws, queries, resamples, seed)):
+        means[number] = weights @ (hits @ times) / queries
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
+
+
+Resample = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def _resampled(draws: int, queries: int, resamples: int, seed: int) -> Iterator[Resample]:
+    """Weights of the draws, and how often each query is taken, one resample at a time."""
+    generator = np.random.default_rng(seed)
+    per_draw = generator.multinomial(draws, np.full(draws, 1 / draws), size=resamples) / draws
+    for weights in per_draw:
+        times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
+        yield weights, times.astype(np.float64)
+
+
+@lru_cache(maxsize=2)
+def _resampled_once(draws: int, queries: int, resamples: int, seed: int) -> list[Resample]:
+    """`_resampled`, kept: a suite's results are all of the same queries."""
+    return list(_resampled(draws, queries, resamples, seed))
 
 
 def bootstrap_means95(
