@@ -109,6 +109,7 @@ class MetricLoss(Configured):
                 if ref is not None:
                     ref = ref._replace(embeddings=unit(ref.embeddings.to(x.dtype)))
             batch, pairs = compare(x, labels, ids, ref)
+            batch = batch._replace(unit=self.normalize)
             if not len(batch.columns):  # no rows on any rank
                 self.last_count = self.last_active = 0.0
                 return 0 * (x.sum(1) if self.reduction == "none" else x.sum())

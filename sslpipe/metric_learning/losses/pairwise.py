@@ -37,6 +37,7 @@ class LabelledRows(NamedTuple):
     column_labels: Tensor  # (M,) int64
     first: int  # the column that is anchor 0
     references: int  # the last so many columns
+    unit: bool = False  # whether all rows have length 1
 
     def similarities(self) -> Tensor:
         """Return (n, M) dot products: cosines where the loss normalises."""
@@ -46,8 +47,11 @@ class LabelledRows(NamedTuple):
         """Return (n, M) dot products less a number of each anchor's own.
 
         For rules that know differences of an anchor's similarities only: they keep their digits
-        where the columns share an offset, or are all nearly one.
+        where the columns share an offset, or are all nearly one. Of rows of length 1, the product
+        is 1 - d^2 / 2; it is taken from the distance, as near 1 rounding is larger than it.
         """
+        if self.unit:
+            return self.distances("squared") / -2
         return self.anchors @ centered_columns(self.columns).T
 
     def centered(self) -> "LabelledRows":
