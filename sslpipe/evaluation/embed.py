@@ -240,7 +240,7 @@ def save_embeddings(
     }
     text = json.dumps(facts, sort_keys=True)
     # a tensor: metadata of two entries would be written in an order that changes
-    tensors[CHECKSUM] = torch.tensor([*_content_sha256(tensors, text)], dtype=torch.uint8)
+    tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             with temporary.open("wb") as file:
@@ -275,7 +275,7 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
             "write one with `sslpipe embed`"
         )
     checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
-    if checksum is not None and checksum.tolist() != [*_content_sha256(tensors, text)]:
+    if checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     if rows.features.dtype == torch.float16:
@@ -332,7 +332,7 @@ def check_comparable(train: dict[str, Any], test: dict[str, Any], *, itself: boo
         )
 
 
-def _content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:
+def content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:
     """Compute a sha256 over the facts and the tensors' names, types, shapes and bytes."""
     state = hashlib.sha256(facts.encode("utf-8", "surrogatepass"))
     _hash_tensors(state, tensors)

@@ -1,11 +1,21 @@
 """A PCA, whitening or not, inside an export, beside the weights that its features come from."""
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
 
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.evaluation.whiten import FLOOR, fit_pca, fit_whitening, save_whitening
+from sslpipe.evaluation.whiten import (
+    FLOOR,
+    Whitening,
+    beside_whitening,
+    fit_pca,
+    fit_whitening,
+)
 from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.portable import write_atomically
@@ -53,13 +63,45 @@ def whiten_export(
         )
     chosen = FLOOR if floor is None else floor
     fitted = fit_pca(rows, dims) if pca else fit_whitening(rows, chosen, dims)
-    # the new file first: a config.json that names it is written when it is there
-    sha256 = save_whitening(export / "whitening.safetensors", fitted)
     tree = json.loads(config_json.read_text(encoding="utf-8"))
-    ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
-    ours |= {"whitening_sha256": sha256, "view": metadata["view"]}
-    write_atomically(config_json, json.dumps(tree, indent=2) + "\n")
-    sums = export / "SHA256SUMS"
-    sums.unlink(missing_ok=True)  # it does not list itself
-    sums.write_text(sha256_sums(export), encoding="utf-8")
+    _put(export, fitted, tree, metadata["view"])
     return width, dims or width
+
+
+def _put(export: Path, fitted: Whitening, tree: dict[str, Any], view: dict[str, Any]) -> None:
+    """Write all files; at every instant the folder is the export before or the one after.
+
+    Until config.json names it, the new whitening lies beside the old one (see `load_whitening`),
+    and SHA256SUMS lists what both exports have.
+
+    Args:
+        export: The folder.
+        fitted: What is stored.
+        tree: What config.json holds; altered.
+        view: Of the features that it was fitted on.
+    """
+    file, config_json, sums = (
+        export / name for name in ("whitening.safetensors", "config.json", "SHA256SUMS")
+    )
+    content = save(fitted._asdict())
+    sha256 = hashlib.sha256(content).hexdigest()
+    ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
+    ours |= {"whitening_sha256": sha256, "view": view}
+    text = json.dumps(tree, indent=2) + "\n"
+    # the new whitening, then lines for it
+    beside = beside_whitening(file, sha256)
+    write_atomically(beside, content)
+    lines = sums.read_text(encoding="utf-8") if sums.exists() else sha256_sums(export)
+    config_sha256 = hashlib.sha256(text.encode()).hexdigest()
+    lines += f"{config_sha256}  {config_json.name}\n{sha256}  {file.name}\n"
+    write_atomically(sums, lines)
+    # from here on it is the new export
+    write_atomically(config_json, text)
+    beside.replace(file)
+    for left in export.glob(f"{file.stem}-*{file.suffix}"):  # of one that was stopped
+        left.unlink()
+    write_atomically(sums, "".join(_without(sums.name, sha256_sums(export))))
+
+
+def _without(name: str, lines: str) -> list[str]:
+    return [line for line in lines.splitlines(keepends=True) if not line.endswith(f"  {name}\n")]

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sslpipe.errors import DataError, UserError, did_you_mean
+from sslpipe.evaluation.embed import CHECKSUM, UNREADABLE, content_sha256
 from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.neighbours import ENGINES, Search, nearest
 from sslpipe.portable import replacing
@@ -147,21 +148,28 @@ class Gallery:
             "threshold": self.threshold,
             "facts": self.metadata,
         }
-        tensors = {"embeddings": self._embeddings, "owner": self._owner}
+        tensors, text = {"embeddings": self._embeddings, "owner": self._owner}, json.dumps(about)
+        tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
         with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata={"gallery": json.dumps(about)})
+            save_file(tensors, temporary, metadata={"gallery": text})
 
     @classmethod
     def load(cls, path: str | Path, *, search: Search | None = None) -> "Gallery":
         """Read a gallery as it was saved.
 
         Raises:
-            DataError: the file holds no gallery.
+            DataError: the file holds no gallery, or a damaged one.
         """
         try:
             with safetensors.safe_open(str(path), framework="pt") as file:
-                about = json.loads((file.metadata() or {})["gallery"])
-                embeddings, owner = file.get_tensor("embeddings"), file.get_tensor("owner")
+                text = (file.metadata() or {})["gallery"]
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
+            if checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
+                raise DataError(
+                    f"{path} is damaged: its sha256 is another one; copy it again, or enrol anew"
+                )
+            about, embeddings, owner = json.loads(text), tensors["embeddings"], tensors["owner"]
             if about["format_version"] != FORMAT_VERSION:
                 raise DataError(f"{path}: format_version = {about['format_version']!r} is unknown")
             gallery = cls(embeddings.shape[1], search=search, metadata=about["facts"])
@@ -170,7 +178,7 @@ class Gallery:
             gallery._embeddings, gallery._owner = embeddings, owner
         except DataError:
             raise
-        except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
+        except UNREADABLE as error:
             raise DataError(f"{path} holds no gallery ({error}); enrol one first") from error
         return gallery
 
