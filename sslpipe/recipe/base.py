@@ -1,11 +1,12 @@
 """What both kinds of recipe share: sections, validation, digest."""
 
+import copy
 import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from functools import reduce
-from operator import getitem
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -269,11 +270,7 @@ def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[s
     built.
     """
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
-    for path, default in recipe.ADDED_LATER.items():
-        *sections, key = path.split(".")
-        table = reduce(getitem, sections, settings)
-        if table.get(key) == default:
-            del table[key]
+    _leave_out(settings, recipe.ADDED_LATER)
     tree = {
         "recipe": settings,
         "index_sha256": index_sha256,
@@ -281,6 +278,34 @@ def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[s
     }
     loaded = registry.fingerprints()
     return {**tree, "plugins": loaded} if loaded else tree
+
+
+def _leave_out(settings: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Remove each "section.key" that has its default; a section may be missing."""
+    for path, default in defaults.items():
+        *sections, key = path.split(".")
+        table = reduce(lambda tree, name: tree.get(name) or {}, sections, settings)
+        if table.get(key) == default:
+            del table[key]
+
+
+def same_run(
+    stored: Mapping[str, Any], ours: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> bool:
+    """Say whether two identities are of one run.
+
+    A run may have been recorded with a default written out that stands in no digest today.
+
+    Args:
+        stored: The tree of `identity`, and its digest.
+        ours: As `stored`, of today.
+        defaults: `ADDED_LATER` of the recipe.
+    """
+    if stored["digest"] == ours["digest"]:
+        return True
+    tree = copy.deepcopy({key: value for key, value in stored.items() if key != "digest"})
+    _leave_out(tree.get("recipe") or {}, defaults)
+    return tree == {key: value for key, value in ours.items() if key != "digest"}
 
 
 def digest(recipe: RunRecipe, index_sha256: str, order_version: int) -> str:

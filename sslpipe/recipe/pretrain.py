@@ -73,6 +73,7 @@ class Recipe(RunRecipe):
         **RunRecipe.ADDED_LATER,
         "init": "",
         "pairs": None,
+        "backbone.pool": "avg",
     }
     data: Data = Data()
     """Which images, in what batches."""

@@ -17,9 +17,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError, UserError
 from sslpipe.faults import fault
 from sslpipe.portable import sha256_of, sync, write_atomically
-from sslpipe.recipe.base import differing_keys
+from sslpipe.recipe.base import differing_keys, same_run
 from sslpipe.run.records import read_object
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
@@ -48,6 +49,7 @@ class Checkpointer:
             ...}.
         process: This process.
         warn: Shows a message to the user.
+        defaults: `ADDED_LATER` of the recipe: what a stored identity may say or not.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Checkpointer:
         identity: dict[str, Any],
         process: Rank,
         warn: Callable[[str], None],
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.folder = run_dir / "checkpoints"
+        self.defaults = defaults
         self.keep, self.identity, self.process, self.warn = keep, identity, process, warn
         self._failed_saves = 0
 
@@ -146,7 +150,9 @@ class Checkpointer:
 
     def _same_run(self, name: str) -> None:
         stored = read_state(self.folder / name)["identity"]
-        if stored["digest"] != self.identity["digest"]:
+        if same_run(stored, self.identity, self.defaults):
+            self.identity = stored  # a run keeps the digest that it began with
+        else:
             ours, theirs = ({k: i[k] for k in i if k != "digest"} for i in (self.identity, stored))
             keys = "; ".join(differing_keys(theirs, ours)) or "nothing that is stored"
             raise CheckpointError(

@@ -246,6 +246,7 @@ class Run:
             self.run_dir,
             keep=run_config.keep_checkpoints,
             identity={"digest": digest(*key), **identity(*key)},
+            defaults=recipe.ADDED_LATER,
             process=self.process,
             warn=lambda text: print(f"warning: {text}", flush=True),
         )

@@ -25,9 +25,11 @@ def some_parts(seed=0):
     return {"model": model, "optimizer": optimizer, "loss": nn.Module()}
 
 
-def a_checkpointer(run_dir, warnings=None, identity=IDENTITY, keep=2):
+def a_checkpointer(run_dir, warnings=None, identity=IDENTITY, keep=2, defaults=None):
     warn = (warnings if warnings is not None else []).append
-    return Checkpointer(run_dir, keep=keep, identity=identity, process=Rank(), warn=warn)
+    return Checkpointer(
+        run_dir, keep=keep, identity=identity, process=Rank(), warn=warn, defaults=defaults or {}
+    )
 
 
 def test_everything_comes_back_bit_for_bit(tmp_path):
@@ -176,6 +178,25 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path):
     other = {"digest": "b", "recipe": {"loss": {"temperature": 0.5}}, "index_sha256": "x"}
     with pytest.raises(CheckpointError, match=r"recipe\.loss\.temperature: 0\.1 -> 0\.5"):
         a_checkpointer(tmp_path, identity=other).restore(some_parts())
+
+
+def test_a_run_recorded_with_a_default_that_is_in_no_digest_today_resumes_under_its_own(tmp_path):
+    defaults = {"loss.kind": "nt_xent", "backbone.pool": "avg"}
+    recorded = {"digest": "b", "recipe": {"loss": {"temperature": 0.1, "kind": "nt_xent"}}}
+    recorded = {**IDENTITY, **recorded}
+    a_checkpointer(tmp_path, identity=recorded).save(3, some_parts(), {})
+    again = a_checkpointer(tmp_path, defaults=defaults)
+    assert again.restore(some_parts()) == 3
+    again.save(4, some_parts(), {})
+    assert a_checkpointer(tmp_path, identity=recorded).restore(some_parts()) == 4
+    for identity in (
+        {**IDENTITY, "digest": "c", "recipe": {"loss": {"temperature": 0.2}}},
+        {**IDENTITY, "digest": "c", "index_sha256": "y"},
+    ):
+        with pytest.raises(CheckpointError, match="a run with other settings"):
+            a_checkpointer(tmp_path, identity=identity, defaults=defaults).restore(some_parts())
+    with pytest.raises(CheckpointError, match=r"recipe.loss.kind: 'nt_xent' -> None"):
+        a_checkpointer(tmp_path).restore(some_parts())
 
 
 def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path):
