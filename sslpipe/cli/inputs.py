@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from sslpipe.cli.options import EVALUATE
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.storage import is_remote
-from sslpipe.errors import DataError, UserError
+from sslpipe.errors import DataError, UserError, did_you_mean
 from sslpipe.weights.source import parse_source
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
@@ -38,13 +39,21 @@ def open_split(location: str, split: str, *, allow_pipe: bool = False) -> Datase
 def check_evaluate(words: Sequence[str]) -> None:
     """Check what the words behind `sslpipe evaluate` name, as far as they tell by themselves.
 
-    The options of an evaluation are the arguments of its function, which needs torch.
+    The values of an evaluation's options are checked by its function, which needs torch.
 
     Raises:
-        UserError: A file of embeddings, a data set's index or a model is not there.
+        UserError: An option is unknown, or a file of embeddings, a data set's index or a model is
+            not there.
     """
     if "--help" in words:
         return
+    known = EVALUATE.get(words[0])  # None: an evaluation of a package, or none at all
+    for option in (
+        word.partition("=")[0] for word in words[1:] if word.startswith("--") and word != "--"
+    ):
+        if known is not None and option not in known:
+            hint = did_you_mean(option, sorted(known))
+            raise UserError(f"No such option: {option} of `evaluate {words[0]}`{hint}")
     if words[0] in ("suite", "sgd-augmented") and len(words) > 1 and not words[1].startswith("-"):
         check_model(words[1])
     values = dict(pairwise(words))  # option -> the word behind it

@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
-from sslpipe.cli import whiten
+from sslpipe.cli import evaluate, whiten
+from sslpipe.cli.options import EVALUATE
+from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.whiten import FLOOR
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, write_recipe
@@ -61,6 +64,8 @@ MISTAKES = {
     "evaluate, features": ("evaluate knn {n}.npz {f} --k 3", "cannot read embeddings"),
     "evaluate, model": ("evaluate suite {n} --data {d}", "neither an export nor a run"),
     "evaluate, data": ("evaluate suite {m} --data {n}", "cannot read"),
+    "evaluate, option": ("evaluate knn {f} {f} --kk=3", "No such option: --kk of `evaluate knn`"),
+    "suite, option": ("evaluate suite {m} --dta {d}", "did you mean '--data'?"),
     "report": ("report {n}", "holds no run"),
     "report, data": ("report {m} --data {n}", "cannot read"),
     "report, features": ("report {m} --features {n}.npz", "cannot read embeddings"),
@@ -100,6 +105,15 @@ for name, words in json.load(sys.stdin).items():
     answers[name] = code, said.getvalue()
 print(json.dumps(answers))
 """
+
+
+def test_the_table_of_options_has_those_of_every_evaluation():
+    commands = typer.main.get_command(evaluate.app).commands
+    assert {*EVALS, "suite", "sgd-augmented"} == {*EVALUATE}
+    for name, known in EVALUATE.items():
+        parameters = commands[name].params
+        options = {word for p in parameters for word in (*p.opts, *p.secondary_opts)}
+        assert {word for word in options if word.startswith("--")} | {"--help"} == known
 
 
 @pytest.fixture(scope="module")
