@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # who only reads a log needs no torch
 # entries that a line must have, and their types
 METRIC = {"step": int, "kind": str}
 QUARANTINED = {"id": int, "shard": str, "key": str, "reason": str}
+LEAST_TIMED = 3  # steps that an estimate of the time needs
 NUMBERS_ONLY = ("train", "eval")  # kinds of lines
 
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
@@ -72,7 +74,9 @@ class RunLog:
             self.warn(f"{run_dir / name}: {count} damaged lines are skipped; the others are used")
         self._file = open_log(self.path)  # for the whole run
         self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
-        self._steps = steps
+        self._steps, self._first_step = steps, first_step
+        self._since: float | None = None  # the end of this start's first step
+        self._told_speed = False
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -89,6 +93,8 @@ class RunLog:
         """Move the progress bar to `done` steps."""
         if self.enabled:
             self._progress.update(self._task, completed=done)
+            if self._since is None:
+                self._since = time.monotonic()
 
     def train(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the steps since the last call, under the number of steps done."""
@@ -102,6 +108,20 @@ class RunLog:
         self._progress.update(self._task, status=status)
         if not self.console.is_terminal:  # a log file: a line now and then, not a bar
             self.say(f"step {step}/{self._steps}  {status}")
+        self._tell_speed(step)
+
+    def _tell_speed(self, step: int) -> None:
+        """Say once, from the first steps that were logged, how long the others take."""
+        steps = step - self._first_step - 1  # the first one warms up
+        if self._told_speed or self._since is None or steps < LEAST_TIMED or step >= self._steps:
+            return
+        self._told_speed = True
+        step_s = (time.monotonic() - self._since) / steps
+        left = timedelta(seconds=round(step_s * (self._steps - step)))
+        self.say(
+            f"{1 / max(step_s, 1e-9):.3g} steps/s: about {left} for the other "
+            f"{self._steps - step:,} steps, without evaluations and saves"
+        )
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
         """Write what an evaluation measured; nothing where it measured nothing."""

@@ -23,6 +23,23 @@ def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
     assert [(line["step"], line["loss"], line["restart"]) for line in lines] == [(5, 2.0, 1)]
 
 
+def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
+    now = 100.0
+    monkeypatch.setattr("sslpipe.run.log.time.monotonic", lambda: now)
+    log = RunLog(tmp_path, name="tiny", config={}, steps=1000, first_step=200)
+    for step in range(201, 231):
+        now += 60.0 if step == 201 else 2.0  # the first one warms up
+        log.step_done(step)
+        if step % 2 == 0:
+            log.train(step, VALUES)
+    log.close()
+    said = [line for line in capsys.readouterr().err.splitlines() if "steps/s" in line]
+    # after step 204: 796 others of 2 s
+    assert said == [
+        "0.5 steps/s: about 0:26:32 for the other 796 steps, without evaluations and saves"
+    ]
+
+
 def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path):
     log = a_log(tmp_path)
     log.train(1, VALUES)
