@@ -286,7 +286,7 @@ def _leave_out(settings: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         *sections, key = path.split(".")
         table = reduce(lambda tree, name: tree.get(name) or {}, sections, settings)
         if table.get(key) == default:
-            del table[key]
+            table.pop(key, None)
 
 
 def same_run(
