@@ -19,6 +19,8 @@ from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import data_metadata, view_canvas_px
 from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.recipe.base import Component
+from sslpipe.weights.source import HUBS, parse_source
 
 LONGEST_NAME = 40
 
@@ -44,8 +46,85 @@ class Other(NamedTuple):
             "name": self.name,
             "source": self.source,
             "sha256": self.backbone.config.weights_sha256,
-            "format": "sslpipe" if own else str(facts.get("init", {}).get("format", "sslpipe")),
+            "format": "sslpipe" if own else str(_table(facts, "init").get("format", "sslpipe")),
         }
+
+
+class Compared(NamedTuple):
+    """What a model is compared with.
+
+    Args:
+        others: The networks.
+        start: Name of the one that the model's training started from; None: there was none, or it
+            cannot be had.
+        not_compared: A sentence where it cannot.
+    """
+
+    others: list[Other]
+    start: str | None = None
+    not_compared: tuple[str, ...] = ()
+
+
+def load_compared(
+    sources: Sequence[str], model: str | Path, backbone: FrozenBackbone, taken: Collection[str]
+) -> Compared:
+    """Load the networks of --against, and the weights that the model's own training started from.
+
+    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init, or the
+    recorded source, where that is a path; a name in a file from strangers fetches nothing.
+
+    Args:
+        sources: As `load_backbone` takes them.
+        model: The run or export.
+        backbone: What was loaded of it.
+        taken: Names that rows of eval.json have already.
+
+    Raises:
+        UserError: One of --against cannot be loaded.
+    """
+    others = load_others(sources, taken)
+    facts = backbone.config.facts
+    sha256 = str(_table(facts, "recipe").get("init") or "")
+    if not sha256:  # random weights, or no training of ours
+        return Compared(others)
+    for other in others:
+        if other.backbone.config.weights_sha256 == sha256:
+            return Compared(others, other.name)
+    source = str(_table(facts, "init").get("source") or "")
+    try:
+        start = _load_start(Path(model) / "init", source, backbone)
+        if start.config.weights_sha256 != sha256:
+            raise UserError("what is there now are others")
+    except UserError as error:
+        named = f"{source or 'weights'} with sha256 {sha256[:16]}"
+        said = f"Not compared with its own start, {named}: {error}; name it with --against."
+        return Compared(others, None, (said,))
+    name = short_name(source or "start", {*taken, *(other.name for other in others)})
+    return Compared([*others, Other(name, source, start)], name)
+
+
+def _load_start(kept: Path, source: str, backbone: FrozenBackbone) -> FrozenBackbone:
+    """Load the start from where the run keeps it, or from a path. Raises: UserError."""
+    if kept.is_dir():
+        return load_backbone(kept)
+    if not source:
+        raise UserError("it is not kept with the model")
+    if parse_source(source).scheme in HUBS:
+        raise UserError("it is not kept with the model")
+    config = backbone.config
+    arguments = {
+        key: value
+        for key, value in config.backbone.arguments.items()
+        if key not in ("embedding_dim", "normalize")  # of a fine-tuning, which adds them
+    }
+    component = Component.model_validate({"kind": config.backbone.kind, **arguments})
+    return load_backbone(source, component=component, crop_px=config.crop_px)
+
+
+def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table of an export's facts, which may be anybody's: {} where it is none."""
+    table = facts.get(key)
+    return table if isinstance(table, dict) else {}
 
 
 def load_others(sources: Sequence[str], taken: Collection[str]) -> list[Other]:

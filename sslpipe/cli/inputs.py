@@ -59,6 +59,9 @@ def check_evaluate(words: Sequence[str]) -> None:
     values = dict(pairwise(words))  # option -> the word behind it
     if "--data" in values:
         load_index(values["--data"])
+    for option, word in pairwise(words):
+        if option == "--against":
+            check_model(word)
     elsewhere = {word for option, word in pairwise(words) if option in _NO_EMBEDDINGS}
     others = (word for word in words if not word.startswith("-") and word not in elsewhere)
     check_features(Path(word) for word in others if word.endswith(FEATURE_SUFFIXES))

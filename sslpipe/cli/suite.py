@@ -1,6 +1,6 @@
 """`sslpipe evaluate suite`: a backbone beside pixels, random weights and other networks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sslpipe.cli.against import Other, embed_others, features_folder, load_others
+from sslpipe.cli.against import Compared, embed_others, features_folder, load_compared
 from sslpipe.cli.embed import saved_features
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
@@ -28,10 +28,12 @@ from sslpipe.evaluation.suite import check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES, form_names
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 
+Sets = dict[str, tuple[Embeddings, Embeddings]]  # name -> train and test
+
 
 def suite(
     model: Annotated[
-        Path | None, typer.Argument(help="An export's folder or a run directory.")
+        str | None, typer.Argument(help="A run directory, an export's folder, or other weights.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The dataset.json to embed.")] = None,
     out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eval.json"),
@@ -48,7 +50,8 @@ def suite(
         typer.Option(
             metavar="SOURCE",
             help="Other weights to compare with, an export or run or what `sslpipe embed` takes: "
-            "the same samples and protocols, its own view; repeatable.",
+            "the same samples and protocols, its own view; repeatable. The weights that a run "
+            "started from are compared with, too, where they can be had.",
         ),
     ] = None,
     baselines: Annotated[bool, typer.Option(help="Measure pixels and random weights, too.")] = True,
@@ -69,59 +72,36 @@ def suite(
     same protocols, samples and draws for every row.
     """
     target = start_alone("suite", device)
-    given = dict(map(_load_features, features or []))
-    options = {"batch_size": batch_size, "num_workers": num_workers, "device": target}
-    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
+    sets: Sets = {}
     metadata: dict[str, Any] = {"seed": seed}
-    others: list[Other] = []
-    if model is None and against:
-        raise DataError("--against is compared with a model; name an export or a run before it")
+    compared = Compared([])
+    given = dict(map(_load_features, features or []))
     if model is not None:
-        if data is None:
-            raise DataError("a model needs --data DIR/dataset.json to embed")
-        # what can be refused, before anything is embedded
-        backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
-        others = load_others(against or [], {"ssl", *BASELINES, *given})
-        splits = two_splits(index, train_split, test_split)
-        for split in splits:
-            check_labelled(split.name, split.labels)
-        # the model, what costs nothing, what others trained
-        config, canvas = backbone.config, canvas_px or view_canvas_px(backbone.view)
-        untrained = random_backbone(config.backbone, config.crop_px, seed) if baselines else None
-        sets = embed_with_baselines(
-            backbone.backbone,
-            backbone.view,
-            splits,
-            untrained=untrained,
-            saved=saved_features(model, backbone, index, splits, canvas),
-            progress=progress,
-            on_bad=report_bad,
-            canvas_px=canvas,
-            **options,
+        sets, found, compared = _embed_model(
+            model,
+            data,
+            (train_split, test_split),
+            against=against or [],
+            untrained_seed=seed if baselines else None,
+            taken={"ssl", *BASELINES, *given},
+            checkpoint=checkpoint,
+            canvas_px=canvas_px,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            device=target,
         )
-        with features_folder(model) as folder:
-            sets |= embed_others(
-                others, index, splits, folder=folder, canvas_px=canvas_px, **options
-            )
-        metadata |= {
-            "backbone": config.backbone.model_dump(),
-            "backbone_sha256": config.weights_sha256,
-            "view": backbone.view.config(),
-            "canvas_px": canvas,
-            **data_metadata(index, test_split),
-            **checkpoint_metadata(backbone),
-            "train_split": train_split,
-            "classes": list(index.manifest.classes),
-            **({"against": [other.metadata() for other in others]} if others else {}),
-        }
+        metadata |= found
+    elif against:
+        raise DataError("--against is compared with a model; name an export or a run before it")
     sets |= given
-    sets = {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()}
     # the numbers
     report = run_suite(
-        sets,
+        {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()},
         metadata,
-        against=[other.name for other in others],
-        search=search,
+        against=[other.name for other in compared.others],
+        start=compared.start,
+        not_compared=compared.not_compared,
+        search=search,  # type: ignore[arg-type]
         seed=seed,
         say=lambda text: console.print(text, highlight=False, markup=False),
     )
@@ -131,6 +111,78 @@ def suite(
     for sentence in report["left_out"]:
         Console().print(f"not measured: {sentence}", highlight=False)
     Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
+
+
+def _embed_model(
+    model: str,
+    data: str | None,
+    names: tuple[str, str],
+    *,
+    against: Sequence[str],
+    untrained_seed: int | None,
+    taken: Collection[str],
+    checkpoint: str | None,
+    canvas_px: int | None,
+    **options: Any,
+) -> tuple[Sets, dict[str, Any], Compared]:
+    """Embed both splits by a model, by what it has to beat and by other networks.
+
+    Args:
+        model: An export or run.
+        data: The dataset.json.
+        names: Of the splits train and test.
+        against: Sources of other networks.
+        untrained_seed: Of the random weights; None: no baselines.
+        taken: Names of features that another network must not get.
+        checkpoint: Of a run.
+        canvas_px: As in `embed`; None: by each view.
+        options: batch_size, num_workers and device of `embed`.
+
+    Returns:
+        Name -> features, what eval.json says of where they come from, and the other networks.
+    """
+    if data is None:
+        raise DataError("a model needs --data DIR/dataset.json to embed")
+    # what can be refused, before anything is embedded
+    backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
+    config, canvas = backbone.config, canvas_px or view_canvas_px(backbone.view)
+    compared = load_compared(against, model, backbone, taken)
+    splits = two_splits(index, *names)
+    for split in splits:
+        check_labelled(split.name, split.labels)
+    # the model and what costs nothing; then the others
+    untrained = None
+    if untrained_seed is not None:
+        untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
+    sets = embed_with_baselines(
+        backbone.backbone,
+        backbone.view,
+        splits,
+        untrained=untrained,
+        saved=saved_features(model, backbone, index, splits, canvas),
+        progress=progress,
+        on_bad=report_bad,
+        canvas_px=canvas,
+        **options,
+    )
+    others = compared.others
+    with features_folder(Path(model)) as folder:
+        sets |= embed_others(others, index, splits, folder=folder, canvas_px=canvas_px, **options)
+    return (
+        sets,
+        {
+            "backbone": config.backbone.model_dump(),
+            "backbone_sha256": config.weights_sha256,
+            "view": backbone.view.config(),
+            "canvas_px": canvas,
+            **data_metadata(index, splits[1].name),
+            **checkpoint_metadata(backbone),
+            "train_split": splits[0].name,
+            "classes": list(index.manifest.classes),
+            **({"against": [other.metadata() for other in others]} if others else {}),
+        },
+        compared,
+    )
 
 
 def print_suite(report: dict[str, Any]) -> None:

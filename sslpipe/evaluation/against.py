@@ -158,7 +158,7 @@ def _difference(
         values = float(x.mean()), float(y.mean())
     else:
         return None
-    value, interval, p, unit, count = difference
+    value, interval, p, unit, number = difference
     return {
         "value": values[0],
         "against_value": values[1],
@@ -166,7 +166,7 @@ def _difference(
         "interval95": list(interval),
         "p": p,
         "unit": unit,
-        "count": count,
+        "count": number,
     }
 
 

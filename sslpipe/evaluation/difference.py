@@ -29,14 +29,14 @@ class Difference(NamedTuple):
         interval95: Its 95 % interval, in [-1, 1].
         p: Two-sided p-value of no difference; below 0.05 just where the interval leaves out 0.
         unit: What the interval is over: "images" or "classes".
-        count: How many of them.
+        number: How many of them.
     """
 
     value: float
     interval95: Interval
     p: float
     unit: str
-    count: int
+    number: int
 
 
 def paired_top1(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Difference:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sslpipe.evaluation.verdict import LINEAR
+from sslpipe.evaluation.against import LINEAR
 from sslpipe.report.charts import number
 from sslpipe.report.results import table_lines
 from sslpipe.report.run import Tree

@@ -151,7 +151,7 @@ def against_table(compared: Sequence[Tree]) -> str:
     rows = ""
     for each in compared:
         low, high = (f"{100 * end:+.1f}" for end in each["interval95"])
-        other = NAMES.get(each["against"], each["against"])
+        other = str(NAMES.get(each["against"], each["against"]))
         name = f"{other} ({each['features']})" if several else other
         forms = " / ".join(dict.fromkeys(form_names(each)))
         cells = (

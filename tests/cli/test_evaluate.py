@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.cli import embed as embed_tool
 from sslpipe.cli import evaluate as evaluate_tool
+from sslpipe.cli import report as report_tool
 from sslpipe.cli import whiten as whiten_tool
-from sslpipe.cli.against import short_name
+from sslpipe.cli.against import load_compared, short_name
 from sslpipe.cli.app import run as run_program
 from sslpipe.cli.inputs import check_evaluate
 from sslpipe.data.index import load_index
@@ -24,9 +25,11 @@ from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save
 from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.whiten import fit_pca, fit_whitening, pca, whiten
 from sslpipe.export.write import export_backbone, load_backbone
+from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import load_recipe
 from sslpipe.train import train
 from tests.evaluation.test_knn import random_rows
+from tests.helpers import finetunes
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import final_weights, write_recipe
 from tests.run import test_launch
@@ -301,6 +304,69 @@ def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger,
         evaluate_tool.app(["suite", "--against", str(stranger)], standalone_mode=False)
 
 
+def test_a_run_is_compared_with_the_weights_that_it_started_from(run, stranger, tmp_path):
+    run_dir, data = run
+    text = finetunes.RECIPE.replace("classes_per_batch = 4\nimages_per_class = 3", "").replace(
+        "[sampler]", "[sampler]\nclasses_per_batch = 2\nimages_per_class = 3"
+    )
+    text = text.replace("validation_classes = 2", "validation_classes = 0")
+    text = text.replace('[backbone]\nkind = "small_resnet"\nwidths = [8, 16]\n', "")
+    start = load_backbone(run_dir)
+    tuned, out = tmp_path / "tuned", tmp_path / "eval.json"
+    recipe = load_recipe(write_recipe(tmp_path, text), ["steps=2"])
+    finetune(recipe, load_index(data), tuned, start)
+    arguments = ["suite", tuned, "--data", data, "--no-baselines", "--out", out]
+
+    # named by the user: it is known by its sha256
+    call(evaluate_tool, *arguments, "--against", stranger, "--against", run_dir)
+    report = json.loads(out.read_text())
+    compared = {each["against"]: each["start"] for each in report["against"]}
+    assert compared == {"weights": False, "run": True}
+    assert "run, which it started from: " in report["verdict"]
+    assert report["not_compared"] == []
+
+    # kept in the run
+    export_backbone(run_dir, tuned / "init", ["safetensors"])
+    shown = call(evaluate_tool, *arguments)
+    report = json.loads(out.read_text())
+    (named,) = report["facts"]["against"]
+    assert (named["sha256"], named["name"]) == (start.config.weights_sha256, "start")
+    assert {each["start"] for each in report["against"]} == {True}
+    assert report["verdict"] in shown
+    html = CliRunner().invoke(report_tool.app, [str(tuned)])
+    assert html.exit_code == 0  # no eval.json in the run: nothing to show
+    (tuned / "eval.json").write_text(out.read_text())
+    assert CliRunner().invoke(report_tool.app, [str(tuned)]).exit_code == 0
+    assert "start, which it started from" in (tuned / "report.html").read_text()
+
+    # others, or gone
+    shutil.rmtree(tuned / "init")
+    shutil.copytree(stranger, tuned / "init")
+    call(evaluate_tool, *arguments)
+    (said,) = json.loads(out.read_text())["not_compared"]
+    assert "what is there now are others; name it with --against" in said
+    shutil.rmtree(tuned / "init")
+    shown = call(evaluate_tool, *arguments)
+    sha256 = start.config.weights_sha256[:16]
+    assert f"\nNot compared with its own start, weights with sha256 {sha256}: " in shown
+
+
+def test_the_recorded_source_of_a_start_is_taken_from_a_path_and_never_from_a_hub(run, stranger):
+    run_dir, _ = run
+    start, model = load_backbone(stranger), load_backbone(run_dir)
+    for source, found in ((str(stranger), "weights"), ("timm:resnet50", None), ("/gone", None)):
+        facts = {"recipe": {"init": start.config.weights_sha256}, "init": {"source": source}}
+        model.config = model.config.model_copy(update={"facts": facts})
+        compared = load_compared([], "export", model, {"ssl"})
+        assert compared.start == found
+        assert [other.name for other in compared.others] == ([found] if found else [])
+        assert len(compared.not_compared) == (found is None)
+        assert all(f"its own start, {source} with" in text for text in compared.not_compared)
+    for facts in ({"recipe": "x", "init": 3}, {"recipe": {"init": ""}}, {}):
+        model.config = model.config.model_copy(update={"facts": facts})
+        assert load_compared([], "export", model, {"ssl"}) == ([], None, ())
+
+
 @pytest.mark.parametrize(
     ("source", "taken", "name"),
     [
@@ -407,7 +473,10 @@ def test_suite_takes_files_alone(files, tmp_path):
     out = tmp_path / "eval.json"
     arguments = ["suite", "--features", f"mine={paths[0]},{paths[1]}", "--out", out]
     call(evaluate_tool, *arguments)
-    check_evaluate([*map(str, arguments), "--against", "weights.safetensors"])
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    check_evaluate([*map(str, arguments), "--against", str(tmp_path / "weights.safetensors")])
+    with pytest.raises(UserError, match=r"no gone\.safetensors"):
+        check_evaluate([*map(str, arguments), "--against", "gone.safetensors"])
     assert {row["features"] for row in json.loads(out.read_text())["rows"]} == {"mine"}
 
 
