@@ -38,6 +38,7 @@ from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.models.simclr import SimCLR
 from sslpipe.optim import build_optimizer
+from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
 from sslpipe.run.flops import step_flops
@@ -185,6 +186,20 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
         window=recipe.data.shuffle_window,
         without=holdout_ids(recipe, split),
     )
+
+
+def draw_partners(
+    recipe: RunRecipe, index: DatasetIndex
+) -> Callable[[int, NDArray[np.int64]], NDArray[np.int64]] | None:
+    """Return (epoch, ids) -> the samples that second views show; None where all show their own."""
+    if not isinstance(recipe, Recipe) or recipe.pairs is None or not recipe.pairs.has_partners:
+        return None
+    split, order = index.split(recipe.data.split), plan_order(recipe, index)
+    pairing = plan_pairs(recipe.pairs, split, order)
+    assert pairing is not None
+    partners = pairing.partners
+    assert partners is not None
+    return lambda epoch, ids: partners.of_samples(epoch, ids).ids
 
 
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:

@@ -1,10 +1,11 @@
 """A picture of what training sees: images beside their views, with their parameters."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from sslpipe.augment.params import Draws, draws
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import one_pass
-from sslpipe.data.pipeline import Batch
+from sslpipe.data.pipeline import Batch, PairRows
 
 _CELL_PX = 176  # about a cell's width; small views are enlarged by a whole factor, unsmoothed
 _GAP_PX, _ROW_GAP_PX, _MARGIN_PX, _LINE_PX = 16, 26, 28, 17
@@ -21,6 +22,9 @@ _BACKGROUND, _INK, _FAINT = (250, 250, 248), (34, 34, 34), (120, 120, 116)
 _VIEW_COLOURS = ((214, 92, 32), (32, 104, 190))  # first view, second view
 _FONT = ImageFont.load_default(size=13)
 _TITLE_FONT = ImageFont.load_default(size=15)
+
+
+DrawPartners = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 
 
 class _Cell(NamedTuple):
@@ -39,6 +43,7 @@ def preview_grid(
     ids: ArrayLike,
     canvas_px: int,
     num_epochs: int = 2,
+    partners: DrawPartners | None = None,
 ) -> Image.Image:
     """Draw a row per sample: the image with the first epoch's crops framed, then the views.
 
@@ -53,6 +58,8 @@ def preview_grid(
         ids: (n,) sorted sample ids.
         canvas_px: as in training.
         num_epochs: how many epochs are shown.
+        partners: epoch and ids (n,) -> the samples (n,) that the second views show; None: their
+            own.
 
     Raises:
         DataError: where a sample cannot be read.
@@ -60,7 +67,11 @@ def preview_grid(
     ids = np.asarray(ids, dtype=np.int64)
     rows = []
     for batch in one_pass(split, ids=ids, canvas_px=canvas_px, batch_size=16, num_workers=0):
-        rows += _rows(batch, augment, seed, range(epoch, epoch + num_epochs))
+        paired = {
+            number: _with_partners(batch, partners, number, split, canvas_px)
+            for number in range(epoch, epoch + num_epochs)
+        }
+        rows += _rows(paired, augment, seed)
     names = index.manifest.classes
     for row, sample, label in zip(rows, ids.tolist(), split.labels[ids].tolist(), strict=True):
         row[0].lines.insert(0, f"id {sample}")
@@ -73,22 +84,52 @@ def preview_grid(
     return _draw_page(titles, rows)
 
 
-def _rows(batch: Batch, augment: Views, seed: int, epochs: range) -> list[list[_Cell]]:
-    count, factor = len(batch.ids), max(1, round(_CELL_PX / augment.crop_px))
+def _with_partners(
+    batch: Batch, partners: DrawPartners | None, epoch: int, split: Split, canvas_px: int
+) -> Batch:
+    """Return the batch as an epoch has it: with the images that its second views show."""
+    ids = batch.ids.numpy()
+    shown = ids if partners is None else partners(epoch, ids)
+    other = np.unique(shown[shown != ids])
+    if not len(other):
+        return batch
+    read = one_pass(split, ids=other, canvas_px=canvas_px, batch_size=len(other), num_workers=0)
+    more = next(read)
+    height, width = (
+        max(a, b) for a, b in zip(batch.images.shape[2:], more.images.shape[2:], strict=True)
+    )
+    images = torch.zeros(len(ids) + len(other), 3, height, width, dtype=torch.uint8)
+    for first, part in ((0, batch.images), (len(ids), more.images)):
+        images[first : first + len(part), :, : part.shape[2], : part.shape[3]] = part
+    image = np.where(shown != ids, len(ids) + np.searchsorted(other, shown), np.arange(len(ids)))
+    both, nothing = np.stack([ids, shown], axis=1), np.zeros((len(ids), 2, 0), np.int64)
+    parts = (image, both, both, nothing, shown != shown)
+    pairs = PairRows(*(torch.from_numpy(part) for part in parts))
+    images = images.contiguous(memory_format=torch.channels_last)
+    return batch._replace(images=images, sizes=torch.cat([batch.sizes, more.sizes]), pairs=pairs)
+
+
+def _rows(batches: dict[int, Batch], augment: Views, seed: int) -> list[list[_Cell]]:
+    """Draw the cells of some samples; batches: by epoch."""
+    factor = max(1, round(_CELL_PX / augment.crop_px))
+    first_epoch, count = next(iter(batches)), len(next(iter(batches.values())).ids)
     rows: list[list[_Cell]] = [[] for _ in range(count)]
     scale, shift = augment.std[:, None, None].cpu(), augment.mean[:, None, None].cpu()
-    for epoch in epochs:
-        params = draws(seed, epoch, batch.ids, batch.sizes, augment.specs)
+    for epoch, batch in batches.items():
+        params = draws(seed, epoch, batch.ids, batch.view_sizes, augment.specs)
         views = augment(batch, params).cpu() * scale + shift  # (2B, 3, S, S) in [0, 1]
+        shown = batch.view_images(len(augment.specs)).tolist()
         for row, cells in enumerate(rows):
-            if epoch == epochs[0]:
+            if epoch == first_epoch:
                 cells.append(_original(batch, row, params, augment.crop_px * factor))
             for view, spec in enumerate(augment.specs):
                 place = row + view * count
                 draw = params.rows(slice(place, place + 1))
-                height, width = batch.sizes[row].tolist()
+                height, width = batch.sizes[shown[place]].tolist()
                 ops = ops_for(augment.specs)
                 words = [word for op in ops for word in op.describe(draw, spec, (height, width))]
+                if batch.pairs is not None and shown[place] != row:
+                    words.insert(0, f"of id {int(batch.pairs.ids[row, 1])}")
                 lines = _wrap(words, _CELL_PX)
                 cells.append(_Cell(_to_image(views[place], factor), lines, _VIEW_COLOURS[view]))
     return rows
@@ -102,7 +143,10 @@ def _original(batch: Batch, row: int, params: Draws, cell_px: int) -> _Cell:
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
     image = image.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
     pen = ImageDraw.Draw(image)
+    shown = batch.view_images(2).tolist()
     for view, colour in enumerate(_VIEW_COLOURS):
+        if shown[row + view * len(batch.ids)] != row:
+            continue
         top, left, box_h, box_w = (
             factor * side for side in params.boxes[row + view * len(batch.ids)].tolist()
         )

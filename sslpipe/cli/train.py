@@ -115,8 +115,12 @@ def preview(
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
 
     from sslpipe.run.preview import preview_recipe
+    from sslpipe.train import draw_partners
 
-    grid, shown = preview_recipe(loaded, index, images=images, ids=ids, epoch=epoch)
+    partners = draw_partners(loaded, index)
+    grid, shown = preview_recipe(
+        loaded, index, images=images, ids=ids, epoch=epoch, partners=partners
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     grid.save(out)
     Console().print(f"{shown} images and their views: {out}", highlight=False)

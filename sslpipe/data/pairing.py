@@ -147,7 +147,7 @@ class Pairing:
             epoch, ids = self.order.ids(step, streams)
             in_split = (reach or self.pairs.reach) == "split"
             drawn = (
-                self.partners.of_samples(epoch, ids)
+                self.partners.in_split(epoch, ids)
                 if in_split
                 else self.partners.of_step(step, streams)
             )

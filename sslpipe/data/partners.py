@@ -133,10 +133,20 @@ class Partners:
         """Draw the partners of what the streams serve in a global step, stream-major."""
         epoch, ids = self.order.ids(step, streams)
         if self.reach == "window":
-            return self._draw(epoch, ids, self._runs_in_windows(step, streams, ids))
-        return self.of_samples(epoch, ids)
+            return self._draw(
+                epoch, ids, self._runs_in_windows(ids, self._windows_of(step, streams))
+            )
+        return self.in_split(epoch, ids)
 
     def of_samples(self, epoch: int, ids: Integers) -> Drawn:
+        """Draw the partners of any samples, (n,), as `of_step` does wherever an epoch has them."""
+        if self.reach == "split":
+            return self.in_split(epoch, ids)
+        parts = [slice(row, row + 1) for row in range(len(ids))]
+        keys = zip(parts, self._find_windows(epoch, ids), strict=True)
+        return self._draw(epoch, ids, self._runs_in_windows(ids, list(keys)))
+
+    def in_split(self, epoch: int, ids: Integers) -> Drawn:
         """Draw the partners of any samples, (n,), among all of the split."""
         return self._draw(epoch, ids, self._runs_in_split(ids))
 
@@ -251,17 +261,39 @@ class Partners:
         arrays = tuple(groups.ids for groups in self._bases)
         return _Runs(arrays, base, begin, sizes[base, columns])
 
-    def _runs_in_windows(self, step: int, streams: range, ids: Integers) -> _Runs:
-        """Find the candidates of a step's samples (B,) in their windows."""
-        begin, size = np.empty_like(ids), np.empty_like(ids)
-        members, first = [], 0
-        for rows, key in self._windows_of(step, streams):
+    def _runs_in_windows(
+        self, ids: Integers, windows: Sequence[tuple[slice, tuple[int, int, int] | None]]
+    ) -> _Runs:
+        """Find the candidates of samples (n,) in their windows, as `_windows_of` has these."""
+        begin, size = np.zeros_like(ids), np.zeros_like(ids)
+        members, first = [np.zeros(0, np.int64)], 0
+        for rows, key in windows:
+            if key is None:  # not in this epoch
+                continue
             window = self._window(*key)
             at = np.searchsorted(window.ids, ids[rows])
             begin[rows], size[rows] = first + window.begin[at], window.size[at]
             members.append(window.members)
             first += len(window.members)
         return _Runs((np.concatenate(members),), np.zeros_like(ids), begin, size)
+
+    def _find_windows(self, epoch: int, ids: Integers) -> list[tuple[int, int, int] | None]:
+        """Find the window of each sample (n,): epoch, stream, number; None where it has none."""
+        order, found = self.order, list[tuple[int, int, int] | None]()
+        shards = np.searchsorted(order.starts, ids, side="right") - 1
+        first = order.starts[shards]
+        excluded = np.searchsorted(order.without, ids) - np.searchsorted(order.without, first)
+        windows = [order.epoch(epoch).stream(k).windows for k in range(order.num_streams)]
+        for shard, kept in zip(shards, ids - first - excluded, strict=True):
+            here = [
+                (epoch, stream, int(at))
+                for stream, table in enumerate(windows)
+                for at in np.flatnonzero(
+                    (table[:, 0] == shard) & (table[:, 1] <= kept) & (kept < table[:, 2])
+                )
+            ]
+            found.append(here[0] if here else None)
+        return found
 
     def _windows_of(self, step: int, streams: range) -> list[tuple[slice, tuple[int, int, int]]]:
         """Cut a step's rows where windows change: rows, and the window's epoch, stream, number."""

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from sslpipe.augment.build import build_augment
-from sslpipe.augment.preview import preview_grid
+from sslpipe.augment.preview import DrawPartners, preview_grid
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import UserError
 from sslpipe.random import permutation
@@ -20,6 +20,7 @@ def preview_recipe(
     images: int = 8,
     ids: Sequence[int] | None = None,
     epoch: int = 0,
+    partners: DrawPartners | None = None,
 ) -> tuple[Image.Image, int]:
     """Draw images of the recipe's split beside the views that training makes of them.
 
@@ -29,6 +30,7 @@ def preview_recipe(
         images: How many, at most; drawn from the seed, each once.
         ids: These samples instead.
         epoch: The first of the two epochs whose views are shown.
+        partners: Of a recipe with [pairs]; see `train.draw_partners`.
 
     Returns:
         The picture, and the number of images on it.
@@ -50,5 +52,6 @@ def preview_recipe(
         epoch=epoch,
         ids=chosen,
         canvas_px=recipe.data.canvas_px,
+        partners=partners,
     )
     return grid, len(chosen)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from sslpipe.augment.params import draws
@@ -32,6 +33,29 @@ def test_the_picture_contains_every_view_that_training_would_see(kind: str, tmp_
     other = plain(batch, draws(3, 7, batch.ids, batch.sizes, plain.specs))
     assert not _contains(pixels, np.rint(other[0].permute(1, 2, 0).numpy() * 255))
     assert preview_grid(index, split, augment, **arguments).tobytes() == page.tobytes()
+
+
+def test_second_views_are_of_the_partners(tmp_path: Path) -> None:
+    """Of each sample in its first epoch, and of another one in the second."""
+    index = load_index(write_dataset(tmp_path / "data", (4, 4)))
+    split, ids = index.split("train"), np.array([1, 2, 6])
+    augment = AUGMENTS["fused"]("byol", 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
+    shown = {5: np.array([1, 2, 6]), 6: np.array([7, 2, 0])}
+    page = np.asarray(
+        preview_grid(
+            index, split, augment, seed=3, epoch=5, ids=ids, canvas_px=64,
+            partners=lambda epoch, wanted: shown[epoch],
+        )
+    )  # fmt: skip
+    plain = AUGMENTS["fused"]("byol", 16, normalize=False)
+    for epoch in (5, 6):
+        for row, sample in enumerate(ids.tolist()):
+            for view, image in enumerate((sample, int(shown[epoch][row]))):
+                alone = next(one_pass(split, ids=np.array([image]), num_workers=0))
+                alone = alone._replace(ids=torch.tensor([sample]))  # names the random numbers
+                views = plain(alone, draws(3, epoch, alone.ids, alone.sizes, plain.specs))
+                wanted = np.rint(views[view].permute(1, 2, 0).numpy().clip(0, 1) * 255)
+                assert _contains(page, wanted), (epoch, sample, view)
 
 
 def _contains(page: np.ndarray, view: np.ndarray, scale: int = 11) -> bool:

@@ -116,6 +116,7 @@ def test_in_the_window_who_fits_there_is_found(split: Split, rule: str) -> None:
     for step in range(order.steps_per_epoch + 3):
         epoch, ids = order.ids(step, range(4))
         drawn = partners.of_step(step, range(4))
+        assert np.array_equal(partners.of_samples(epoch, ids).ids, drawn.ids)
         position = step % order.steps_per_epoch * 4
         for row, sample in enumerate(ids.tolist()):
             plan = order.epoch(epoch).stream(row // 4)
