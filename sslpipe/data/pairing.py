@@ -1,7 +1,7 @@
 """[pairs] on one split: whom second views show, and who is never whose negative."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -82,9 +82,10 @@ class Pairing:
 
     def __init__(self, split: Split, order: Order, pairs: Pairs) -> None:
         self.split, self.order, self.pairs = split, order, pairs
-        same = [_grouped(split, name) for name in pairs.positive]
-        different = [split.column(name) for name in pairs.different]
-        near = _near(split, pairs)
+        column = lru_cache(maxsize=None)(split.column)  # opened, and its files hashed, once
+        same = [_grouped(column(name)) for name in pairs.positive]
+        different = [column(name) for name in pairs.different]
+        near = _near(pairs, column)
         self.partners = None
         if pairs.has_partners:
             self.partners = Partners(
@@ -95,7 +96,7 @@ class Pairing:
                 share=pairs.share,
                 reach=pairs.reach,
             )
-        self._masks = [[_grouped(split, name) for name in names] for names in pairs.masks]
+        self._masks = [[_grouped(column(name)) for name in names] for names in pairs.masks]
         self.drawn = lru_cache(maxsize=_STEPS_KEPT)(self._drawn)
 
     def _drawn(self, step: int, streams: range) -> Drawn | None:
@@ -201,18 +202,17 @@ def joint_codes(columns: Sequence[Column], ids: ArrayLike) -> Integers:
     return joint
 
 
-def _grouped(split: Split, name: str) -> Column:
-    """Look up a column that can be grouped. Raises: DataError where it is missing or of floats."""
-    column = split.column(name)
+def _grouped(column: Column) -> Column:
+    """Return a column that can be grouped. Raises: DataError where it is of floats."""
     assert column.groups is not None  # or an error: floats have none
     return column
 
 
-def _near(split: Split, pairs: Pairs) -> Near | None:
+def _near(pairs: Pairs, open_column: Callable[[str], Column]) -> Near | None:
     """Return [pairs] time and within. Raises: DataError where the unit does not fit the column."""
     if pairs.time is None:
         return None
-    column, span = split.column(pairs.time), pairs.within_us
+    column, span = open_column(pairs.time), pairs.within_us
     if column.kind == "text":
         raise DataError(f"pairs.time = {pairs.time!r} is a column of texts; give times or numbers")
     if (column.kind == "time") != (span is not None):

@@ -202,6 +202,7 @@ def steps_note(run: RunFiles) -> str:
     compared = {
         "negatives_per_anchor": "negatives an anchor",
         "active": "pairs or triplets still active",
+        "partners": "of the second views show a partner",
     }
     counts = "".join(f"{number(last[k])} {name}; " for k, name in compared.items() if k in last)
     text = f"{counts}{skipped} steps skipped as not finite"
