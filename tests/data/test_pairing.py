@@ -8,6 +8,7 @@ import torch
 
 from sslpipe.data import store
 from sslpipe.data.loader import batches
+from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import Order, held_out
 from sslpipe.data.pairing import joint_codes, plan_pairs
 from sslpipe.data.resident import resident_batches
@@ -192,6 +193,28 @@ def test_partners_that_are_soon_shown_again_are_decoded_once(index, monkeypatch)
     plain = take(index, 7)
     monkeypatch.setattr("sslpipe.data.loader.RECENT_BYTES", 0)
     assert all(map(same, plain, take(index, 7)))
+
+
+def test_of_groups_side_by_side_95_percent_of_partners_are_in_the_window(tmp_path):
+    """Groups of 2 to 6, written one after another; batches mix them as a full shuffle does."""
+    sizes = np.random.default_rng(0).integers(2, 7, 1000)
+    icon = np.repeat(np.arange(1000), sizes)[:1024].tolist()
+    split = add_columns(write_dataset(tmp_path, (512, 512), px=1), icon=icon).split("train")
+    order = Order(split.starts, seed=1, batch_size=32, num_streams=4, window=128)
+    pairing = plan_pairs(Pairs(positive="icon"), split, order)
+    found = pairing.survey(list(range(order.steps_per_epoch)))
+    assert found.partners > 0.99 * found.samples
+    assert found.outside < 0.05 * found.partners
+    assert pairing.warnings("none") == []
+
+    many = np.repeat(np.arange(40_000), np.resize(sizes, 40_000))[:131_072]
+    starts = np.arange(0, len(many) + 1, 4096)
+    order = Order(starts, seed=1, batch_size=256, num_streams=64, window=256)  # as by default
+    steps = range(0, order.steps_per_epoch, 10)
+    batches_of_groups = [many[order.ids(step, range(64))[1]] for step in steps]
+    score = mixing_score(batches_of_groups, many)
+    assert score is not None
+    assert score > 0.98
 
 
 def test_without_partners_both_views_show_the_image(index):
