@@ -4,6 +4,8 @@ Its children are forks of a process that has imported torch and what `verify` im
 else: a format starts from there, whatever the others needed.
 """
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,7 @@ class CleanProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=0 if os.name == "posix" else None,  # with its children, to end all
         )
 
     def __enter__(self) -> "CleanProcess":
@@ -51,7 +54,11 @@ class CleanProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.kill()  # its children end with it, see `watch_launcher`
+        if self._process.poll() is None:  # an error here: what it does is of no use now
+            if os.name == "posix":
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
         self._process.communicate()
         self._scratch.cleanup()
 

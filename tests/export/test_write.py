@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError
 from sslpipe.evaluation.embed import module_sha256
 from sslpipe.export import verify
+from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.load import FrozenBackbone, freeze
 from sslpipe.export.write import FORMATS, export_model, load_backbone
 from sslpipe.models.backbones import build_backbone
@@ -279,6 +281,26 @@ def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_fil
     with pytest.raises(ExportError, match=message):
         export_model(trained(), tmp_path / "out", ["safetensors"])
     assert tree(tmp_path) == []
+
+
+def test_a_format_that_cannot_be_written_ends_the_proofs_of_the_others(tmp_path, monkeypatch):
+    def fails(model: FrozenBackbone, folder: Path) -> Path:
+        time.sleep(1)  # the clean process has begun
+        raise ExportError("no room")
+
+    started = []
+
+    class Spied(CleanProcess):
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
+            started.append(self._process)
+
+    monkeypatch.setattr("sslpipe.export.write.CleanProcess", Spied)
+    monkeypatch.setitem(FORMATS, "pt2", dataclasses.replace(FORMATS["pt2"], write=fails))
+    with pytest.raises(ExportError, match="no room"):
+        export_model(trained(), tmp_path / "out", ["safetensors", "pt2"])
+    assert tree(tmp_path) == []
+    assert started[0].returncode == -9
 
 
 def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path, monkeypatch, in_this_process):
