@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
@@ -11,6 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
+from sslpipe.cli.columns import (
+    OPTIONS,
+    ColumnRows,
+    column_option,
+    names_a_column,
+    print_values,
+)
 from sslpipe.cli.processes import refuse_several, start, start_alone
 from sslpipe.cli.recipes import Checkpoint
 from sslpipe.cli.suite import percent, suite
@@ -70,7 +78,7 @@ app = typer.Typer(
 )
 
 SHARE_THE_BANK = ("few-shot", "knn")
-LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge", "sgd")
+LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge", "sgd")
 
 TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
 TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
@@ -173,6 +181,7 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
     """A subcommand whose options are the evaluation's own keyword arguments."""
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
     shared = any(parameter.name == "process" for parameter in accepted)
+    columns = [parameter.name for parameter in accepted if names_a_column(parameter)]
 
     def command(
         train: Path,
@@ -181,6 +190,9 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         axes: int | None,
         device: str,
         out: Path | None,
+        data: str | None = None,
+        gallery: str | None = None,
+        query: str | None = None,
         **options: Any,
     ) -> None:
         if whiten_both and axes is not None:
@@ -191,23 +203,32 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         else:
             refuse_several(name, process)
         (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
+        files = ((train, bank, bank_metadata), (test, queries, query_metadata))
+        rows = ColumnRows(files, data, gallery, query)
+        bank, queries = rows.bank.rows, rows.queries.rows
         if name != "stability":  # two backbones are its purpose
             itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
-            check_comparable(bank_metadata, query_metadata, itself=itself)
+            check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
+        for column in columns:
+            if options[column] is not None:
+                options[column] = rows.codes(column, options[column])
         if whiten_both:
             bank, queries = whiten(bank, queries)
         if axes is not None:
             bank, queries = pca(bank, queries, dims=axes)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
-        results = evaluate(bank, queries.to(target), **options)
+        results = [
+            replace(result, protocol=result.protocol + rows.protocol)
+            for result in evaluate(bank, queries.to(target), **options)
+        ]
         if process.rank == 0:
             prefix = "whitened " if whiten_both else "" if axes is None else f"pca={axes} "
             _print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
+            print_values(results)
             if out is not None:
                 mapped = {"whitened": whiten_both, **({} if axes is None else {"pca": axes})}
-                rows = [{**mapped, **result.to_json()} for result in results]
-                write_json(out, rows)
+                write_json(out, [{**mapped, **result.to_json()} for result in results])
         end_processes()
 
     summary, helps = documentation(evaluate)
@@ -215,7 +236,8 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
     parameters = [
         inspect.Parameter("train", kind, annotation=TrainFile),
         inspect.Parameter("test", kind, annotation=TestFile),
-        *(_option(p, helps.get(p.name)) for p in accepted if p.name != "process"),
+        *(_option(column_option(p), helps.get(p.name)) for p in accepted if p.name != "process"),
+        *(OPTIONS if name != "stability" else ()),  # its two files are of the same rows
         inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
         inspect.Parameter("axes", kind, annotation=Axes, default=None),
         inspect.Parameter("device", kind, annotation=Device, default="auto"),
@@ -231,7 +253,11 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
     )(command)
 
 
-_EXTRA = {"few-shot": " --labels-per-class 10", "knn": " --k 10 --k 20 --vote majority"}
+_EXTRA = {
+    "few-shot": " --labels-per-class 10",
+    "knn": " --k 10 --k 20 --vote majority",
+    "nuisance": " --data out/photos/dataset.json --column scanner",
+}
 
 
 def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

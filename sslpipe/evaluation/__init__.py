@@ -10,6 +10,7 @@ from collections.abc import Callable
 from sslpipe.evaluation.geometry import geometry, stability
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
+from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.sgd_probe import sgd_probe
@@ -22,6 +23,7 @@ _BUILT_IN: dict[str, Callable[..., list[Result]]] = {
     "geometry": geometry,
     "knn": knn_results,
     "linear": linear_probe,
+    "nuisance": nuisance,
     "retrieval": retrieval,
     "ridge": ridge_probe,
     "sgd": sgd_probe,

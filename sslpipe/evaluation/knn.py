@@ -12,6 +12,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.exact import Neighbours
+from sslpipe.evaluation.groups import GroupCodes, by_value, check_room, hidden_ids, worst_value
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result, accuracy, bootstrap95
 from sslpipe.evaluation.shared_search import nearest_shared
@@ -153,6 +154,8 @@ def knn_results(
     vote: Votes = "weighted",
     search: Search = "torch",
     exclude_same_id: bool = False,
+    exclude_same: GroupCodes | None = None,
+    by: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Score each k (and each vote, with "both"), all from one exact search.
@@ -169,6 +172,9 @@ def knn_results(
         vote: "weighted", "majority" or "both".
         search: "torch" or "faiss"; both find the same neighbours.
         exclude_same_id: Leave one out, for bank and queries of the same split.
+        exclude_same: A column (camera, say): a query finds no row that has its own value of it; a
+            missing value excludes nothing.
+        by: A column: the accuracy of its worst value beside each; see `groups.worst_value`.
         process: This process.
 
     Returns:
@@ -180,10 +186,13 @@ def knn_results(
     if vote not in ("weighted", "majority", "both"):
         raise DataError(f"vote = {vote!r} is unknown; known: weighted, majority, both")
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
-    neighbours = _neighbours(bank, queries, k, temperature, search, exclude_same_id, process)
+    neighbours = _neighbours(
+        bank, queries, k, temperature, search, exclude_same_id, process, exclude_same
+    )
     labels = queries.labels.cpu().numpy()
     suffix = " leave-one-out" if exclude_same_id else ""
-    return [
+    suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
+    results = [
         accuracy(
             protocol_id(each, temperature, one) + suffix,
             _vote(neighbours, bank.labels, each, temperature, one),
@@ -193,6 +202,7 @@ def knn_results(
         for one in votes
         for each in sorted(set(k))
     ]
+    return by_value(results, by)
 
 
 def knn_predictions(
@@ -230,6 +240,7 @@ def few_shot_knn(
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
     search: Search = "torch",
+    by: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Average top-1 over banks of a few labels a class; one result for each k.
@@ -247,6 +258,7 @@ def few_shot_knn(
         temperature: T > 0 of the weighted vote.
         vote: "weighted" or "majority".
         search: "torch" or "faiss"; both find the same neighbours.
+        by: A column: the accuracy of its worst value beside each; see `groups.worst_value`.
         process: This process; see `knn_results`.
 
     Returns:
@@ -292,6 +304,8 @@ def few_shot_knn(
                 {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))},
             )
         )
+        if by is not None:
+            results.append(worst_value(results[-1], by, draws=hits))
     return results
 
 
@@ -332,6 +346,7 @@ def _neighbours(
     search: Search,
     exclude_same_id: bool,
     process: Rank,
+    exclude_same: GroupCodes | None = None,
 ) -> Neighbours:
     """The max(k) nearest of each query, after all arguments are checked."""
     check_pair(bank, queries)
@@ -339,13 +354,15 @@ def _neighbours(
         raise DataError("k is empty; name at least one number of neighbours")
     if not 0 < temperature < float("inf"):
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
+    check_room(max(k), exclude_same)
+    bank_ids, query_ids = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
     return nearest_shared(
         bank.features,
         queries.features,
         max(k),
         search=search,
-        bank_ids=bank.ids if exclude_same_id else None,
-        query_ids=queries.ids if exclude_same_id else None,
+        bank_ids=bank_ids,
+        query_ids=query_ids,
         process=process,
     )
 

@@ -1,6 +1,7 @@
 """A linear classifier on frozen features: logistic regression or ridge, chosen inside train."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.groups import GroupCodes, by_value, fit_unlike
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.logistic import Linear, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy, bootstrap95
@@ -31,6 +33,8 @@ def linear_probe(
     grid: Sequence[float] = C_GRID,
     holdout: float = 0.15,
     seed: int = 0,
+    exclude_same: GroupCodes | None = None,
+    by: GroupCodes | None = None,
 ) -> list[Result]:
     """Score logistic regression fitted on all of train by its top-1 accuracy on test.
 
@@ -44,6 +48,9 @@ def linear_probe(
             among equals.
         holdout: Class-stratified share of train that chooses C.
         seed: Of that share.
+        exclude_same: A column (camera, say): each test row is predicted from train rows of other
+            values than its own; see `groups.fit_unlike`.
+        by: A column: the accuracy of its worst value beside it; see `groups.worst_value`.
 
     Returns:
         details: C, C_at_edge (the grid may be too narrow), converged (the last fit reached its
@@ -53,6 +60,9 @@ def linear_probe(
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
     """
+    if exclude_same is not None:
+        probe = partial(linear_probe, grid=grid, holdout=holdout, seed=seed)
+        return by_value(fit_unlike(probe, train, test, exclude_same), by)
     classes = num_classes(train, test)
     parameters = (train.features.shape[1] + 1) * classes
     if parameters > MOST_PARAMETERS:
@@ -64,7 +74,7 @@ def linear_probe(
     mean, scale = standardisation(train.features)
     train_x = (train.features - mean) / scale
     (fitted,) = fit_logistic(train_x, train.labels, [chosen], classes, tolerance=FINAL_TOLERANCE)
-    return [
+    results = [
         probe_result(
             f"linear-lbfgs standardised C-by-{chosen_by(holdout, grid, seed)}",
             predict(fitted, (test.features - mean) / scale),
@@ -77,6 +87,7 @@ def linear_probe(
             holdout_top1={f"{c:g}": score for c, score in scores.items()},
         )
     ]
+    return by_value(results, by)
 
 
 def choose_c(
@@ -116,6 +127,8 @@ def ridge_probe(
     grid: Sequence[float] = PENALTY_GRID,
     holdout: float = 0.15,
     seed: int = 0,
+    exclude_same: GroupCodes | None = None,
+    by: GroupCodes | None = None,
 ) -> list[Result]:
     """Score ridge regression onto one-hot labels, fitted on all of train, by top-1 on test.
 
@@ -129,10 +142,16 @@ def ridge_probe(
             chosen as in the logistic probe, the largest among equals.
         holdout: Class-stratified share of train that chooses the penalty.
         seed: Of that share.
+        exclude_same: A column (camera, say): each test row is predicted from train rows of other
+            values than its own; see `groups.fit_unlike`.
+        by: A column: the accuracy of its worst value beside it; see `groups.worst_value`.
 
     Returns:
         details: as the logistic probe's, with `penalty` for C.
     """
+    if exclude_same is not None:
+        probe = partial(ridge_probe, grid=grid, holdout=holdout, seed=seed)
+        return by_value(fit_unlike(probe, train, test, exclude_same), by)
     classes = num_classes(train, test)
     if not grid or min(grid) <= 0:
         raise DataError(f"grid = {tuple(grid)} must hold penalties > 0")
@@ -148,7 +167,7 @@ def ridge_probe(
     chosen = max(penalty for penalty, score in scores.items() if score == max(scores.values()))
     mean, scale = standardisation(train.features)
     (fitted,) = fit_ridge((train.features - mean) / scale, train.labels, [chosen], classes)
-    return [
+    results = [
         probe_result(
             f"linear-ridge standardised penalty-by-{chosen_by(holdout, grid, seed)}",
             predict(fitted, (test.features - mean) / scale),
@@ -160,6 +179,7 @@ def ridge_probe(
             holdout_top1={f"{penalty:g}": score for penalty, score in scores.items()},
         )
     ]
+    return by_value(results, by)
 
 
 def fit_ridge(

@@ -15,6 +15,7 @@ from sslpipe.evaluation.exact import (
     float32_error,
     rank_keys,
 )
+from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.neighbours import TILE_NUMBERS
 from sslpipe.evaluation.similarity import SIMILARITIES, Compare, Similarity, cosines
 from sslpipe.precision import full_float32
@@ -42,6 +43,8 @@ def ranks_of_matches(
     *,
     similarity: Similarity = "cosine",
     removed: Integers | None = None,
+    unlike: GroupCodes | None = None,
+    cross: GroupCodes | None = None,
 ) -> Iterator[Ranks]:
     """Rank all matches by their similarity, a tile of queries at a time.
 
@@ -52,6 +55,8 @@ def ranks_of_matches(
         queries: Labelled rows.
         similarity: "cosine", "dot" (product) or "euclidean" (distance, the least first).
         removed: (P, 2) pairs of a query's id and a gallery id that it does not see at all.
+        unlike: A query does not see the rows that have its own value of this column.
+        cross: A query does not see those of its own label that have its own value of this column.
     """
     # the gallery sorted by label: a query's matches are neighbours there
     order = np.argsort(gallery.labels.cpu().numpy(), kind="stable")
@@ -60,8 +65,8 @@ def ranks_of_matches(
     wanted = queries.labels.cpu().numpy()
     first = np.searchsorted(labels, wanted, "left")
     last = np.searchsorted(labels, wanted, "right")
-    hidden = _hidden(gallery.ids.cpu().numpy()[order], queries.ids.cpu().numpy(), removed)
-    sides = _Sides(order, first, last, hidden)
+    pairs = _hidden(gallery.ids.cpu().numpy()[order], queries.ids.cpu().numpy(), removed)
+    sides = _Sides(order, first, last, pairs, unlike, cross)
 
     # exact products rank many matches; of few, the doubtful ones are looked at again
     most = int((last - first).max(initial=0))
@@ -87,10 +92,29 @@ class _Sides:
     """The gallery in order of labels, and of each query what it looks for and what is hidden."""
 
     def __init__(
-        self, order: Integers, first: Integers, last: Integers, hidden: dict[int, Integers]
+        self,
+        order: Integers,
+        first: Integers,
+        last: Integers,
+        pairs: dict[int, Integers],
+        unlike: GroupCodes | None = None,
+        cross: GroupCodes | None = None,
     ) -> None:
-        self.order, self.first, self.last = order, first, last
-        self.hidden = hidden
+        self.order, self.first, self.last, self.pairs = order, first, last, pairs
+        self.unlike = None if unlike is None else _PlacesByCode(unlike, order)
+        self.cross = None if cross is None else (cross.bank[order], cross.queries)
+        self.none = np.zeros(0, np.int64)
+
+    def hidden(self, number: int) -> Integers:
+        """Places of the gallery that a query does not see, in no order; some perhaps twice."""
+        parts = [self.pairs[number]] if number in self.pairs else []
+        if self.unlike is not None:
+            parts.append(self.unlike(number))
+        if self.cross is not None and self.cross[1][number] >= 0:
+            first, last = self.first[number], self.last[number]
+            own = self.cross[0][first:last] == self.cross[1][number]
+            parts.append(first + np.flatnonzero(own))
+        return parts[0] if len(parts) == 1 else np.concatenate([self.none, *parts])
 
     def rough_cosines(self, features: Tensor, most: int) -> Compare:
         """Compare by float32 products, for `counted`."""
@@ -102,9 +126,9 @@ class _Sides:
     def matches(self, number: int) -> Integers:
         """Places of the matches of a query that it may see."""
         first, last = self.first[number], self.last[number]
-        if number not in self.hidden:
+        hidden = self.hidden(number)
+        if not len(hidden):
             return np.arange(first, last)
-        hidden = self.hidden[number]
         seen = np.ones(last - first, bool)
         seen[hidden[(hidden >= first) & (hidden < last)] - first] = False
         places: Integers = first + np.flatnonzero(seen)
@@ -116,8 +140,7 @@ class _Sides:
         """Ranks from float32 products, looking again where one is too near to call."""
         matches = self.matches(number)
         similarities = self.exactly(matches, query)
-        if number in self.hidden:
-            row[self.hidden[number]] = -np.inf
+        row[self.hidden(number)] = -np.inf
         row[self.first[number] : self.last[number]] = -np.inf  # what is left is no match
         nearest_first = np.argsort(-similarities, kind="stable")  # within a label, rows ascend
         ranks = np.empty(len(matches))
@@ -141,12 +164,27 @@ class _Sides:
         matches = self.matches(number)
         others = np.ones(len(row), bool)
         others[self.first[number] : self.last[number]] = False
-        if number in self.hidden:
-            others[self.hidden[number]] = False
+        others[self.hidden(number)] = False
         relevant = np.sort(keys[matches])[::-1]
         rest = np.sort(keys[others])
         above: Integers = len(rest) - np.searchsorted(rest, relevant)
         return np.asarray(1 + np.arange(len(relevant)) + above, np.float64)
+
+
+class _PlacesByCode:
+    """Places of the gallery (in the order of its labels) that share a query's code."""
+
+    def __init__(self, codes: GroupCodes, order: Integers) -> None:
+        bank = codes.bank[order]
+        self.places = np.argsort(bank, kind="stable")
+        starts = np.searchsorted(bank[self.places], np.arange(len(codes.values) + 1))
+        self.starts, self.queries = starts, codes.queries
+
+    def __call__(self, number: int) -> Integers:
+        code = self.queries[number]
+        if code < 0:  # a missing value excludes nothing
+            return self.places[:0]
+        return self.places[self.starts[code] : self.starts[code + 1]]
 
 
 def _hidden(

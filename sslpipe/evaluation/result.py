@@ -83,15 +83,20 @@ def accuracy(
     return Result(protocol, "top1", right / total, interval, total, bank, details, scores=hits)
 
 
-def wilson95(right: int, total: int) -> Interval:
+def wilson95(right: float, total: int, z: float = Z95) -> Interval:
     """Compute Wilson's score interval of a share; within [0, 1] also at 0 % and 100 %.
+
+    Args:
+        right: Of `total`.
+        total: Samples.
+        z: The normal distribution's quantile; another one gives another level than 95 %.
 
     Source:
         Wilson 1927, JASA 22(158), as in Brown, Cai and DasGupta 2001, eq. 4.
     """
-    share, z2 = right / total, Z95**2
+    share, z2 = right / total, z**2
     centre = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = Z95 / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    half = z / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
     return max(0.0, float(centre - half)), min(1.0, float(centre + half))
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
 from sslpipe.evaluation.result import Result, bootstrap_means95
@@ -49,6 +50,8 @@ def retrieval(
     denominator: Denominator = "min(k,R)",
     lone: Lone = "skip",
     exclude_same_id: bool = False,
+    exclude_same: GroupCodes | None = None,
+    cross: GroupCodes | None = None,
     ignore: Path | None = None,
     per_query: Path | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
@@ -67,23 +70,28 @@ def retrieval(
         lone: Queries without a match are counted in details["lone"] and skipped, or score zero or
             one.
         exclude_same_id: A query does not see the row of its own id: for two files of one split.
+        exclude_same: A column: a query sees no row that has its own value of it (a theme, say); a
+            missing value excludes nothing.
+        cross: A column (camera, say), as re-identification counts: a query does not see rows of its
+            own label and its own value of it; those of other labels stay as distractors.
         ignore: A CSV file without heading: in each line a query's id and a gallery id that it does
-            not see (the same camera's, say).
+            not see.
         per_query: A safetensors file to write, one row a query.
         process: This process.
 
     Returns:
         hit_rate@k: a match among the k nearest (Recall@k of metric learning, CMC@k of
-        re-identification). recall@k: matches among them / R, R all matches of the query.
-        precision@k: the same / k. map@k: mean over queries of sum of precision@i at the matches
-        i <= k / denominator. map: over all ranks, / R. r_precision: precision@R. map_at_r: sum of
-        precision@i at the matches i <= R / R. mrr: 1 / rank of the first match.
+        re-identification, whose mAP is map). recall@k: matches among them / R, R all matches of the
+        query. precision@k: the same / k. map@k: mean over queries of sum of precision@i at the
+        matches i <= k / denominator. map: over all ranks, / R. r_precision: precision@R.
+        map_at_r: sum of precision@i at the matches i <= R / R. mrr: 1 / rank of the first match.
 
     Raises:
         DataError: Labels are missing, k is beyond the gallery, or no query has a match.
 
     Source:
-        map_at_r: Musgrave et al. 2020, arXiv:2003.08505.
+        map_at_r: Musgrave et al. 2020, arXiv:2003.08505. cross: Zheng et al. 2015, "Scalable
+        Person Re-identification: A Benchmark" (Market-1501), ICCV.
     """
     scores = retrieval_per_query(
         gallery,
@@ -92,6 +100,8 @@ def retrieval(
         similarity=similarity,
         denominator=denominator,
         exclude_same_id=exclude_same_id,
+        exclude_same=exclude_same,
+        cross=cross,
         ignore=None if ignore is None else read_pairs(ignore),
         process=process,
     )
@@ -101,6 +111,8 @@ def retrieval(
         save_per_query(per_query, scores)
     rules = f"{similarity} lone={lone}"
     rules += " self-removed" if exclude_same_id else ""
+    rules += f" not-same={exclude_same.name}" if exclude_same is not None else ""
+    rules += f" cross={cross.name}" if cross is not None else ""
     rules += f" ignoring={ignore.name}" if ignore is not None else ""
     return summary(scores, f"retrieval {rules}", lone=lone, bank=len(gallery.ids))
 
@@ -113,6 +125,8 @@ def retrieval_per_query(
     similarity: Similarity = "cosine",
     denominator: Denominator = "min(k,R)",
     exclude_same_id: bool = False,
+    exclude_same: GroupCodes | None = None,
+    cross: GroupCodes | None = None,
     ignore: Integers | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
@@ -125,6 +139,8 @@ def retrieval_per_query(
         similarity: What ranks the gallery.
         denominator: Of map@k.
         exclude_same_id: A query does not see the row of its own id.
+        exclude_same: A query does not see the rows of its own value.
+        cross: A query does not see the rows of its own label and value.
         ignore: (P, 2) int64, ids of a query and of a row that it does not see.
         process: This process.
     """
@@ -147,6 +163,9 @@ def retrieval_per_query(
         raise DataError(
             "gallery and queries are the same rows, and each would find itself; set exclude_same_id"
         )
+    for codes in (exclude_same, cross):
+        if codes is not None:
+            codes.check(gallery, queries)
     share = process.share(len(queries.ids))
     queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
     ids = queries.ids.cpu().numpy()
@@ -155,7 +174,16 @@ def retrieval_per_query(
     removed = np.concatenate(pairs) if pairs else None
     names = metric_names(ks, denominator)
     values, matches = [np.zeros((0, len(names)))], [np.zeros(0, np.int64)]
-    for tile in ranks_of_matches(gallery, queries, similarity=similarity, removed=removed):
+    part = slice(share.start, share.stop)
+    tiles = ranks_of_matches(
+        gallery,
+        queries,
+        similarity=similarity,
+        removed=removed,
+        unlike=None if exclude_same is None else exclude_same.of_queries(part),
+        cross=None if cross is None else cross.of_queries(part),
+    )
+    for tile in tiles:
         values.append(metrics_of(tile, ks, denominator))
         matches.append(tile.matches)
     return PerQuery(names, ids, np.concatenate(matches), np.concatenate(values))

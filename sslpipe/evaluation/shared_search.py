@@ -5,7 +5,7 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.evaluation.exact import Neighbours, best
-from sslpipe.evaluation.neighbours import Search, check_k, nearest
+from sslpipe.evaluation.neighbours import CROWDED, SMALL_BANK, Search, check_k, nearest
 
 
 def nearest_shared(
@@ -36,6 +36,12 @@ def nearest_shared(
         DataError: k is larger than the number of rows a query may find.
     """
     device = queries.device
+    if bank_ids is not None and query_ids is not None:
+        large = _large_groups(bank_ids, query_ids)
+        if large:
+            return _group_by_group(
+                bank, queries, k, large, bank_ids, query_ids, search=search, process=process
+            )
     if process.world_size == 1:
         ids = None if bank_ids is None else bank_ids.to(device)
         return nearest(
@@ -62,3 +68,49 @@ def nearest_shared(
         own = bank_ids.to(device)[rows] == query_ids[:, None]
         values = values.masked_fill(own, -torch.inf)
     return best(values, rows, k)
+
+
+def _large_groups(bank_ids: Tensor, query_ids: Tensor) -> list[int]:
+    """List the ids that so many rows of the bank share that finding them first would be slow."""
+    if len(bank_ids) <= SMALL_BANK:
+        return []
+    known, times = torch.unique(bank_ids, return_counts=True)
+    large = known[times > CROWDED * len(bank_ids)]
+    return large[torch.isin(large, query_ids.to(large.device))].tolist()
+
+
+def _group_by_group(
+    bank: Tensor,
+    queries: Tensor,
+    k: int,
+    large: list[int],
+    bank_ids: Tensor,
+    query_ids: Tensor,
+    *,
+    search: Search,
+    process: Rank,
+) -> Neighbours:
+    """Search for the queries of each large group in a bank without its rows; then the others."""
+    indices = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
+    similarities = torch.empty(len(queries), k, device=queries.device)
+    rest = torch.ones_like(query_ids, dtype=torch.bool)
+    for number in large:
+        own = query_ids == number
+        rows = (bank_ids != number).nonzero()[:, 0]
+        found = nearest_shared(
+            bank[rows.to(bank.device)], queries[own], k, search=search, process=process
+        )
+        indices[own] = rows.to(indices.device)[found.indices]  # in the bank's order: so are ties
+        similarities[own] = found.similarities
+        rest &= ~own
+    if bool(rest.any()):
+        indices[rest], similarities[rest] = nearest_shared(
+            bank,
+            queries[rest],
+            k,
+            search=search,
+            bank_ids=bank_ids,
+            query_ids=query_ids[rest],
+            process=process,
+        )
+    return Neighbours(indices, similarities)

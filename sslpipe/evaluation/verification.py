@@ -11,11 +11,13 @@ from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.exact import fixed_point_units
+from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.result import Interval, Result
 from sslpipe.random import hash_integers
 
 RESAMPLES = 300
+MOST_DRAWS = 256  # times the pairs wanted, where most pairs may not be used
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -57,6 +59,7 @@ def verification(
     far: Sequence[float] = (1e-1, 1e-2, 1e-3),
     folds: int = 10,
     seed: int = 0,
+    exclude_same: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Decide "one label or two" by the cosine of two of the queries; the bank takes no part.
@@ -72,6 +75,8 @@ def verification(
         far: False accept rates, each in (0, 1).
         folds: Parts of the k-fold accuracy, at least 2.
         seed: Of the pairs and of the resamples.
+        exclude_same: A column (camera, say): two rows of one value are no pair, of either kind; a
+            missing value excludes nothing.
         process: This process.
 
     Returns:
@@ -92,7 +97,9 @@ def verification(
         raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
 
     # pairs and their scores: each process scores its share
-    chosen = pairs_of(queries, pairs, seed)
+    if exclude_same is not None:
+        exclude_same.check(bank, queries)
+    chosen = pairs_of(queries, pairs, seed, exclude_same)
     same_count = int(chosen.same.sum())
     different_count = len(chosen.same) - same_count
     for each in far:
@@ -107,6 +114,7 @@ def verification(
 
     # numbers of the ROC, with intervals
     protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
+    protocol += f" not-same={exclude_same.name}" if exclude_same is not None else ""
     counts = {"same_pairs": same_count, "different_pairs": different_count}
     rows = len(queries.ids)
     names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc")
@@ -156,47 +164,92 @@ def _roc_numbers(
     return numbers().tolist(), intervals
 
 
-def pairs_of(rows: Embeddings, count: int, seed: int) -> LabelledPairs:
+def pairs_of(
+    rows: Embeddings, count: int, seed: int, unlike: GroupCodes | None = None
+) -> LabelledPairs:
     """Draw `count` pairs of one label and `count` of two, each uniform among all, none twice.
 
     They are the same pairs of samples for every backbone and every order of the rows.
+
+    Args:
+        rows: Labelled rows.
+        count: Pairs of a kind; all, where there are fewer.
+        seed: Of the draws.
+        unlike: A column by row of the queries: rows of one value are no pair.
 
     Raises:
         DataError: There is no pair of a kind.
     """
     ids, labels = rows.ids.cpu().numpy(), rows.labels.cpu().numpy()
-    order = np.lexsort((ids, labels))
-    labels = labels[order]
+    codes = np.full(len(ids), -1) if unlike is None else unlike.queries
+    order = np.lexsort((ids, codes, labels))
+    labels, codes = labels[order], codes[order]
     starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
     sizes = np.diff(np.concatenate([starts, [len(labels)]]))
     class_index = np.repeat(np.arange(len(starts)), sizes)
 
-    # every row has size - 1 partners of its label, and len - size of others
-    first, offset = _draw_partners(sizes[class_index] - 1, count, seed, 0)
-    own = first - starts[class_index[first]]
-    second = starts[class_index[first]] + offset + (offset >= own)
+    # of its label, a row has those before and behind its block: itself, or all of its value
+    begin, size = _blocks(labels, codes)
+    first, offset = _draw_partners(sizes[class_index] - size, 4 * count, seed, 0)
+    own = begin[first] - starts[class_index[first]]
+    second = starts[class_index[first]] + offset + np.where(offset >= own, size[first], 0)
     same = _distinct(first, second, count)
-    first, offset = _draw_partners(len(labels) - sizes[class_index], count, seed, 1)
-    second = offset + np.where(offset >= starts[class_index[first]], sizes[class_index[first]], 0)
-    different = _distinct(first, second, count)
+    different = _pairs_of_two_labels(starts, sizes, codes, count, seed)
+    apart = "" if unlike is None else f" and two values of {unlike.name}"
     for name, kind in (("one label", same), ("two labels", different)):
         if kind.shape[1] == 0:
-            raise DataError(f"there is no pair of {name} among {len(labels)} rows")
+            raise DataError(f"there is no pair of {name}{apart} among {len(labels)} rows")
     both = order[np.concatenate([same, different], axis=1)]
     is_same = np.arange(both.shape[1]) < same.shape[1]
     return LabelledPairs(both[0], both[1], is_same)
 
 
+def _blocks(labels: Integers, codes: Integers) -> tuple[Integers, Integers]:
+    """Where the block of each row begins, and its size: rows of one label and value, or itself."""
+    rows = np.arange(len(labels))
+    new = np.ones(len(labels), bool)  # a row of another label or value than the one before it
+    new[1:] = (labels[1:] != labels[:-1]) | (codes[1:] != codes[:-1]) | (codes[1:] < 0)
+    begins = np.flatnonzero(new)
+    block = np.searchsorted(begins, rows, "right") - 1
+    return begins[block], np.diff(begins, append=len(rows))[block]
+
+
+def _pairs_of_two_labels(
+    starts: Integers, sizes: Integers, codes: Integers, count: int, seed: int
+) -> Integers:
+    """Draw pairs from all pairs of two labels, without those of one value. Returns (2, n)."""
+    class_index = np.repeat(np.arange(len(starts)), sizes)
+    partners = len(codes) - sizes[class_index]
+    draws = 4 * count
+    while True:
+        first, offset = _draw_partners(partners, draws, seed, 1)
+        later = offset >= starts[class_index[first]]
+        second = offset + np.where(later, sizes[class_index[first]], 0)
+        usable = (codes[first] != codes[second]) | (codes[first] < 0)
+        pairs = _distinct(first[usable], second[usable], count)
+        # enough; or all are known; or none was taken away, and the few that repeat are not replaced
+        if pairs.shape[1] == count or len(first) == int(partners.sum()) or bool(usable.all()):
+            return pairs
+        if draws >= MOST_DRAWS * count and not pairs.shape[1]:
+            return pairs
+        if draws >= MOST_DRAWS * count:
+            raise DataError(
+                f"of {len(first)} pairs of two labels, {pairs.shape[1]} may be used, as the others "
+                f"share their value; ask for fewer than {count} pairs"
+            )
+        draws *= 4  # the draws until now are the first of these
+
+
 def _draw_partners(
-    partners: Integers, count: int, seed: int, kind: int
+    partners: Integers, draws: int, seed: int, kind: int
 ) -> tuple[Integers, Integers]:
-    """Draw rows and the numbers of their partners: enough for `count` distinct pairs, or all."""
+    """Draw rows and the numbers of their partners, so many; all of them where they are few."""
     ends = np.cumsum(partners)
     total = int(ends[-1])
-    if total <= 16 * count:  # all of them, in a hashed order
+    if total <= 4 * draws:  # all of them, in a hashed order
         numbers = np.argsort(hash_integers(seed, kind, np.arange(total)), kind="stable")
     else:  # each unordered pair is there twice: few repeat
-        words = hash_integers(seed, kind, np.arange(4 * count))
+        words = hash_integers(seed, kind, np.arange(draws))
         numbers = (words % np.uint64(total)).astype(np.int64)
     first = np.searchsorted(ends, numbers, "right")
     return first, numbers - (ends[first] - partners[first])

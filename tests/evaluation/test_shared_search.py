@@ -5,6 +5,7 @@ import torch
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
+from sslpipe.evaluation import shared_search
 from sslpipe.evaluation.geometry import stability
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.shared_search import nearest_shared
@@ -24,6 +25,15 @@ def in_rank(process: Rank):
                     bank.features, queries.features, k, process=process, **options, **ids
                 )
                 found += [near.indices, near.similarities]
+    # groups of a quarter of the bank, found beside the others or taken away first
+    bank, queries = random_rows(103, 4, 5, seed=1), random_rows(31, 4, 5, seed=2)
+    numbers, own = torch.arange(103) % 4, torch.arange(31) % 5
+    for small_bank in (shared_search.SMALL_BANK, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shared_search, "SMALL_BANK", small_bank)
+            ids = {"bank_ids": numbers, "query_ids": own}
+            near = nearest_shared(bank.features, queries.features, 9, process=process, **ids)
+        found += [near.indices, near.similarities]
     # more processes than some have rows
     few = random_rows(3, 4, 2, seed=1)
     near = nearest_shared(few.features, few.features, 3, process=process)

@@ -7,6 +7,7 @@ import torch
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.retrieval import retrieval
@@ -108,6 +109,9 @@ def test_every_eval_takes_a_bank_and_queries_and_gives_results_in_zero_to_one(na
     bank, queries = pair()
     if name == "stability":  # two checkpoints, one split
         bank = noise_of(queries)
+    if name == "nuisance":  # as if the labels were a column
+        sides = (bank.labels.numpy(), queries.labels.numpy())
+        options[name] = {"column": GroupCodes("label", *sides, tuple("0123"))}
     results = EVALS[name](bank, queries, **options.get(name, {}))
     assert len({(result.protocol, result.metric) for result in results}) == len(results) > 0
     if name in ("geometry", "stability"):  # not accuracies: tests of their own

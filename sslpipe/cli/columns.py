@@ -1,0 +1,200 @@
+"""What `sslpipe evaluate` takes of a data set's columns: options, and the rows of two files."""
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sslpipe.cli.terminal import console
+from sslpipe.data.index import Split, load_index
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence
+from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.selection import parse_conditions, select
+
+SHOWN_VALUES = 10  # the worst of a column
+_CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a column
+
+_ROW_HELP = "rows where the data set's columns say so, as in 'theme {} papirus'; {}"
+OPTIONS = (
+    inspect.Parameter(
+        "data",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            typer.Option(
+                "--data", help="The dataset.json that both files were embedded from: its columns."
+            ),
+        ],
+    ),
+    inspect.Parameter(
+        "query",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            typer.Option(
+                "--query",
+                metavar="CONDITION",
+                help="Keep those of TEST's " + _ROW_HELP.format("=", "= != < <= > >= in, `and`."),
+            ),
+        ],
+    ),
+    inspect.Parameter(
+        "gallery",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            typer.Option(
+                "--gallery",
+                metavar="CONDITION",
+                help="Keep those of TRAIN's " + _ROW_HELP.format("!=", "see --query."),
+            ),
+        ],
+    ),
+)
+
+
+def column_option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Let an argument that takes codes of a column be given as the column's name."""
+    if parameter.annotation not in _CODES:
+        return parameter
+    text = str if parameter.annotation is GroupCodes else str | None
+    return parameter.replace(annotation=text)
+
+
+def names_a_column(parameter: inspect.Parameter) -> bool:
+    """Say whether an evaluation's argument is a column."""
+    return parameter.annotation in _CODES
+
+
+class _File(NamedTuple):
+    """A features file and where its samples are.
+
+    Args:
+        path: Of the file.
+        rows: Of the file.
+        split: Of the data set; None without --data.
+    """
+
+    path: Path
+    rows: Embeddings
+    split: Split | None
+
+
+class ColumnRows:
+    """The rows of TRAIN and TEST that --gallery and --query keep, and their columns.
+
+    Args:
+        files: Paths, rows and metadata of both features files.
+        data: The dataset.json that --data names.
+        gallery: Conditions on the rows of TRAIN.
+        query: Conditions on those of TEST.
+
+    Raises:
+        DataError: The files were not embedded from that data set, or no row is left.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[tuple[Path, Embeddings, dict[str, Any]]],
+        data: str | None,
+        gallery: str | None,
+        query: str | None,
+    ) -> None:
+        self.protocol = ""
+        kept = []
+        for (path, rows, metadata), option, text in zip(
+            files, ("gallery", "query"), (gallery, query), strict=True
+        ):
+            split = None if data is None else split_of_file(data, path, rows, metadata)
+            file = _File(path, rows, split)
+            kept.append(file if text is None else self._select(file, option, text))
+        self.bank, self.queries = kept
+
+    @property
+    def apart(self) -> bool:
+        """Whether no row is on both sides, by its id."""
+        ids = self.bank.rows.ids
+        return not bool(torch.isin(self.queries.rows.ids, ids).any())
+
+    def codes(self, option: str, name: str) -> GroupCodes:
+        """Look up a column for the rows kept. `option`: who asks, for the message."""
+        sides = []
+        for file in (self.bank, self.queries):
+            if file.split is None:
+                raise DataError(
+                    f"--{option.replace('_', '-')} {name} is looked up in the data set; name the "
+                    "dataset.json that both files were embedded from with --data"
+                )
+            sides.append((file.split, file.rows.ids.cpu().numpy()))
+        return group_codes(name, sides[0], sides[1])
+
+    def _select(self, file: _File, option: str, text: str) -> _File:
+        if file.split is None:
+            raise DataError(
+                f"--{option} {text!r} is about columns of the data set; name the dataset.json that "
+                "both files were embedded from with --data"
+            )
+        conditions = parse_conditions(text)
+        chosen = torch.from_numpy(select(conditions, file.split, file.rows.ids.numpy()))
+        said = " and ".join(map(str, conditions))
+        total, left = len(chosen), int(chosen.sum())
+        if not left:
+            raise DataError(
+                f"--{option} {said!r}: it holds for none of {total} rows of {file.path}"
+            )
+        self.protocol += f" {option}[{said}]"
+        console.print(
+            f"{option}: {left} of {total} rows of {file.path.name}", highlight=False, markup=False
+        )
+        return file._replace(rows=file.rows.rows(chosen.nonzero()[:, 0]))
+
+
+def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, Any]) -> Split:
+    """Open the split that a features file was embedded from.
+
+    Raises:
+        DataError: The file is of another data set, or of none that is known.
+    """
+    index = load_index(data)
+    if metadata.get("data_sha256") != index.sha256 or "split" not in metadata:
+        raise DataError(
+            f"{path} was not embedded from {data} as it is now (sha256 "
+            f"{str(metadata.get('data_sha256'))[:12]} and {index.sha256[:12]}), so its ids are not "
+            "known to be that data set's; embed the split again"
+        )
+    split = index.split(metadata["split"])
+    if int(rows.ids.min()) < 0 or int(rows.ids.max()) >= len(split):
+        raise DataError(
+            f"{path} has an id {int(rows.ids.max())}, and split {split.name!r} of {data} has "
+            f"{len(split)} samples; embed it again"
+        )
+    return split
+
+
+def print_values(results: Sequence[Result]) -> None:
+    """Print the worst values of a column, of each result of `groups.worst_value`."""
+    for result in results:
+        values = result.details.get("values")
+        if "worst" not in result.details or not isinstance(values, dict):
+            continue
+        name = result.protocol.rpartition(" by=")[2]
+        table = Table(title=result.protocol)
+        table.add_column(name)
+        for heading in ("accuracy in %, 95 % interval", "queries"):
+            table.add_column(heading, justify="right")
+        for value, own in list(values.items())[:SHOWN_VALUES]:
+            low, high = own["interval95"]
+            shown = f"{100 * own['value']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+            table.add_row(value, shown, str(own["queries"]))
+        Console().print(table)
+        Console().print(worst_sentence(result), highlight=False, markup=False, soft_wrap=True)

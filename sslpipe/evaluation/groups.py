@@ -1,0 +1,308 @@
+"""Numbers by a column of the data set: who may not find whom, and how the worst value fares.
+
+A `GroupCodes` says which value of one column each row of bank and queries has. A missing value
+knows nothing: it equals no other, so it excludes no row, and it is no group of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from sslpipe.data.columns import is_missing
+from sslpipe.data.index import Split
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.result import Interval, Result, bootstrap95, caveats, wilson95
+
+LEAST_QUERIES = 20  # of a value that is scored by itself: below, an interval spans most of [0, 1]
+MOST_FITS = 64  # of a probe that is fitted again for each value
+RESAMPLES = 500  # of a value's queries and draws
+
+Integers = NDArray[np.int64]
+
+
+class GroupCodes(NamedTuple):
+    """The value of one column that each row has; codes count the values that occur.
+
+    Args:
+        name: Of the column.
+        bank: (N,) int64 by row of the bank, -1 where the value is missing.
+        queries: (Q,) int64 by row of the queries, in the same numbers.
+        values: What each code stands for, written for people.
+    """
+
+    name: str
+    bank: Integers
+    queries: Integers
+    values: tuple[str, ...]
+
+    def check(self, bank: Embeddings, queries: Embeddings) -> None:
+        """Raise DataError where these are not the codes of such rows."""
+        sizes = (len(self.bank), len(self.queries))
+        if sizes != (len(bank.ids), len(queries.ids)):
+            raise DataError(
+                f"column {self.name!r} has codes of {sizes[0]} and {sizes[1]} rows, and there are "
+                f"{len(bank.ids)} rows of the bank and {len(queries.ids)} queries"
+            )
+
+    def of_queries(self, rows: slice) -> "GroupCodes":
+        """Keep some of the queries."""
+        return self._replace(queries=self.queries[rows])
+
+
+def group_codes(
+    name: str, bank: tuple[Split, ArrayLike], queries: tuple[Split, ArrayLike]
+) -> GroupCodes:
+    """Look up a column for some samples of one or two splits of a data set.
+
+    Args:
+        name: Of a text, integer or time column.
+        bank: The split, and (N,) ids in it.
+        queries: The split, and (Q,) ids in it.
+
+    Raises:
+        DataError: There is no such column, or it holds floats, which make no groups.
+    """
+    columns = [split.column(name) for split, _ in (bank, queries)]
+    kind = columns[0].kind
+    if kind == "float":
+        raise DataError(
+            f"column {name!r} holds floats, which make no groups; give a text, integer or time"
+        )
+    sides = [
+        column.values_of(np.asarray(ids, np.int64)).astype(np.int64)
+        for column, (_, ids) in zip(columns, (bank, queries), strict=True)
+    ]
+    stored = np.concatenate(sides)
+    there = ~is_missing(kind, stored)
+    known, place = np.unique(stored[there], return_inverse=True)
+    codes = np.full(len(stored), -1, np.int64)
+    codes[there] = place
+    first, second = np.split(codes, [len(sides[0])])
+    return GroupCodes(name, first, second, tuple(map(columns[0].show_value, known.tolist())))
+
+
+def hidden_ids(
+    bank: Embeddings, queries: Embeddings, *, same_id: bool, same: GroupCodes | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Number the rows so that a query may not find the rows of its own number.
+
+    Args:
+        bank: The rows that are searched.
+        queries: The rows that search.
+        same_id: Exclude the row of the query's own id: both are of one split.
+        same: Exclude the rows that have the query's value.
+
+    Returns:
+        (N,) and (Q,) int64, or None and None where nothing is excluded.
+    """
+    if same is None:
+        return (bank.ids, queries.ids) if same_id else (None, None)
+    same.check(bank, queries)
+    sides = []
+    for side, (rows, codes) in enumerate(((bank, same.bank), (queries, same.queries))):
+        numbers = torch.from_numpy(codes).to(rows.ids.device)
+        # without a value: nothing is excluded (two numbers), or the row itself (its id's number)
+        own = -2 - rows.ids if same_id else torch.full_like(numbers, -1 - side)
+        sides.append(torch.where(numbers < 0, own, numbers))
+    return sides[0], sides[1]
+
+
+def check_room(k: int, same: GroupCodes | None) -> None:
+    """Raise DataError where a query finds fewer than k rows without those of its own value."""
+    if same is None:
+        return
+    sizes = np.bincount(same.bank[same.bank >= 0], minlength=len(same.values))
+    sizes[np.setdiff1d(np.arange(len(sizes)), same.queries)] = 0  # that no query excludes
+    left = len(same.bank) - int(sizes.max(initial=0))
+    if k > left:
+        value = same.values[int(sizes.argmax())]
+        raise DataError(
+            f"k = {k}: without the rows of {same.name} = {value} its queries may find {left} of "
+            f"{len(same.bank)} rows of the bank; use k <= {left}"
+        )
+
+
+def by_value(results: Sequence[Result], by: GroupCodes | None) -> list[Result]:
+    """Put the worst value of a column beside each accuracy; see `worst_value`."""
+    if by is None:
+        return list(results)
+    return [one for result in results for one in (result, worst_value(result, by))]
+
+
+def worst_value(
+    result: Result,
+    by: GroupCodes,
+    *,
+    draws: NDArray[np.bool_] | None = None,
+    least: int = LEAST_QUERIES,
+) -> Result:
+    """Find the value of a column at which an accuracy is lowest, among those of enough queries.
+
+    The lowest of several accuracies measured is below the lowest true one more often than not: it
+    was selected. The interval is therefore simultaneous: each of the G values has an interval of
+    level 1 - 0.05 / G (Bonferroni), so that all hold together in 95 % of samples, and then the
+    lowest true accuracy lies between the lowest of their lower and of their upper ends.
+
+    Args:
+        result: An accuracy.
+        by: The column; its queries are those of the result.
+        draws: (draws, queries), which were right in each draw; else the result's `scores`.
+        least: Queries that a value needs.
+
+    Returns:
+        details: "worst", the value; "values", for each value counted its accuracy, queries and own
+        95 % interval (Wilson's; of several draws the wider of it and a bootstrap), the worst first;
+        "too_few", values with fewer than `least` queries; "missing", queries without a value.
+
+    Raises:
+        DataError: No value has enough queries.
+    """
+    right = result.scores if draws is None else draws
+    assert right is not None, f"{result.protocol}: it is not known which queries were right"
+    right = np.atleast_2d(right)  # (draws, Q)
+    if right.shape[1] != len(by.queries):
+        raise DataError(
+            f"column {by.name!r} has codes of {len(by.queries)} queries, and "
+            f"{right.shape[1]} were scored"
+        )
+    counts = np.bincount(by.queries[by.queries >= 0], minlength=len(by.values))
+    counted = np.flatnonzero(counts >= least)
+    if not len(counted):
+        raise DataError(
+            f"no value of column {by.name!r} has {least} queries, so that none can be scored by "
+            f"itself; the most frequent has {counts.max(initial=0)}"
+        )
+    joint = NormalDist().inv_cdf(1 - 0.025 / len(counted))
+    values: dict[str, dict[str, Any]] = {}
+    ends: list[Interval] = []
+    for code in counted.tolist():
+        hits = right[:, by.queries == code]  # (draws, q)
+        own, together = _intervals(hits, joint)
+        ends.append(together)
+        value = float(hits.mean())
+        values[by.values[code]] = {"value": value, "interval95": own, "queries": hits.shape[1]}
+    ranked = sorted(values, key=lambda name: values[name]["value"])
+    return Result(
+        f"{result.protocol} by={by.name}",
+        f"{result.metric} of the worst {by.name}",
+        values[ranked[0]]["value"],
+        (min(low for low, _ in ends), min(high for _, high in ends)),
+        int(counts[counted].sum()),
+        result.bank,
+        {
+            "worst": ranked[0],
+            "values": {name: values[name] for name in ranked},
+            "least_queries": least,
+            "too_few": int(((counts > 0) & (counts < least)).sum()),
+            "missing": int((by.queries < 0).sum()),
+        },
+    )
+
+
+def worst_sentence(result: Result) -> str:
+    """Say what `worst_value` compared, in a sentence."""
+    details = result.details
+    name = result.protocol.rpartition(" by=")[2]
+    clauses = [
+        f"{details['worst']} is the worst of {len(details['values'])} values of {name} with at "
+        f"least {details['least_queries']} queries; the interval allows for the choice"
+    ]
+    if details["too_few"]:
+        clauses.append(f"values with fewer queries: {details['too_few']}")
+    if details["missing"]:
+        clauses.append(f"queries without a value: {details['missing']}")
+    return "; ".join(clauses)
+
+
+def fit_unlike(
+    probe: Callable[[Embeddings, Embeddings], list[Result]],
+    train: Embeddings,
+    test: Embeddings,
+    unlike: GroupCodes,
+) -> list[Result]:
+    """Score a probe whose every prediction was learned from rows of other values than its own.
+
+    One fit for each value that test has, on the train rows that do not have it; test rows without
+    a value meet a fit on all of train.
+
+    Args:
+        probe: (train, test) -> one accuracy.
+        train: Labelled rows.
+        test: Labelled rows.
+        unlike: The column.
+
+    Returns:
+        The accuracy over all of test; details["fits"] has each value's.
+
+    Raises:
+        DataError: There are more than MOST_FITS values, or all of train has one of them.
+    """
+    unlike.check(train, test)
+    codes = np.unique(unlike.queries)
+    if len(codes) > MOST_FITS:
+        raise DataError(
+            f"column {unlike.name!r} has {len(codes)} values in test, and a probe is fitted for "
+            f"each; at most {MOST_FITS}: choose rows with --query, or use knn"
+        )
+    hits = np.zeros(len(test.ids), bool)
+    fits: dict[str, dict[str, Any]] = {}
+    fitted: list[Result] = []
+    for code in codes.tolist():
+        kept = np.flatnonzero((unlike.bank != code) | (code < 0))
+        rows = np.flatnonzero(unlike.queries == code)
+        name = unlike.values[code] if code >= 0 else "missing"
+        if not len(kept):
+            raise DataError(f"all of train has {unlike.name} = {name}; nothing is left to fit on")
+        (one,) = probe(train.rows(_index(kept, train)), test.rows(_index(rows, test)))
+        assert one.scores is not None
+        hits[rows] = one.scores
+        summary = {"value": one.value, "interval95": one.interval95}
+        fits[name] = {**summary, "queries": one.queries, "bank": one.bank}
+        fitted.append(one)
+    doubtful = next((one.details for one in fitted if caveats(one.details)), {})
+    kept_details = {
+        key: doubtful[key]
+        for key in doubtful
+        if key in ("C", "penalty", "converged") or key.endswith("_at_edge")
+    }
+    right = int(hits.sum())
+    return [
+        replace(
+            fitted[0],
+            protocol=f"{fitted[0].protocol} not-same={unlike.name}",
+            value=right / len(hits),
+            interval95=wilson95(right, len(hits)),
+            queries=len(hits),
+            bank=len(train.ids),
+            details={**kept_details, "fits": fits},
+            scores=hits,
+        )
+    ]
+
+
+def _intervals(hits: NDArray[np.bool_], z: float) -> tuple[Interval, Interval]:
+    """The 95 % interval of a mean over (draws, queries), and one of z standard deviations."""
+    draws, total = hits.shape
+    right = float(hits.sum()) / draws  # the mean of a query's draws varies less than one draw
+    own, wider = wilson95(right, total), wilson95(right, total, z)
+    if draws == 1:
+        return own, wider
+    drawn, mean = bootstrap95(hits, resamples=RESAMPLES), right / total
+    scale = z / NormalDist().inv_cdf(0.975)
+    stretched = (mean - scale * (mean - drawn[0]), mean + scale * (drawn[1] - mean))
+    return _hull(own, drawn), _hull(wider, stretched)
+
+
+def _hull(one: Interval, other: Interval) -> Interval:
+    return max(0.0, min(one[0], other[0])), min(1.0, max(one[1], other[1]))
+
+
+def _index(rows: Integers, of: Embeddings) -> Tensor:
+    return torch.from_numpy(rows).to(of.ids.device)

@@ -1,0 +1,205 @@
+"""What else the features know: how well a linear probe reads a column of few values from them.
+
+How much of the scanner, the camera or the vendor is in an embedding: against chance, and beside
+the same number of the pixels and of random weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.data.index import Split
+from sslpipe.errors import DataError, did_you_mean
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.groups import GroupCodes, group_codes
+from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
+from sslpipe.evaluation.result import Result
+from sslpipe.random import permutation
+
+Probe = Literal["ridge", "logistic"]
+
+FEWEST_VALUES, MOST_VALUES = 2, 50  # of a text column that is probed unasked
+MOST_COLUMNS = 8  # that are probed unasked
+MOST_ROWS = 20_000  # train rows of a fit: a column costs the same in a large data set
+ROWS_OF_VALUE = 2  # of train: one to fit, one to check
+_PROBES = {"ridge": ridge_probe, "logistic": linear_probe}
+_KEPT = ("C", "penalty", "C_at_edge", "penalty_at_edge", "converged")
+
+
+def nuisance(
+    train: Embeddings,
+    test: Embeddings,
+    *,
+    column: GroupCodes,
+    probe: Probe = "ridge",
+    holdout: float = 0.15,
+    seed: int = 0,
+    most_rows: int = MOST_ROWS,
+) -> list[Result]:
+    """Score a linear probe that predicts a column's value, fitted on train and read on test.
+
+    Labels play no part. Rows without a value, and values with fewer than 2 rows in train, are left
+    out on both sides.
+
+    Args:
+        train: Rows.
+        test: Rows.
+        column: The column that is predicted.
+        probe: "ridge" or "logistic"; see `ridge_probe` and `linear_probe`.
+        holdout: Share of train that chooses the penalty.
+        seed: Of that share, and of the train rows where there are more than `most_rows`.
+        most_rows: Train rows of a fit, at most.
+
+    Returns:
+        top1 of the test rows; details: "column"; "values", how many; "chance", the share of the
+        most frequent value among these test rows, which no constant answer exceeds;
+        "above_chance", (top1 - chance) / (1 - chance): 0 where nothing is known, 1 where all is;
+        "left_out", test rows that have no value or one that train has not.
+
+    Raises:
+        DataError: Fewer than two values are left, or none of test.
+    """
+    if probe not in _PROBES:
+        raise DataError(
+            f"probe = {probe!r} is unknown{did_you_mean(probe, _PROBES)}; known: ridge, logistic"
+        )
+    column.check(train, test)
+    counts = np.bincount(column.bank[column.bank >= 0], minlength=len(column.values))
+    usable = np.flatnonzero(counts >= ROWS_OF_VALUE)
+    if len(usable) < 2:
+        raise DataError(
+            f"column {column.name!r}: {len(usable)} of its values have {ROWS_OF_VALUE} rows in "
+            "train; a probe tells two or more apart"
+        )
+    bank, fitted_on = _rows_of(train, column.bank, usable)
+    queries, asked = _rows_of(test, column.queries, usable)
+    if not len(queries.ids):
+        raise DataError(
+            f"column {column.name!r}: no test row has a value that train has; it cannot be probed "
+            "between these splits"
+        )
+    cut = _few(bank, fitted_on, most_rows, seed)
+    (result,) = _PROBES[probe](cut, queries, holdout=holdout, seed=seed)
+    chance = float(np.bincount(asked).max() / len(asked))
+    above = (result.value - chance) / (1 - chance) if chance < 1 else 0.0
+    rows = f" rows={most_rows}" if len(cut.ids) < len(bank.ids) else ""
+    details: dict[str, Any] = {key: result.details[key] for key in _KEPT if key in result.details}
+    details |= {
+        "column": column.name,
+        "values": len(usable),
+        "chance": chance,
+        "above_chance": above,
+        "left_out": len(test.ids) - len(queries.ids),
+    }
+    protocol = f"nuisance column={column.name} values={len(usable)}{rows} {result.protocol}"
+    return [
+        Result(
+            protocol,
+            "top1",
+            result.value,
+            result.interval95,
+            result.queries,
+            result.bank,
+            details,
+            scores=result.scores,
+        )
+    ]
+
+
+def choose_columns(
+    train: Split, test: Split, names: Sequence[str] | None, left_out: list[str]
+) -> list[GroupCodes]:
+    """Choose the columns that a suite probes, with the codes of both whole splits.
+
+    Args:
+        train: Where the probe is fitted.
+        test: Where it is read.
+        names: Those asked for; None: text columns of 2 to 50 values in train, at most 8.
+        left_out: Gets a sentence where more columns would do.
+
+    Raises:
+        DataError: A column that was asked for is none, or cannot be probed.
+    """
+    chosen = list(names) if names is not None else _few_valued(train)
+    if names is None and len(chosen) > MOST_COLUMNS:
+        rest = ", ".join(chosen[MOST_COLUMNS:])
+        left_out.append(f"how well columns {rest} are predicted: name them with --columns")
+        chosen = chosen[:MOST_COLUMNS]
+    sides = [(split, np.arange(len(split))) for split in (train, test)]
+    found = [group_codes(name, sides[0], sides[1]) for name in dict.fromkeys(chosen)]
+    for codes in found if names is not None else []:
+        if len(np.unique(codes.bank[codes.bank >= 0])) < FEWEST_VALUES:
+            raise DataError(
+                f"column {codes.name!r} has fewer than {FEWEST_VALUES} values in split "
+                f"{train.name!r}; leave it out of --columns"
+            )
+    return found
+
+
+def nuisance_rows(
+    sets: Mapping[str, tuple[Embeddings, Embeddings]],
+    columns: Sequence[GroupCodes],
+    left_out: list[str],
+    *,
+    seed: int = 0,
+) -> list[tuple[str, Result]]:
+    """Probe every column on every set of features.
+
+    Args:
+        sets: Name -> (train, test), all of the same samples.
+        columns: By sample id of the whole splits, as `choose_columns` gives them.
+        left_out: Gets a sentence for each column that cannot be probed.
+        seed: Of the hold-out.
+
+    Returns:
+        The set's name and the result, column by column.
+    """
+    found = []
+    for codes in columns:
+        for name, (train, test) in sets.items():
+            bank, queries = (rows.ids.cpu().numpy() for rows in (train, test))
+            own = codes._replace(bank=codes.bank[bank], queries=codes.queries[queries])
+            try:
+                (result,) = nuisance(train, test, column=own, seed=seed)
+            except DataError as error:
+                left_out.append(str(error))
+                break  # the samples of the other sets are the same
+            found.append((name, result))
+    return found
+
+
+def _few_valued(split: Split) -> list[str]:
+    """Names of the text columns with few values."""
+    return [
+        name
+        for name, entry in split.columns.items()
+        if entry.kind == "text" and FEWEST_VALUES <= len(split.column(name).groups) <= MOST_VALUES
+    ]
+
+
+def _rows_of(
+    rows: Embeddings, codes: NDArray[np.int64], usable: NDArray[np.int64]
+) -> tuple[Embeddings, NDArray[np.int64]]:
+    """Rows whose value is usable, labelled by its place among these; and these labels."""
+    kept = np.flatnonzero(np.isin(codes, usable))
+    labels = np.searchsorted(usable, codes[kept])
+    chosen = rows.rows(torch.from_numpy(kept).to(rows.ids.device))
+    return chosen._replace(labels=torch.from_numpy(labels).to(rows.ids.device)), labels
+
+
+def _few(rows: Embeddings, labels: NDArray[np.int64], most: int, seed: int) -> Embeddings:
+    """At most `most` rows, the same samples for every backbone, and two of each value at least."""
+    if len(labels) <= most:
+        return rows
+    order = torch.argsort(rows.ids).cpu().numpy()
+    shuffled = order[permutation(len(order), seed)]
+    # of each value its first two, then whoever comes first
+    by_value = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    starts = np.searchsorted(labels[by_value], np.arange(labels.max() + 1))
+    first = np.zeros(len(labels), bool)
+    first[by_value[np.concatenate([starts + row for row in range(ROWS_OF_VALUE)])]] = True
+    kept = np.concatenate([shuffled[first[shuffled]], shuffled[~first[shuffled]]])[:most]
+    return rows.rows(torch.from_numpy(np.sort(kept)).to(rows.ids.device))

@@ -1,0 +1,297 @@
+"""Numbers by a column against loops in float64: who may not find whom, and the worst value."""
+
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.evaluation import neighbours, ranking, shared_search
+from sslpipe.evaluation.groups import (
+    GroupCodes,
+    fit_unlike,
+    group_codes,
+    worst_sentence,
+    worst_value,
+)
+from sslpipe.evaluation.knn import few_rows, few_shot_knn, knn_predictions, knn_results
+from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
+from sslpipe.evaluation.result import Result, wilson95
+from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query
+from sslpipe.evaluation.verification import pairs_of, verification
+from tests.evaluation.test_knn import brute_similarities, random_rows, tied_rows
+from tests.evaluation.test_retrieval import brute
+from tests.helpers.columns import add_columns
+from tests.helpers.dataset import write_dataset
+
+NAMES = ("a", "b", "c", "d", "e")
+
+
+def codes_for(bank, queries, values=4, seed=5, missing=0.2):
+    """A column of both sides; of some rows the value is missing."""
+    rng = np.random.default_rng(seed)
+    sides = []
+    for rows in (bank, queries):
+        codes = rng.integers(values, size=len(rows.ids))
+        sides.append(np.where(rng.random(len(codes)) < missing, -1, codes))
+    return GroupCodes("camera", *sides, NAMES[:values])
+
+
+def pairs_unlike(bank, queries, codes, same_label=False):
+    """Loops: (query id, row id) of all pairs of one value, which is known."""
+    return [
+        (int(queries.ids[q]), int(bank.ids[b]))
+        for q in range(len(queries.ids))
+        for b in range(len(bank.ids))
+        if codes.queries[q] >= 0
+        and codes.bank[b] == codes.queries[q]
+        and (not same_label or bank.labels[b] == queries.labels[q])
+    ]
+
+
+def brute_accuracy(bank, queries, k, removed):
+    """Majority of the k nearest that are not removed, of equal classes the one met first."""
+    table, removed, right = brute_similarities(bank, queries), set(removed), 0
+    for q, similarities in enumerate(table):
+        seen = [
+            b
+            for b in range(len(bank.ids))
+            if (int(queries.ids[q]), int(bank.ids[b])) not in removed
+        ]
+        near = sorted(seen, key=lambda b: (-similarities[b], b))[:k]
+        votes = Counter(int(bank.labels[b]) for b in near)
+        predicted = next(c for c in votes if votes[c] == max(votes.values()))
+        right += predicted == int(queries.labels[q])
+    return right / len(table)
+
+
+@pytest.mark.parametrize("way", ["whole", "candidates", "group by group"])
+@pytest.mark.parametrize("make", [random_rows, tied_rows])
+def test_knn_without_rows_of_the_querys_value_equals_loops(make, way, monkeypatch):
+    if way != "whole":
+        monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
+    if way == "group by group":
+        monkeypatch.setattr(shared_search, "SMALL_BANK", 0)
+    bank, queries = make(120, 5, 4, seed=1), make(40, 5, 4, seed=2, first_id=1000)
+    codes = codes_for(bank, queries)
+    removed = pairs_unlike(bank, queries, codes)
+    for result in knn_results(bank, queries, k=(1, 7), vote="majority", exclude_same=codes):
+        k = int(result.protocol.split("k=")[1].split()[0])
+        assert result.value == brute_accuracy(bank, queries, k, removed)
+        assert result.protocol.endswith("not-same=camera")
+
+    # of one split: a row without a value still does not find itself
+    own = codes._replace(queries=codes.bank)
+    removed = pairs_unlike(bank, bank, own) + [(i, i) for i in bank.ids.tolist()]
+    (result,) = knn_results(
+        bank, bank, k=(3,), vote="majority", exclude_same=own, exclude_same_id=True
+    )
+    assert result.value == brute_accuracy(bank, bank, 3, removed)
+
+
+def test_more_neighbours_than_other_values_have_rows_are_refused():
+    bank, queries = random_rows(30, 4, 3, seed=1), random_rows(5, 4, 3, seed=2)
+    codes = GroupCodes("camera", np.repeat([0, 1], [20, 10]), np.zeros(5, np.int64), ("a", "b"))
+    with pytest.raises(DataError, match=r"camera = a its queries may find 10 of 30 rows"):
+        knn_results(bank, queries, k=(11,), exclude_same=codes)
+    assert knn_results(bank, queries, k=(10,), exclude_same=codes)
+    with pytest.raises(DataError, match=r"codes of 30 and 5 rows, and there are 30 .* 30 queries"):
+        knn_results(bank, bank, k=(1,), exclude_same=codes, exclude_same_id=True)
+
+
+@pytest.mark.parametrize("counted", [0, 10**9], ids=["sorted", "counted"])
+@pytest.mark.parametrize("make", [random_rows, tied_rows])
+@pytest.mark.parametrize("kind", ["exclude_same", "cross"])
+def test_retrieval_across_values_equals_loops(make, kind, counted, monkeypatch):
+    monkeypatch.setattr(ranking, "COUNTED", counted)
+    monkeypatch.setattr(ranking, "TILE_NUMBERS", 90 * 7)  # several tiles
+    gallery, queries = make(90, 4, 9, seed=1), make(40, 4, 12, seed=2, first_id=1000)
+    codes = codes_for(gallery, queries, values=3)
+    actual = retrieval_per_query(gallery, queries, k=(1, 5), **{kind: codes})
+    removed = pairs_unlike(gallery, queries, codes, same_label=kind == "cross")
+    expected = brute(gallery, queries, (1, 5), "min(k,R)", removed)
+    assert actual.matches.tolist() == [total for total, _ in expected.values()]
+    table = [[values[name] for name in actual.names] for _, values in expected.values()]
+    np.testing.assert_allclose(actual.values, table, rtol=0, atol=1e-12)
+
+
+def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_distractors():
+    # Market-1501's rules on the line 1, 2, 3, ...: distances to the query at 0 are the values
+    def at(places, people):
+        features = torch.tensor([[1.0, place] for place in places])
+        labels = torch.tensor(people)
+        return random_rows(1, 2, 2, seed=0)._replace(
+            features=features, labels=labels, ids=torch.arange(len(labels))
+        )
+
+    query = at([0.0], [7])
+    gallery = at([0.1, 0.2, 0.3, 0.4, 0.5], [7, 3, 7, 9, 7])
+    cameras = GroupCodes("camera", np.array([0, 0, 1, 1, 2]), np.array([0]), NAMES)
+    options = {"k": (1, 2, 3), "similarity": "euclidean"}
+    by_name = {r.metric: r for r in retrieval(gallery, query, cross=cameras, **options)}
+    # seen: person 3 in the query's camera (a distractor), 7 in 1, 9 in 1, 7 in 2
+    assert [by_name[f"hit_rate@{k}"].value for k in (1, 2, 3)] == [0, 1, 1]
+    assert by_name["map"].value == pytest.approx((1 / 2 + 2 / 4) / 2)
+    assert "cross=camera" in by_name["map"].protocol
+    # no row of its camera at all: the distractor is gone, too
+    by_name = {r.metric: r for r in retrieval(gallery, query, exclude_same=cameras, **options)}
+    assert by_name["map"].value == pytest.approx((1 / 1 + 2 / 3) / 2)
+
+
+@pytest.mark.parametrize("wanted", [30, 2000])
+def test_pairs_of_one_value_are_none_and_all_others_are_drawn(wanted):
+    rows = random_rows(60, 4, 6, seed=1)
+    codes = codes_for(rows, rows, values=3)
+    pairs = pairs_of(rows, wanted, 0, codes)
+    drawn = {0: set(), 1: set()}
+    for a, b, same in zip(pairs.first, pairs.second, pairs.same, strict=True):
+        drawn[int(same)].add((min(a, b), max(a, b)))
+    allowed = {0: set(), 1: set()}
+    for a, b in combinations(range(60), 2):
+        if codes.queries[a] < 0 or codes.queries[a] != codes.queries[b]:
+            allowed[int(rows.labels[a] == rows.labels[b])].add((a, b))
+    for kind, every in allowed.items():
+        assert len(drawn[kind]) == min(wanted, len(every))
+        assert drawn[kind] <= every
+    results = verification(rows, rows, pairs=200, far=(0.1,), exclude_same=codes)
+    assert results[0].protocol.endswith("not-same=camera")
+
+
+def test_pairs_are_drawn_evenly_where_most_share_their_value():
+    # 39 of 40 pairs of two labels share the value: many more draws than usual are needed
+    rows = random_rows(4000, 2, 4, seed=1)
+    codes = np.where(np.arange(4000) < 3950, 0, 1)
+    column = GroupCodes("camera", codes, codes, ("a", "b"))
+    pairs = pairs_of(rows, 1500, 0, column)
+    assert (codes[pairs.first] != codes[pairs.second]).all()
+    assert int((~pairs.same).sum()) == 1500
+    rare = np.where(codes[pairs.first] == 1, pairs.first, pairs.second)[~pairs.same]
+    times = np.bincount(rare - 3950, minlength=50)
+    assert ((times - 30) ** 2 / 30).sum() < 90  # chi square, 49 degrees: 0.03 % above
+    lonely = codes.copy()
+    lonely[:3999] = 0
+    with pytest.raises(DataError, match="ask for fewer than 1000 pairs"):
+        pairs_of(rows, 1000, 0, column._replace(queries=lonely))
+    with pytest.raises(DataError, match="no pair of one label and two values of camera"):
+        pairs_of(rows, 5, 0, column._replace(queries=0 * codes))
+
+
+@pytest.mark.parametrize("probe", [linear_probe, ridge_probe])
+def test_a_probe_learns_from_other_values_only(probe):
+    train, test = random_rows(300, 5, 3, seed=1), random_rows(90, 5, 3, seed=2, first_id=1000)
+    codes = codes_for(train, test, values=2)
+    right = 0
+    for code in (-1, 0, 1):
+        rows = torch.tensor((codes.bank != code) | (code < 0))
+        (one,) = probe(train.rows(rows), test.rows(torch.tensor(codes.queries == code)))
+        right += int(one.scores.sum())
+    actual, worst = probe(train, test, exclude_same=codes, by=codes)
+    assert actual.value == right / 90
+    assert actual.queries == 90
+    assert set(actual.details["fits"]) == {"missing", "a", "b"}
+    assert worst.value == min(actual.details["fits"][name]["value"] for name in "ab")
+    only = codes._replace(bank=np.zeros(300, np.int64), queries=np.zeros(90, np.int64))
+    with pytest.raises(DataError, match="all of train has camera = a"):
+        probe(train, test, exclude_same=only)
+    many = codes._replace(queries=np.arange(90))
+    with pytest.raises(DataError, match=r"90 values in test, .* at most 64"):
+        fit_unlike(probe, train, test, many)
+
+
+def result_of(hits):
+    return Result("knn", "top1", float(hits.mean()), (0, 1), hits.shape[-1], 9, scores=hits)
+
+
+def wilson_by_root(right, total, level):
+    """The ends of Wilson's interval as the roots of its test."""
+    z, share = norm.ppf(0.5 + level / 2), right / total
+
+    def excess(p):
+        return (share - p) ** 2 - z**2 * p * (1 - p) / total
+
+    low = 0.0 if share == 0 else brentq(excess, 0, share)
+    return low, 1.0 if share == 1 else brentq(excess, share, 1)
+
+
+def test_the_worst_value_has_an_interval_that_allows_for_the_choice():
+    rng = np.random.default_rng(0)
+    codes = np.concatenate([np.repeat([0, 1, 2], [100, 60, 40]), [3] * 19, [-1] * 6])
+    hits = rng.random(len(codes)) < np.array([0.9, 0.5, 1.1, 0.0, 0.0])[codes]
+    by = GroupCodes("camera", codes[:0], codes, NAMES)
+    worst = worst_value(result_of(hits), by)
+    joint = [
+        wilson_by_root(hits[codes == code].sum(), (codes == code).sum(), 1 - 0.05 / 3)
+        for code in range(3)
+    ]
+    assert worst.value == hits[codes == 1].mean()
+    assert worst.interval95 == pytest.approx(
+        (min(low for low, _ in joint), min(high for _, high in joint))
+    )
+    assert worst.queries == 200
+    assert worst.metric == "top1 of the worst camera"
+    assert next(iter(worst.details["values"])) == worst.details["worst"] == "b"
+    own = wilson95(int(hits[codes == 1].sum()), 60)
+    assert worst.details["values"]["b"]["interval95"] == pytest.approx(own)
+    assert "b is the worst of 3 values of camera with at least 20" in worst_sentence(worst)
+    assert "values with fewer queries: 1; queries without a value: 6" in worst_sentence(worst)
+    with pytest.raises(DataError, match="no value of column 'camera' has 101 queries"):
+        worst_value(result_of(hits), by, least=101)
+
+
+def test_the_interval_of_the_worst_value_holds_where_the_worst_ones_own_does_not():
+    rng, own, joint = np.random.default_rng(1), 0, 0
+    codes = np.repeat(np.arange(40), 50)
+    by = GroupCodes("patient", codes[:0], codes, tuple(map(str, range(40))))
+    for _ in range(200):  # all values are equally good: the worst one measured is chance
+        worst = worst_value(result_of(rng.random(2000) < 0.8), by)
+        low, high = worst.details["values"][worst.details["worst"]]["interval95"]
+        own += low <= 0.8 <= high
+        joint += worst.interval95[0] <= 0.8 <= worst.interval95[1]
+    assert joint >= 185
+    assert own < 120
+
+
+def test_knn_and_few_labels_say_how_the_worst_value_fares():
+    bank, queries = random_rows(200, 5, 4, seed=1), random_rows(150, 5, 4, seed=2, first_id=1000)
+    codes = codes_for(bank, queries, values=3)
+    overall, worst = knn_results(bank, queries, k=(5,), by=codes)
+    expected = [overall.scores[codes.queries == code].mean() for code in range(3)]
+    assert worst.value == min(expected)
+    overall, worst = few_shot_knn(bank, queries, labels_per_class=3, k=(1,), by=codes)
+    right = []
+    for draw in range(5):
+        few = bank.rows(few_rows(bank, 3, 0, draw))
+        right.append(knn_predictions(few, queries, k=(1,))[1] == queries.labels.numpy())
+    expected = [np.stack(right)[:, codes.queries == code].mean() for code in range(3)]
+    assert worst.value == pytest.approx(min(expected))
+    assert overall.value == pytest.approx(np.mean(right))
+    assert worst.interval95[0] < worst.value < worst.interval95[1]
+    low, high = worst.details["values"][worst.details["worst"]]["interval95"]
+    assert worst.interval95[0] <= low < worst.value < high
+
+
+def test_codes_are_the_same_numbers_in_both_splits(tmp_path: Path):
+    write_dataset(tmp_path, (4,), split="test")
+    manifest = write_dataset(tmp_path, (3, 2))
+    add_columns(manifest, "test", camera=["z", None, "b", "y"], dose=[1.0] * 4, age=[3, 9, 3, 1])
+    add_columns(manifest, camera=["b", "a", None, "z", "b"], dose=[1.0] * 5, age=[9, None, 3, 3, 8])
+    index = load_index(manifest)
+    train, test = index.split("train"), index.split("test")
+    codes = group_codes("camera", (train, [4, 2, 0, 3]), (test, [0, 1, 2]))
+    assert codes.values == ("b", "z")
+    assert codes.bank.tolist() == [0, -1, 0, 1]
+    assert codes.queries.tolist() == [1, -1, 0]
+    ages = group_codes("age", (train, range(5)), (test, range(4)))
+    assert ages.values == ("1", "3", "8", "9")
+    assert ages.bank.tolist() == [3, -1, 1, 1, 2]
+    assert ages.queries.tolist() == [1, 3, 1, 0]
+    with pytest.raises(DataError, match="'dose' holds floats"):
+        group_codes("dose", (train, [0]), (test, [0]))
+    with pytest.raises(DataError, match="did you mean 'camera'"):
+        group_codes("camra", (train, [0]), (test, [0]))
