@@ -15,6 +15,7 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence
+from sslpipe.evaluation.nuisance import choose_columns
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.selection import parse_conditions, select
 
@@ -181,6 +182,65 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
     return split
 
 
+class Probed(NamedTuple):
+    """The columns that a suite probes.
+
+    Args:
+        codes: By sample id of the whole splits.
+        left_out: Sentences on columns that are not probed.
+    """
+
+    codes: Sequence[GroupCodes] = ()
+    left_out: Sequence[str] = ()
+
+
+def probed_columns(
+    model: Any, data: str | None, splits: tuple[str, str], names: Sequence[str] | None
+) -> Probed:
+    """Choose the columns of a suite, before anything is embedded.
+
+    Args:
+        model: What is embedded; None where all features come from files.
+        data: The dataset.json.
+        splits: Names of train and test.
+        names: Those of --columns; None: text columns of few values.
+
+    Raises:
+        DataError: A column is asked for that is none, or nothing is embedded.
+    """
+    if model is None or data is None:
+        if names:
+            raise DataError(
+                "--columns are those of the data set that a model embeds; name a model and --data, "
+                "or use `sslpipe evaluate nuisance TRAIN TEST --data ... --column ...`"
+            )
+        return Probed()
+    index, left_out = load_index(data), list[str]()
+    train, test = map(index.split, splits)
+    return Probed(choose_columns(train, test, names, left_out), left_out)
+
+
+def nuisance_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Rows: chance, and each kind of features. Columns: those of the data set that were probed."""
+    table = Table(title="What else the features know: a linear probe's % right, 95 % interval")
+    table.add_column("features")
+    cells: dict[str, dict[str, str]] = {"chance": {}}
+    for row in rows:
+        cells["chance"][row["column"]] = f"{100 * row['details']['chance']:.1f}"
+        shown = percent(row["value"], row["interval95"])
+        cells.setdefault(row["features"], {})[row["column"]] = shown
+    for column in cells["chance"]:
+        table.add_column(column, justify="right")
+    for name, line in cells.items():
+        table.add_row(name, *(line.get(column, "-") for column in cells["chance"]))
+    return table
+
+
+def percent(value: float, interval: tuple[float, float]) -> str:
+    """Write a share and its interval in percent."""
+    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
 def print_values(results: Sequence[Result]) -> None:
     """Print the worst values of a column, of each result of `groups.worst_value`."""
     for result in results:
@@ -193,8 +253,6 @@ def print_values(results: Sequence[Result]) -> None:
         for heading in ("accuracy in %, 95 % interval", "queries"):
             table.add_column(heading, justify="right")
         for value, own in list(values.items())[:SHOWN_VALUES]:
-            low, high = own["interval95"]
-            shown = f"{100 * own['value']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-            table.add_row(value, shown, str(own["queries"]))
+            table.add_row(value, percent(own["value"], own["interval95"]), str(own["queries"]))
         Console().print(table)
         Console().print(worst_sentence(result), highlight=False, markup=False, soft_wrap=True)

@@ -17,11 +17,12 @@ from sslpipe.cli.columns import (
     ColumnRows,
     column_option,
     names_a_column,
+    percent,
     print_values,
 )
 from sslpipe.cli.processes import refuse_several, start, start_alone
 from sslpipe.cli.recipes import Checkpoint
-from sslpipe.cli.suite import percent, suite
+from sslpipe.cli.suite import suite
 from sslpipe.cli.terminal import console, report_bad, write_json
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError

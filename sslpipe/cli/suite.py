@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sslpipe.cli.against import Compared, embed_others, features_folder, load_compared
+from sslpipe.cli.columns import nuisance_table, percent, probed_columns
 from sslpipe.cli.embed import saved_features
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
@@ -55,6 +56,14 @@ def suite(
         ),
     ] = None,
     baselines: Annotated[bool, typer.Option(help="Measure pixels and random weights, too.")] = True,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Columns of the data set that a linear probe predicts, to see what else the "
+            "features know; else its texts of 2 to 50 values, at most 8. Repeatable.",
+        ),
+    ] = None,
     search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
     seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
@@ -73,6 +82,7 @@ def suite(
     """
     target = start_alone("suite", device)
     sets: Sets = {}
+    probed = probed_columns(model, data, (train_split, test_split), columns)
     metadata: dict[str, Any] = {"seed": seed}
     compared = Compared([])
     given = dict(map(_load_features, features or []))
@@ -101,6 +111,8 @@ def suite(
         against=[other.name for other in compared.others],
         start=compared.start,
         not_compared=compared.not_compared,
+        columns=probed.codes,
+        not_measured=probed.left_out,
         search=search,  # type: ignore[arg-type]
         seed=seed,
         say=lambda text: console.print(text, highlight=False, markup=False),
@@ -159,7 +171,7 @@ def _embed_model(
         backbone.view,
         splits,
         untrained=untrained,
-        saved=saved_features(model, backbone, index, splits, canvas),
+        saved=saved_features(Path(model), backbone, index, splits, canvas),
         progress=progress,
         on_bad=report_bad,
         canvas_px=canvas,
@@ -193,6 +205,8 @@ def print_suite(report: dict[str, Any]) -> None:
     printer.print(suite_table(report))
     if report.get("against"):
         printer.print(against_table(report["against"]))
+    if report.get("nuisance"):
+        printer.print(nuisance_table(report["nuisance"]))
 
 
 def suite_table(report: dict[str, Any]) -> Table:
@@ -233,11 +247,6 @@ def against_table(compared: Sequence[dict[str, Any]]) -> Table:
             each.get("answer") or "",
         )
     return table
-
-
-def percent(value: float, interval: tuple[float, float]) -> str:
-    """Write a share and its interval in percent."""
-    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 def _load_features(text: str) -> tuple[str, tuple[Embeddings, Embeddings]]:

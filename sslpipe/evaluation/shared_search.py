@@ -76,7 +76,8 @@ def _large_groups(bank_ids: Tensor, query_ids: Tensor) -> list[int]:
         return []
     known, times = torch.unique(bank_ids, return_counts=True)
     large = known[times > CROWDED * len(bank_ids)]
-    return large[torch.isin(large, query_ids.to(large.device))].tolist()
+    numbers: list[int] = large[torch.isin(large, query_ids.to(large.device))].tolist()
+    return numbers
 
 
 def _group_by_group(

@@ -19,9 +19,11 @@ from sslpipe.evaluation.against import (
 )
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.geometry import geometry
+from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import DINO_K, check_pair, few_shot_knn, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
+from sslpipe.evaluation.nuisance import nuisance_rows
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
@@ -44,6 +46,8 @@ def run_suite(
     against: Sequence[str] = (),
     start: str | None = None,
     not_compared: Sequence[str] = (),
+    columns: Sequence[GroupCodes] = (),
+    not_measured: Sequence[str] = (),
     search: Search = "torch",
     draws: int = 5,
     seed: int = 0,
@@ -63,6 +67,9 @@ def run_suite(
         against: Those of the sets that are other networks', to compare with; see `against`.
         start: Which of those the run started from.
         not_compared: Sentences on networks that could not be.
+        columns: Columns of the data set that a probe reads from each set, by sample id of the whole
+            splits; see `nuisance.choose_columns`.
+        not_measured: Sentences on what else could have been.
         search: "torch" or "faiss"; both find the same neighbours.
         draws: Of a few labels a class.
         seed: Of all that is drawn.
@@ -75,7 +82,7 @@ def run_suite(
         DataError: The sets are not of the same samples, or these have no labels.
     """
     # what these samples allow
-    left_out: list[str] = []
+    left_out = [*not_measured]
     sets = {name: _labelled(pair, left_out) for name, pair in sets.items()}
     _check_same_samples(sets)
     train, test = next(iter(sets.values()))
@@ -112,6 +119,14 @@ def run_suite(
                     for result in geometry(bank, queries, seed=seed)
                 ]
 
+    # what else the features know
+    if columns:
+        say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
+    known_of = [
+        _row(name, False, result.details["column"], result)
+        for name, result in nuisance_rows(sets, columns, left_out, seed=seed)
+    ]
+
     # the answers
     known = enough.known_classes()
     others = [*against, *(() if known else (name for name in BASELINES if name in sets))]
@@ -123,6 +138,7 @@ def run_suite(
         "columns": [KNN, *(few_column(n) for n in few), LINEAR],
         "rows": rows,
         "geometry": shapes,
+        "nuisance": known_of,
         "left_out": list(dict.fromkeys(left_out)),
         "comparisons": comparisons(rows, scores.top1, without=against) if known else [],
         "against": compare_all(ours, others, start, scores, forms, known_classes=known),

@@ -11,6 +11,8 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
         column       the heading this number stands under; null: not in the table
         protocol, metric, value, interval95, queries, bank, details, unit    see result.Result
     geometry         the same objects for numbers that are no accuracies: alignment and so on
+    nuisance         the same objects, of probes of what is no label: `column` names a column of
+                     the data set; details have its values and chance, see nuisance.nuisance
     left_out         sentences: what could not be measured, and why
     comparisons      the features against each baseline: see verdict.comparisons
     against          the features against other networks: one object a measure, of each network the
@@ -61,6 +63,27 @@ class _Row(_Strict):
     queries: int
     bank: int
     details: dict[str, Any]
+
+
+class _Knows(_Strict):
+    """What the details of a probe of a column must have; see `nuisance.nuisance`."""
+
+    values: Annotated[int, Field(ge=2)]
+    chance: Share
+
+
+class _Nuisance(_Strict):
+    """What a probe of a column must have to be shown."""
+
+    features: str
+    whitened: bool
+    column: str
+    protocol: str
+    metric: str
+    value: Share
+    interval95: Ends
+    queries: int
+    details: _Knows
 
 
 class _Comparison(_Strict):
@@ -122,6 +145,7 @@ class _Report(_Strict):
     columns: list[str]
     rows: Annotated[list[_Row], Field(min_length=1)]
     geometry: list[_Row] = []
+    nuisance: list[_Nuisance] = []
     left_out: list[str]
     comparisons: list[_Comparison] = []
     against: list[_Against] = []

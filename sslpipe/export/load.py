@@ -423,5 +423,6 @@ def _evaluation(path: Path, weights_sha256: str) -> dict[str, Any]:
         "evaluation": rows,
         "evaluation_data": {key: facts[key] for key in keys if key in facts},
         **({"evaluation_against": others} if others else {}),
+        **({"evaluation_nuisance": probes} if (probes := suite.get("nuisance")) else {}),
         **({"evaluation_verdict": said} if (said := against_sentences(suite)) else {}),
     }

@@ -204,6 +204,31 @@ def _evaluation(metadata: Mapping[str, Any]) -> list[str]:
             f"| {features} | {whitened} | {row['protocol']} | {row['metric']} "
             f"| {value} | {low} to {high} | {row['queries']} | {row['bank']} |"
         )
+    return lines + _nuisance(metadata.get("evaluation_nuisance", []))
+
+
+def _nuisance(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Tabulate how well a probe predicts columns of the data set; [] where none was probed."""
+    if not rows:
+        return []
+    lines = [
+        "",
+        "### What else the features know",
+        "",
+        "A linear probe, fitted on the same split, predicts columns of the data set that are no "
+        "label. Chance is the share of the most frequent value; features at chance do not know it.",
+        "",
+        "| column | features | right | 95 % interval | chance | values | queries |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        details = row["details"]
+        shares = (row["value"], *row["interval95"], details["chance"])
+        value, low, high, chance = (f"{share:.1%}" for share in shares)
+        lines.append(
+            f"| {_plain(row['column'])} | {_plain(row['features'])} | {value} | {low} to {high} "
+            f"| {chance} | {details['values']} | {row['queries']} |"
+        )
     return lines
 
 

@@ -189,7 +189,29 @@ def merged(evaluations: dict[str, Tree]) -> Tree:
         f"{name}: {text}" for name, tree in evaluations.items() for text in tree["left_out"]
     ]
     metadata = next(iter(evaluations.values()))["facts"]
-    return {"facts": metadata, "columns": columns, "rows": rows, "left_out": not_measured}
+    return {
+        "facts": metadata,
+        "columns": columns,
+        "rows": rows,
+        "nuisance": _probes(evaluations),
+        "left_out": not_measured,
+    }
+
+
+def _probes(evaluations: dict[str, Tree]) -> list[Tree]:
+    """Merge the probes of columns; features that are no run's stand once where all are equal."""
+    rows: list[Tree] = []
+    known: dict[str, dict[str, float]] = {}  # features -> column -> value, of the first run
+    for name, tree in evaluations.items():
+        own: dict[str, dict[str, float]] = {}
+        for row in tree.get("nuisance", []):
+            own.setdefault(row["features"], {})[row["column"]] = row["value"]
+        for row in tree.get("nuisance", []):
+            features = row["features"]
+            if features != "ssl" and known.setdefault(features, own[features]) != own[features]:
+                features = f"{NAMES.get(features, features)} of {name}"
+            rows.append({**row, "features": name if features == "ssl" else features})
+    return rows
 
 
 def charts(named: dict[str, RunFiles], wanted: Sequence[Chart]) -> str:

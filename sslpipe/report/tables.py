@@ -1,4 +1,4 @@
-"""Tables of retrieval, verification and geometry, beside that of accuracies."""
+"""Tables of retrieval, verification, geometry and columns, beside that of accuracies."""
 
 from html import escape
 
@@ -39,7 +39,7 @@ TABLES = {  # heading -> what it is, and metric -> title of its column
 
 
 def task_tables(evaluation: Tree) -> str:
-    """Return retrieval, verification and geometry as HTML; '' where none was measured."""
+    """Return all tables but that of accuracies as HTML; '' where nothing was measured."""
     all_rows = [*evaluation["rows"], *evaluation.get("geometry", [])]
     tables = ""
     for heading, (note, metrics) in TABLES.items():
@@ -52,4 +52,23 @@ def task_tables(evaluation: Tree) -> str:
                 f"<h3>{heading}</h3><p class='note'>{note} <code>{protocols}</code></p>"
                 f"{feature_table(lines, columns, metrics, mark=heading != 'Geometry')}"
             )
-    return tables
+    return tables + nuisance_table(evaluation)
+
+
+def nuisance_table(evaluation: Tree) -> str:
+    """Tabulate how well a probe predicts columns of the data set; '' where none was probed."""
+    rows = evaluation.get("nuisance", [])
+    if not rows:
+        return ""
+    titles = {
+        row["column"]: f"{row['column']} ({row['details']['values']} values, "
+        f"chance {100 * row['details']['chance']:.1f})"
+        for row in rows
+    }
+    return (
+        "<h3>What else the features know</h3><p class='note'>How well a linear probe, fitted on "
+        "train, predicts columns of the data set that are no label, in % of test images right. "
+        "Chance is the share of the most frequent value: features at chance do not know the "
+        "column.</p>"
+        f"{feature_table(table_lines({'rows': rows}), list(titles), titles, mark=False)}"
+    )

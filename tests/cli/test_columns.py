@@ -9,18 +9,25 @@ import torch
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import save_embeddings
+from sslpipe.evaluation.embed import embed, save_embeddings
 from sslpipe.evaluation.features import data_metadata
-from sslpipe.evaluation.groups import GroupCodes
+from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.retrieval import retrieval
+from sslpipe.evaluation.suite_file import check_report
 from sslpipe.evaluation.verification import verification
+from sslpipe.export.write import export_backbone, load_backbone
+from sslpipe.recipe import load_recipe
+from sslpipe.report.compare import merged
+from sslpipe.report.tables import task_tables
+from sslpipe.train import train
 from tests.cli.test_evaluate import call
 from tests.evaluation.test_knn import random_rows
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import write_recipe
 
 
 def values_of(codes):
@@ -156,3 +163,85 @@ def test_columns_are_those_of_the_data_that_was_embedded(given, tmp_path):
     words = ["knn", str(paths[0]), str(longer), "--data", str(manifest)]
     with pytest.raises(UserError, match=r"has an id 90, and split 'test' of .* has 90 samples"):
         evaluate_tool.app(words, standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """(run directory, dataset.json with columns, eval.json as the suite wrote it, its output)."""
+    folder = tmp_path_factory.mktemp("run")
+    manifest = write_dataset(folder / "data", (40, 40))
+    write_dataset(folder / "data", (30,), split="test")
+    bright = ["dark", "light", None, "dark"] * 20
+    add_columns(manifest, scanner=bright, shop=["<b>|s"] * 40 + ["t"] * 40, alone=["a"] * 80)
+    add_columns(manifest, "test", scanner=bright[:30], page=["p", "q"] * 15)
+    run_dir = folder / "run"
+    train(load_recipe(write_recipe(folder), ["steps=3"]), load_index(manifest), run_dir)
+    out = run_dir / "eval.json"
+    shown = call(evaluate_tool, "suite", run_dir, "--data", manifest, "--out", out)
+    return run_dir, manifest, json.loads(out.read_text()), shown
+
+
+def test_a_suite_says_what_else_the_features_know_beside_the_baselines(evaluated):
+    run_dir, manifest, report, shown = evaluated
+    index, model = load_index(manifest), load_backbone(run_dir)
+    splits = [index.split(name) for name in ("train", "test")]
+    rows = [embed(model.backbone, model.view, split) for split in splits]
+    codes = group_codes("scanner", *((split, np.arange(len(split))) for split in splits))
+    (expected,) = nuisance(*rows, column=codes)
+    # one column of few values in train that test has, too; each kind of features
+    assert [(row["features"], row["column"]) for row in report["nuisance"]] == [
+        ("ssl", "scanner"),
+        ("random", "scanner"),
+        ("pixels", "scanner"),
+    ]
+    own = report["nuisance"][0]
+    assert own["value"] == expected.value
+    assert own["details"]["chance"] == expected.details["chance"]
+    assert any("'shop': no test row has a value" in said for said in report["left_out"])
+    assert "What else the features know" in shown
+    assert f"chance | {100 * expected.details['chance']:.1f}" in " ".join(
+        shown.replace("│", "|").split()
+    )
+    check_report(report)
+
+
+def test_an_export_and_the_report_carry_what_else_the_features_know(evaluated, tmp_path):
+    run_dir, _, report, _ = evaluated
+    hostile = json.loads(json.dumps(report).replace("scanner", "<b>s|c"))
+    del hostile["sha256"]
+    (run_dir / "eval.json").write_text(json.dumps(hostile))
+    export_backbone(run_dir, tmp_path / "out", ["safetensors"])
+    card = (tmp_path / "out" / "README.md").read_text()
+    (run_dir / "eval.json").write_text(json.dumps(report))
+    own = report["nuisance"][0]
+    line = f"| \\<b\\>s\\|c | ssl | {own['value']:.1%} |"
+    assert line in card
+    html = task_tables(hostile)
+    assert "What else the features know" in html
+    assert f"&lt;b&gt;s|c (2 values, chance {100 * own['details']['chance']:.1f})" in html
+    assert "<b>s" not in html
+    # two runs: each under its name, pixels once, random weights of each where they differ
+    other = json.loads(json.dumps(report))
+    other["nuisance"][1]["value"] = 0.123
+    together = merged({"before": report, "after": other})
+    names = [row["features"] for row in together["nuisance"]]
+    assert names[:4] == ["before", "random", "pixels", "after"]
+    assert names[4:] == ["random weights of after", "pixels"]
+
+
+def test_an_eval_json_without_probes_loads_and_one_whose_chance_is_none_does_not(evaluated):
+    report = {key: value for key, value in evaluated[2].items() if key != "sha256"}
+    check_report({key: value for key, value in report.items() if key != "nuisance"})
+    broken = json.loads(json.dumps(report))
+    broken["nuisance"][0]["details"]["chance"] = 1.5
+    with pytest.raises(ValueError, match=r"nuisance\.0\.details\.chance"):
+        check_report(broken)
+
+
+def test_columns_of_a_suite_are_chosen_before_anything_is_embedded(evaluated):
+    run_dir, manifest, _, _ = evaluated
+    words = ["suite", str(run_dir), "--data", str(manifest), "--columns"]
+    with pytest.raises(UserError, match="no column 'scaner'; did you mean 'scanner'"):
+        evaluate_tool.app([*words, "scaner"], standalone_mode=False)
+    with pytest.raises(UserError, match="--columns are those of the data set that a model embeds"):
+        evaluate_tool.app(["suite", "--columns", "scanner"], standalone_mode=False)
