@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sslpipe.cli.against import Compared, embed_others, features_folder, load_compared
 from sslpipe.cli.columns import nuisance_table, percent, probed_columns
@@ -228,21 +229,25 @@ def suite_table(report: dict[str, Any]) -> Table:
 
 
 def against_table(compared: Sequence[dict[str, Any]]) -> Table:
-    """Rows: a measure of a network each; the answer stands beside the measure that decides."""
+    """Rows: a measure of a network each, first the one that decides and has the answer."""
     several = len({each["features"] for each in compared}) > 1
-    table = Table(title="Against other networks: shares in %, differences in points")
-    for heading in ("against", "measure", "ours", "theirs", "difference, 95 % interval", "over"):
-        table.add_column(heading, justify="left" if heading in ("against", "measure") else "right")
+    table = Table(title="Against other networks: shares in %, differences in points with 95 %")
+    table.add_column("against", overflow="fold")
+    table.add_column("measure")
+    for heading in ("ours", "theirs", "difference", "over"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("answer")
     for each in compared:
-        forms = dict.fromkeys(form_names(each))
+        if each["primary"]:
+            table.add_section()
+        name = each["against"] + (f" ({each['features']})" if several else "")
+        low, high = (100 * end for end in each["interval95"])
         table.add_row(
-            each["against"] + (f" ({each['features']})" if several else ""),
-            f"{each['measure']}, {' / '.join(forms)}",
+            Text(name if each["primary"] else ""),
+            f"{each['measure']}, {' / '.join(dict.fromkeys(form_names(each)))}",
             f"{100 * each['value']:.1f}",
             f"{100 * each['against_value']:.1f}",
-            f"{100 * each['difference']:+.1f} [{100 * each['interval95'][0]:+.1f}, "
-            f"{100 * each['interval95'][1]:+.1f}]",
+            f"{100 * each['difference']:+.1f} ({low:+.1f}, {high:+.1f})",
             f"{each['count']:,} {each['unit']}",
             each.get("answer") or "",
         )

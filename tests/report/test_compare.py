@@ -150,3 +150,16 @@ def test_the_spectrum_is_that_of_the_covariance():
     shares = spectrum(rows)
     assert shares == pytest.approx(values / values.sum(), abs=1e-12)
     assert shares.sum() == pytest.approx(1)
+
+
+def test_another_network_of_a_runs_name_keeps_rows_of_its_own():
+    """Run "lite0" beside run "b", which was compared with weights called "lite0"."""
+    trees = {
+        "lite0": evaluation_of(row("ssl", 0.5, 0.4, 0.6)),
+        "b": evaluation_of(row("ssl", 0.6, 0.5, 0.7), row("lite0", 0.7, 0.6, 0.8)),
+    }
+    rows = {row["features"]: row["value"] for row in merged(trees)["rows"]}
+    assert (rows.pop("lite0"), rows.pop("b")) == (0.5, 0.6)
+    ((name, value),) = rows.items()
+    assert "lite0" in name
+    assert value == 0.7
