@@ -104,7 +104,7 @@ def train(
             alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
             metadata=init_metadata(init_from, view),
         )
-        held_out_ids = holdout_ids(recipe, split)
+        held_out_ids = monitored_ids(recipe, split)
         run.announce(
             f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
             + describe_init(init_from),
@@ -203,12 +203,20 @@ def draw_partners(
 
 
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
-    """Return the ids held out for the kNN monitor.
+    """Return the ids held out from training, for the kNN monitor.
 
     Without any, no label is read: those of a billion samples take 24 GB.
     """
-    count = recipe.data.holdout
-    return held_out(split.labels, count) if count else np.zeros(0, np.int64)
+    count, by = recipe.data.holdout, recipe.data.holdout_by
+    if not count:
+        return np.zeros(0, np.int64)
+    return held_out(split.labels, count, split.column(by).groups.whole_split() if by else None)
+
+
+def monitored_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
+    """Return the ids that the kNN monitor scores: those held out that have a label."""
+    ids = holdout_ids(recipe, split)
+    return ids[split.labels_of(ids) >= 0]
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:

@@ -10,6 +10,7 @@ import torch
 
 from sslpipe.run.launch import stored_precision
 from sslpipe.run.log import read_metrics
+from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
@@ -60,6 +61,18 @@ def test_the_held_out_samples_are_never_trained_on(data, tmp_path):
     aside = set(held_out(load_index(data).split("train").labels, 16).tolist())
     assert len(aside) == 16
     assert served == set(range(128)) - aside
+
+
+def test_a_holdout_by_a_column_shares_no_group_with_training(tmp_path):
+    data = write_dataset(tmp_path / "data")
+    patients = [f"p{k * 7 % 128 // 4}" if k % 9 else None for k in range(128)]
+    add_columns(data, patient=patients)
+    changes = ("steps=24", "data.holdout_by=patient")
+    [(_, seen)] = train_over(1, write_recipe(tmp_path), data, tmp_path / "run", *changes)
+    served = {int(i) for ids, _ in seen for i in ids}
+    aside = set(range(128)) - served
+    assert 12 <= len(aside) <= 20  # 16, up to half of a group; an epoch may drop less than a batch
+    assert {patients[k] for k in served} & {patients[k] for k in aside} <= {None}
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
+from sslpipe.check.splits import straddle_warning
 from sslpipe.check.tables import Rows, memory_text, start_text, tables
 from sslpipe.data.index import DatasetIndex
 from sslpipe.export.load import FrozenBackbone
@@ -87,6 +88,7 @@ def check_finetuning(
         recipe, num_classes = recipe.resolved(order.steps_per_epoch), len(order.classes)
         held = validation_ids(split, recipe.data.validation_classes, names)
         warnings = plan_warnings(recipe, index, order, augment.crop_px)
+        warnings += filter(None, [straddle_warning(index, split.name)])
 
     # sizes
     task = build_task(recipe, augment.crop_px, init_from, num_classes)

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from sslpipe.augment.build import build_augment
 from sslpipe.check.estimate import first_images, noise_batch, step_seconds
 from sslpipe.check.pairs import PairsCheck, check_pairs, pair_rows
+from sslpipe.check.splits import straddle_warning
 from sslpipe.check.tables import Rows, format_duration, memory_text, start_text, tables
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.mixing import mixing_score
@@ -187,6 +188,7 @@ def _warnings(
     else:
         split, held_out = index.split(recipe.data.split), data.held_out if data else 0
         warnings = plan_warnings(recipe, split, loss_fn, crop_px, held_out, pairing)
+        warnings += filter(None, [straddle_warning(index, recipe.data.split)])
     if too_much:
         warnings.append(too_much)
     if recipe.batchnorm == "local":

@@ -91,9 +91,22 @@ def trained_labels(order: PKOrder, split: Split) -> list[int]:
     return labels
 
 
+def untrained_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> Integers:
+    """Return the sorted ids that are not trained on: of the validation classes, and their groups.
+
+    With data.holdout_by, a group that has a sample in a validation class is left out whole.
+    """
+    (split, names), by = labelled_split(recipe, index), recipe.data.holdout_by
+    ids = validation_ids(split, recipe.data.validation_classes, names)
+    if by is None:
+        return ids
+    groups = split.column(by).groups.whole_split()
+    return np.flatnonzero(np.isin(groups, groups[ids]))
+
+
 def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     """Plan the batches of a run: the split without its validation classes."""
-    (split, names), sampler = labelled_split(recipe, index), recipe.sampler
+    split, sampler = labelled_split(recipe, index)[0], recipe.sampler
     order = PKOrder(
         split,
         seed=recipe.seed,
@@ -104,7 +117,7 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
         buffer=sampler.buffer,
         num_streams=sampler.num_streams,
         window=sampler.shuffle_window,
-        without=validation_ids(split, recipe.data.validation_classes, names),
+        without=untrained_ids(recipe, index),
     )
     if sampler.neighbours and order.steps_per_epoch < recipe.run.prefetch:
         raise RecipeError(
@@ -240,7 +253,12 @@ def plan_warnings(
             f"sampler.buffer = {order.buffer}): a larger buffer, or fewer classes a batch than "
             "there are, uses more"
         )
-    no_validation = not len(validation_ids(split, classes, names))
-    if recipe.run.monitor_steps and no_validation:
+    held = len(validation_ids(split, classes, names))
+    if more := len(untrained_ids(recipe, index)) - held:
+        warnings.append(
+            f"{more:,} samples of other classes share {recipe.data.holdout_by} with the validation "
+            "classes and are not trained on"
+        )
+    if recipe.run.monitor_steps and not held:
         warnings.append("run.monitor_steps is set, but data.validation_classes = 0: no validation")
     return warnings

@@ -27,6 +27,9 @@ class FinetuneData(Section):
     validation_classes: NonNegative | tuple[str, ...] = 0
     """Classes held out from training altogether, to choose settings on: how many (drawn by a
     hash), or their names."""
+    holdout_by: str | None = None
+    """A column, such as patient: samples that share its value with one of validation_classes are
+    not trained on either. Without data.validation_classes it is refused."""
 
 
 class Sampler(Section):
@@ -129,7 +132,12 @@ class FinetuneRunConfig(RunConfig):
 class FinetuneRecipe(RunRecipe):
     """A fine-tuning: metric learning on labelled images."""
 
-    ADDED_LATER: ClassVar[dict[str, Any]] = {**RunRecipe.ADDED_LATER, "sampler.column": None}
+    ADDED_LATER: ClassVar[dict[str, Any]] = {
+        **RunRecipe.ADDED_LATER,
+        "sampler.column": None,
+        "data.holdout_by": None,
+    }
+
     views: Literal[1, 2] = 1
     """Views of each image in a batch."""
     data: FinetuneData = FinetuneData()
@@ -160,6 +168,11 @@ class FinetuneRecipe(RunRecipe):
             raise ValueError(
                 f"queue.size = {self.queue.size} holds less than one batch of {rows} rows; "
                 f"use at least {rows}"
+            )
+        if self.data.holdout_by is not None and not self.data.validation_classes:
+            raise ValueError(
+                f"data.holdout_by = {self.data.holdout_by!r} needs data.validation_classes, the "
+                "classes to hold out"
             )
         group, classes = self.sampler.neighbours + 1, self.sampler.classes_per_batch
         if classes % group:

@@ -32,6 +32,9 @@ class Data(Section):
     """Samples shuffled together inside a stream."""
     holdout: NonNegative = 0
     """Samples of the split held out from training, for the kNN monitor."""
+    holdout_by: str | None = None
+    """A column, such as patient, whose groups data.holdout takes whole or not at all; then it is
+    rough. Without data.holdout it is refused."""
     canvas_px: Pixels = 256
     """Pixels; decoded images larger than this are reduced to fit, never squashed."""
     decoder: Literal["cpu", "nvjpeg"] = "cpu"
@@ -74,6 +77,7 @@ class Recipe(RunRecipe):
         "init": "",
         "pairs": None,
         "backbone.pool": "avg",
+        "data.holdout_by": None,
     }
     data: Data = Data()
     """Which images, in what batches."""
@@ -93,6 +97,11 @@ class Recipe(RunRecipe):
             raise ValueError(
                 "data.holdout = 1 leaves the kNN monitor no neighbour; use 0 (no monitor), or at "
                 "least 2"
+            )
+        if self.data.holdout_by is not None and not self.data.holdout:
+            raise ValueError(
+                f"data.holdout_by = {self.data.holdout_by!r} needs data.holdout, the number of "
+                "samples to hold out"
             )
         batch, streams = self.data.batch_size, self.data.num_streams
         if batch % streams:

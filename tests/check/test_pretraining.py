@@ -17,7 +17,7 @@ from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
-from sslpipe.errors import RecipeError, UserError
+from sslpipe.errors import DataError, RecipeError, UserError
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer
@@ -26,6 +26,7 @@ from sslpipe.recipe.base import Component, digest
 from sslpipe.run.flops import step_flops
 from sslpipe.run.memory import estimate_memory
 from sslpipe.train import build_model, plan_order
+from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import command_line, write_recipe
 
@@ -377,3 +378,25 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index):
     assert bad.stderr.count("\n") == 1
     assert "did you mean 'batch_size'" in bad.stderr
     assert sorted(tmp_path.rglob("*")) == before  # it writes nothing
+
+
+def test_columns_whose_groups_straddle_splits_are_named(recipe_of, tmp_path):
+    path = write_dataset(tmp_path / "two")
+    write_dataset(tmp_path / "two", (4,), split="test")
+    add_columns(path, patient=["a", "b"] * 64, place=["y", "x"] * 64, age=[1, 2] * 64)
+    add_columns(
+        path, "test", patient=["b", "c", "c", None], place=["z", None] * 2, age=[3, 4, 5, 5]
+    )
+    result = check_pretraining(recipe_of(), load_index(path))
+    (warning,) = [text for text in result.warnings if "straddle" in text]
+    assert "1 of 2 values of patient in test are in train, too" in warning
+    assert "place" not in warning
+    assert "age" not in warning
+
+
+def test_a_holdout_by_no_column_names_the_nearest(recipe_of, tmp_path):
+    index = add_columns(write_dataset(tmp_path / "data"), patient=["a", "b"] * 64)
+    with pytest.raises(DataError, match="no column 'patients'; did you mean 'patient'"):
+        check_pretraining(recipe_of("data.holdout_by=patients"), index)
+    with pytest.raises(RecipeError, match=r"data.holdout_by = 'patient' needs data.holdout"):
+        recipe_of("data.holdout_by=patient", "data.holdout=0")

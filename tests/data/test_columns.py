@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sslpipe.data import columns
 from sslpipe.data.columns import Column
-from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.data.index import DatasetIndex, Manifest, load_index
 from sslpipe.errors import DataError
+from sslpipe.sharding.columns import ColumnValues, write_columns
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 
+PARTS = ("values", "groups", "members")
 PATIENT = ["b", None, "a/\n", "b", "ü\udcff", "a/\n", "b", None]
 AGE = [7, 7, None, -5, 2**63 - 1, 7, None, 0]
 DOSE = [0.5, None, 1e-300, 2.0, 2.0, -0.0, 3.5, 1.0]
@@ -159,3 +162,86 @@ def test_a_file_of_another_type_is_named(index: DatasetIndex, tmp_path: Path) ->
     forged = entry.model_copy(update={"splits": {"train": own.model_copy(update={"values": file})}})
     with pytest.raises(DataError, match=r"float64 \(8,\), not int64 \(8,\)"):
         Column(str(tmp_path), "train", "age", forged, 8).values_of([0])
+
+
+class Counted(np.ndarray):
+    """An array that counts the bytes read of it: all of them, but where single places are named."""
+
+    read = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        plain = np.asarray(found).view(np.ndarray)
+        if np.shares_memory(plain, self.view(np.ndarray)):
+            return found  # a view: nothing is read yet
+        Counted.read += plain.nbytes
+        return plain
+
+    def __array_function__(self, function, types, args, kwargs):
+        whole = function is not np.searchsorted  # a binary search reads log2 places a key
+        reads = [a.size if whole else len(args[1]) * (a.size.bit_length() + 1) for a in args[:1]]
+        Counted.read += reads[0] * self.itemsize
+        args = [a.view(np.ndarray) if isinstance(a, Counted) else a for a in args]
+        return function(*args, **kwargs)
+
+    def __array_ufunc__(self, function, method, *inputs, **kwargs):
+        plain = [a.view(np.ndarray) if isinstance(a, Counted) else a for a in inputs]
+        Counted.read += sum(a.nbytes for a in inputs if isinstance(a, Counted))
+        return getattr(function, method)(*plain, **kwargs)
+
+
+def test_a_batch_reads_its_own_values_only(tmp_path: Path, monkeypatch) -> None:
+    """Ten million samples in groups of five: a batch of 256, its groups, and their members."""
+    samples = 10_000_000
+    codes = np.arange(samples, dtype=np.int64) * 7919 % samples // 5
+    manifest = Manifest(schema_version=1, name="big", splits={})
+    made = {"train": {"group": ColumnValues("integer", codes)}}
+    entry = write_columns(tmp_path, manifest, made).columns["group"]
+
+    def counting(url, file, *, verify):
+        array = plain_map(url, file, verify=verify)
+        assert isinstance(array, np.memmap)
+        return array.view(Counted)
+
+    plain_map = columns._map
+    monkeypatch.setattr(columns, "_map", counting)
+    column = Column(str(tmp_path), "train", "group", entry, samples, verify=False)
+    ids = np.random.default_rng(0).choice(samples, 256, replace=False)
+    Counted.read = 0
+    assert column.values_of(ids).tolist() == codes[ids].tolist()
+    assert Counted.read == 256 * 8
+    found = column.groups.code_of(ids)
+    members = np.stack([column.groups.members(code) for code in found.tolist()])
+    assert column.groups.size_of(ids).tolist() == [5] * 256
+    assert (codes[members] == codes[ids][:, None]).all()
+    assert (np.diff(members) > 0).all()
+    searches = 2 * 256 * 22 * 8  # log2 of two million groups, for code_of and for size_of
+    assert Counted.read < searches + 256 * 200  # some numbers a sample; the files have 152 MB
+    # what counts is that a pass over the file would be seen
+    before = Counted.read
+    _ = column.values == 3
+    assert Counted.read - before == 8 * samples
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("age", "7", 7),
+        ("dose", "nan", None),
+        ("shot_at", "2024-05-01T14:00:00+02:00", 1_714_564_800_000_000),
+        ("patient", "nobody", None),
+    ],
+)
+def test_a_text_is_parsed_as_the_column_stores_it(
+    index: DatasetIndex, name: str, text: str, value: float | None
+) -> None:
+    parsed = index.split("train").column(name).parse(text)
+    assert parsed == value or (name == "dose" and np.isnan(parsed))
+
+
+def test_a_text_of_another_kind_is_refused(index: DatasetIndex) -> None:
+    column = index.split("train").column("age")
+    with pytest.raises(DataError, match="'age' is of kind integer, and 'old' is not an integer"):
+        column.parse("old")
+    patient = index.split("train").column("patient")
+    assert patient.show(np.flatnonzero(patient.values == patient.parse("ü\udcff"))) == ["ü\udcff"]

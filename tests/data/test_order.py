@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sslpipe.data.order import Order, held_out
+from sslpipe.data.order import Order, choose_groups, held_out
 from sslpipe.errors import DataError
 
 GOLDEN = [[22, 23, 14, 12], [2, 3, 11, 10], [4, 0, 13, 12]]
@@ -108,3 +108,46 @@ def test_the_holdout_is_stratified_fixed_and_never_unlabelled():
 def test_a_holdout_of_everything_is_refused():
     with pytest.raises(DataError, match=r"data.holdout = 4 leaves nothing"):
         held_out(np.zeros(4, np.int64), 4)
+
+
+def random_groups(rng):
+    """(labels, groups, sizes) of samples in groups of random size, some labels missing."""
+    sizes = np.minimum(rng.geometric(rng.uniform(0.05, 1), rng.integers(3, 60)), 40)
+    groups = rng.permutation(np.repeat(rng.permutation(len(sizes) * 3)[: len(sizes)], sizes))
+    labels = rng.integers(-1, rng.integers(1, 6), len(groups))
+    return labels, groups
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_chosen_groups_are_whole_and_hold_the_share(seed):
+    rng = np.random.default_rng(seed)
+    labels, groups = random_groups(rng)
+    fraction = rng.uniform(0.05, 0.95)
+    taken = choose_groups(groups, labels, fraction, seed)
+    for group in np.unique(groups):
+        assert len(set(taken[groups == group].tolist())) == 1
+    counted = labels >= 0 if (labels >= 0).any() else np.ones(len(labels), bool)
+    largest = np.bincount(groups[counted]).max()
+    assert abs(taken[counted].sum() - fraction * counted.sum()) <= largest / 2
+    assert np.array_equal(taken, choose_groups(groups, labels, fraction, seed))
+
+
+def test_chosen_groups_are_of_every_class_alike_and_of_any_place():
+    groups = np.repeat(np.arange(3000), 2)
+    labels = (groups % 3 == 0) + 2 * (groups < 300)
+    taken = choose_groups(groups, labels, 0.2, 5)
+    for label in range(4):
+        assert abs(taken[labels == label].mean() - 0.2) < 0.01
+    places = np.flatnonzero(choose_groups(groups, np.zeros(6000, np.int64), 0.2, 6))
+    assert abs(places.mean() - 3000) < 4 * 6000 / np.sqrt(12 * 600)
+
+
+def test_a_holdout_by_groups_takes_unlabelled_members_along():
+    labels = np.array([0, -1, 0, 1, -1, 1, 0, 0, 1, 1] * 20)
+    groups = np.repeat(np.arange(40), 5)
+    taken = held_out(labels, 40, groups)
+    assert set(groups[taken]).isdisjoint(set(np.delete(groups, taken)))
+    assert (labels[taken] < 0).any()
+    assert abs((labels[taken] >= 0).sum() - 40) <= 2
+    with pytest.raises(DataError, match=r"groups are too large to hold some out"):
+        held_out(labels, 20, np.zeros(200, np.int64))

@@ -16,7 +16,7 @@ from sslpipe.evaluation.embed import embed
 from sslpipe.export.load import load_backbone
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
-from sslpipe.metric_learning.build import build_task, validation_ids, with_backbone
+from sslpipe.metric_learning.build import build_task, untrained_ids, validation_ids, with_backbone
 from sslpipe.metric_learning.model import freeze_layers, learning_rate_scale
 from sslpipe.metric_learning.sampling import neighbours
 from sslpipe.metric_learning.sampling.batches import PKOrder
@@ -29,6 +29,7 @@ from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
+from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import (
     RECIPE,
@@ -346,6 +347,26 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
     ):
         with pytest.raises(RecipeError, match=text):
             attempt()
+
+
+def test_groups_of_validation_classes_are_not_trained_on(tmp_path):
+    path = write_dataset(tmp_path / "data", classes=6)
+    patients = [k % 11 for k in range(128)]  # each has several classes
+    patients[5:40] = [None] * 35
+    index = add_columns(path, patient=patients)
+    recipe = load_recipe(write_recipe(tmp_path), ("data.validation_classes=1",))
+    by_patient = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"holdout_by": "patient"})}
+    )
+    held = validation_ids(index.split("train"), 1, index.manifest.classes)
+    assert untrained_ids(recipe, index).tolist() == held.tolist()
+    theirs = {patients[k] for k in held} - {None}
+    expected = [k for k in range(128) if k in set(held.tolist()) or patients[k] in theirs]
+    assert untrained_ids(by_patient, index).tolist() == expected
+    with pytest.raises(RecipeError, match=r"holdout_by = 'patient' needs data.validation_classes"):
+        load_recipe(
+            write_recipe(tmp_path), ("data.validation_classes=0", "data.holdout_by=patient")
+        )
 
 
 def test_validation_classes_are_whole_and_never_trained_on(data):
