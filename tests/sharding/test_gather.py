@@ -30,6 +30,7 @@ from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_test
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout, SplitImages
 from tests.helpers.dataset import picture, png
+from tests.sharding.test_shards import error_of, run
 
 LAYOUT = Layout(0, 7, 10**9, False)
 PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
@@ -408,3 +409,39 @@ def test_a_split_never_cuts_a_group(seed: int) -> None:
     train, test = cut["train"].numbers, cut["test"].numbers
     assert sorted([*train, *test]) == list(range(count))
     assert set(values[train[~gone[train]]]).isdisjoint(set(values[test[~gone[test]]]))
+
+
+def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path: Path, capsys) -> None:
+    write_icons(tmp_path / "in", themes=3, icons=20)
+    out, pattern = tmp_path / "out", r"(?P<theme>[^/]+)/24/icon-(?P<icon>.+)\.png"
+    build = ("build", out, "--root", tmp_path / "in", "--name-pattern", pattern)
+    cut = ("--columns", "icon:text", "--split-by", "icon", "--test-fraction", "0.2")
+    assert run(*build, *cut, "--group-by", "icon") == 0
+    assert re.search(
+        r"split test: 12 samples \(20.0%\) of 4 groups of icon", capsys.readouterr().out
+    )
+    assert run("stats", out) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "column icon text; 0 missing; 16 distinct; samples a value 3 / 3 / 3" in text
+    assert run("verify", out) == 0
+    assert run("index", out, "--no-columns") == 0
+    assert load_index(out).manifest.columns == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--folder-levels", "theme,,x"), "column ''"),
+        (("--folder-levels", "a,a"), "names 'a' twice"),
+        (("--folder-levels", "a", "--source", "csv"), "--folder-levels needs --source folder"),
+        (("--columns", "them:txt"), "'txt' is no kind; did you mean 'text'"),
+        (("--name-pattern", "("), "is no regular expression"),
+        (("--split-by", "theme"), "needs --test-fraction"),
+        (("--group-by", "theme"), "columns: none; name it with --columns"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(tmp_path, capsys, options, words) -> None:
+    write_icons(tmp_path / "in")
+    line = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / "in", *options)
+    assert words in line
+    assert not (tmp_path / "out").exists()

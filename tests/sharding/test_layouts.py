@@ -169,3 +169,86 @@ def test_a_wrong_column_or_split_names_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(DataError, match=r"cannot read .*train\.parquet"):
         SOURCES["parquet"](SourceOptions(root=tmp_path))
+
+
+def cells(kind: str, root: Path, **options: object) -> dict[str, dict[str, list[object]]]:
+    """What else is known of the images, by split."""
+    splits = SOURCES[kind](SourceOptions(root=root, **options))  # type: ignore[arg-type]
+    return {
+        split: {name: list(values) for name, values in images.cells.items()}
+        for split, images in splits.items()
+    }
+
+
+def test_products_and_omniglot_say_what_else_they_know(tmp_path: Path) -> None:
+    head = "image_id class_id super_class_id path\n"
+    for split, number in (("train", 1), ("test", 2)):
+        picture(tmp_path / "p" / "bicycle_final" / f"{number}.JPG", number)
+        rows = f"{number} {number} 1 bicycle_final/{number}.JPG\n"
+        (tmp_path / "p" / f"Ebay_{split}.txt").write_text(head + rows)
+    assert cells("products", tmp_path / "p")["test"] == {"kind": ["bicycle"]}
+    for name in ("images_background", "images_evaluation"):
+        picture(tmp_path / "o" / name / "Greek" / "character01" / "0709_05.png", 1)
+    expected = {"alphabet": ["Greek"], "drawer": ["05"]}
+    assert cells("omniglot", tmp_path / "o") == {"train": expected, "test": expected}
+
+
+def test_market_has_persons_and_cameras_and_junk_without_a_label(tmp_path: Path) -> None:
+    names = {
+        "bounding_box_train": ["0002_c1s1_000451_03.jpg"],
+        "query": ["0005_c2s1_000001_00.jpg"],
+        "bounding_box_test": ["-1_c1s1_000401_00.jpg", "0000_c3s2_000002_01.jpg"],
+    }
+    names["bounding_box_test"].append("0005_c4s3_000003_00.jpg")
+    for folder, files in names.items():
+        for level, file in enumerate(files):
+            picture(tmp_path / folder / file, level)
+    gallery = SOURCES["market"](SourceOptions(root=tmp_path))["gallery"]
+    assert gallery.labels.tolist() == [-1, -1, gallery.classes.index("0005")]
+    found = cells("market", tmp_path)
+    assert found["gallery"] == {
+        "person": ["", "", "0005"],
+        "camera": ["1", "3", "4"],
+        "sequence": ["1", "2", "3"],
+    }
+    assert found["query"]["camera"] == ["2"]
+    picture(tmp_path / "query" / "other.jpg", 1)
+    with pytest.raises(DataError, match=r"other.jpg is not named as in 0002_c1s1_000451_03.jpg"):
+        read("market", tmp_path)
+
+
+def test_inshop_has_three_splits_and_views(tmp_path: Path) -> None:
+    rows = [
+        ("img/WOMEN/Dresses/id_00000002/02_1_front.jpg", "id_00000002", "train"),
+        ("img/MEN/Denim/id_00000080/01_1_front.jpg", "id_00000080", "query"),
+        ("img/MEN/Denim/id_00000080/01_3_back.jpg", "id_00000080", "gallery"),
+    ]
+    for level, (path, _, _) in enumerate(rows):
+        picture(tmp_path / path, level)
+    lines = ["3", "image_name item_id evaluation_status", *(" ".join(row) for row in rows)]
+    (tmp_path / "list_eval_partition.txt").write_text("\n".join(lines) + "\n")
+    assert read("inshop", tmp_path) == {
+        "train": [(0, "id_00000002")],
+        "query": [(1, "id_00000080")],
+        "gallery": [(2, "id_00000080")],
+    }
+    assert cells("inshop", tmp_path)["gallery"] == {"kind": ["Denim"], "view": ["back"]}
+    (tmp_path / "list_eval_partition.txt").write_text("1\nhead\nimg/a.jpg id_1 probe\n")
+    with pytest.raises(DataError, match=r"list_eval_partition.txt, line 3: .* is not image, item"):
+        read("inshop", tmp_path)
+
+
+def test_torchvision_gives_the_files_that_a_pattern_reads(tmp_path: Path) -> None:
+    for label in (0, 1):
+        folder = tmp_path / "gtsrb" / "GTSRB" / "Training" / f"{label:05d}"
+        folder.mkdir(parents=True)
+        for frame in (0, 1):
+            pixels = Image.fromarray(np.full((3, 2, 3), label, np.uint8))
+            pixels.save(folder / f"00003_0000{frame}.ppm")
+    images = SOURCES["torchvision"](SourceOptions(root=tmp_path, name="GTSRB", split="train"))
+    files = [Path(file).as_posix() for file in images["train"].files]
+    assert files == [
+        f"gtsrb/GTSRB/Training/0000{label}/00003_0000{frame}.ppm"
+        for label in (0, 1)
+        for frame in (0, 1)
+    ]

@@ -1,8 +1,10 @@
 """sharding.parquet: labels that are texts, columns with gaps, images that are not there."""
 
 import io
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -165,3 +167,43 @@ def test_what_people_type_for_the_hub_is_accepted_and_explained(
     for typed in ("webdataset", "tar"):
         message = error_of(capsys, "build", tmp_path / "o", "--source", typed)
         assert "sslpipe shards index" in message
+
+
+def test_columns_keep_their_types_gaps_and_time_zones(tmp_path: Path) -> None:
+    noon = datetime(2024, 5, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+    table = {
+        "image": [{"bytes": image(i), "path": None} for i in range(3)],
+        "label": [0, 1, 0],
+        "patient": pa.array(["p", None, "12"]).dictionary_encode(),
+        "age": pa.array([2**62 + 1, None, 3], pa.int64()),
+        "dose": pa.array([0.5, float("nan"), None], pa.float32()),
+        "shot at": pa.array([noon, None, noon], pa.timestamp("ns", "Europe/Berlin")),
+        "day": pa.array([noon.date()] * 3, pa.date32()),
+        "raw": pa.array([b"a", b"", None], pa.binary()),
+    }
+    parquet.write_table(pa.table(table), tmp_path / "train.parquet")
+    columns = "patient,age,dose,shot_at=shot at,day,raw"
+    assert run("build", tmp_path / "out", "--source", "parquet", "--root", tmp_path,
+               "--columns", columns) == 0  # fmt: skip
+    split = load_index(tmp_path / "out").split("train")
+    labelled = sorted(range(3), key=lambda i: split.column("age").show([i])[0] or "")
+    shown = {name: split.column(name).show(labelled) for name in split.columns}
+    assert shown == {
+        "age": [None, "3", str(2**62 + 1)],
+        "patient": [None, "12", "p"],
+        "dose": [None, None, "0.5"],
+        "shot_at": [None, "2024-05-01T10:00:00Z", "2024-05-01T10:00:00Z"],
+        "day": ["2024-05-01T00:00:00Z"] * 3,
+        "raw": [None, None, "a"],
+    }
+    assert split.column("age").kind == "integer"
+
+
+def test_a_column_of_bytes_that_are_no_text_names_the_row(tmp_path: Path, capsys: Any) -> None:
+    table = {"image": [{"bytes": image(0), "path": None}], "label": [0], "raw": [b"\xff"]}
+    parquet.write_table(pa.table(table), tmp_path / "train.parquet")
+    out = ("build", tmp_path / "out", "--source", "parquet", "--root", tmp_path)
+    assert r"train[0]: raw = b'\xff' is bytes that are no text" in error_of(
+        capsys, *out, "--columns", "raw"
+    )
+    assert "did you mean 'raw'" in error_of(capsys, *out, "--columns", "rraw")
