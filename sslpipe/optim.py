@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from sslpipe.recipe.base import Optim
+from sslpipe.recipe.base import Optim, Tune
 
 
 def lr_at(step: int, optim: Optim, steps: int) -> float:
@@ -36,15 +36,38 @@ def lr_at(step: int, optim: Optim, steps: int) -> float:
     return optim.peak_lr * (1 + math.cos(math.pi * progress)) / 2
 
 
-def set_lr(optimizer: Optimizer, lr: float) -> float:
-    """Set every group's learning rate, times the group's own factor; returns it, for the log."""
+def ramp_at(step: int, tune: Tune) -> float:
+    """Compute what the rate of a backbone that starts from weights is multiplied by at one step.
+
+    With r = ramp_steps and s = step - projector_first_steps: (s + 1) / r for s < r, then 1.
+    """
+    if not tune.ramp_steps:
+        return 1.0
+    return min(1.0, max(0, step - tune.projector_first_steps + 1) / tune.ramp_steps)
+
+
+def set_lr(optimizer: Optimizer, lr: float, ramp: float = 1.0) -> float:
+    """Set every group's learning rate, times the group's own factor; returns it, for the log.
+
+    Args:
+        optimizer: Of `build_optimizer`.
+        lr: The rate.
+        ramp: Further factor of the groups of pretrained parameters.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)  # none in an optimizer of one's own
+        if ramp != 1 and group.get("pretrained", False):
+            group["lr"] *= ramp
     return lr
 
 
 def build_optimizer(
-    model: nn.Module, optim: Optim, lr_scale: Callable[[str], float] = lambda name: 1.0
+    model: nn.Module,
+    optim: Optim,
+    lr_scale: Callable[[str], float] = lambda name: 1.0,
+    *,
+    pretrained: str | None = None,
+    l2_to_init: float = 0.0,
 ) -> Optimizer:
     """Build the recipe's optimizer over the model's trainable parameters.
 
@@ -60,25 +83,41 @@ def build_optimizer(
         optim: the recipe's section.
         lr_scale: a parameter's name -> what its learning rate is multiplied by; each value makes
             groups of its own.
+        pretrained: how the names of parameters begin that start from weights; they have groups of
+            their own. None: there are none.
+        l2_to_init: decay of these towards what they are now, instead of weight_decay.
     """
-    # groups: by learning rate, then with and without decay
-    members: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    # groups: by learning rate, then with and without decay, then pretrained ones
+    members: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
             decayed = p.ndim > 1 or optim.decay_one_dim
-            members.setdefault((lr_scale(name), decayed), []).append(p)
-    groups: list[dict[str, Any]] = [
-        {
-            "name": ("decay" if decayed else "no_decay") + (f" x{scale:.3g}" if scale != 1 else ""),
+            started = pretrained is not None and name.startswith(pretrained)
+            members.setdefault((lr_scale(name), decayed, started), []).append(p)
+    groups: list[dict[str, Any]] = []
+    for (scale, decayed, started), parameters in sorted(
+        members.items(), key=lambda item: (-item[0][0], not item[0][1], item[0][2])
+    ):
+        towards_0 = decayed and not (started and l2_to_init)
+        group = {
+            "name": ("decay" if decayed else "no_decay")
+            + (" pretrained" if started else "")
+            + (f" x{scale:.3g}" if scale != 1 else ""),
             "params": parameters,
-            "weight_decay": optim.weight_decay if decayed else 0.0,
+            "weight_decay": optim.weight_decay if towards_0 else 0.0,
             "lr_scale": scale,
         }
-        for (scale, decayed), parameters in sorted(
-            members.items(), key=lambda item: (-item[0][0], not item[0][1])
-        )
-    ]
-    # the optimizer over them
+        if started:
+            group["pretrained"] = True
+            group["l2_to_init"] = l2_to_init if decayed else 0.0
+        groups.append(group)
+    optimizer = _optimizer_over(groups, optim)
+    if l2_to_init:
+        optimizer.register_step_pre_hook(_TowardsStart(groups))
+    return optimizer
+
+
+def _optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
     fused = all(_on_one_gpu(group["params"]) for group in groups) or None
     match optim.kind:
         case "sgd":
@@ -97,6 +136,48 @@ def build_optimizer(
                 momentum=optim.momentum,
                 trust_coefficient=optim.trust_coefficient,
             )
+
+
+class _TowardsStart:
+    """Weight decay towards where the parameters of some groups were when this was made.
+
+    Before each step: the gradient gets l2_to_init (w - start), as weight_decay adds
+    weight_decay w to it; under AdamW w moves by lr l2_to_init (start - w), as there w moves by
+    -lr weight_decay w. A step that `found_inf` skips moves nothing.
+
+    Args:
+        groups: Of the optimizer; those with `l2_to_init`.
+
+    Source:
+        Li et al. 2018 (L2-SP), arXiv:1802.01483, eq. 2; Loshchilov & Hutter 2019 (AdamW),
+        arXiv:1711.05101, alg. 2.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
+        self._start = {
+            parameter: parameter.detach().clone()
+            for group in groups
+            if group.get("l2_to_init")
+            for parameter in group["params"]
+        }
+
+    @torch.no_grad()
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        found_inf = getattr(optimizer, "found_inf", None)
+        for group in optimizer.param_groups:
+            strength = group.get("l2_to_init")
+            weights = [p for p in group["params"] if p.grad is not None]
+            if not strength or not weights:
+                continue
+            away = torch._foreach_sub(weights, [self._start[p] for p in weights])
+            if isinstance(optimizer, AdamW):
+                torch._foreach_mul_(away, -strength * group["lr"])
+                if found_inf is not None:
+                    torch._foreach_mul_(away, 1 - found_inf)
+                torch._foreach_add_(weights, away)
+            else:
+                grads = [p.grad for p in weights if p.grad is not None]
+                torch._foreach_add_(grads, away, alpha=strength)
 
 
 def _with_own_kernels(optimizer: SGD | AdamW) -> Optimizer:
@@ -134,9 +215,11 @@ def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
         numbers = sum(p.numel() for p in group["params"])
         adapted = {True: ", adapted layer by layer", False: ", not adapted", None: ""}
         counts = Counter(kinds[p] for p in group["params"])
+        to_start = group.get("l2_to_init", 0.0)
+        decay = f"{to_start:g} towards the start" if to_start else f"{group['weight_decay']:g}"
         lines.append(
             f"{group['name']}: {len(group['params'])} tensors, {numbers:,} numbers,"
-            f" weight decay {group['weight_decay']:g}{adapted[group.get('adapt')]}"
+            f" weight decay {decay}{adapted[group.get('adapt')]}"
             f" ({', '.join(f'{count} {kind}' for kind, count in counts.items())})"
         )
     return "\n".join(lines)

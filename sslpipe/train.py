@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sslpipe.augment.build import build_augment
 from sslpipe.augment.two_views import Views
@@ -33,10 +34,17 @@ from sslpipe.export.initial import (
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.losses.base import takes_groups
-from sslpipe.models.backbones import build_backbone, stem_warning
+from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.models.simclr import SimCLR
+from sslpipe.models.tuning import (
+    ProjectorFirst,
+    freeze_layers,
+    learning_rate_scale,
+    pretrained_groups,
+    tune_warnings,
+)
 from sslpipe.optim import build_optimizer
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
@@ -91,7 +99,8 @@ def train(
         jpeg = jpeg_decoder(recipe.data, run.device)  # refused before anything is written
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
-        ddp, optimizer = run.prepare(model, build_optimizer(model, recipe.optim))
+        ddp, optimizer = run.prepare(model, freeze_and_optimize(model, recipe))
+        projector_first = ProjectorFirst(backbones(model), recipe.tune.projector_first_steps)
         cached = build_gradient_cache(recipe, model, ddp, run, augment.crop_px)
 
         # resume: weights, optimizer and loss buffers; then the data from that step on
@@ -118,9 +127,11 @@ def train(
             # the views' parameters are a function of (seed, epoch, sample, view)
             return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
 
+        run.evaluate_start(holdout_knn)  # of a run from weights: it should not fall below
         stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views, pairing)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
+            projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             batch = batch.to(run.device)
             seed = partial(seed_torch, recipe.seed, step, run.process.rank)  # dropout and the like
             compute_loss = partial(loss_fn, **loss_arguments(loss_fn, batch))  # ids, labels
@@ -232,8 +243,31 @@ def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None =
     with within_memory("[backbone] and [projector]"):
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
         if init_from is not None:
-            copy_weights(init_from.backbone, backbone)
+            copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
         return (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+
+
+def backbones(model: Model) -> list[Backbone]:
+    """List the backbones that a run's weights go into: the trained one, and its slow copy."""
+    copies = [model.momentum.backbone] if isinstance(model, MomentumPair) else []
+    return [model.backbone, *copies]
+
+
+def freeze_and_optimize(model: Model, recipe: Recipe) -> Optimizer:
+    """Take what [tune] freezes out of training, in place; the optimizer is that of the rest."""
+    tune = recipe.tune
+    if not recipe.init:
+        return build_optimizer(model, recipe.optim)
+    still = tune.batchnorm == "frozen"
+    for backbone in backbones(model):
+        freeze_layers(backbone, frozen=False, last_blocks=tune.last_blocks, batchnorm=still)
+    scale = learning_rate_scale(
+        model.backbone,
+        backbone_lr=tune.backbone_lr,
+        layer_decay=tune.layer_decay,
+        by_library=True,
+    )
+    return build_optimizer(model, recipe.optim, scale, **pretrained_groups(tune))
 
 
 def build_loss(recipe: Recipe) -> Objective:
@@ -329,6 +363,12 @@ def plan_warnings(
         masks = bool(recipe.loss.arguments.get("mask_labels"))
         setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
         warnings.append(f"{setting}, but the split {split.name!r} has no labels: no effect")
+    warnings += tune_warnings(recipe)
+    if recipe.init and not (held_out and recipe.run.monitor_steps):
+        warnings.append(
+            "the run starts from weights, and nothing watches whether it makes them worse: set "
+            "run.monitor_steps, and data.holdout where there are labels"
+        )
     if recipe.run.monitor_steps and not held_out:
         warnings.append(
             "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"

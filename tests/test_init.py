@@ -3,19 +3,25 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
+import sslpipe.api
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
-from sslpipe.errors import RecipeError
+from sslpipe.errors import RecipeError, WeightsError
 from sslpipe.evaluation.embed import module_sha256
-from sslpipe.export.initial import open_init
+from sslpipe.export.initial import copy_weights, open_init
 from sslpipe.export.load import load_backbone
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone, export_model
+from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe import load_recipe
+from sslpipe.recipe.base import Component
 from sslpipe.run.checkpoint import latest, read_state
-from tests.helpers.dataset import write_dataset
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import png, write_dataset
+from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
     command_line,
@@ -26,7 +32,6 @@ from tests.helpers.runs import (
 )
 
 WITHOUT_BACKBONE = RECIPE[: RECIPE.index("[backbone]")] + RECIPE[RECIPE.index("[projector]") :]
-FP64 = ("optim.precision=fp64", "steps=5", "run.monitor_steps=5")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +81,9 @@ def test_it_starts_from_these_weights_and_views_and_says_so(data, sources, tmp_p
     augment = state["identity"]["recipe"]["augment"]
     assert (augment["mean"], augment["std"]) == ([0.1, 0.2, 0.3], [0.3, 0.4, 0.5])
     assert loaded.view.config() == given.view.config()
+    if source == "export":
+        export_backbone(run_dir, tmp_path / "exported", ["safetensors"])
+        assert load_backbone(tmp_path / "exported").config.facts["init"] == recorded
 
 
 def test_a_recipes_own_mean_and_std_count(data, sources, tmp_path):
@@ -93,10 +101,12 @@ def test_a_run_from_random_weights_has_the_digest_it_had(data, tmp_path):
 
 
 def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tmp_path):
-    """Killed before its first checkpoint, then after it; the weights are those of one go."""
+    """Killed before its first checkpoint, then after it, while the backbone is still frozen; the
+    weights are those of one go."""
     recipe, source = write_short(tmp_path), shutil.copytree(sources["run"], tmp_path / "source")
     run_dir = tmp_path / "run"
-    words = ("train", str(recipe), "--data", str(data), "--run-dir", str(run_dir))
+    tuned = "tune={projector_first_steps=6, ramp_steps=3, l2_to_init=0.1}"
+    words = ("train", str(recipe), tuned, "--data", str(data), "--run-dir", str(run_dir))
     named = ("--init", str(source))
     killed = command_line(*words, *named, SSLPIPE_FAULT="train.step:3")
     assert killed.returncode == 9, killed.stderr
@@ -136,3 +146,119 @@ def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_pa
     shown = command_line(*words, "--init", str(sources["export"]), COLUMNS="200")
     assert shown.returncode == 0, shown.stderr
     assert f"weights {given.config.weights_sha256[:16]}" in shown.stdout
+
+
+TUNED = (
+    "optim.precision=fp64",
+    "steps=5",
+    "run.monitor_steps=5",
+    "tune={projector_first_steps=2, ramp_steps=2, layer_decay=0.5, backbone_lr=0.5,"
+    " l2_to_init=0.1}",
+)
+SLICED = (  # a momentum encoder, micro-batches and frozen statistics besides
+    "momentum.start=0.9",
+    "data.micro_batch=4",
+    "tune.batchnorm=frozen",
+    "tune.last_blocks=2",
+    "optim.kind=lars",
+    "optim.peak_lr=0.5",
+)
+TOLERANCE = 1e-9  # as in test_invariance
+
+
+@pytest.mark.parametrize(("world", "changes"), [(2, ()), (4, ()), (2, SLICED)])
+def test_processes_change_nothing_in_a_tuned_run(data, sources, tmp_path, world, changes):
+    recipe = write_short(tmp_path)
+    for count in (1, world):
+        run_dir = tmp_path / str(count)
+        train_from(count, sources["run"], recipe, data, run_dir, *TUNED, *changes)
+    expected, actual = read_metrics(tmp_path / "1"), read_metrics(tmp_path / str(world))
+    assert len(expected) == len(actual) == 5
+    for a, b in zip(expected, actual, strict=True):
+        for key in ("loss", "grad_norm", "alignment", "effective_rank"):
+            assert b[key] == pytest.approx(a[key], rel=TOLERANCE), key
+    evals = [read_metrics(tmp_path / str(count), "eval") for count in (1, world)]
+    assert [line["step"] for line in evals[0]] == [0, 5]
+    assert [e["holdout_knn"] for e in evals[0]] == [e["holdout_knn"] for e in evals[1]]
+    weights, ours = final_weights(tmp_path / "1"), final_weights(tmp_path / str(world))
+    for key, value in weights.items():
+        torch.testing.assert_close(ours[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
+
+
+def test_the_projector_alone_is_trained_first_and_frozen_statistics_stay(data, sources, tmp_path):
+    recipe, start = write_short(tmp_path), load_backbone(sources["run"]).backbone
+    settings = ("tune.projector_first_steps=2", "momentum.start=0.9", "tune.batchnorm=frozen")
+    for steps in (2, 3):
+        run_dir = tmp_path / str(steps)
+        train_from(1, sources["run"], recipe, data, run_dir, *settings, f"steps={steps}",
+                   "optim.schedule=constant")  # fmt: skip
+        weights = final_weights(run_dir)
+        for prefix in ("backbone.", "momentum.backbone."):
+            for key, value in start.state_dict().items():
+                kept = torch.equal(weights[prefix + key], value)
+                assert kept == (steps == 2 or "running" in key or "num_batches" in key), key
+    assert not torch.equal(weights["projector.0.weight"], weights["momentum.projector.0.weight"])
+
+
+@pytest.mark.parametrize("key", ["projector_first_steps", "l2_to_init", "layer_decay"])
+def test_what_means_nothing_to_random_weights_is_refused(tmp_path, key):
+    recipe = load_recipe(write_recipe(tmp_path), [f"tune.{key}={0.5 if 'decay' in key else 3}"])
+    with pytest.raises(RecipeError, match=rf"tune.{key} = .* is for a run that starts from weight"):
+        check_pretraining(recipe, None)
+
+
+def test_position_tables_of_another_size_are_resized_and_another_network_is_refused(tmp_path):
+    source = build_backbone(Component(kind="timm/test_vit"), crop_px=32)
+    target = build_backbone(Component(kind="timm/test_vit"), crop_px=64)
+    copy_weights(source, target, "timm/test_vit")
+    ours, theirs = target.network.state_dict(), source.network.state_dict()
+    assert ours["pos_embed"].shape[1] > theirs["pos_embed"].shape[1]
+    for key, value in theirs.items():
+        assert key == "pos_embed" or torch.equal(ours[key], value)
+    other = build_backbone(Component(kind="small_resnet"), crop_px=32)
+    with pytest.raises(WeightsError, match="does not fit small_resnet"):
+        copy_weights(source, other, "small_resnet")
+
+
+def coloured(number, classes=10):
+    """A picture of its class's colour, under noise."""
+    rng = np.random.default_rng(number)
+    colour = np.random.default_rng(0).uniform(60, 200, (classes, 3))[number % classes]
+    pixels = colour + rng.normal(0, 8, 3) + rng.normal(0, 40, (16, 16, 3))
+    return png(pixels.clip(0, 255).astype(np.uint8))
+
+
+def continue_in_rank(process, recipe, data, folder):
+    """A source that knows colours, continued at a rate that suits it, and at one far too high."""
+    common = ("data.holdout=500", "data.batch_size=32", "augment.flip_prob=0.0",
+              "augment.crop_area=[0.6,1.0]", "run.save_steps=100")  # fmt: skip
+    adamw = (*common, "optim.kind=adamw")
+    first = (*adamw, "steps=40", "optim.peak_lr=0.05", "optim.warmup_steps=10")
+    sslpipe.api.train(recipe, data, f"{folder}/source", overrides=first)
+    runs = {
+        "good": (*adamw, "steps=8", "optim.peak_lr=0.0003"),
+        "bad": (*common, "steps=12", "optim.peak_lr=30.0", "optim.warmup_steps=100"),
+    }
+    for name, settings in runs.items():
+        given = (*settings, "run.monitor_steps=1")
+        sslpipe.api.train(recipe, data, f"{folder}/{name}", init=f"{folder}/source",
+                          overrides=given)  # fmt: skip
+
+
+def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(tmp_path):
+    pictures = {number: coloured(number) for number in range(1000)}
+    data = write_dataset(tmp_path / "data", (1000,), classes=10, broken=pictures)
+    run_processes(continue_in_rank, 1, str(write_recipe(tmp_path)), str(data), str(tmp_path))
+    knn = {
+        name: [line["holdout_knn"] for line in read_metrics(tmp_path / name, "eval")]
+        for name in ("good", "bad")
+    }
+    start = knn["good"][0]
+    assert knn["bad"][0] == start > 0.8  # of step 0, before any step
+    assert len(knn["bad"]) == 13
+    assert min(knn["bad"]) < start - 0.1  # the accident
+    first, *_ = read_metrics(tmp_path / "bad", "alarm")
+    assert first["raised"] == ["below_start"]
+    assert first["value"]["below_start"] > start - 0.05
+    assert all(value > start - 0.02 for value in knn["bad"][: first["step"]])
+    assert not read_metrics(tmp_path / "good", "alarm")

@@ -23,7 +23,7 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
-from sslpipe.optim import build_optimizer, describe_groups
+from sslpipe.optim import describe_groups
 from sslpipe.recipe.base import digest, divisors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import check_precision, training_device
@@ -31,6 +31,7 @@ from sslpipe.run.memory import Memory, check_memory, estimate_memory
 from sslpipe.train import (
     build_loss,
     build_model,
+    freeze_and_optimize,
     plan_order,
     plan_warnings,
     recipe_flops,
@@ -118,7 +119,7 @@ def check_pretraining(
         model = model.double()
     # all parts are built: the digest covers the source of those from plug-ins
     data = None if index is None else _check_data(recipe, index, split, order, pairing)
-    groups = describe_groups(build_optimizer(model, recipe.optim), model)
+    groups = describe_groups(freeze_and_optimize(model, recipe), model)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     memory = estimate_memory(model, recipe, crop_px, named, others=[loss_fn])
     too_much = check_memory(memory, recipe, device)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.data.index import DatasetIndex
-from sslpipe.errors import RecipeError, UserError
+from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model_card import sha256_sums
@@ -21,6 +21,8 @@ from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.recipe.base import Component
 from sslpipe.run.checkpoint import checkpoint_names
+from sslpipe.weights.fit import fit_tensors
+from sslpipe.weights.source import HUBS, parse_source
 
 RecipeT = TypeVar("RecipeT", Recipe, FinetuneRecipe)
 
@@ -52,10 +54,15 @@ def open_init(
         if checkpoint is not None:
             raise UserError(f"--checkpoint {checkpoint} is for an --init that is a run directory")
         return source
-    if run_dir is not None and not Path(source).exists() and (run_dir / KEPT).exists():
-        _resume_without(str(source), run_dir)
+    if run_dir is not None and (run_dir / KEPT).exists() and _is_kept(str(source), run_dir):
         return None
-    model = load_backbone(source, checkpoint=checkpoint)
+    crop_px = recipe.augment.arguments.get("crop_px")
+    model = load_backbone(
+        source,
+        checkpoint=checkpoint,
+        component=recipe.backbone,
+        crop_px=crop_px if isinstance(crop_px, int) else None,
+    )
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
         report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
@@ -155,6 +162,7 @@ def with_init(
                 "the recipe has no [backbone]; give one, or name weights to start from with --init"
             )
         component, sha256 = wanted, ""
+        _needs_init(recipe)
     else:
         component, sha256 = _fitted(wanted, init_from), init_from.config.weights_sha256
     if recipe.init not in ("", sha256):
@@ -167,6 +175,20 @@ def with_init(
         changes["augment"] = {**_own_view(recipe, init_from, index), **recipe.augment.model_dump()}
     tree = {**recipe.model_dump(), **changes}
     return type(recipe).model_validate(tree, context="recorded")  # its words were checked
+
+
+def _needs_init(recipe: Recipe | FinetuneRecipe) -> None:
+    """Raise RecipeError for a setting of [tune] that means nothing to random weights."""
+    default, tune = type(recipe.tune)(), recipe.tune
+    keys = ["projector_first_steps", "ramp_steps", "l2_to_init"]
+    if isinstance(recipe, Recipe):  # of a fine-tuning the others do what they say
+        keys += ["last_blocks", "layer_decay", "backbone_lr", "batchnorm"]
+    for key in keys:
+        if getattr(tune, key) != getattr(default, key):
+            raise RecipeError(
+                f"tune.{key} = {getattr(tune, key)!r} is for a run that starts from weights; name "
+                "them with --init, or leave it out"
+            )
 
 
 def _fitted(wanted: Component | None, init_from: FrozenBackbone) -> Component:
@@ -203,16 +225,26 @@ def _own_view(
     return own
 
 
-def copy_weights(source: Backbone, target: Backbone) -> None:
+def copy_weights(source: Backbone, target: Backbone, kind: str) -> None:
     """Copy a pretrained network; its embedding layer too where it has the same width.
 
-    A learned pooling that only one of them has starts anew, or is dropped.
+    Position tables for other crops are resized. A learned pooling that only one of them has starts
+    anew, or is dropped.
+
+    Args:
+        source: With the weights.
+        target: Changed in place.
+        kind: Of the target, in recipes.
+
+    Raises:
+        WeightsError: The network is another one.
     """
-    state, own = source.network.state_dict(), target.network.state_dict()
-    pooling = {key for key in {*state, *own} if is_pooling(key)}
-    state = {key: value for key, value in state.items() if key not in pooling or key in own}
-    state |= {key: own[key] for key in pooling & {*own} - {*state}}
-    target.network.load_state_dict(state, strict=True)
+    state = source.network.state_dict()
+    pooling = {key: state.pop(key) for key in list(state) if is_pooling(key)}
+    fit_tensors(target, kind, state, "--init")
+    own = target.network.state_dict()
+    known = {key: value for key, value in pooling.items() if key in own}
+    target.network.load_state_dict(known, strict=False)
     theirs, ours = source.embedding, target.embedding
     if theirs is not None and ours is not None and theirs.weight.shape == ours.weight.shape:
         ours.load_state_dict(theirs.state_dict())
@@ -260,14 +292,25 @@ def describe_init(init_from: FrozenBackbone | None) -> str:
     return f"; weights of {facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
 
 
-def _resume_without(source: str, run_dir: Path) -> None:
-    """Say that a source has gone and is not missed. Raises: UserError, it was not the run's."""
-    kept = init_facts(load_backbone(run_dir / KEPT))
-    if kept["source"] != source:
-        raise UserError(
-            f"--init {source} is not there, and {run_dir} started from {kept['source']}, which it "
-            "keeps: leave --init out to resume it, or use another --run-dir"
-        )
+def _is_kept(source: str, run_dir: Path) -> bool:
+    """Whether a run can do without a source: it has gone, or is a hub's, and the run's own.
+
+    Raises:
+        UserError: It has gone, and was not the run's.
+    """
+    kept = init_facts(load_backbone(run_dir / KEPT))["source"]
+    try:
+        if parse_source(source).scheme in HUBS:
+            return bool(kept == source)
+    except WeightsError:
+        if kept != source:
+            raise UserError(
+                f"--init {source} is not there, and {run_dir} started from {kept}, which it keeps: "
+                "leave --init out to resume it, or use another --run-dir"
+            ) from None
+    else:
+        return False
     if os.environ.get("RANK", "0") == "0":
         text = f"{source} is not there any more: resumed from the copy in {run_dir / KEPT}"
         print(text, file=sys.stderr)
+    return True

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex, Split
@@ -18,11 +18,17 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.memory import EmbeddingQueue
-from sslpipe.metric_learning.model import MetricTask, freeze_layers, learning_rate_scale
+from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
+from sslpipe.models.tuning import (
+    freeze_layers,
+    learning_rate_scale,
+    pretrained_groups,
+    tune_warnings,
+)
 from sslpipe.optim import build_optimizer
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
@@ -163,7 +169,7 @@ def build_task(
     with within_memory("[backbone]"):
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     if init_from is not None:
-        copy_weights(init_from.backbone, backbone)
+        copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
     dim = backbone.num_features
     components = [("loss", recipe.loss)]
     components += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
@@ -196,6 +202,12 @@ def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:
         last_blocks=tune.last_blocks,
         batchnorm=tune.batchnorm == "frozen",
     )
+    behind = nn.ModuleList(filter(None, (task.backbone.embedding, *task.losses)))
+    if tune.projector_first_steps and not any(p.requires_grad for p in behind.parameters()):
+        raise RecipeError(
+            f"tune.projector_first_steps = {tune.projector_first_steps} trains nothing: there is "
+            "no embedding.dim, and the loss has no weights of its own; leave it out"
+        )
     if not any(p.requires_grad for p in task.parameters()):
         raise RecipeError(
             "nothing is trained: tune.backbone = 'frozen', no embedding.dim, and a loss without "
@@ -207,7 +219,7 @@ def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:
         layer_decay=tune.layer_decay,
         loss_lr=tune.loss_lr,
     )
-    return build_optimizer(task, recipe.optim, scale)
+    return build_optimizer(task, recipe.optim, scale, **pretrained_groups(tune))
 
 
 def class_neighbours(
@@ -239,7 +251,7 @@ def plan_warnings(
     """
     assert recipe.backbone is not None
     (split, names), classes = labelled_split(recipe, index), recipe.data.validation_classes
-    warnings = []
+    warnings = tune_warnings(recipe)
     if stem := stem_warning(recipe.backbone, crop_px):
         warnings.append(stem)
     if order.small_classes:

@@ -35,6 +35,7 @@ from sslpipe.metric_learning.losses.pairwise import unit
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
+from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.session import Run, open_run, seed_torch
 
@@ -83,6 +84,8 @@ def finetune(
         augment, task = augment.to(run.device), run.place(task)
         neighbours = class_neighbours(recipe, task, order, run)
         ddp, optimizer = run.prepare(task, freeze_and_optimize(task, recipe))
+        first_steps = recipe.tune.projector_first_steps
+        head_first = ProjectorFirst([task.backbone.network], first_steps)
 
         # resume: weights, optimizer, losses, queue; then the data from that step on
         first_step = run.restore(
@@ -109,6 +112,7 @@ def finetune(
         stream = open_batches(recipe, split, order, run, first_step, plan_views)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
+            head_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             seed_torch(recipe.seed, step, run.process.rank)  # dropout and the like
             labels = index_of[batch.labels].repeat(recipe.views)  # (views * B,)
             labels = to_device(labels, run.device)

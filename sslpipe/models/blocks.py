@@ -41,6 +41,25 @@ def block_of(parameter: str, blocks: list[str]) -> int:
     return matches[0] if matches else 0
 
 
+def layer_numbers(network: nn.Module, *, by_library: bool) -> dict[str, int]:
+    """Return parameter's name -> the number of its layer, from 0 at the input on.
+
+    Args:
+        network: Of a backbone.
+        by_library: A timm network's layers are those of its own `group_matcher`, as in
+            `timm.optim.param_groups_layer_decay`; the blocks of `block_names` where it has none.
+    """
+    matcher = getattr(network, "group_matcher", None) if by_library else None
+    if matcher is not None:
+        from timm.models import group_parameters
+
+        groups = group_parameters(network, matcher(coarse=False), reverse=True)
+        numbers: dict[str, int] = {str(name): int(number) for name, number in groups.items()}
+        return numbers
+    blocks = block_names(network)
+    return {name: block_of(name, blocks) for name, _ in network.named_parameters()}
+
+
 def count_parameters(module: nn.Module) -> int:
     """Return how many numbers the module's parameters hold."""
     return sum(parameter.numel() for parameter in module.parameters())

@@ -116,6 +116,32 @@ class Optim(Section):
         return self
 
 
+class Tune(Section):
+    """What of a backbone that starts from weights is trained, and how fast."""
+
+    projector_first_steps: NonNegative = 0
+    """First steps in which only what stands behind the backbone is trained: the projector, or a
+    fine-tuning's embedding layer and loss. The backbone is in eval mode, its BatchNorms too: with
+    batchnorm = "train" they change over to the batch's statistics afterwards, and what was trained
+    meets other features; leave it 0 there, and use `ramp_steps`."""
+    ramp_steps: NonNegative = 0
+    """Steps, from the backbone's first one on, over which its rate rises linearly to the full one;
+    on top of optim.warmup_steps."""
+    last_blocks: Positive | None = None
+    """Train only so many blocks, counted from the output; none: all."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The rate of a block over that of the next one. In pretraining the blocks of a timm network
+    are those of its own `group_matcher`."""
+    backbone_lr: Rate = 1.0
+    """Times the learning rate: the backbone."""
+    batchnorm: Literal["train", "frozen"] = "train"
+    """frozen: the statistics of the weights stay."""
+    l2_to_init: Rate = 0.0
+    """Weight decay of the backbone towards the weights that it started from, instead of
+    optim.weight_decay towards 0 (L2-SP, Li et al. 2018, arXiv:1802.01483); of the same
+    parameters."""
+
+
 class RunConfig(Section):
     """What may not change a trained weight beyond float rounding: not part of the digest."""
 
@@ -197,6 +223,8 @@ class RunRecipe(Section):
     """The objective."""
     optim: Optim
     """The optimizer and its schedule."""
+    tune: Tune = Tune()
+    """What of a backbone that starts from weights is trained, and how fast."""
     run: RunConfig = RunConfig()
     """Cadence, devices and caches; changes no weight beyond rounding."""
     init: str = ""

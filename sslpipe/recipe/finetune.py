@@ -14,6 +14,7 @@ from sslpipe.recipe.base import (
     RunConfig,
     RunRecipe,
     Section,
+    Tune,
 )
 
 
@@ -69,21 +70,13 @@ class Embedding(Section):
     """Whether embeddings have length 1."""
 
 
-class Tune(Section):
+class FinetuneTune(Tune):
     """What is trained, and how fast, relative to the learning rate of [optim]."""
 
     backbone: Literal["full", "frozen"] = "full"
     """frozen: only the embedding layer and the loss's own weights are trained."""
-    last_blocks: Positive | None = None
-    """Train only so many blocks, counted from the output; none: all."""
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The rate of a block over that of the next one."""
-    backbone_lr: Rate = 1.0
-    """Times the learning rate: the pretrained layers."""
     loss_lr: Rate = 1.0
     """Times the learning rate: the loss's own weights (proxies, class weights)."""
-    batchnorm: Literal["train", "frozen"] = "train"
-    """frozen: the pretrained statistics stay."""
 
 
 class Queue(Section):
@@ -136,6 +129,7 @@ class FinetuneRecipe(RunRecipe):
         **RunRecipe.ADDED_LATER,
         "sampler.column": None,
         "data.holdout_by": None,
+        **{f"tune.{key}": 0 for key in ("projector_first_steps", "ramp_steps", "l2_to_init")},
     }
 
     views: Literal[1, 2] = 1
@@ -148,7 +142,7 @@ class FinetuneRecipe(RunRecipe):
     """Needed where no weights are named with --init, which else bring their own."""
     embedding: Embedding = Embedding()
     """What the finished model gives out."""
-    tune: Tune = Tune()
+    tune: FinetuneTune = FinetuneTune()
     """What is trained, and how fast."""
     also: tuple[ExtraLoss, ...] = ()
     """Further losses."""
@@ -185,4 +179,10 @@ class FinetuneRecipe(RunRecipe):
                 "tune.backbone = 'frozen' trains no block, tune.last_blocks = "
                 f"{self.tune.last_blocks} some: leave one of them out"
             )
+        for key in ("projector_first_steps", "ramp_steps", "l2_to_init"):
+            if self.tune.backbone == "frozen" and getattr(self.tune, key):
+                raise ValueError(
+                    f"tune.{key} is for a backbone that is trained, and tune.backbone = 'frozen': "
+                    "leave one of them out"
+                )
         return self

@@ -11,6 +11,7 @@ from sslpipe.recipe.base import (
     Positive,
     RunRecipe,
     Section,
+    Tune,
     divisors,
 )
 from sslpipe.recipe.pairs import Pairs
@@ -78,6 +79,7 @@ class Recipe(RunRecipe):
         "pairs": None,
         "backbone.pool": "avg",
         "data.holdout_by": None,
+        "tune": Tune().model_dump(mode="json"),
     }
     data: Data = Data()
     """Which images, in what batches."""

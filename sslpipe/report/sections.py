@@ -221,7 +221,7 @@ def standing_alarms(run: RunFiles) -> list[str]:
 
 
 def alarms(run: RunFiles) -> str:
-    """Say when the embeddings collapsed, and when that was over."""
+    """Say when the embeddings collapsed or fell below the run's start, and when that was over."""
     if not run.alarms:
         return "<p>No alarm: neither the embeddings nor their rank collapsed.</p>"
     items = "".join(

@@ -179,6 +179,9 @@ class PooledStatistics:
         steps = steps + 1
         averaged = torch.isnan(self._momenta)  # over all steps
         rates = torch.where(averaged, steps.to(self._momenta.dtype).reciprocal(), self._momenta)
+        if not all(norm.training for norm in norms):  # a frozen one keeps its statistics
+            frozen = torch.tensor([not norm.training for norm in norms], device=rates.device)
+            rates, steps = rates.masked_fill(frozen, 0), steps - frozen.to(steps)
         rate = rates.to(before.mean.dtype)[self._norm_of]
         self._write(before.mean.lerp(pooled.mean, rate), before.var.lerp(pooled.var, rate))
         torch._foreach_copy_([_tracked(norm) for norm in norms], list(steps.unbind()))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ LEAST_RANK_SHARE = (
 )
 OVER = 2.0  # an alarm ends above OVER times its threshold
 PATIENCE = 3  # readings in a row that raise or end an alarm
+MOST_FALL = 0.02  # of the held-out kNN, below what the run's weights had at the start
 
 
 @torch.no_grad()
@@ -81,10 +82,10 @@ class Alarm(NamedTuple):
     """A change: an alarm is raised, or it has ended.
 
     Args:
-        name: "embedding_collapse" or "rank_collapse".
+        name: "embedding_collapse", "rank_collapse" or "below_start".
         raised: Whether it begins.
         value: The reading that changed it.
-        threshold: A reading below it counts towards an alarm.
+        threshold: A reading below it counts towards an alarm, or raises it.
     """
 
     name: str
@@ -94,6 +95,15 @@ class Alarm(NamedTuple):
 
     def __str__(self) -> str:
         reading = f"{self.name}: {_MEASURED[self.name]} is {self.value:.3g}"
+        if self.name == "below_start":
+            start = self.threshold + MOST_FALL
+            if not self.raised:
+                return f"{reading}, not below the start any more: over"
+            return (
+                f"{reading}, {start - self.value:.3g} below the {start:.3g} that the run started "
+                "from: training makes these weights worse. Begin again with a smaller "
+                "optim.peak_lr or tune.backbone_lr, or with tune.projector_first_steps"
+            )
         if not self.raised:
             return f"{reading}, above {OVER * self.threshold:.3g} again: over"
         return (
@@ -103,7 +113,11 @@ class Alarm(NamedTuple):
         )
 
 
-_MEASURED = {"embedding_collapse": "embedding_std", "rank_collapse": "effective_rank"}
+_MEASURED = {
+    "embedding_collapse": "embedding_std",
+    "rank_collapse": "effective_rank",
+    "below_start": "holdout_knn",
+}
 _MEANING = {
     "embedding_collapse": "all images get nearly the same embedding",
     "rank_collapse": "embeddings vary in a few directions only",
@@ -142,3 +156,28 @@ class Alarms:
                 self._raised[name], self._in_a_row[name] = not raised, 0
                 changes.append(Alarm(name, not raised, value, threshold))
         return changes
+
+
+class StartAlarm:
+    """The held-out kNN of a run that starts from weights has fallen below the start's.
+
+    Raised at the first reading MOST_FALL below the start, over at the first that is not below it: a
+    fall is reported once. A rate made for training from scratch is the usual reason.
+
+    Args:
+        start: What the evaluation of step 0 measured; without "holdout_knn" there is no alarm.
+    """
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._start, self._raised = start.get("holdout_knn"), False
+
+    def read(self, values: Mapping[str, float]) -> list[Alarm]:
+        """Take in the numbers of an evaluation. Returns what changes; mostly nothing."""
+        value = values.get("holdout_knn")
+        if self._start is None or value is None:
+            return []
+        threshold = self._start - MOST_FALL
+        if not (value >= self._start if self._raised else value <= threshold):
+            return []
+        self._raised = not self._raised
+        return [Alarm("below_start", self._raised, value, threshold)]

@@ -87,6 +87,8 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
                 # each rank's are equal under global statistics, and its own under local ones
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,  # no copies between gradients and messages
+                # a backbone that is frozen at first has no gradients to wait for
+                find_unused_parameters=recipe.tune.projector_first_steps > 0,
                 comm_hook=_COMPRESSION[recipe.optim.gradient_compression],
             )
         ],

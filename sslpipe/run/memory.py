@@ -97,6 +97,8 @@ def estimate_memory(
     )
     trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
+    if recipe.tune.l2_to_init:  # the start of what decays towards it
+        held += [p for name, p in model.named_parameters() if name.startswith("backbone.network.")]
     ahead = 1 if recipe.run.cache == "device" else recipe.run.prefetch + 2  # one used, one made
     optim = recipe.optim
     copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]

@@ -29,14 +29,14 @@ from sslpipe.distributed import Rank, agree
 from sslpipe.errors import UserError
 from sslpipe.faults import fault
 from sslpipe.models.sync_batchnorm import sync_batchnorm
-from sslpipe.optim import describe_groups, lr_at, set_lr
+from sslpipe.optim import describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe, digest, identity
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.console import run_console
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
-from sslpipe.run.health import Alarms
+from sslpipe.run.health import Alarms, StartAlarm
 from sslpipe.run.launch import (
     deterministic_algorithms,
     start_accelerator,
@@ -44,7 +44,7 @@ from sslpipe.run.launch import (
     training_device,
 )
 from sslpipe.run.lock import take_lock
-from sslpipe.run.log import RunLog
+from sslpipe.run.log import RunLog, read_metrics
 from sslpipe.run.memory import check_memory, estimate_memory
 from sslpipe.run.metadata import describe_run
 from sslpipe.run.quarantine import Quarantine
@@ -141,6 +141,7 @@ class Run:
         self.last_step, self.first_step = 0, 0
         self._watchdog, self._opened = watchdog, ExitStack()
         self._stopping, self._lr, self._grad_norm = False, 0.0, torch.zeros(())
+        self._start_alarm: StartAlarm | None = None
 
     # before the first step
 
@@ -357,7 +358,8 @@ class Run:
         waiting = self._meter.waiting(batches)
         for step, batch in zip(range(self.first_step, total), waiting, strict=False):
             self._watchdog(step, "training")
-            self._lr = set_lr(self._optimizer, lr_at(step, self.recipe.optim, total))
+            lr, ramp = lr_at(step, self.recipe.optim, total), ramp_at(step, self.recipe.tune)
+            self._lr = set_lr(self._optimizer, lr, ramp)
             self._guard.remember()
             yield step, batch
             if self._stopping:
@@ -442,7 +444,27 @@ class Run:
         self._watchdog(self.last_step, "evaluating")
         fault("train.monitor")
         with self._meter.paused():
-            self.reporter.evals(self.last_step, monitor())
+            values = monitor()
+            self.reporter.evals(self.last_step, values)
+        if self._start_alarm is not None:
+            self.reporter.alarms(self.last_step, self._start_alarm.read(values))
+
+    def evaluate_start(self, monitor: Monitor | None) -> None:
+        """Score held-out samples before the first step of a run that starts from weights.
+
+        A resumed run reads what was scored then: an alarm compares with it.
+
+        Args:
+            monitor: As in `evaluate_if_due`.
+        """
+        if monitor is None or not self.recipe.init or not self.recipe.run.monitor_steps:
+            return
+        if self.first_step == 0:
+            self._watchdog(0, "evaluating")
+            self.reporter.evals(0, monitor())
+        lines = read_metrics(self.run_dir, "eval") if self.process.rank == 0 else []
+        if lines and lines[0]["step"] == 0:
+            self._start_alarm = StartAlarm(lines[0])
 
     def save_if_due(self, step: int) -> None:
         """Save every run.save_steps, at the end, and where any rank was asked to stop.

@@ -6,10 +6,10 @@ import torch
 from sslpipe.errors import RecipeError
 from sslpipe.export.load import load_run
 from sslpipe.metric_learning.build import _copy_weights
-from sslpipe.metric_learning.model import freeze_layers
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import block_names, block_of
 from sslpipe.models.pooling import POOLS, GeM, L2Pool, MaxPool
+from sslpipe.models.tuning import freeze_layers
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes

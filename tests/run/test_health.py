@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.geometry import effective_rank
-from sslpipe.run.health import MOST_IMAGES, Alarm, Alarms, embedding_health
+from sslpipe.run.health import MOST_IMAGES, Alarm, Alarms, StartAlarm, embedding_health
 from tests.helpers.processes import run_processes
 
 
@@ -159,3 +159,22 @@ def test_alarms_say_what_real_embeddings_do() -> None:
     assert "all images get nearly the same embedding. Lower optim.peak_lr" in str(
         Alarm("embedding_collapse", True, 0.02, 0.1)
     )
+
+
+def test_a_fall_below_the_start_is_told_once_and_again_after_it_was_over():
+    alarm = StartAlarm({"step": 0, "holdout_knn": 0.8})
+    readings = [0.79, 0.785, 0.77, 0.5, 0.79, 0.9, 0.81, 0.7]
+    changes = [
+        (n, a.raised) for n, v in enumerate(readings) for a in alarm.read({"holdout_knn": v})
+    ]
+    assert changes == [(2, True), (5, False), (7, True)]
+    (raised,) = StartAlarm({"holdout_knn": 0.8}).read({"holdout_knn": 0.5})
+    for words in (
+        "0.3 below the 0.8",
+        "optim.peak_lr",
+        "tune.backbone_lr",
+        "projector_first_steps",
+    ):
+        assert words in str(raised)
+    assert not alarm.read({})
+    assert not StartAlarm({}).read({"holdout_knn": 0.1})

@@ -1,0 +1,123 @@
+"""What of a backbone that starts from weights is trained, when and how fast, against timm's."""
+
+import pytest
+import timm.optim
+import torch
+from torch import nn
+
+from sslpipe.models.backbones import build_backbone
+from sslpipe.models.tuning import PREFIX, ProjectorFirst, learning_rate_scale
+from sslpipe.optim import build_optimizer, ramp_at, set_lr
+from sslpipe.recipe.base import Component, Optim, Tune
+
+FAMILIES = (  # a small member each
+    "resnet18", "vit_tiny_patch16_224", "convnext_atto", "efficientnet_lite0", "regnetx_002",
+    "swin_tiny_patch4_window7_224", "densenet121", "mobilenetv4_conv_small", "maxvit_tiny_rw_224",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_rates_of_a_timm_network_are_those_of_timms_own_groups(name):
+    with torch.device("meta"):
+        backbone = build_backbone(Component(kind=f"timm/{name}"), crop_px=224)
+    groups = timm.optim.param_groups_layer_decay(backbone.network, layer_decay=0.5)
+    expected = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    scale = learning_rate_scale(backbone, backbone_lr=0.5, layer_decay=0.5, by_library=True)
+    for key, parameter in backbone.network.named_parameters():
+        assert scale(PREFIX + key) == 0.5 * expected[id(parameter)], key
+    assert scale("projector.0.weight") == 1
+    assert len({*expected.values()}) > 4
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "convnext_tiny", "mobilenet_v3_small"])
+def test_the_rates_of_a_torchvision_network_rise_in_forward_order(name):
+    with torch.device("meta"):
+        backbone = build_backbone(Component(kind=f"torchvision/{name}"), crop_px=224)
+    scale = learning_rate_scale(backbone, backbone_lr=1.0, layer_decay=0.5, by_library=True)
+    order = [k for k, _ in backbone.network.named_parameters() if "token" not in k]
+    rates = [scale(PREFIX + key) for key in order if "pos_embedding" not in key]
+    assert rates == sorted(rates)
+    assert rates[-1] == 1
+    assert len({*rates}) > 4
+
+
+def test_the_ramp_begins_where_the_backbone_does_and_only_slows_pretrained_groups():
+    tune = Tune(projector_first_steps=3, ramp_steps=4)
+    assert [ramp_at(step, tune) for step in range(9)] == [0, 0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
+    assert ramp_at(0, Tune()) == ramp_at(0, Tune(projector_first_steps=3)) == 1
+    model = nn.ModuleDict({"backbone": nn.ModuleDict({"network": nn.Linear(2, 2)})})
+    model["projector"] = nn.Linear(2, 2)
+    optimizer = build_optimizer(model, Optim(peak_lr=1.0), pretrained=PREFIX)
+    assert set_lr(optimizer, 2.0, ramp=0.25) == 2.0
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    for key, parameter in model.named_parameters():
+        assert rates[id(parameter)] == (0.5 if key.startswith(PREFIX) else 2.0)
+
+
+def test_a_network_is_frozen_in_the_first_steps_and_then_as_it_was():
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(), nn.BatchNorm2d(4))
+    network[3].eval()  # frozen for good, with its parameters
+    network[3].requires_grad_(False)
+    modes = [module.training for module in network.modules()]
+    first = ProjectorFirst([network], 2)
+    for step in range(4):
+        first.begin(step)
+        before = {key: value.clone() for key, value in network.state_dict().items()}
+        out = network(torch.rand(2, 3, 4, 4))
+        same = all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+        assert out.requires_grad == (not same) == (step >= 2)
+    assert [module.training for module in network.modules()] == modes
+    assert [p.requires_grad for p in network.parameters()] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+def test_weight_decay_towards_the_start_is_that_of_the_difference(kind):
+    """Of w - start, by the textbook's loop in float64; a projector's goes to 0 as ever."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"backbone": nn.ModuleDict({"network": nn.Linear(3, 2)})}).double()
+    model["projector"] = nn.Linear(2, 2).double()
+    optim = Optim(kind=kind, peak_lr=0.1, weight_decay=0.3, momentum=0.5)
+    strength, lr = 0.7, 0.1
+    optimizer = build_optimizer(model, optim, pretrained=PREFIX, l2_to_init=strength)
+    start = {key: value.detach().clone() for key, value in model.named_parameters()}
+    own = {key: value.clone() for key, value in start.items()}
+    velocity = {key: torch.zeros_like(value) for key, value in start.items()}
+    square = {key: torch.zeros_like(value) for key, value in start.items()}
+    for step in range(1, 5):
+        for key, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            w, g, at_start = own[key], parameter.grad.clone(), start[key]
+            pull = strength * (w - at_start) if key.startswith(PREFIX) else 0.3 * w
+            pull = pull if w.ndim > 1 else torch.zeros_like(w)
+            if kind == "adamw":
+                w = w - lr * pull
+                velocity[key] = 0.9 * velocity[key] + 0.1 * g
+                square[key] = 0.999 * square[key] + 0.001 * g**2
+                mean, var = velocity[key] / (1 - 0.9**step), square[key] / (1 - 0.999**step)
+                own[key] = w - lr * mean / (var.sqrt() + 1e-8)
+                continue
+            update = g + pull
+            if kind == "lars" and w.ndim > 1:
+                update = update * 0.001 * w.norm() / update.norm()
+            rate = lr if kind == "lars" else 1
+            velocity[key] = 0.5 * velocity[key] + rate * update
+            own[key] = w - (velocity[key] if kind == "lars" else lr * velocity[key])
+        optimizer.step()
+        for key, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.detach(), own[key], rtol=1e-12, atol=1e-12)
+
+
+def test_a_step_that_is_skipped_on_the_device_moves_nothing_to_the_start():
+    model = nn.ModuleDict({"backbone": nn.ModuleDict({"network": nn.Linear(3, 2)})})
+    optimizer = build_optimizer(
+        model, Optim(kind="lars", peak_lr=0.1), pretrained=PREFIX, l2_to_init=0.7
+    )
+    weight = model["backbone"]["network"].weight
+    with torch.no_grad():
+        weight += 1
+    before = weight.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert torch.equal(weight, before)
