@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sslpipe.cli.inputs import check_model, open_split
+from sslpipe.cli.inputs import OTHERS, check_model, open_split
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import Checkpoint
 from sslpipe.cli.terminal import console, report_bad
@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
     "file)"
 )
 def main(
-    model: Annotated[Path, typer.Argument(help="An export's folder, or a run directory.")],
+    model: Annotated[Path, typer.Argument(help=f"A run directory, {OTHERS}, or model.onnx.")],
     data: Annotated[str, typer.Option(help="The data set's dataset.json: a path or a URL.")],
     out: Annotated[
         Path,

@@ -1,4 +1,4 @@
-"""`sslpipe export`: a run's backbone in the formats of other libraries."""
+"""`sslpipe export`: a backbone in the formats of other libraries."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import check_run
+from sslpipe.cli.inputs import OTHERS, check_model
 from sslpipe.cli.recipes import Checkpoint
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
     epilog="Example: sslpipe export runs/photos --out out/backbone --format safetensors,onnx"
 )
 def main(
-    run: Annotated[Path, typer.Argument(help="The run directory of a training.")],
+    source: Annotated[Path, typer.Argument(help=f"The run directory of a training, or {OTHERS}.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")] = ...,  # type: ignore[assignment]
     format: Annotated[
         str,
@@ -31,18 +31,17 @@ def main(
     checkpoint: Checkpoint = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
 ) -> None:
-    """Write the trained backbone, each format proved in a clean process.
+    """Write the backbone, each format proved in a clean process.
 
     The process loads the format with the library that it is for, and compares the features.
     """
-    check_run(run)
+    check_model(source)
 
-    from sslpipe.export.load import load_run
-    from sslpipe.export.write import export_model, refusals
+    from sslpipe.export.write import export_model, load_for_export, refusals
 
     console = Console()
     formats = tuple(name.strip() for name in format.split(","))
-    model = load_run(run, with_projector=with_projector, checkpoint=checkpoint)
+    model = load_for_export(source, with_projector=with_projector, checkpoint=checkpoint)
     with console.status("writing each format and proving it in a clean process"):
         written = export_model(model, out, formats, overwrite=overwrite)
     lines = [f"{name}: {path}, proved equal in a clean process" for name, path in written.items()]

@@ -15,6 +15,11 @@ from sslpipe.errors import DataError, UserError, did_you_mean
 from sslpipe.weights.source import parse_source
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
+OTHERS = (  # for the help of a MODEL
+    "an export, a folder or file of weights (timm, torchvision, transformers, MoCo, DINO, VISSL, "
+    "lightly, solo-learn), KIND@FILE, or, with a network, timm:NAME, torchvision:NAME, "
+    "hf-hub:OWNER/NAME"
+)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 

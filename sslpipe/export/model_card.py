@@ -9,7 +9,7 @@ from sslpipe.portable import sha256_of
 from sslpipe.recipe import is_finetune
 
 TASK = "image-feature-extraction"
-TAGS = ("self-supervised-learning", "contrastive-learning")
+TAGS: tuple[str, ...] = ("self-supervised-learning", "contrastive-learning")
 TUNED_TAGS = ("metric-learning", "image-retrieval")
 NAMED_CLASSES = 20  # of those that were trained on; the others are counted
 HUB_USAGE = """import sslpipe
@@ -42,6 +42,12 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         f"A `{kind}` backbone trained by self-supervised contrastive learning with sslpipe: an "
         f"image in, {config['num_features']} features out (before any projector, {length})."
     )
+    init = metadata.get("init")
+    if init is not None and "digest" not in metadata:
+        about = (
+            f"A `{kind}` backbone whose weights another program trained; sslpipe wrote them anew: "
+            f"an image in, {config['num_features']} features out ({length})."
+        )
     if is_finetune(recipe):
         about = (
             f"An embedding of images for retrieval, recognition and verification: a `{kind}` "
@@ -58,8 +64,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         "| | |",
         "|---|---|",
         f"| backbone | `{kind}` {_settings(arguments)} |",
-        f"| input | RGB in [0, 1], shorter side to {view['resize_px']} px (bilinear, antialiased), "
-        f"central crop of {view['crop_px']} px |",
+        f"| input | RGB in [0, 1], {_resize(view)}, central crop of {view['crop_px']} px |",
         f"| normalised with | mean {_numbers(view['mean'])}, std {_numbers(view['std'])} |",
     ]
     if data:
@@ -69,6 +74,8 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         ]
     if is_finetune(recipe):
         lines += _training(recipe, metadata.get("classes_seen", []), data.get("classes") or [])
+    if init is not None:
+        lines.append(f"| weights from | {_source(init)} |")
     if config["projector"] is not None:
         lines.append(f"| projector | {_settings(config['projector'])}: `backbone.projector` |")
     if "digest" in metadata:
@@ -114,6 +121,9 @@ def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
 
     metadata = config["facts"]
     data = metadata.get("evaluation_data", {})
+    tags = TUNED_TAGS if is_finetune(metadata.get("recipe", {})) else TAGS
+    if "digest" not in metadata and "init" in metadata:  # trained elsewhere
+        tags = ()
     results = [
         EvalResult(
             task_type="image-classification" if row["metric"] == "top1" else TASK,
@@ -133,7 +143,7 @@ def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
     card = ModelCardData(
         library_name=library,
         pipeline_tag=TASK,
-        tags=[*(TUNED_TAGS if is_finetune(metadata.get("recipe", {})) else TAGS), "sslpipe"],
+        tags=[*tags, "sslpipe"],
         model_name=metadata.get("name", config["backbone"]["kind"]),
         eval_results=results or None,
     )
@@ -173,6 +183,26 @@ def _training(recipe: Mapping[str, Any], seen: Sequence[int], names: Sequence[st
         f"| classes seen | {classes} |",
         f"| started from | {start} |",
     ]
+
+
+def _resize(view: Mapping[str, Any]) -> str:
+    sides = "both sides" if view.get("squash") else "shorter side"
+    return (
+        f"{sides} to {view['resize_px']} px ({view.get('interpolation', 'bilinear')}, antialiased)"
+    )
+
+
+def _source(init: Mapping[str, Any]) -> str:
+    """Say which weights a backbone has, or has started from; see `load_backbone`."""
+    text = f"{_plain(str(init.get('source', '')))} ({_plain(str(init.get('format', '')))}"
+    sha256 = init.get("sha256") or init.get("weights_sha256")
+    if sha256:
+        text += f", sha256 `{sha256[:16]}`"
+    if init.get("loaded"):
+        text += f", {init['loaded']} tensors"
+    changed = [f"{key} {_plain(', '.join(init[key]))}" for key in ("resized",) if init.get(key)]
+    notes = [_plain(note) for note in init.get("notes", [])]
+    return "; ".join([f"{text})", *changed, *notes])
 
 
 def _component(component: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from sslpipe.evaluation.whiten import (
 from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.portable import write_atomically
+from sslpipe.weights.source import is_export
 
 
 def whiten_export(
@@ -48,6 +49,10 @@ def whiten_export(
     config_json = export / "config.json"
     if not config_json.is_file():
         raise UserError(f"{export} holds no config.json; name the folder of an export")
+    if not is_export(config_json):
+        raise UserError(
+            f"{export} is of another program; write an export of it with `sslpipe export` first"
+        )
     backbone = load_backbone(export)
     rows, metadata = load_embeddings(train)
     if metadata.get("backbone_sha256") != backbone.config.weights_sha256:

@@ -33,6 +33,7 @@ from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
 from sslpipe.export.verify import outputs
+from sslpipe.models.backbones import ONNX
 from sslpipe.portable import process_start
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "export_backbone",
     "export_model",
     "load_backbone",
+    "load_for_export",
     "refusals",
 ]
 
@@ -78,6 +80,33 @@ def export_backbone(
     """
     model = load_run(Path(run_dir), with_projector=with_projector, checkpoint=checkpoint)
     return export_model(model, out, formats, overwrite=overwrite)
+
+
+def load_for_export(
+    source: str | Path, *, with_projector: bool = False, checkpoint: str | None = None
+) -> FrozenBackbone:
+    """Load what is to be exported: a run, an export, or weights of another program.
+
+    Args:
+        source: As `load_backbone` takes it.
+        with_projector: Keep the projector; else it is left out.
+        checkpoint: Of a run.
+
+    Raises:
+        ExportError: There is no projector.
+        UserError: See `load_backbone`.
+    """
+    path = Path(source)
+    if (path / "recipe.json").is_file():
+        return load_run(path, with_projector=with_projector, checkpoint=checkpoint)
+    model = load_backbone(source, checkpoint=checkpoint)
+    if with_projector and model.projector is None:
+        raise ExportError(f"{source} has no projector to export")
+    if not with_projector:
+        model.projector = None
+        without = {"projector": None, "projector_sha256": None}
+        model.config = model.config.model_copy(update=without)
+    return model
 
 
 def export_model(
@@ -154,6 +183,14 @@ def refusals(model: FrozenBackbone) -> dict[str, str]:
 
 def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
     """Resolve "all" and repeats. Raises ExportError where a format is not possible."""
+    if model.config.backbone.kind == ONNX:
+        raise ExportError(
+            "an ONNX file has no weights to export; name the weights that it was made from"
+        )
+    if model.whitening is not None:
+        raise ExportError(
+            "a whitened export is not exported on: export what it was made from, then whiten that"
+        )
     known = f"known: {', '.join(FORMATS)}, all"
     for name in formats:
         if name not in (*FORMATS, "all"):

@@ -2,7 +2,7 @@
 
 A recipe names one by `kind`: "small_resnet", "torchvision/resnet18", "timm/vit_small_patch16_224".
 What stands before the slash is the table's entry, what stands after it the architecture.
-No pretrained weights are ever loaded: a run starts from a recipe and a seed.
+Built with random weights; `sslpipe.load_backbone` fills in those that others trained.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from sslpipe.models.pooling import POOLS, set_pool
 from sslpipe.recipe.base import Component, Positive
 from sslpipe.registry import Table, build, typed
 
+ONNX = "onnx"  # the kind of a backbone that is a program in a file; see weights.onnx_file
 Stem = Literal["imagenet", "small_pool", "small"]
 STEMS: dict[str, str] = {
     "imagenet": "7x7 stride-2 convolution and max-pool: 1/4 of the resolution",
@@ -75,6 +76,11 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     Raises:
         RecipeError: a kind, an architecture or an argument that does not exist.
     """
+    if component.kind == ONNX:
+        raise RecipeError(
+            "an ONNX file can be embedded with and compared with; it cannot be trained or built "
+            "anew: name the weights that it was made from"
+        )
     arguments = component.arguments
     embedding_dim = arguments.pop("embedding_dim", None)
     embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
@@ -283,6 +289,8 @@ def timm_backbone(
         if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
             _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
             network.set_input_size(img_size=(crop_px, crop_px))
+        elif "img_size" not in arguments and _made_for_another_size(network, crop_px):
+            network.set_input_size(img_size=(crop_px, crop_px))
         stem_name = _set_stem(network, timm.models.ResNet, stem, crop_px)
         return Backbone(network, int(network.head_hidden_size), stem_name)
     except RecipeError:
@@ -301,6 +309,13 @@ _NOT_OF_TIMM = {
     "features_only": "gives one feature vector an image",
     "in_chans": "sees images of three channels",
 }
+
+
+def _made_for_another_size(network: Any, crop_px: int) -> bool:
+    """Whether a timm network takes images of one size only, another one, and can be changed."""
+    config = network.pretrained_cfg
+    other = config.get("input_size", (3, crop_px, crop_px))[-1] != crop_px
+    return other and config.get("fixed_input_size", False) and hasattr(network, "set_input_size")
 
 
 def _check_patches(architecture: str, patch_px: int, crop_px: int) -> None:

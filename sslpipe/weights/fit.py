@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import WeightsError
-from sslpipe.models.backbones import CLASSIFIERS, Backbone
+from sslpipe.models.backbones import Backbone
 from sslpipe.models.pooling import is_pooling
 
 Tensors = dict[str, Tensor]
@@ -45,14 +46,15 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     given = dict(tensors)
     if not _fits(own, given):
         given = _converted(family, architecture, network, given)
+    given = _with_three_channels(own, given)
     # what is missing on each side
     missing = [key for key in own if key not in given]
     unexpected = [key for key in given if key not in own]
     wrong = [key for key in own if key in given and given[key].shape != own[key].shape]
     lacking = [key for key in missing if not key.endswith("num_batches_tracked")]
-    foreign = [key for key in unexpected if not _is_leftover(key)]
+    foreign = [key for key in unexpected if not is_leftover(key)]
     if foreign and not lacking and not wrong:
-        heads = _classifier_keys(family, architecture, network)
+        heads = _classifier_keys(family, kind, network)
         foreign = [key for key in foreign if key not in heads]
     if lacking or foreign or wrong:
         raise WeightsError(_misfit(backbone, kind, what, own, given, lacking, foreign, wrong))
@@ -75,7 +77,8 @@ def _fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> bool:
     return all(key in given and given[key].shape == own[key].shape for key in own)
 
 
-def _is_leftover(key: str) -> bool:
+def is_leftover(key: str) -> bool:
+    """Say whether a key is of a head, of a computed table or of a pretext task, by its name."""
     parts = key.split(".")
     return (
         parts[0] in HEADS
@@ -103,6 +106,17 @@ def _converted(family: str, architecture: str, network: nn.Module, given: Tensor
     return given
 
 
+def _with_three_channels(own: Mapping[str, Tensor], given: Tensors) -> Tensors:
+    """Repeat a first convolution of grey images for RGB: the same output where R = G = B."""
+    adapted = dict(given)
+    for key, tensor in own.items():
+        theirs = given.get(key)
+        grey = theirs is not None and theirs.ndim == tensor.ndim == 4 and theirs.shape[1] == 1
+        if theirs is not None and grey and tensor.shape == (len(theirs), 3, *theirs.shape[2:]):
+            adapted[key] = theirs.repeat(1, 3, 1, 1) / 3  # (O, 1, H, W) -> (O, 3, H, W)
+    return adapted
+
+
 def _resized_table(table: Tensor, own: Tensor) -> Tensor:
     """Resize torchvision's position table, (1, 1 + n n, D), as timm does its own."""
     from timm.layers import resample_abs_pos_embed
@@ -124,23 +138,30 @@ def _timm_filter(architecture: str) -> Callable[..., Mapping[str, Any]] | None:
     return next((getattr(module, name) for name in names if hasattr(module, name)), None)
 
 
-def _classifier_keys(family: str, architecture: str, network: nn.Module) -> set[str]:
+def skeleton(kind: str, **arguments: Any) -> nn.Module:
+    """Build a classifier of timm or torchvision, with no memory for its weights if that works."""
+    import timm
+    import torchvision
+
+    family, _, name = kind.partition("/")
+    create = timm.create_model if family == "timm" else torchvision.models.get_model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with torch.device("meta"):
+                network: nn.Module = create(name, **arguments)
+        except (NotImplementedError, RuntimeError):  # its constructor reads what it computes
+            network = create(name, **arguments)
+        return network
+
+
+def _classifier_keys(family: str, kind: str, network: nn.Module) -> set[str]:
     """Return the keys that the architecture has with its classifier, and not without."""
-    if family == "timm":
-        import timm
-
-        arguments = {k: v for k, v in network._model_args.items() if k != "num_classes"}  # type: ignore[union-attr]
-        with torch.device("meta"):
-            full = timm.create_model(architecture, **arguments)
-        return set(full.state_dict()) - set(network.state_dict())
-    if family == "torchvision":
-        import torchvision
-
-        with torch.device("meta"):
-            full = torchvision.models.get_model(architecture, weights=None)
-        head = CLASSIFIERS[type(full).__name__]
-        return {key for key in full.state_dict() if key.startswith(f"{head}.")}
-    return set()
+    if family not in ("timm", "torchvision"):
+        return set()
+    stated: Any = getattr(network, "_model_args", {})  # what timm itself would rebuild it from
+    arguments = {key: value for key, value in stated.items() if key != "num_classes"}
+    return set(skeleton(kind, **arguments).state_dict()) - set(network.state_dict())
 
 
 def _misfit(
@@ -155,7 +176,12 @@ def _misfit(
 ) -> str:
     """Say what does not fit: the first keys on both sides, and the remedy."""
     first = given.get("conv1.weight")
-    if backbone.stem is not None and first is not None and wrong == ["conv1.weight"]:
+    if (
+        first is not None
+        and backbone.stem is not None
+        and wrong == ["conv1.weight"]
+        and first.shape[2:] != own["conv1.weight"].shape[2:]
+    ):
         theirs = "imagenet" if first.shape[-1] == 7 else "small"
         return (
             f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the "

@@ -1,15 +1,17 @@
-"""How programs name an encoder's tensors in their checkpoints: LAYOUTS, the first that fits.
+"""How programs name an encoder's tensors in their checkpoints: prefixes, wrappers, other names.
 
-A layout turns a file's tree into tensors with the keys of torchvision's or timm's own networks.
+A checkpoint's tree becomes one encoder with the keys of torchvision's or timm's own networks.
 """
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from sslpipe.errors import WeightsError
+from sslpipe.models.limits import within_memory
+from sslpipe.recipe.base import Component
 from sslpipe.weights.files import Tree, is_state_dict
 from sslpipe.weights.fit import HEADS
 
@@ -23,46 +25,126 @@ class Encoder:
     Args:
         format: The name of the layout, for reports.
         tensors: Key -> tensor; a classifier may be among them.
-        kinds: Architectures that have these keys, if the layout knows; the first is usual.
+        component: The network that has these keys, where the layout tells.
         dropped: Keys of the file that are not the encoder's.
         notes: Sentences for people: what was chosen.
-        stem: Of a ResNet whose first convolution is 3x3, if the layout knows it.
+        stem: Of a ResNet whose first convolution is 3x3, where the layout tells.
     """
 
     format: str
     tensors: Tensors
-    kinds: tuple[str, ...] = ()
+    component: Component | None = None
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stem: str | None = None
 
 
+class Prefix(NamedTuple):
+    """Where a program keeps its encoder.
+
+    Args:
+        format: The program.
+        encoder: Prefix of the encoder's keys.
+        beside: Prefixes of what stands beside it, one of which has to be there; (): nothing has.
+        note: What was chosen, where there is a choice.
+        stem: See Encoder.
+    """
+
+    format: str
+    encoder: str
+    beside: tuple[str, ...]
+    note: str = ""
+    stem: str | None = None
+
+
+_QUERY = "the query encoder is taken, as {}'s own evaluation does; {} is its momentum copy"
+PREFIXES = (
+    Prefix("MoCo", "encoder_q.", ("encoder_k.",), _QUERY.format("MoCo v2", "encoder_k")),
+    Prefix("MoCo", "encoder_q.", ()),
+    Prefix(
+        "MoCo v3",
+        "base_encoder.",
+        ("momentum_encoder.", "predictor."),
+        _QUERY.format("MoCo v3", "momentum_encoder"),
+    ),
+    Prefix(
+        "lightly",
+        "teacher_backbone.",
+        ("student_backbone.",),
+        "the teacher is taken, as DINO's own evaluation does: the momentum copy of the student",
+    ),
+    Prefix(
+        "lightly",
+        "backbone.",
+        ("backbone_momentum.",),
+        "the trained encoder is taken; backbone_momentum is its momentum copy",
+    ),
+    Prefix("lightly", "backbone.", ("projection_head.", "prediction_head.", "prototypes.")),
+    Prefix(
+        "solo-learn",
+        "backbone.",
+        ("momentum_backbone.",),
+        "the online encoder is taken, as solo-learn's own evaluation does; momentum_backbone is "
+        "its momentum copy",
+        stem="small",
+    ),
+    Prefix("solo-learn", "backbone.", ("projector.", "classifier."), stem="small"),
+    Prefix(
+        "solo-learn",
+        "encoder.",
+        ("momentum_encoder.",),
+        "the online encoder is taken, as solo-learn's own evaluation does; momentum_encoder is its "
+        "momentum copy",
+        stem="small",
+    ),
+    Prefix("solo-learn", "encoder.", ("projector.",), stem="small"),
+    Prefix("VISSL", "_feature_blocks.", ()),
+    Prefix("VISSL", "base_model._feature_blocks.", ()),
+    Prefix("part of a larger model", "backbone.", ()),
+    Prefix("part of a larger model", "model.", ()),
+)
+
+# modules of torchvision's ResNet as lightly's nn.Sequential(*list(resnet.children())[:-1]) has them
+_CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
+
+
 def find_encoder(tree: Tree, what: str) -> Encoder:
-    """Find the encoder in a file's tree.
+    """Find the encoder in a checkpoint.
 
     Raises:
         WeightsError: There is no table of tensors in it.
     """
-    state = _state_dict(tree)
+    state, program, note = _state_dict(tree)
     if state is None:
         keys = ", ".join(map(repr, list(tree)[:5]))
         raise WeightsError(f"{what} holds no table of tensors; it has {keys or 'nothing'}")
     tensors = {_plain(key): tensor for key, tensor in state.items()}
-    for layout in LAYOUTS:
-        found = layout(tensors)
-        if found is not None:
-            return found
-    return Encoder("state dict", tensors)
+    encoder = _of_efficientnet_pytorch(tensors) or _of_export(tensors) or _unwrapped(tensors)
+    if program:
+        encoder.format = program
+        encoder.notes.insert(0, note)
+    return encoder
 
 
-def _state_dict(tree: Tree) -> Any:
-    """Return the table of tensors of a checkpoint: averaged weights where it has them."""
+def _state_dict(tree: Tree) -> tuple[Any, str, str]:
+    """Return the table of tensors of a checkpoint, its program, and which one was chosen."""
     if is_state_dict(tree):
-        return tree
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):  # the order of timm
+        return tree, "", ""
+    if is_state_dict(tree.get("teacher")):
+        note = "the teacher is taken, as DINO's own evaluation does: the momentum copy"
+        return tree["teacher"], "DINO", note
+    trunk = tree.get("classy_state_dict")
+    for key in ("base_model", "model", "trunk"):
+        trunk = trunk.get(key) if isinstance(trunk, dict) else None
+    if is_state_dict(trunk):
+        return trunk, "VISSL", "the trunk of VISSL's base_model is taken"
+    for key in ("state_dict_ema", "model_ema"):  # the order of timm
         if is_state_dict(tree.get(key)):
-            return tree[key]
-    return None
+            return tree[key], "timm", f"the averaged weights are taken, {key}"
+    for key in ("state_dict", "model"):
+        if is_state_dict(tree.get(key)):
+            return tree[key], "", ""
+    return None, "", ""
 
 
 def _plain(key: str) -> str:
@@ -72,34 +154,62 @@ def _plain(key: str) -> str:
     return key
 
 
-def _efficientnet_pytorch(tensors: Tensors) -> Encoder | None:
+def _unwrapped(tensors: Tensors) -> Encoder:
+    """Take an encoder out of the larger model that it was trained in."""
+    for prefix in PREFIXES:
+        inner = {
+            _plain(key.removeprefix(prefix.encoder)): tensor
+            for key, tensor in tensors.items()
+            if key.startswith(prefix.encoder)
+        }
+        others = [key for key in tensors if not key.startswith(prefix.encoder)]
+        if not inner or not (not prefix.beside or any(k.startswith(prefix.beside) for k in others)):
+            continue
+        notes = [prefix.note] if prefix.note else []
+        bare = _from_children(inner)
+        # lightly and solo-learn differ in this habit where their other modules have one name
+        name = "lightly" if bare is not inner else prefix.format
+        return Encoder(name, bare, None, others, notes, prefix.stem)
+    return Encoder("state dict", tensors)
+
+
+def _from_children(tensors: Tensors) -> Tensors:
+    """Name a ResNet's modules that were numbered by an nn.Sequential; others stay as they are."""
+    numbers = {key.partition(".")[0] for key in tensors}
+    if not numbers <= _CHILDREN.keys() or "4" not in numbers:
+        return tensors
+    return {re.sub(r"^\d", lambda m: _CHILDREN[m[0]], key): t for key, t in tensors.items()}
+
+
+def _of_export(tensors: Tensors) -> Encoder | None:
+    """Weights of an export or a run of sslpipe without the files beside them."""
+    tensors = {key.removeprefix("backbone."): t for key, t in tensors.items()}
+    inner = {k.removeprefix("network."): t for k, t in tensors.items() if k.startswith("network.")}
+    others = [key for key in tensors if not key.startswith("network.")]
+    alone = all(key.startswith(("embedding.", "projector.", "predictor.")) for key in others)
+    # some networks have a part of that name
+    if not inner or not alone or any(key[0].isdigit() for key in inner):
+        return None
+    return Encoder("sslpipe", inner, None, others)
+
+
+def _of_efficientnet_pytorch(tensors: Tensors) -> Encoder | None:
     """EfficientNet and its Lite variants by EfficientNet-PyTorch: timm's order, other names."""
     if not {"_conv_stem.weight", "_blocks.0._depthwise_conv.weight"} <= tensors.keys():
         return None
     from timm import create_model, list_models
 
-    from sslpipe.models.limits import within_memory
-
     squeezed = any("._se_reduce." in key for key in tensors)
-    names = list_models("tf_efficientnet_b?" if squeezed else "tf_efficientnet_lite?")
-    for name in names:
+    for name in list_models("tf_efficientnet_b?" if squeezed else "tf_efficientnet_lite?"):
         with within_memory("backbone"):
             own = create_model(name).state_dict()
-        # EfficientNet-PyTorch names no classifier apart: the orders are compared whole
         pairs = list(zip(own.items(), tensors.items(), strict=False))
         same = len(own) == len(tensors) and all(
-            a.shape == b.shape and _leaf(key) == _leaf(other)
+            (a.shape == b.shape or key.partition(".")[0] in HEADS)  # any number of classes
+            and key.rpartition(".")[2] == other.rpartition(".")[2]
             for (key, a), (other, b) in pairs
-            if key.partition(".")[0] not in HEADS
         )
         if same:
             renamed = {key: tensor for (key, _), (_, tensor) in pairs}
-            return Encoder("EfficientNet-PyTorch", renamed, (f"timm/{name}",))
+            return Encoder("EfficientNet-PyTorch", renamed, Component(kind=f"timm/{name}"))
     return None
-
-
-def _leaf(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-LAYOUTS: tuple[Callable[[Tensors], Encoder | None], ...] = (_efficientnet_pytorch,)

@@ -3,17 +3,30 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.errors import WeightsError
-from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.errors import WeightsError, did_you_mean
+from sslpipe.models.backbones import ONNX, Backbone, build_backbone
 from sslpipe.models.limits import within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.run.records import parse_object
+from sslpipe.weights import architectures
 from sslpipe.weights.files import read_tree
 from sslpipe.weights.fit import fit_tensors
+from sslpipe.weights.huggingface import transformers_encoder
 from sslpipe.weights.layouts import Encoder, find_encoder
+from sslpipe.weights.onnx_file import read_onnx
 from sslpipe.weights.source import Source
-from sslpipe.weights.views import UNKNOWN, make_view, timm_view, torchvision_view
+from sslpipe.weights.views import timm_view, torchvision_view, transformers_view, unknown_view
+
+MOST_CANDIDATES = 12  # networks that are built to tell which one a file is of
+# layouts of weights that were trained as the architecture's own library trains them
+_OF_ITS_LIBRARY = ("EfficientNet-PyTorch", "sslpipe", "state dict", "timm")
+# arguments in timm's config.json that a backbone has not, or whose place the view takes
+_NOT_BUILT = ("img_size", "in_chans", "num_classes")
+_SAME = 1e-5  # features of two networks differ by less, relative to the largest: they are one
 
 
 class Weights(NamedTuple):
@@ -32,40 +45,75 @@ class Weights(NamedTuple):
     view: EvalView
     report: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        """For titles: the architecture, or an ONNX file's name."""
+        if self.component.kind == ONNX:
+            return Path(self.report["source"]).stem
+        return self.component.kind.rpartition("/")[2]
+
+
+class Named(NamedTuple):
+    """The architecture that a source itself is of.
+
+    Args:
+        component: The network.
+        tag: Of timm's weights, "" where none is named.
+        by_keys: Nobody named it: it was told from keys and shapes.
+    """
+
+    component: Component
+    tag: str = ""
+    by_keys: bool = False
+
 
 def read_weights(source: Source, component: Component | None, crop_px: int | None) -> Weights:
     """Read a file or folder of another program.
 
     Args:
-        source: Of the scheme "path".
+        source: Of the scheme "path" or "onnx".
         component: The backbone that the weights must fit; None: the source's own.
         crop_px: Side of the images; None: that of the weights.
 
     Raises:
         WeightsError: It cannot be read, or less than the whole backbone fits.
+        RecipeError: A recipe is to train an ONNX file.
     """
     what = source.text
+    if source.scheme == "onnx":
+        if component is not None:
+            build_backbone(Component(kind=ONNX), crop_px=1)  # says that it cannot be trained
+        backbone, view, report = read_onnx(source.path, what, crop_px)
+        return Weights(backbone, Component(kind=ONNX), view, report)
+    # the tensors of one encoder, and its architecture
     tree, sha256 = read_tree(source.path)
+    config = _read_object(source.path, "config.json")
     encoder = find_encoder(tree, what)
     del tree
-    config = _folder_config(source.path)
-    named = _named_component(source, config, encoder, component)
-    view, notes = _view(what, crop_px, named, config, sha256)
-    wanted = component or named
+    if "model_type" in config:
+        encoder = transformers_encoder(config, encoder.tensors, what)
+    named = _named(source, config, encoder, component)
+    # images as it knows them
+    view, notes = _view(source, crop_px, named, config, encoder, sha256)
+    # the network, with its weights
+    wanted = component or named.component
     backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
     report = fit_tensors(backbone, wanted.kind, encoder.tensors, what)
     report["unexpected"] += encoder.dropped
-    found = {"source": what, "format": _format(encoder, config), "sha256": sha256}
-    return Weights(backbone, wanted, view, {**found, **report, "notes": [*encoder.notes, *notes]})
+    notes = [*encoder.notes, *notes]
+    if named.by_keys and component is None:
+        notes.insert(0, f"keys and shapes are those of {named.component.kind}; nobody named it")
+    found = {
+        "source": what,
+        "format": "timm" if "architecture" in config else encoder.format,
+        "sha256": sha256,
+    }
+    return Weights(backbone, wanted, view, {**found, **report, "notes": notes})
 
 
-def _format(encoder: Encoder, config: dict[str, Any]) -> str:
-    return "timm" if "architecture" in config else encoder.format
-
-
-def _folder_config(path: Path) -> dict[str, Any]:
-    """Read the config.json of a folder; {} for a file. Raises: WeightsError where it is damaged."""
-    file = path / "config.json"
+def _read_object(path: Path, name: str) -> dict[str, Any]:
+    """Read a JSON file of a folder; {} where there is none. Raises: WeightsError for damage."""
+    file = path / name
     if not path.is_dir() or not file.is_file():
         return {}
     try:
@@ -74,59 +122,139 @@ def _folder_config(path: Path) -> dict[str, Any]:
         raise WeightsError(f"{file} is damaged ({error}); copy the folder again") from error
 
 
-def _named_component(
+def _named(
     source: Source, config: dict[str, Any], encoder: Encoder, wanted: Component | None
-) -> Component:
-    """Return the architecture that the source itself is of.
-
-    Named by the user, by the folder, by the layout, or else by the recipe.
-    """
+) -> Named:
+    """Find the source's own architecture: by the user, the folder, the layout, or its keys."""
     if source.kind is not None:
-        return Component(kind=source.kind)
+        kind, _, tag = source.kind.partition(".")
+        return Named(Component(kind=kind if kind.startswith("timm/") else source.kind), tag)
     if "architecture" in config:
-        return Component(kind=f"timm/{config['architecture']}", **config.get("model_args", {}))
-    if encoder.kinds:
-        return Component(kind=encoder.kinds[0])
+        try:
+            stated = dict(config.get("model_args") or {})
+            tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
+            tree["kind"] = "timm/" + config["architecture"]
+            return Named(Component.model_validate(tree))
+        except (TypeError, ValueError) as error:  # pydantic's are of the latter
+            text = " ".join(str(error).split())
+            raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
+    if encoder.component is not None:
+        return Named(encoder.component)
     if wanted is not None:
-        return wanted
-    raise WeightsError(
-        f"{source.text} names no architecture; write it before the file, as in "
-        f"timm/resnet50@{source.path}"
-    )
+        return Named(wanted, by_keys=True)
+    return Named(Component(kind=_identified(source, encoder)), by_keys=True)
+
+
+def _identified(source: Source, encoder: Encoder) -> str:
+    """Tell the architecture from keys and shapes.
+
+    Torchvision's counts where it has these; of several in timm, all must give the same features.
+
+    Raises:
+        WeightsError: None, or several that differ; names what is nearest.
+    """
+    remedy = f"write it before the file, as in timm/resnet50@{source.path}"
+    kinds = architectures.candidates(encoder.tensors)
+    if not kinds:
+        first = ", ".join(map(repr, list(encoder.tensors)[:3]))
+        raise WeightsError(
+            f"{source.text} names no architecture, and timm and torchvision have none with its "
+            f"keys and shapes ({first}, ...; format: {encoder.format}); {remedy}"
+        )
+    of_torchvision = [kind for kind in kinds if kind.startswith("torchvision/")]
+    if of_torchvision or len(kinds) == 1:
+        return (of_torchvision or kinds)[0]
+    # the same weights in each: which ones give other features?
+    reference: Tensor | None = None
+    fitting: list[str] = []
+    for kind in sorted(kinds, key=len)[:MOST_CANDIDATES]:
+        try:
+            features, resized = _features(kind, encoder)
+        except WeightsError:
+            continue
+        if resized:  # made for another size
+            continue
+        if reference is not None and not _equal(features, reference):
+            raise WeightsError(
+                f"{source.text} names no architecture, and its keys and shapes are those of "
+                f"several that give other features: {', '.join(kinds)}; {remedy}"
+            )
+        reference = features
+        fitting.append(kind)
+    if not fitting or len(kinds) > MOST_CANDIDATES:
+        raise WeightsError(
+            f"{source.text} names no architecture; it may be of {', '.join(kinds)}; {remedy}"
+        )
+    return fitting[0]
+
+
+@torch.no_grad()
+def _features(kind: str, encoder: Encoder) -> tuple[Tensor, list[str]]:
+    """Compute features of one noise image at the architecture's own size."""
+    size = own_size(kind)
+    backbone, _ = _build(Component(kind=kind), size, encoder, fixed=False)
+    report = fit_tensors(backbone, kind, encoder.tensors, kind)
+    image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return backbone.eval()(image), report["resized"]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a - b).abs().max() <= _SAME * b.abs().max())
+
+
+def own_size(kind: str) -> int:
+    """Return the side of the images that an architecture is made for, 224 px if nothing is said."""
+    family, _, name = kind.partition("/")
+    if family != "timm":
+        return 224
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    return 224 if config is None else int(config.input_size[-1])
 
 
 def _view(
-    what: str, crop_px: int | None, component: Component, config: dict[str, Any], sha256: str
+    source: Source,
+    crop_px: int | None,
+    named: Named,
+    config: dict[str, Any],
+    encoder: Encoder,
+    sha256: str,
 ) -> tuple[EvalView, list[str]]:
     """Make the view that the weights were trained for, or ImageNet's and say so."""
-    family, _, architecture = component.kind.partition("/")
-    if family == "timm":
+    what = source.text
+    if "model_type" in config:
+        stated = _read_object(source.path, "preprocessor_config.json")
+        return transformers_view(what, crop_px, config, stated)
+    if "architecture" in config:
+        stated = config.get("pretrained_cfg", config)
+        return timm_view(what, crop_px, stated, (config.get("model_args") or {}).get("img_size"))
+    family, _, architecture = named.component.kind.partition("/")
+    of_its_library = encoder.format in _OF_ITS_LIBRARY and not named.by_keys
+    if family == "timm" and (of_its_library or named.tag):
         import timm
 
-        if "architecture" in config:
-            return timm_view(what, crop_px, config.get("pretrained_cfg", config))
-        if timm.models.is_model_pretrained(architecture):
-            of_release = timm.get_pretrained_cfg(architecture)
+        name = f"{architecture}.{named.tag}" if named.tag else architecture
+        tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{architecture}.*")]
+        if named.tag and named.tag not in tags:
+            raise WeightsError(
+                f"{what}: timm has no weights {name!r}{did_you_mean(named.tag, tags)}; tags of "
+                f"{architecture}: {', '.join(tags) or 'none'}"
+            )
+        if timm.models.is_model_pretrained(name):
+            of_release = timm.get_pretrained_cfg(name)
             view, notes = timm_view(what, crop_px, of_release.to_dict())
-            name, _, tag = architecture.partition(".")
-            said = f"the view is that of {name}.{of_release.tag}, timm's usual weights of this name"
-            return view, notes if tag else [said, *notes]
-    if family == "torchvision" and not config:
-        import torchvision
-
-        if architecture in torchvision.models.list_models(module=torchvision.models):
-            return torchvision_view(what, crop_px, architecture, sha256)
-    view, notes = make_view(what, crop_px, resize=256)
-    return view, [UNKNOWN, *notes]
+            said = f"the view is that of {architecture}.{of_release.tag}, timm's usual weights"
+            return view, notes if named.tag else [said, *notes]
+    if family == "torchvision" and encoder.format == "state dict":
+        return torchvision_view(what, crop_px, architecture, sha256)
+    return unknown_view(what, crop_px, size=own_size(named.component.kind))
 
 
 def _build(
     component: Component, crop_px: int, encoder: Encoder, *, fixed: bool
 ) -> tuple[Backbone, Component]:
     """Build the network; the weights decide a ResNet's stem, unless a recipe does."""
-    kind, _, tag = component.kind.partition(".")  # timm's tag names weights, not a network
-    if tag and kind.startswith("timm/"):
-        component = Component(kind=kind, **component.arguments)
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)
     first = encoder.tensors.get("conv1.weight")

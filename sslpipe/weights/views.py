@@ -8,7 +8,9 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import WeightsError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-UNKNOWN = "mean and std are ImageNet's and images have 224 of 256 px: the source names none"
+UNKNOWN = (
+    "mean, std and the crop (7/8 of the image) are ImageNet's usual ones: the source names none"
+)
 
 
 def make_view(
@@ -38,6 +40,7 @@ def make_view(
         The view, and sentences on what it could not take over.
     """
     notes = []
+    mean, std = (list(each) * 3 if len(each) == 1 else each for each in (mean, std))  # of grey
     if interpolation not in ("bilinear", "bicubic"):
         notes.append(f"images are resized bicubically, not by the weights' own {interpolation}")
         interpolation = "bicubic"
@@ -60,22 +63,41 @@ def make_view(
     return view, notes
 
 
-def timm_view(
-    what: str, crop_px: int | None, config: Mapping[str, Any]
+def unknown_view(
+    what: str, crop_px: int | None, *, size: int = 224, **known: Any
 ) -> tuple[EvalView, list[str]]:
-    """Make the view of a pretrained_cfg of timm."""
+    """Make ImageNet's view for weights that name none, and say so."""
+    view, notes = make_view(what, crop_px, size=size, resize=round(size * 8 / 7), **known)
+    return view, [UNKNOWN, *notes]
+
+
+def timm_view(
+    what: str, crop_px: int | None, config: Mapping[str, Any], img_size: Any = None
+) -> tuple[EvalView, list[str]]:
+    """Make the view of a pretrained_cfg of timm.
+
+    Args:
+        what: Names the source in messages.
+        crop_px: Side of the views; None: its own.
+        config: The pretrained_cfg.
+        img_size: That the network was built for, a side or two, if it says so.
+    """
     from timm.data import resolve_data_config
 
-    # as create_transform reads it
-    data = resolve_data_config({}, pretrained_cfg=dict(config))
-    height, width = data["input_size"][-2:]
+    try:  # as create_transform reads it
+        data = resolve_data_config({}, pretrained_cfg=dict(config))
+        sides = data["input_size"][-2:] if img_size is None else img_size
+        height, width = (int(sides),) * 2 if isinstance(sides, int) else map(int, sides)
+        resize = math.floor(height / data["crop_pct"])
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise WeightsError(f"{what}: its pretrained_cfg is garbled: {error!r}") from error
     if height != width:
         raise WeightsError(f"{what} takes images of {height} x {width}; only square ones are made")
     view, notes = make_view(
         what,
         crop_px,
         size=height,
-        resize=math.floor(height / data["crop_pct"]),
+        resize=resize,
         mean=data["mean"],
         std=data["std"],
         interpolation=data["interpolation"],
@@ -92,12 +114,16 @@ def torchvision_view(
     """Make the view of the release of torchvision's weights that this file is, told by its hash."""
     import torchvision
 
+    if architecture not in torchvision.models.list_models(module=torchvision.models):
+        return unknown_view(what, crop_px)  # it will be refused when it is built
     weights = list(torchvision.models.get_model_weights(architecture))
     # the URL of a release ends with the first digits of its sha256
-    known = [w for w in weights if f"-{sha256[:8]}." in w.url]
+    digits = [w.url.rpartition("/")[2].rpartition("-")[2].partition(".")[0] for w in weights]
+    known = [
+        w for w, d in zip(weights, digits, strict=True) if len(d) >= 8 and sha256.startswith(d)
+    ]
     if not known:
-        view, notes = make_view(what, crop_px, resize=256)
-        return view, [UNKNOWN, *notes]
+        return unknown_view(what, crop_px)
     transforms = known[0].transforms()
     return make_view(
         what,
@@ -108,3 +134,52 @@ def torchvision_view(
         std=transforms.std,
         interpolation=transforms.interpolation.value,
     )
+
+
+def transformers_view(
+    what: str, crop_px: int | None, config: Mapping[str, Any], stated: Mapping[str, Any]
+) -> tuple[EvalView, list[str]]:
+    """Make the view of a folder of transformers.
+
+    Args:
+        what: Names the source in messages.
+        crop_px: Side of the views; None: its own.
+        config: Its config.json.
+        stated: Its preprocessor_config.json; {} where it has none.
+    """
+    if not stated:
+        return unknown_view(what, crop_px, size=int(config.get("image_size", 224)))
+    try:
+        size, crop = _sides(stated.get("size", 224)), _sides(stated.get("crop_size", 224))
+        cropped = bool(stated.get("do_center_crop", False))
+        share = stated.get("crop_pct")  # of ConvNeXt: a crop below 384 px, squashed from there on
+        if share is not None and size < (384,):
+            cropped, crop, size = True, size, (int(size[0] / float(share)),)
+        normalised = bool(stated.get("do_normalize", True))
+        return make_view(
+            what,
+            crop_px,
+            size=crop[0] if cropped else size[0],
+            resize=size[0],
+            mean=stated["image_mean"] if normalised else (0, 0, 0),
+            std=stated["image_std"] if normalised else (1, 1, 1),
+            interpolation=_PIL[int(stated.get("resample", 2))],
+            squash=len(size) == 2 or (share is not None and not cropped),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+        raise WeightsError(f"{what}: its preprocessor_config.json is garbled: {error!r}") from error
+
+
+_PIL = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by PIL's numbers
+
+
+def _sides(value: Any) -> tuple[int, ...]:
+    """Take a size of transformers: (shorter side,), or (height, width)."""
+    if not isinstance(value, Mapping):
+        return (int(value), int(value))
+    if "shortest_edge" in value:
+        return (int(value["shortest_edge"]),)
+    height, width = int(value["height"]), int(value["width"])
+    if height != width:
+        raise ValueError(f"images of {height} x {width}, and only square ones are made")
+    return height, width

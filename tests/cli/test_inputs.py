@@ -53,7 +53,7 @@ MISTAKES = {
     "slurm, streams": ("slurm {r} --data {d} --run-dir {n} --nodes 3", "does not divide over 3"),
     "slurm, name": ("slurm {r} --data {d} --run-dir {n} --job-name a;b", "job-name"),
     "status": ("status {n}", "holds no run"),
-    "export": ("export {n} --out {n}", "holds no run"),
+    "export": ("export {n} --out {n}", "neither an export nor a run"),
     "export, option": ("export {m} --outt {n}", "No such option"),
     "embed, model": ("embed {n} --data {d} --out {n}.npz", "neither an export nor a run"),
     "embed, data": ("embed {m} --data {n} --out {n}.npz", "cannot read"),

@@ -1,0 +1,257 @@
+"""Folders of Hugging Face transformers: ViT, DINOv2, ConvNeXt and ResNet, as timm's networks.
+
+Keys become those of the model's original code, which timm's own filters read.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslpipe.errors import WeightsError, did_you_mean
+from sslpipe.recipe.base import Component
+from sslpipe.weights.layouts import Encoder
+
+Config = Mapping[str, Any]
+Tensors = dict[str, Tensor]
+Rules = tuple[tuple[str, str], ...]  # pattern of a whole key -> what it becomes
+
+_LAYER = r"encoder\.layer\.(\d+)\."
+_BLOCK: Rules = (
+    (r"embeddings\.(cls_token|mask_token|register_tokens)", r"\1"),
+    (r"embeddings\.position_embeddings", r"pos_embed"),
+    (r"embeddings\.patch_embeddings\.projection\.(.*)", r"patch_embed.proj.\1"),
+    (_LAYER + r"attention\.output\.dense\.(.*)", r"blocks.\1.attn.proj.\2"),
+    (_LAYER + r"layernorm_before\.(.*)", r"blocks.\1.norm1.\2"),
+    (_LAYER + r"layernorm_after\.(.*)", r"blocks.\1.norm2.\2"),
+    (_LAYER + r"intermediate\.dense\.(.*)", r"blocks.\1.mlp.fc1.\2"),
+    (_LAYER + r"output\.dense\.(.*)", r"blocks.\1.mlp.fc2.\2"),
+    (_LAYER + r"(norm[12]|mlp\.fc[12])\.(.*)", r"blocks.\1.\2.\3"),
+    (_LAYER + r"layer_scale([12])\.lambda1", r"blocks.\1.ls\2.gamma"),
+    (_LAYER + r"mlp\.weights_in\.(.*)", r"blocks.\1.mlp.w12.\2"),
+    (_LAYER + r"mlp\.weights_out\.(.*)", r"blocks.\1.mlp.w3.\2"),
+    (r"layernorm\.(.*)", r"norm.\1"),
+    (r"classifier\.(.*)", r"head.\1"),
+)
+_STAGE = r"encoder\.stages\.(\d+)\."
+_CONVNEXT: Rules = (
+    (r"embeddings\.patch_embeddings\.(.*)", r"downsample_layers.0.0.\1"),
+    (r"embeddings\.layernorm\.(.*)", r"downsample_layers.0.1.\1"),
+    (_STAGE + r"downsampling_layer\.(.*)", r"downsample_layers.\1.\2"),
+    (_STAGE + r"layers\.(\d+)\.(dwconv|pwconv[12])\.(.*)", r"stages.\1.\2.\3.\4"),
+    (_STAGE + r"layers\.(\d+)\.layernorm\.(.*)", r"stages.\1.\2.norm.\3"),
+    (_STAGE + r"layers\.(\d+)\.layer_scale_parameter", r"stages.\1.\2.gamma"),
+    (_STAGE + r"layers\.(\d+)\.grn\.weight", r"stages.\1.\2.grn.gamma"),
+    (_STAGE + r"layers\.(\d+)\.grn\.bias", r"stages.\1.\2.grn.beta"),
+    (r"layernorm\.(.*)", r"norm.\1"),
+    (r"classifier\.(.*)", r"head.\1"),
+)
+_NORM = r"normalization\.(.*)"
+_RESNET: Rules = (
+    (r"embedder\.embedder\.convolution\.(.*)", r"conv1.\1"),
+    (r"embedder\.embedder\." + _NORM, r"bn1.\1"),
+    (_STAGE + r"layers\.(\d+)\.shortcut\.convolution\.(.*)", r"layer{}.\2.downsample.0.\3"),
+    (_STAGE + r"layers\.(\d+)\.shortcut\." + _NORM, r"layer{}.\2.downsample.1.\3"),
+    (_STAGE + r"layers\.(\d+)\.layer\.0\.convolution\.(.*)", r"layer{}.\2.conv1.\3"),
+    (_STAGE + r"layers\.(\d+)\.layer\.1\.convolution\.(.*)", r"layer{}.\2.conv2.\3"),
+    (_STAGE + r"layers\.(\d+)\.layer\.2\.convolution\.(.*)", r"layer{}.\2.conv3.\3"),
+    (_STAGE + r"layers\.(\d+)\.layer\.0\." + _NORM, r"layer{}.\2.bn1.\3"),
+    (_STAGE + r"layers\.(\d+)\.layer\.1\." + _NORM, r"layer{}.\2.bn2.\3"),
+    (_STAGE + r"layers\.(\d+)\.layer\.2\." + _NORM, r"layer{}.\2.bn3.\3"),
+    (r"classifier\.1\.(.*)", r"fc.\1"),
+)
+
+# (width, depth, heads) -> the size in timm's names
+_SIZES = {
+    (192, 12, 3): "tiny",
+    (384, 12, 6): "small",
+    (768, 12, 12): "base",
+    (1024, 24, 16): "large",
+    (1280, 32, 16): "huge",
+    (1536, 40, 24): "giant",
+}
+_CONVNEXTS: dict[tuple[tuple[int, ...], ...], str] = {
+    ((3, 3, 9, 3), (96, 192, 384, 768)): "tiny",
+    ((3, 3, 27, 3), (96, 192, 384, 768)): "small",
+    ((3, 3, 27, 3), (128, 256, 512, 1024)): "base",
+    ((3, 3, 27, 3), (192, 384, 768, 1536)): "large",
+    ((3, 3, 27, 3), (256, 512, 1024, 2048)): "xlarge",
+}
+_RESNETS: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {
+    ("basic", (2, 2, 2, 2), (64, 128, 256, 512)): 18,
+    ("basic", (3, 4, 6, 3), (64, 128, 256, 512)): 34,
+    ("bottleneck", (3, 4, 6, 3), (256, 512, 1024, 2048)): 50,
+    ("bottleneck", (3, 4, 23, 3), (256, 512, 1024, 2048)): 101,
+    ("bottleneck", (3, 8, 36, 3), (256, 512, 1024, 2048)): 152,
+}
+
+
+def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder:
+    """Rename the tensors of a folder of transformers, and name timm's or torchvision's network.
+
+    Args:
+        config: Its config.json.
+        tensors: Of its weights.
+        what: Names the source in messages.
+
+    Raises:
+        WeightsError: A model that is not read, or a variant that timm and torchvision have not.
+    """
+    model_type = str(config.get("model_type"))
+    if model_type not in MODELS:
+        raise WeightsError(
+            f"{what}: model_type {model_type!r} of transformers is not read"
+            f"{did_you_mean(model_type, MODELS)}; known: {', '.join(MODELS)}"
+        )
+    rules, find_component = MODELS[model_type]
+    bare = {key.removeprefix(f"{model_type}."): tensor for key, tensor in tensors.items()}
+    if model_type in ("vit", "dinov2", "dinov2_with_registers"):
+        bare = _join_attention(bare)
+    renamed, dropped = _rename(bare, rules)
+    try:
+        component = find_component(config, bare)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise WeightsError(
+            f"{what}: its config.json lacks or garbles what a {model_type} needs: {error!r}"
+        ) from error
+    encoder = Encoder("transformers", renamed, component, dropped)
+    if dropped:
+        encoder.notes.append("features are those before the model's own pooler")
+    return encoder
+
+
+def _rename(tensors: Tensors, rules: Rules) -> tuple[Tensors, list[str]]:
+    """Rename what a rule knows; poolers and the like are listed, the rest stays as it is."""
+    renamed: Tensors = {}
+    dropped = []
+    for key, tensor in tensors.items():
+        if key.startswith(("pooler.", "decoder.")):  # a layer behind the features; SimMIM's head
+            dropped.append(key)
+            continue
+        for pattern, becomes in rules:
+            if (match := re.fullmatch(pattern, key)) is not None:
+                # torchvision counts layers from 1
+                counted = becomes.format(int(match[1]) + 1) if "{}" in becomes else becomes
+                key = match.expand(counted)
+                break
+        renamed[key] = tensor
+    return renamed, dropped
+
+
+def _join_attention(tensors: Tensors) -> Tensors:
+    """Join query, key and value into one matrix, as the original code has it."""
+    joined = dict(tensors)
+    for key in tensors:
+        match = re.fullmatch(_LAYER + r"attention\.attention\.query\.(weight|bias)", key)
+        if match is None:
+            continue
+        parts = [key.replace(".query.", f".{name}.") for name in ("query", "key", "value")]
+        if all(part in joined for part in parts):
+            three = torch.cat([joined.pop(part) for part in parts])
+            joined[f"blocks.{match[1]}.attn.qkv.{match[2]}"] = three
+    return joined
+
+
+def _require(config: Config, **expected: Any) -> None:
+    for key, value in expected.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{key} = {config[key]!r}, and only {value!r} is read")
+
+
+def _vit(config: Config, tensors: Tensors) -> Component:
+    _require(config, hidden_act="gelu", num_channels=3)
+    size = _SIZES.get(_width_depth_heads(config), "")
+    patch, width = int(config["patch_size"]), int(config["hidden_size"])
+    ratio = int(config["intermediate_size"]) / width
+    bias = bool(config.get("qkv_bias", True))
+    kind = f"vit_{size}_patch{patch}_224"
+    if _in_timm(kind) and ratio == 4 and bias:
+        return Component(kind=f"timm/{kind}")
+    others = {**_sizes(config), "mlp_ratio": ratio, "qkv_bias": bias}
+    return _component("timm/vit_base_patch16_224", others)
+
+
+def _dinov2(config: Config, tensors: Tensors) -> Component:
+    _require(config, hidden_act="gelu", num_channels=3, qkv_bias=True)
+    size = _SIZES.get(_width_depth_heads(config), "")
+    registers = int(config.get("num_register_tokens", 0))
+    gated = bool(config.get("use_swiglu_ffn", False))
+    middle = {0: "", 4: "reg4_"}.get(registers)
+    if middle is None:
+        raise ValueError(f"num_register_tokens = {registers}, and only 0 and 4 are read")
+    kind = f"vit_{size}_patch14_{middle}dinov2"
+    usual = int(config["patch_size"]) == 14 and gated == (size == "giant")
+    if _in_timm(kind) and usual and config.get("mlp_ratio", 4) == 4:
+        return Component(kind=f"timm/{kind}")
+    inner = tensors[f"encoder.layer.0.mlp.{'weights_in' if gated else 'fc1'}.weight"].shape[0]
+    width = int(config["hidden_size"])
+    ratio = inner / width
+    if int(width * ratio) != inner:  # as timm computes it
+        ratio = (inner + 0.5) / width
+    kind = f"timm/vit_{'giant' if gated else 'base'}_patch14_{middle}dinov2"
+    return _component(kind, {**_sizes(config), "mlp_ratio": ratio})
+
+
+def _convnext(config: Config, tensors: Tensors) -> Component:
+    _require(config, hidden_act="gelu", num_channels=3, patch_size=4)
+    second = any(".grn." in key for key in tensors)
+    depths, dims = (tuple(map(int, config[key])) for key in ("depths", "hidden_sizes"))
+    name = f"convnext{'v2' * second}_{_CONVNEXTS.get((depths, dims), '')}"
+    if _in_timm(name):
+        return Component(kind=f"timm/{name}")
+    kind = f"timm/convnext{'v2' * second}_tiny"
+    return _component(kind, {"depths": list(depths), "dims": list(dims)})
+
+
+def _resnet(config: Config, tensors: Tensors) -> Component:
+    _require(
+        config,
+        hidden_act="relu",
+        num_channels=3,
+        embedding_size=64,
+        downsample_in_first_stage=False,
+        downsample_in_bottleneck=False,
+    )
+    depths, sizes = (tuple(map(int, config[key])) for key in ("depths", "hidden_sizes"))
+    layers = _RESNETS.get((str(config["layer_type"]), depths, sizes))
+    if layers is None:
+        raise ValueError(
+            f"depths = {depths} and hidden_sizes = {sizes} are no ResNet of torchvision"
+        )
+    return Component(kind=f"torchvision/resnet{layers}")
+
+
+def _component(kind: str, arguments: Mapping[str, Any]) -> Component:
+    return Component.model_validate({"kind": kind, **arguments})
+
+
+def _width_depth_heads(config: Config) -> tuple[int, int, int]:
+    width, depth, heads = (
+        int(config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    return width, depth, heads
+
+
+def _sizes(config: Config) -> dict[str, int]:
+    width, depth, heads = _width_depth_heads(config)
+    patch = int(config["patch_size"])
+    return {"embed_dim": width, "depth": depth, "num_heads": heads, "patch_size": patch}
+
+
+def _in_timm(name: str) -> bool:
+    import timm
+
+    return bool(timm.is_model(name))
+
+
+# model_type -> how keys are renamed, and what names the network
+MODELS: dict[str, tuple[Rules, Callable[[Config, Tensors], Component]]] = {
+    "vit": (_BLOCK, _vit),
+    "dinov2": (_BLOCK, _dinov2),
+    "dinov2_with_registers": (_BLOCK, _dinov2),
+    "convnext": (_CONVNEXT, _convnext),
+    "convnextv2": (_CONVNEXT, _convnext),
+    "resnet": (_RESNET, _resnet),
+}

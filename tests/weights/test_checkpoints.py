@@ -1,0 +1,175 @@
+"""Checkpoints of self-supervised programs: their encoder is found, whole, and said which."""
+
+import argparse
+from collections import OrderedDict
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from sslpipe.errors import WeightsError
+from sslpipe.export.load import load_backbone
+from tests.helpers.weights import difference, equals, randomised, saved
+
+
+def prefixed(prefix, network, but=()):
+    state = network.state_dict()
+    return {f"{prefix}{key}": t for key, t in state.items() if not key.startswith(but)}
+
+
+def resnet(seed=0, **options):
+    return randomised(torchvision.models.resnet18(**options), seed)
+
+
+HEAD = {"0.weight": torch.ones(4, 512), "0.bias": torch.ones(4)}
+
+
+def head(prefix):
+    return {f"{prefix}{key}": t for key, t in HEAD.items()}
+
+
+def moco(online, momentum):
+    tree = {**prefixed("module.encoder_q.", online, "fc"), **head("module.encoder_q.fc.")}
+    tree |= {**prefixed("module.encoder_k.", momentum, "fc"), **head("module.encoder_k.fc.")}
+    queue = {"module.queue": torch.ones(4, 8), "module.queue_ptr": torch.zeros(1)}
+    args = {"epoch": 3, "arch": "resnet18", "optimizer": {"param_groups": []}}
+    return {**args, "state_dict": OrderedDict(tree | queue)}
+
+
+def moco_v3(online, momentum):
+    tree = {**prefixed("module.base_encoder.", online, "fc"), **head("module.base_encoder.fc.")}
+    tree |= prefixed("module.momentum_encoder.", momentum, "fc") | head("module.predictor.")
+    return {"epoch": 3, "state_dict": tree}
+
+
+def dino(online, momentum):
+    student = {**prefixed("module.backbone.", online, "fc"), **head("module.head.mlp.")}
+    teacher = {**prefixed("backbone.", momentum, "fc"), **head("head.mlp.")}
+    return {"student": student, "teacher": teacher, "args": argparse.Namespace(arch="resnet18")}
+
+
+def vissl(online, momentum):
+    heads = {"0.clf.0.weight": torch.ones(4, 512)}
+    trunk = prefixed("_feature_blocks.", online, "fc")
+    return {"classy_state_dict": {"base_model": {"model": {"trunk": trunk, "heads": heads}}}}
+
+
+def solo_learn(online, momentum):
+    tree = {**prefixed("backbone.", online, "fc"), **prefixed("momentum_backbone.", momentum, "fc")}
+    return {"state_dict": {**tree, **head("projector."), **head("classifier.")}, "epoch": 3}
+
+
+def solo_learn_old(online, momentum):
+    return {"state_dict": {**prefixed("encoder.", online, "fc"), **head("projector.")}}
+
+
+def lightly(online, momentum):
+    children = nn.Sequential(*list(online.children())[:-1])
+    copy = nn.Sequential(*list(momentum.children())[:-1])
+    tree = {**prefixed("backbone.", children), **prefixed("backbone_momentum.", copy)}
+    return {"state_dict": {**tree, **head("projection_head.layers.")}}
+
+
+def lightly_dino(online, momentum):
+    student = nn.Sequential(*list(online.children())[:-1])
+    teacher = nn.Sequential(*list(momentum.children())[:-1])
+    tree = {**prefixed("student_backbone.", student), **prefixed("teacher_backbone.", teacher)}
+    return {"state_dict": {**tree, **head("student_head.layers.")}}
+
+
+def barlow_twins(online, momentum):
+    return {"model": {**prefixed("module.backbone.", online, "fc"), **head("module.projector.")}}
+
+
+def of_a_module(online, momentum):
+    return {"state_dict": prefixed("model.", online)}
+
+
+# program -> layout, format in the report, whether the momentum encoder is taken, word of the note
+PROGRAMS = {
+    "MoCo v2": (moco, "MoCo", False, "encoder_k is its momentum copy"),
+    "MoCo v3": (moco_v3, "MoCo v3", False, "momentum_encoder is its momentum copy"),
+    "DINO": (dino, "DINO", True, "teacher is taken"),
+    "VISSL": (vissl, "VISSL", False, "trunk"),
+    "solo-learn": (solo_learn, "solo-learn", False, "momentum_backbone is its momentum copy"),
+    "solo-learn before 2022": (solo_learn_old, "solo-learn", False, ""),
+    "lightly": (lightly, "lightly", False, "backbone_momentum is its momentum copy"),
+    "lightly, DINO": (lightly_dino, "lightly", True, "teacher is taken"),
+    "Barlow Twins": (barlow_twins, "solo-learn", False, ""),
+    "a module of one's own": (of_a_module, "part of a larger model", False, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def encoders():
+    return resnet(seed=1), resnet(seed=2)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_encoder_is_found_and_said(tmp_path, encoders, program):
+    layout, name, of_momentum, word = PROGRAMS[program]
+    model = load_backbone(saved(layout(*encoders), tmp_path, "checkpoint.pth.tar"), crop_px=32)
+    taken, other = encoders[of_momentum], encoders[not of_momentum]
+    assert equals(model, taken)
+    assert not equals(model, other)
+    assert model.config.backbone.model_dump() == {
+        "kind": "torchvision/resnet18",
+        "stem": "imagenet",
+    }
+    init = model.config.facts["init"]
+    assert (init["format"], init["loaded"], init["missing"]) == (name, 120, [])
+    assert word in " ".join(init["notes"])
+    assert "torchvision/resnet18" in " ".join(init["notes"])  # nobody named it
+    assert all("layer1" not in key or "momentum" in key or "student" in key or "encoder_k" in key
+               for key in init["unexpected"])  # fmt: skip
+
+
+def test_a_vit_of_moco_v3_is_timms(tmp_path):
+    network = randomised(timm.create_model("vit_tiny_patch16_224", num_classes=0))
+    tree = prefixed("module.base_encoder.", network) | head("module.base_encoder.head.")
+    tree |= prefixed("module.momentum_encoder.", network)
+    path = saved({"state_dict": tree}, tmp_path)
+    model = load_backbone(f"timm/vit_tiny_patch16_224@{path}")
+    assert equals(model, network)
+    assert model.config.facts["init"]["format"] == "MoCo v3"
+    # the view is ImageNet's: timm's own weights of this name have another one
+    assert model.view.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
+    tagged = load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21k@{path}")
+    assert tagged.view.mean.tolist() == pytest.approx([0.5, 0.5, 0.5])
+
+
+def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):
+    small = resnet()
+    small.conv1, small.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+    small.fc = nn.Identity()
+    path = saved(solo_learn(small, small), tmp_path)
+    model = load_backbone(path, crop_px=32)
+    assert model.config.backbone.arguments == {"stem": "small"}
+    assert difference(model, small, 32) <= 1e-5
+    # a bare state dict does not say whether there was a max-pool
+    bare = saved(small.state_dict(), tmp_path, "bare.pth")
+    with pytest.raises(WeightsError, match=r"3x3.*max-pool"):
+        load_backbone(f"torchvision/resnet18@{bare}", crop_px=32)
+
+
+def test_averaged_weights_are_preferred_and_said(tmp_path):
+    tree = {"state_dict": resnet(1).state_dict(), "state_dict_ema": resnet(2).state_dict()}
+    model = load_backbone(f"torchvision/resnet18@{saved(tree, tmp_path)}", crop_px=32)
+    assert equals(model, resnet(2))
+    assert "averaged weights" in model.config.facts["init"]["notes"][0]
+
+
+def test_wrappers_of_training_are_no_part_of_a_name(tmp_path):
+    network = resnet()
+    for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."):
+        path = saved(prefixed(prefix, network), tmp_path)
+        assert equals(load_backbone(path, crop_px=32), network)
+
+
+def test_weights_of_an_export_alone_are_read(tmp_path):
+    tree = {f"network.{key}": t for key, t in resnet().state_dict().items() if "fc." not in key}
+    model = load_backbone(saved(tree, tmp_path), crop_px=32)
+    assert model.config.facts["init"]["format"] == "sslpipe"
+    assert equals(model, resnet())

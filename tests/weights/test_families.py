@@ -1,0 +1,99 @@
+"""One member of each family of timm and torchvision: every tensor is loaded, bit for bit."""
+
+import pytest
+import timm
+import torchvision
+from torch import nn
+
+from sslpipe.export.load import load_backbone
+from sslpipe.models.backbones import CLASSIFIERS
+from tests.helpers.weights import difference, equals, randomised, saved
+
+# words in the names of a family's smallest members, the smallest first
+SMALL = (
+    "test_", "zepto", "atto", "femto", "pico", "nano", "xxtiny", "xtiny", "xxs", "_mini", "tiny",
+    "_050", "_t0", "_s0", "_m0", "_b0", "_s1", "_xs", "_ti", "121", "small", "18", "26", "_s",
+    "_t", "_b",
+)  # fmt: skip
+QUICK = ("convnext", "efficientnet", "resnet", "swin_transformer_v2_cr", "vision_transformer")
+SMALLEST = {"mobilenetv3": "mobilenetv3_small_050", "mlp_mixer": "gmixer_12_224"}
+LARGE_PX = 400  # features of larger images take minutes; the tensors are compared all the same
+
+TORCHVISION = {
+    "ConvNeXt": "convnext_tiny",
+    "DenseNet": "densenet121",
+    "EfficientNet": "efficientnet_b0",
+    "MobileNetV2": "mobilenet_v2",
+    "MobileNetV3": "mobilenet_v3_small",
+    "RegNet": "regnet_y_400mf",
+    "ResNet": "resnet18",
+    "ShuffleNetV2": "shufflenet_v2_x0_5",
+    "SwinTransformer": "swin_t",
+    "VisionTransformer": "vit_b_32",
+}
+
+
+def smallest(family: str) -> str:
+    """A small model of a module of timm, by its name."""
+    names = sorted(timm.list_models(module=family), key=len)
+    ranked = sorted(names, key=lambda n: next((i for i, w in enumerate(SMALL) if w in n), 99))
+    wanted = SMALLEST.get(family)
+    return wanted if wanted in names else ranked[0]
+
+
+def check(kind: str, full: nn.Module, headless: nn.Module, tmp_path) -> None:
+    """The full network's file gives the headless network, tensors and features."""
+    headless.load_state_dict(full.state_dict())
+    headless.eval()
+    path = saved(full.state_dict(), tmp_path)
+    model = load_backbone(f"{kind}@{path}")
+    path.unlink()
+    own = model.backbone.network.state_dict()
+    assert all(own[key].equal(full.state_dict()[key]) for key in own)
+    init = model.config.facts["init"]
+    assert (init["loaded"], init["missing"], init["resized"]) == (len(own), [], [])
+    assert set(init["unexpected"]) == set(full.state_dict()) - set(own)
+    if kind.startswith("timm/"):
+        headless.reset_classifier(0)
+    else:
+        parent, _, name = CLASSIFIERS[type(full).__name__].rpartition(".")
+        setattr(headless.get_submodule(parent), name, nn.Identity())
+    assert equals(model, headless)
+    if model.view.crop_px <= LARGE_PX:
+        assert difference(model, headless, model.view.crop_px) <= 1e-5
+
+
+def check_timm(family: str, tmp_path) -> None:
+    name = smallest(family)
+    full, headless = randomised(timm.create_model(name)), timm.create_model(name)
+    check(f"timm/{name}", full, headless, tmp_path)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_a_family_of_timm_loads_whole(family, tmp_path):
+    check_timm(family, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", [f for f in timm.list_modules() if timm.list_models(module=f)])
+def test_every_family_of_timm_loads_whole(family, tmp_path):
+    check_timm(family, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["MobileNetV3", "ResNet", "ShuffleNetV2"])
+def test_a_family_of_torchvision_loads_whole(family, tmp_path):
+    check_torchvision(family, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_every_family_of_torchvision_loads_whole(family, tmp_path):
+    check_torchvision(family, tmp_path)
+
+
+def check_torchvision(family: str, tmp_path) -> None:
+    create = torchvision.models.get_model
+    full, headless = (create(TORCHVISION[family], weights=None) for _ in range(2))
+    assert type(full).__name__ == family
+    check(f"torchvision/{TORCHVISION[family]}", randomised(full), headless, tmp_path)

@@ -1,0 +1,189 @@
+"""A file that is damaged, hostile or of another network is one line, and nothing of it is run."""
+
+import json
+import os
+import pickle
+import re
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from sslpipe.errors import UserError, WeightsError
+from sslpipe.export.load import load_backbone
+from sslpipe.recipe.base import Component
+from tests.helpers.weights import randomised, saved
+
+
+@pytest.fixture(scope="module")
+def state():
+    return dict(randomised(torchvision.models.resnet18()).state_dict())
+
+
+def refused(source, **options) -> str:
+    with pytest.raises(UserError) as caught:
+        load_backbone(source, **options)
+    text = str(caught.value)
+    assert text.isprintable()
+    assert len(text) < 4100
+    return text
+
+
+class Malice:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch", "torch, legacy", "inside a checkpoint"])
+def test_a_pickle_that_runs_a_command_does_not_run_it(tmp_path, state, form):
+    path, proof = tmp_path / "weights.pth", tmp_path / "was_here"
+    malice = Malice(f"touch {proof}")
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(malice))
+    elif form == "inside a checkpoint":
+        torch.save({"state_dict": state, "config": malice}, path)
+    else:
+        torch.save({"conv1.weight": malice}, path, _use_new_zipfile_serialization=form == "torch")
+    text = refused(f"torchvision/resnet18@{path}")
+    assert not proof.exists()
+    assert "weights.pth" in text
+    if form in ("torch", "inside a checkpoint"):
+        assert "system" in text
+        assert "safetensors.torch.save_file" in text  # what to do
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin", ".ckpt"])
+def test_a_truncated_file_is_one_line(tmp_path, state, suffix):
+    path = tmp_path / f"weights{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    raw = path.read_bytes()
+    for size in (0, 7, 9, 1000, len(raw) // 2, len(raw) - 1):
+        path.write_bytes(raw[:size])
+        assert path.name in refused(f"torchvision/resnet18@{path}")
+
+
+def changed(state, **changes):
+    return {**state, **{key.replace("__", "."): value for key, value in changes.items()}}
+
+
+MISFITS = {
+    "a wrong shape": (
+        lambda s: changed(s, layer1__0__conv1__weight=torch.ones(64, 32, 3, 3)),
+        r"layer1\.0\.conv1\.weight is \(64, 32, 3, 3\), not \(64, 64, 3, 3\)",
+    ),
+    "a missing key": (
+        lambda s: {k: t for k, t in s.items() if k != "layer3.1.bn2.bias"},
+        r"has no 'layer3\.1\.bn2\.bias'",
+    ),
+    "an extra key": (
+        lambda s: changed(s, layer5__0__weight=torch.ones(3)),
+        r"the backbone has no 'layer5\.0\.weight'",
+    ),
+    "not finite": (lambda s: changed(s, bn1__bias=torch.full((64,), float("nan"))), "not finite"),
+    "integers": (lambda s: changed(s, bn1__bias=torch.ones(64, dtype=torch.int64)), "int64"),
+    "other tensors": (lambda s: {"a": torch.ones(2), "b": torch.ones(3)}, r"'conv1\.weight'"),
+    "no tensors": (lambda s: {"epoch": 3, "state_dict": {}}, "no table of tensors; it has 'epoch'"),
+    "nothing": (lambda s: {}, "no table of tensors"),
+    "a list": (lambda s: [torch.ones(2)], "holds a list"),
+    "a tensor": (lambda s: torch.ones(2), "holds a Tensor"),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_what_does_not_fit_whole_is_refused(tmp_path, state, what):
+    change, message = MISFITS[what]
+    path = saved(change(state), tmp_path)
+    text = refused(f"torchvision/resnet18@{path}")
+    assert re.search(message, text), text
+
+
+def test_a_larger_network_of_the_same_keys_is_not_cut(tmp_path, state):
+    deeper = torchvision.models.resnet34().state_dict()
+    text = refused(f"torchvision/resnet18@{saved(deeper, tmp_path)}")
+    assert "the backbone has no 'layer1.2.conv1.weight'" in text
+
+
+def test_an_architecture_that_nobody_names_is_told_or_asked_for(tmp_path, state):
+    path = saved({"a.weight": torch.ones(2), "b.weight": torch.ones(3)}, tmp_path)
+    text = refused(path)
+    assert "names no architecture" in text
+    assert "'a.weight'" in text
+    assert f"timm/resnet50@{path}" in text
+
+
+def test_a_small_stem_in_the_recipe_is_named_with_the_remedy(tmp_path, state):
+    path = saved(state, tmp_path)
+    for stem in ("auto", "small", "small_pool"):
+        component = Component(kind="torchvision/resnet18", stem=stem)
+        text = refused(path, component=component, crop_px=32)
+        assert "is 7x7" in text
+        assert "set backbone.stem = 'imagenet'" in text
+    component = Component(kind="torchvision/resnet18", stem="imagenet")
+    assert load_backbone(path, component=component, crop_px=32).view.crop_px == 32
+
+
+def test_files_that_are_not_there_or_too_many_are_named(tmp_path, state):
+    assert "there is no" in refused(tmp_path / "none.pth")
+    assert "there is no" in refused(f"timm/resnet18@{tmp_path}/none.pth")
+    for name in ("a.pth", "b.pth"):
+        saved({}, tmp_path, name)
+    assert "several files of weights (a.pth, b.pth)" in refused(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "neither an export nor a run" in refused(tmp_path / "empty")
+    path = saved(state, tmp_path, "c.pth")
+    assert "did you mean 'resnet18'" in refused(f"torchvision/resnet81@{path}")
+    assert "did you mean" in refused(f"timm/resnet18.a1_in1kk@{path}")
+    assert "--checkpoint" in refused(path, checkpoint="step-4")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {"crop_pct": "x"}}'),
+        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {"input_size": 3}}'),
+        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {"mean": [1, 2]}}'),
+        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": 3}'),
+        ("config.json", '{"architecture": "resnet18", "model_args": 3}'),
+        ("config.json", '{"architecture": "resnet18", "model_args": {"x": {"y": "\\u0000"}}}'),
+        ("config.json", '{"architecture": ["resnet18"]}'),
+        ("config.json", '{"model_type": "resnet"}'),
+        ("config.json", '{"model_type": "resnet", "depths": 3, "hidden_sizes": [1]}'),
+        ("config.json", '{"model_type": "vit", "patch_size": 0, "hidden_size": 0}'),
+        ("config.json", '{"model_type": 7}'),
+        ("config.json", '{"model_type": '),
+    ],
+)
+def test_a_folder_of_another_program_with_a_garbled_config_is_one_line(tmp_path, state, name, text):
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / name).write_text(text)
+    assert str(tmp_path) in refused(tmp_path)
+
+
+def test_an_index_of_parts_reads_only_what_lies_beside_it(tmp_path, state):
+    (tmp_path / "parts").mkdir()
+    keys = sorted(state)
+    halves = {"one.safetensors": keys[:60], "two.safetensors": keys[60:]}
+    for name, part in halves.items():
+        save_file({key: state[key] for key in part}, tmp_path / "parts" / name)
+    weight_map = {key: name for name, part in halves.items() for key in part}
+    index = tmp_path / "parts" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    model = load_backbone(f"torchvision/resnet18@{tmp_path / 'parts'}", crop_px=32)
+    own = model.backbone.network.state_dict()
+    assert all(torch.equal(own[key], state[key]) for key in own)
+    for wrong in ("../one.safetensors", "none.safetensors", "/etc/passwd"):
+        index.write_text(json.dumps({"weight_map": {"conv1.weight": wrong}}))
+        assert "not beside it" in refused(f"torchvision/resnet18@{tmp_path / 'parts'}")
+    index.write_text("{}")
+    assert "no index of weights" in refused(f"torchvision/resnet18@{tmp_path / 'parts'}")
+
+
+def test_a_wrong_kind_of_file_is_one_line(tmp_path):
+    for name, raw in (("a.pth", b"text"), ("b.safetensors", b"{}"), ("c.bin", b"\x00" * 100)):
+        (tmp_path / name).write_bytes(raw)
+        with pytest.raises(WeightsError, match=name):
+            load_backbone(f"torchvision/resnet18@{tmp_path / name}")

@@ -1,0 +1,155 @@
+"""Folders and files as timm and torchvision write them, with their own views."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from timm.layers import resample_abs_pos_embed
+from timm.models import save_for_hf
+
+from sslpipe.errors import WeightsError
+from sslpipe.export.load import load_backbone
+from sslpipe.recipe.base import Component
+from tests.helpers.weights import difference, equals, init_of, noise, randomised, saved
+
+VIT = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def small_vit(**options):
+    return randomised(timm.create_model("vit_base_patch16_224", **VIT, **options))
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("word", ["", "local-dir:"])
+def test_a_folder_of_timm_is_read_with_its_own_view(tmp_path, safe, word):
+    network = small_vit(img_size=64, num_classes=7)
+    stated = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "crop_pct": 0.8,
+              "interpolation": "bilinear", "input_size": (3, 64, 64), "num_classes": 7}  # fmt: skip
+    network.pretrained_cfg = {**network.pretrained_cfg, **stated}
+    save_for_hf(network, tmp_path, model_args={**VIT, "img_size": 64}, safe_serialization=safe)
+    model = load_backbone(f"{word}{tmp_path}")
+    reference = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=0).eval()
+    assert equals(model, reference)
+    assert difference(model, reference, 64) <= 1e-5
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(reference))
+    config = model.config.view
+    assert (
+        (config["crop_px"], config["resize_px"]) == (64, transform.transforms[0].size) == (64, 80)
+    )
+    assert config["mean"] == pytest.approx([0.1, 0.2, 0.3])
+    assert config["std"] == pytest.approx([0.4, 0.5, 0.6])
+    init = model.config.facts["init"]
+    assert init["format"] == "timm"
+    assert sorted(init["unexpected"]) == ["head.bias", "head.weight"]
+
+
+def test_position_tables_are_resized_as_timm_does(tmp_path):
+    network = small_vit()
+    path = saved(network.state_dict(), tmp_path)
+    component = Component(kind="timm/vit_base_patch16_224", **VIT)
+    model = load_backbone(path, component=component, crop_px=96)
+    expected = resample_abs_pos_embed(network.pos_embed.detach(), [6, 6], num_prefix_tokens=1)
+    assert torch.equal(model.backbone.network.pos_embed, expected)
+    init = model.config.facts["init"]
+    assert (init["resized"], init["missing"]) == (["pos_embed"], [])
+    own = model.backbone.network.state_dict()
+    assert all(own[k].equal(t) for k, t in network.state_dict().items()
+               if k in own and k != "pos_embed")  # fmt: skip
+    # torchvision's own table, too
+    large = randomised(torchvision.models.vit_b_32(weights=None))
+    path = saved(large.state_dict(), tmp_path, "vit_b_32.pth")
+    model = load_backbone(f"torchvision/vit_b_32@{path}", crop_px=96)
+    table = large.encoder.pos_embedding.detach()
+    expected = resample_abs_pos_embed(table, [3, 3], num_prefix_tokens=1)
+    assert torch.equal(model.backbone.network.encoder.pos_embedding, expected)
+    assert model.config.facts["init"]["resized"] == ["encoder.pos_embedding"]
+    with pytest.raises(ValueError, match="use a crop of 96 px"):
+        load_backbone(f"torchvision/vit_b_32@{path}", crop_px=97)
+
+
+def test_a_release_of_torchvision_is_known_by_its_hash(tmp_path, monkeypatch):
+    path = saved(torchvision.models.resnet18().state_dict(), tmp_path)
+    unknown = init_of(f"torchvision/resnet18@{path}")
+    assert "the source names none" in unknown["notes"][0]
+
+    class Release:  # torchvision names its files by the first digits of their sha256
+        url = f"https://download.pytorch.org/models/resnet18-{unknown['sha256'][:8]}.pth"
+        transforms = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.transforms
+
+    monkeypatch.setattr(torchvision.models, "get_model_weights", lambda name: [Release])
+    model = load_backbone(f"torchvision/resnet18@{path}")
+    assert (model.view.crop_px, model.view.resize_px) == (224, 232)
+    assert model.config.facts["init"]["notes"] == []
+    assert load_backbone(f"torchvision/resnet18@{path}", crop_px=112).view.resize_px == 116
+
+
+def test_half_precision_and_old_files_are_read(tmp_path):
+    network = randomised(torchvision.models.resnet18())
+    half = {k: t.half() if t.is_floating_point() else t for k, t in network.state_dict().items()}
+    model = load_backbone(saved(half, tmp_path), crop_px=32)
+    own = model.backbone.network.state_dict()
+    assert all(own[key].equal(half[key].float()) for key in own if half[key].dtype == torch.half)
+    # before torch 0.4.1, BatchNorm counted no batches
+    old = {k: t for k, t in network.state_dict().items() if "num_batches" not in k}
+    torch.save(old, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    model = load_backbone(tmp_path / "old.pth", crop_px=32)
+    init = model.config.facts["init"]
+    assert init["loaded"] == 100
+    assert len(init["missing"]) == 20
+    assert all("num_batches_tracked" in key for key in init["missing"])
+
+
+def test_a_network_of_grey_images_sees_them_in_rgb_as_before(tmp_path):
+    network = small_vit(img_size=64, in_chans=1, num_classes=0)
+    network.pretrained_cfg = {**network.pretrained_cfg, "mean": (0.2,), "std": (0.3,),
+                              "input_size": (1, 64, 64)}  # fmt: skip
+    arguments = {**VIT, "img_size": 64, "in_chans": 1}
+    save_for_hf(network, tmp_path, model_args=arguments, safe_serialization=True)
+    model = load_backbone(tmp_path)
+    grey = noise(64)[:, :1]
+    ours, theirs = model(grey.expand(-1, 3, -1, -1)), network(grey)
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    assert model.view.mean.tolist() == pytest.approx([0.2] * 3)
+    assert model.config.facts["init"]["resized"] == ["patch_embed.proj.weight"]
+    # other numbers of channels mean something else
+    weight = torch.ones(64, 4, 7, 7)
+    state = {**torchvision.models.resnet18().state_dict(), "conv1.weight": weight}
+    with pytest.raises(WeightsError, match=r"conv1\.weight is \(64, 4, 7, 7\)"):
+        load_backbone(f"torchvision/resnet18@{saved(state, tmp_path)}")
+
+
+def test_a_learned_pooling_of_the_recipe_starts_anew(tmp_path):
+    network = randomised(torchvision.models.resnet18())
+    component = Component(kind="torchvision/resnet18", stem="imagenet", pool="gem")
+    path = saved(network.state_dict(), tmp_path)
+    model = load_backbone(path, component=component, crop_px=64)
+    assert float(model.backbone.network.avgpool.pooling_p) == 3
+    assert equals_but_pooling(model, network)
+
+
+def equals_but_pooling(model, network) -> bool:
+    own = model.backbone.network.state_dict()
+    theirs = network.state_dict()
+    return all(own[key].equal(theirs[key]) for key in own if "pooling" not in key)
+
+
+# what nobody names
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto"])
+def test_an_architecture_is_told_by_its_keys(tmp_path, name):
+    network = randomised(timm.create_model(name))
+    model = load_backbone(saved(network.state_dict(), tmp_path))
+    kind = "torchvision/resnet18" if name == "resnet18" else f"timm/{name}"
+    assert model.config.backbone.kind == kind
+    assert kind in model.config.facts["init"]["notes"][0]
+    network.reset_classifier(0)
+    assert difference(model, network, model.view.crop_px) <= 1e-5
+
+
+def test_architectures_that_differ_only_in_what_they_compute_are_asked_for(tmp_path):
+    network = timm.create_model("mobilenetv3_large_100")  # tf_ pads otherwise
+    path = saved(randomised(network).state_dict(), tmp_path)
+    with pytest.raises(WeightsError, match=r"give other features: .*tf_mobilenetv3_large_100"):
+        load_backbone(path)
+    assert load_backbone(f"timm/mobilenetv3_large_100@{path}").num_features == 1280

@@ -1,0 +1,206 @@
+"""Folders of Hugging Face transformers: the layout of its files, features as its models give."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from sslpipe.errors import WeightsError
+from sslpipe.export.load import load_backbone
+from sslpipe.weights.views import transformers_view
+from tests.helpers.weights import difference, randomised
+
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+COMMON = [
+    (r"cls_token", "embeddings.cls_token"),
+    (r"pos_embed", "embeddings.position_embeddings"),
+    (r"patch_embed\.proj", "embeddings.patch_embeddings.projection"),
+    (r"^norm\.", "layernorm."),
+    (r"^blocks\.", "encoder.layer."),
+    (r"attn\.proj", "attention.output.dense"),
+]
+# timm's key -> that of transformers' files, as `save_pretrained` writes them
+NAMES = {
+    "vit": [
+        *COMMON,
+        (r"norm1", "layernorm_before"),
+        (r"norm2", "layernorm_after"),
+        (r"mlp\.fc1", "intermediate.dense"),
+        (r"mlp\.fc2", "output.dense"),
+    ],
+    "dinov2": [*COMMON, (r"ls([12])\.gamma", r"layer_scale\1.lambda1")],
+    "convnext": [
+        (r"^stem\.0", "embeddings.patch_embeddings"),
+        (r"^stem\.1", "embeddings.layernorm"),
+        (r"^head\.norm", "layernorm"),
+        (r"^stages", "encoder.stages"),
+        (r"\.downsample\.", ".downsampling_layer."),
+        (r"\.blocks\.(\d+)\.norm", r".layers.\1.layernorm"),
+        (r"\.blocks\.", ".layers."),
+        (r"conv_dw", "dwconv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"gamma", "layer_scale_parameter"),
+    ],
+    "resnet": [
+        (r"^conv1", "embedder.embedder.convolution"),
+        (r"^bn1", "embedder.embedder.normalization"),
+        (r"downsample\.0", "shortcut.convolution"),
+        (r"downsample\.1", "shortcut.normalization"),
+        (r"conv1", "layer.0.convolution"),
+        (r"conv2", "layer.1.convolution"),
+        (r"bn1", "layer.0.normalization"),
+        (r"bn2", "layer.1.normalization"),
+        *[(rf"^layer{n + 1}\.", f"encoder.stages.{n}.layers.") for n in range(4)],
+    ],
+}
+
+
+def written(network, model_type, config, folder: Path) -> Path:
+    """Write a network of timm or torchvision as a folder of transformers."""
+    tree = {}
+    for key, tensor in network.state_dict().items():
+        if key.startswith("fc."):
+            continue
+        for pattern, becomes in NAMES[model_type]:
+            key = re.sub(pattern, becomes, key)
+        if "attn.qkv" in key:
+            for name, third in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                tree[key.replace("attn.qkv", f"attention.attention.{name}")] = third.clone()
+        else:
+            tree[key] = tensor
+    if model_type == "dinov2":
+        tree["embeddings.mask_token"] = torch.zeros(1, 32)
+    else:  # as a classifier has them
+        tree = {f"{model_type}.{key}": t for key, t in tree.items()}
+        tree["classifier.1.weight" if model_type == "resnet" else "classifier.weight"] = torch.ones(
+            2, 32
+        )
+    save_file(tree, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
+    return folder
+
+
+def headless(name, **arguments):
+    return timm.create_model(name, num_classes=0, **arguments)
+
+
+CASES = {
+    "vit": (
+        lambda: headless("vit_base_patch16_224", **SIZES, img_size=32, patch_size=8),
+        {**CONFIG, "intermediate_size": 128, "image_size": 32, "patch_size": 8},
+        32,
+    ),
+    "dinov2": (
+        lambda: headless("vit_base_patch14_dinov2", **SIZES, img_size=56),
+        {**CONFIG, "image_size": 56, "patch_size": 14, "mlp_ratio": 4},
+        56,
+    ),
+    "convnext": (
+        lambda: headless("convnext_tiny", depths=(1, 1, 2, 1), dims=(8, 16, 24, 32)),
+        {"depths": [1, 1, 2, 1], "hidden_sizes": [8, 16, 24, 32], "patch_size": 4},
+        64,
+    ),
+    "resnet": (
+        torchvision.models.resnet18,
+        {
+            "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "embedding_size": 64,
+            "layer_type": "basic",
+        },
+        64,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", CASES)
+def test_the_keys_of_its_files_become_those_of_the_network(tmp_path, model_type):
+    create, config, crop_px = CASES[model_type]
+    network = randomised(create())
+    model = load_backbone(written(network, model_type, config, tmp_path), crop_px=crop_px)
+    if model_type == "resnet":
+        network.fc = torch.nn.Identity()
+    own = model.backbone.network.state_dict()
+    assert all(own[key].equal(tensor) for key, tensor in network.state_dict().items())
+    assert difference(model, network, crop_px) <= 1e-5
+    init = model.config.facts["init"]
+    assert (init["format"], init["loaded"]) == ("transformers", len(own))
+    assert (init["missing"], init["resized"]) == ([], [])
+
+
+def test_models_and_variants_that_are_not_read_are_named(tmp_path):
+    network = torchvision.models.resnet18()
+    config = CASES["resnet"][1]
+    for changes, message in (
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"downsample_in_bottleneck": True}, "downsample_in_bottleneck = True"),
+        ({"depths": [1, 2, 2, 2]}, "are no ResNet of torchvision"),
+    ):
+        with pytest.raises(WeightsError, match=re.escape(message)):
+            load_backbone(written(network, "resnet", {**config, **changes}, tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "dinov3_vit"}')
+    with pytest.raises(WeightsError, match=r"'dinov3_vit' of transformers is not read.*known: vit"):
+        load_backbone(tmp_path)
+
+
+SEVEN_EIGHTHS = {"crop_pct": 0.875, "resample": 3}
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        # ViT squashes; ConvNeXt crops below 384 px and squashes from there on; Bit crops
+        ({"size": {"height": 32, "width": 32}, "resample": 2}, (32, 32, "bilinear", True)),
+        ({"size": {"shortest_edge": 224}, **SEVEN_EIGHTHS}, (224, 256, "bicubic", False)),
+        ({"size": {"shortest_edge": 384}, **SEVEN_EIGHTHS}, (384, 384, "bicubic", True)),
+        (
+            {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224},
+             "do_center_crop": True, "resample": 3},
+            (224, 256, "bicubic", False),
+        ),
+        ({"size": 48, "resample": 2}, (48, 48, "bilinear", True)),
+    ],
+    ids=["vit", "convnext", "convnext, 384 px", "bit", "old"],
+)  # fmt: skip
+def test_the_view_is_that_of_its_preprocessor(stated, expected):
+    stated = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], **stated}
+    view, notes = transformers_view("x", None, {}, stated)
+    assert (view.crop_px, view.resize_px, view.interpolation, view.squash) == expected
+    assert view.mean.tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert view.std.tolist() == pytest.approx([0.4, 0.5, 0.6])
+    assert notes == []
+
+
+def test_features_equal_those_of_transformers_own_models(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tiny = {**CONFIG, "image_size": 56, "patch_size": 14}
+    cases = {
+        "vit": transformers.ViTModel(transformers.ViTConfig(**tiny, intermediate_size=64)),
+        "dinov2": transformers.Dinov2Model(transformers.Dinov2Config(**tiny)),
+        "swiglu": transformers.Dinov2Model(transformers.Dinov2Config(**tiny, use_swiglu_ffn=True)),
+        "registers": transformers.Dinov2WithRegistersModel(
+            transformers.Dinov2WithRegistersConfig(**tiny, num_register_tokens=4)
+        ),
+        "convnextv2": transformers.ConvNextV2Model(
+            transformers.ConvNextV2Config(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1])
+        ),
+        "resnet": transformers.ResNetModel(
+            transformers.ResNetConfig(
+                hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
+            )
+        ),
+    }
+    for name, network in cases.items():
+        network = randomised(network)
+        network.save_pretrained(tmp_path / name)
+        pooled = name in ("convnextv2", "resnet")
+
+        def features(images, network=network, pooled=pooled):
+            out = network(images)
+            return out.pooler_output.flatten(1) if pooled else out.last_hidden_state[:, 0]
+
+        assert difference(load_backbone(tmp_path / name), features, 56) <= 1e-5, name
