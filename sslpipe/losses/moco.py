@@ -131,7 +131,7 @@ class MoCoLoss(ContrastiveObjective):
         of_views = (
             views[:, :, None] if groups is None else torch.cat([views[:, :, None], groups], 2)
         )
-        queries, keys = to_device(of_views, z.device).unbind(1)  # (B, 1 + K) each
+        queries, keys = to_device(of_views.contiguous(), z.device).unbind(1)  # (B, 1 + K) each
         return _Numbers(queries, keys, has_partners=ids.dim() == 2)
 
     def _loss_and_grad(

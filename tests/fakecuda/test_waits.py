@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 from tests.helpers.runs import write_recipe
@@ -25,6 +26,15 @@ RUNS: dict[str, Settings] = {
     "masked labels": ("loss.mask_labels=true",),
     "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
     "micro-batches": ("data.micro_batch=8",),
+    "pairs": ("loss.kind=hard_negatives", "pairs.positive=icon", "pairs.never_negative=tick"),
+    "near pairs in micro-batches": (
+        *("loss.kind=sup_con", "pairs.label=icon", "data.micro_batch=8"),
+        *("pairs.time=tick", "pairs.within=3", "pairs.never_negative=icon"),
+    ),
+    "pairs moco": (
+        *("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9", "pairs.positive=icon"),
+        *("pairs.never_negative=tick", "run.cache=device"),
+    ),
 }
 
 
@@ -84,14 +94,16 @@ def waits_of_steps(
 
 @pytest.mark.parametrize(
     ("ranks", "names"),
-    [(1, list(RUNS)), (2, ["nt_xent lars bf16, clipped", "sup_con lars", "moco"])],
+    [(1, list(RUNS)), (2, ["nt_xent lars bf16, clipped", "sup_con lars", "moco", "pairs"])],
 )
 def test_no_step_between_log_lines_waits_for_the_device(ranks, names, tmp_path):
     # the last step is a log line's; in the first ten, DDP times itself
     counted = (1, 2) if ranks == 1 else (11, 12)
     steps = f"steps={counted[-1] + 2}"
     runs = {name: (steps, *RUNS[name]) for name in names}
-    arguments = write_recipe(tmp_path), write_dataset(tmp_path / "data"), tmp_path, runs, counted
+    data = write_dataset(tmp_path / "data")
+    add_columns(data, icon=[i % 30 for i in range(128)], tick=[i // 3 for i in range(128)])
+    arguments = write_recipe(tmp_path), data, tmp_path, runs, counted
     env = {"FAKE_VALUES": "0"}  # which steps come out as non-finite: no wait depends on that
     for found in run_on_cuda(waits_of_steps, *arguments, ranks=ranks, env=env, timeout_s=600):
         assert found == dict.fromkeys(runs, (0, {}))
