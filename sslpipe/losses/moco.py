@@ -112,10 +112,10 @@ class MoCoLoss(ContrastiveObjective):
             keys, _ = normalised(z_b.to(wide))
             loss, grad = self._loss_and_grad(z_a.to(wide), keys, known, counts)
             if self.training:
-                buffers, rows = [self.keys, self.key_ids], [keys, known.keys[:, 0]]
+                buffers, rows = [self.keys, self.key_ids], [keys, known.keys[0]]
                 if self.key_groups is not None:
                     buffers.append(self.key_groups)
-                    rows.append(known.keys[:, 1:])
+                    rows.append(known.keys[1:].T)
                 rows = [all_gather_rows(part, counts) for part in rows]
                 enqueue(buffers, rows, self.next_row, self.filled_rows)
         return with_gradient(loss, grad, z_a) if z_a.requires_grad else loss
@@ -131,7 +131,8 @@ class MoCoLoss(ContrastiveObjective):
         of_views = (
             views[:, :, None] if groups is None else torch.cat([views[:, :, None], groups], 2)
         )
-        queries, keys = to_device(of_views.contiguous(), z.device).unbind(1)  # (B, 1 + K) each
+        sent = to_device(of_views.permute(1, 2, 0).contiguous(), z.device)  # (2, 1 + K, B)
+        queries, keys = sent.unbind(0)
         return _Numbers(queries, keys, has_partners=ids.dim() == 2)
 
     def _loss_and_grad(
@@ -182,7 +183,7 @@ class MoCoLoss(ContrastiveObjective):
 
 
 class _Numbers(NamedTuple):
-    """The id and the K groups of each query's image and of its key's, (B, 1 + K), on the device."""
+    """The id and the K groups of each query's image and of its key's, (1 + K, B), on the device."""
 
     queries: Tensor
     keys: Tensor
@@ -191,7 +192,7 @@ class _Numbers(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether the queries' ids are all that can be met in the queue."""
-        return not self.has_partners and self.queries.shape[1] == 1
+        return not self.has_partners and len(self.queries) == 1
 
 
 class _Queue(NamedTuple):
@@ -214,7 +215,7 @@ def _filled_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     keys, key_ids = loss_fn.keys[:filled], loss_fn.key_ids[:filled]
     if not known.is_plain:
         return _Queue(keys, *_masks_of_groups(loss_fn, known, filled))
-    ids = known.queries[:, 0]
+    ids = known.queries[0]
     same = _count_own(ids, key_ids)
     if not bool(same.any()):
         return _Queue(keys, same)
@@ -230,7 +231,7 @@ def _whole_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     if not known.is_plain:
         same, order, masks = _masks_of_groups(loss_fn, known, loss_fn.queue_rows)
         return _Queue(loss_fn.keys, same, order, masks, absent)
-    ids = known.queries[:, 0]
+    ids = known.queries[0]
     same = _count_own(ids, loss_fn.key_ids)  # -1 where not filled
     return _Queue(loss_fn.keys, same, masks=Masks(((_apart(ids), loss_fn.key_ids),)), absent=absent)
 
@@ -238,11 +239,9 @@ def _whole_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
 def _masks_of_groups(loss_fn: MoCoLoss, known: _Numbers, rows: int) -> tuple[Tensor, slice, Masks]:
     """Mask by the ids of the query and of its key, and by each group; rows of the queue."""
     key_ids = loss_fn.key_ids[:rows]
-    pairs = [(_apart(side[:, 0]), key_ids) for side in (known.queries, known.keys)]
+    pairs = [(_apart(side[0]), key_ids) for side in (known.queries, known.keys)]
     if loss_fn.key_groups is not None:
-        columns = zip(
-            known.queries[:, 1:].unbind(1), loss_fn.key_groups[:rows].unbind(1), strict=True
-        )
+        columns = zip(known.queries[1:], loss_fn.key_groups[:rows].unbind(1), strict=True)
         pairs += [(_apart(own), theirs.contiguous()) for own, theirs in columns]
     masks = Masks(tuple(pairs))
     tiles = MaskTiles(masks, loss_fn.engine.tile_rows_on(key_ids.device), key_ids.device)
