@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.adapting import data as adapting
+from benchmarks.adapting.table import score_set
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, WrongError, check
 from benchmarks.view_parity import COMPARISONS, SIDES, op_table
 from benchmarks.views import CONTENDERS, markdown, table
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.knn import few_rows
 
 STAGE_NAMES = ("views", "loss", "gradient norm", "guard", "optimizer")
 # parts that a CPU cannot try
@@ -163,3 +167,45 @@ def test_what_is_missing_is_named_with_what_goes_without(monkeypatch) -> None:
     stops, without = wheels.missing()
     assert stops == ["torch >= 2.11 (2.9.1 is there)", f"kornia >= {needs['kornia']}"]
     assert without == [f"without wandb >= {needs['wandb']}: the tracker is not tried"]
+
+
+def test_drawings_are_cut_by_class_and_no_file_is_taken_twice(tmp_path: Path) -> None:
+    for folder in range(60):
+        (tmp_path / f"class{folder}").mkdir()
+        for number in range(20 + folder * 3):
+            (tmp_path / f"class{folder}" / f"{number}.png").write_text(f"{folder} {number}")
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "one.png").write_text("alone")
+    (tmp_path / "small" / "again.png").write_text("7 7")  # the bytes of class7/7.png
+    (tmp_path / "small" / "link.png").symlink_to(tmp_path / "class3" / "3.png")
+
+    rows = adapting.openclipart_rows(adapting.different_files(tmp_path))
+    splits: dict[str, dict[str, int]] = {"train": {}, "val": {}, "test": {}}
+    for path, label, split in rows:
+        assert label in (path.parent.name, "")
+        splits[split][label] = splits[split].get(label, 0) + 1
+    held_out = splits["val"] | splits["test"]
+    assert (len(splits["val"]), len(splits["test"]), len(held_out)) == (16, 24, 40)
+    assert splits["train"].pop("") == 1  # labels are folders, and small ones have none
+    assert not splits["train"].keys() & held_out.keys()
+    assert all(n == min(100, 20 + 3 * int(name[5:])) for name, n in held_out.items())
+    assert all(n == 20 + 3 * int(name[5:]) for name, n in splits["train"].items())
+    assert len({path.read_text() for path, *_ in rows}) == len(rows)
+
+
+def test_adapting_scores_perfect_features_and_asks_only_those_that_do_not_vote() -> None:
+    labels = torch.arange(3).repeat_interleave(20)
+    labels = torch.cat([labels, torch.tensor([3, 4, 4])])  # one without a match, a small class
+    rows = Embeddings(torch.eye(5)[labels], labels, torch.arange(63))
+    found = score_set(rows)
+    assert {metric: len(values) for metric, values in found.values.items()} == {
+        "Recall@1": 62, "MAP@R": 62, "kNN": 60 - never_asked(rows),
+    }  # fmt: skip
+    assert all((values == 1).all() for values in found.values.values())
+
+
+def never_asked(rows: Embeddings) -> int:
+    """Count, in the classes of 15 images or more, those that vote in all five draws."""
+    large = rows.rows(rows.labels < 3)
+    draws = [set(few_rows(large, 10, 0, draw).tolist()) for draw in range(5)]
+    return len(set.intersection(*draws))

