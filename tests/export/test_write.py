@@ -394,7 +394,7 @@ def test_a_config_that_does_not_fit_is_one_clear_error(exported, tmp_path, edit,
 
 
 def test_a_folder_without_an_export_says_what_is_missing(tmp_path):
-    with pytest.raises(ExportError, match=r"config\.json is missing"):
+    with pytest.raises(UserError, match=r"neither an export nor a run: it has no .*config\.json"):
         load_backbone(tmp_path)
 
 
