@@ -253,13 +253,19 @@ class Groups:
     def code_of(self, ids: ArrayLike) -> NDArray[np.int64]:
         """Find the group of each sample, -1 where its value is missing. (n,) -> (n,)."""
         values = self.column.values_of(ids)
+        present = ~is_missing(self.column.kind, values)
         codes = np.searchsorted(self.values, values.astype(self.values.dtype))
-        return np.where(is_missing(self.column.kind, values), -1, codes)
+        if (codes[present] >= len(self)).any():
+            raise self._damaged()
+        return np.where(present, codes, -1)
 
     def whole_split(self) -> NDArray[np.int64]:
         """Number all samples by group, (samples,); a missing value has a number of its own."""
+        sizes, ids = self.sizes(), np.asarray(self.ids)
+        if (sizes < 0).any() or sizes.sum() != len(ids) or not self._are_samples(ids):
+            raise self._damaged()
         codes = np.empty(self.column.samples, np.int64)
-        codes[self.ids] = np.repeat(np.arange(len(self)), self.sizes())
+        codes[ids] = np.repeat(np.arange(len(self)), sizes)
         alone = is_missing(self.column.kind, self.column.values)
         codes[alone] = len(self) + np.arange(alone.sum())
         return codes
@@ -272,6 +278,8 @@ class Groups:
         begin = self.starts[np.maximum(codes, 0)]
         following = np.minimum(codes + 1, len(self) - 1)
         end = np.where(codes + 1 < len(self), self.starts[following], len(self.ids))
+        if ((begin < 0) | (end < begin) | (end > len(self.ids))).any():
+            raise self._damaged()
         return np.where(codes < 0, 0, begin), np.where(codes < 0, 0, end - begin)
 
     def size_of(self, ids: ArrayLike) -> NDArray[np.int64]:
@@ -291,9 +299,15 @@ class Groups:
     def pick(self, places: ArrayLike) -> NDArray[np.int64]:
         """Read ids at places of `ids`. Raises: DataError where the file names no sample."""
         found: NDArray[np.int64] = self.ids[np.asarray(places, np.int64)].astype(np.int64)
-        if len(found) and not (found.min() >= 0 and found.max() < self.column.samples):
-            raise DataError(f"column {self.column.name!r}: its groups hold a sample that is none")
+        if not self._are_samples(found):
+            raise self._damaged()
         return found
+
+    def _are_samples(self, ids: NDArray[Any]) -> bool:
+        return not len(ids) or bool(ids.min() >= 0 and ids.max() < self.column.samples)
+
+    def _damaged(self) -> DataError:
+        return DataError(f"column {self.column.name!r}: its groups are damaged; {_REWRITE}")
 
 
 class Strings:
@@ -318,7 +332,12 @@ class Strings:
         if not 0 <= code < len(self):
             raise DataError(f"{self._url} has {len(self)} strings, none with number {code}")
         begin, end = self.starts[code : code + 2].tolist()
-        return bytes(self._raw[max(begin, 0) : max(end, 0)]).decode("utf-8", "surrogatepass")
+        try:
+            return bytes(self._raw[max(begin, 0) : max(end, 0)]).decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self._url}: string {code} is no UTF-8: {error}; {_REWRITE}"
+            ) from None
 
     def all(self) -> list[str]:
         """Decode the whole table."""

@@ -4,7 +4,6 @@ Files come before the dataset.json that names them, and what the old one names s
 """
 
 import hashlib
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from sslpipe.data.columns import (
 )
 from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import write_atomically
+from sslpipe.portable import replacing, sha256_of
 
 FOLDER = "columns"
 _OWN_FILE = re.compile(r".+\.(values|groups|members)\.npy|strings-[0-9a-f]{16}\.npy")
@@ -216,14 +215,11 @@ def _pack(strings: Sequence[str]) -> NDArray[np.uint8]:
 
 
 def _save(folder: Path, name: str, part: str, array: NDArray[Any]) -> ColumnFile:
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
-    raw = buffer.getbuffer()
-    digest = hashlib.sha256(raw).hexdigest()
     if part == "strings":  # its own name, as an older dataset.json may still name another table
-        part = f"strings-{digest[:16]}"
+        part = f"strings-{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     file = f"{FOLDER}/{name}/{part}.npy"
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, bytes(raw), fsync=True)
-    return ColumnFile(file=file, bytes=len(raw), sha256=digest)
+    with replacing(path, fsync=True) as temporary, open(temporary, "wb") as content:
+        np.save(content, np.ascontiguousarray(array), allow_pickle=False)
+    return ColumnFile(file=file, bytes=path.stat().st_size, sha256=sha256_of(path))

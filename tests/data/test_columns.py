@@ -1,5 +1,6 @@
 """sslpipe.data.columns: values and groups of samples, read from files that are mapped."""
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from sslpipe.data import columns
-from sslpipe.data.columns import Column
+from sslpipe.data.columns import Column, ColumnEntry
 from sslpipe.data.index import DatasetIndex, Manifest, load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import ColumnValues, write_columns
@@ -245,3 +246,30 @@ def test_a_text_of_another_kind_is_refused(index: DatasetIndex) -> None:
         column.parse("old")
     patient = index.split("train").column("patient")
     assert patient.show(np.flatnonzero(patient.values == patient.parse("ü\udcff"))) == ["ü\udcff"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_forged_files_are_one_error_or_values(tmp_path: Path, seed: int) -> None:
+    """Files of random bytes behind a good header, with their sha256 in the index."""
+    index = add_columns(write_dataset(tmp_path, (8,)), patient=PATIENT)
+    rng = np.random.default_rng(seed)
+    entry = index.manifest.columns["patient"]
+    forged = entry.model_dump()
+    own = forged["splits"]["train"]
+    for file in (own["values"], own["groups"], own["members"], forged["strings"]):
+        path = tmp_path / file["file"]
+        raw = bytearray(path.read_bytes())
+        for at in rng.integers(128, len(raw), rng.integers(0, 4)).tolist():
+            raw[at] = int(rng.integers(0, 256))
+        path.write_bytes(raw)
+        file["sha256"] = hashlib.sha256(raw).hexdigest()
+    column = Column(str(tmp_path), "train", "patient", ColumnEntry(**forged), 8)
+    for read in (
+        lambda: column.show(range(8)),
+        lambda: column.groups.size_of(range(8)),
+        lambda: [column.groups.members(code) for code in range(len(column.groups))],
+        lambda: column.groups.whole_split(),
+        lambda: column.parse("a"),
+    ):
+        with contextlib.suppress(DataError):
+            read()
