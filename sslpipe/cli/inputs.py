@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from sslpipe.cli.options import EVALUATE
+from sslpipe.cli.options import COLUMN_OPTIONS, EVALUATE
+from sslpipe.data.columns import find_column
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.storage import is_remote
 from sslpipe.errors import DataError, UserError, did_you_mean
@@ -63,7 +64,10 @@ def check_evaluate(words: Sequence[str]) -> None:
         check_model(words[1])
     values = dict(pairwise(words))  # option -> the word behind it
     if "--data" in values:
-        load_index(values["--data"])
+        columns = load_index(values["--data"]).manifest.columns
+        for option, name in pairwise(words):
+            if option in COLUMN_OPTIONS:
+                find_column(columns, name, values["--data"])
     for option, word in pairwise(words):
         if option == "--against":
             check_model(word)
@@ -134,4 +138,4 @@ def find_named_images(folder: Path) -> tuple[list[str], list[Path]]:
 
 
 # options of an evaluation whose word is no file of embeddings
-_NO_EMBEDDINGS = ("--out", "--features", "--against")
+_NO_EMBEDDINGS = ("--gallery", "--query", "--out", "--features", "--against")

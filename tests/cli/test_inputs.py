@@ -65,6 +65,10 @@ MISTAKES = {
     "evaluate, model": ("evaluate suite {n} --data {d}", "neither an export nor a run"),
     "evaluate, data": ("evaluate suite {m} --data {n}", "cannot read"),
     "evaluate, option": ("evaluate knn {f} {f} --kk=3", "No such option: --kk of `evaluate knn`"),
+    "evaluate, column": (
+        "evaluate knn {f} {f} --data {d} --exclude-same camera",
+        "has no column 'camera'; columns: none",
+    ),
     "suite, option": ("evaluate suite {m} --dta {d}", "did you mean '--data'?"),
     "report": ("report {n}", "holds no run"),
     "report, data": ("report {m} --data {n}", "cannot read"),
