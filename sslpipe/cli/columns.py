@@ -8,9 +8,9 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from sslpipe.cli.terminal import console
 from sslpipe.data.index import Split, load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
@@ -112,6 +112,7 @@ class ColumnRows:
         query: str | None,
     ) -> None:
         self.protocol = ""
+        self.kept: list[str] = []  # sentences
         kept = []
         for (path, rows, metadata), option, text in zip(
             files, ("gallery", "query"), (gallery, query), strict=True
@@ -154,9 +155,7 @@ class ColumnRows:
                 f"--{option} {said!r}: it holds for none of {total} rows of {file.path}"
             )
         self.protocol += f" {option}[{said}]"
-        console.print(
-            f"{option}: {left} of {total} rows of {file.path.name}", highlight=False, markup=False
-        )
+        self.kept.append(f"{option} {said!r}: {left} of {total} rows of {file.path.name}")
         return file._replace(rows=file.rows.rows(chosen.nonzero()[:, 0]))
 
 
@@ -242,17 +241,19 @@ def percent(value: float, interval: tuple[float, float]) -> str:
 
 
 def print_values(results: Sequence[Result]) -> None:
-    """Print the worst values of a column, of each result of `groups.worst_value`."""
+    """Print the worst values of a column, for each result of `groups.worst_value`."""
     for result in results:
         values = result.details.get("values")
         if "worst" not in result.details or not isinstance(values, dict):
             continue
         name = result.protocol.rpartition(" by=")[2]
-        table = Table(title=result.protocol)
+        table = Table(title=escape(result.protocol))
         table.add_column(name)
         for heading in ("accuracy in %, 95 % interval", "queries"):
             table.add_column(heading, justify="right")
         for value, own in list(values.items())[:SHOWN_VALUES]:
-            table.add_row(value, percent(own["value"], own["interval95"]), str(own["queries"]))
+            table.add_row(
+                escape(value), percent(own["value"], own["interval95"]), str(own["queries"])
+            )
         Console().print(table)
         Console().print(worst_sentence(result), highlight=False, markup=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -165,8 +166,8 @@ def _print_results(title: str, results: list[Result], prefix: str = "") -> None:
         table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
     for result in results:
         table.add_row(
-            prefix + result.protocol,
-            result.metric,
+            escape(prefix + result.protocol),
+            escape(result.metric),
             _shown(result),
             str(result.queries),
             str(result.bank),
@@ -227,6 +228,8 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
             prefix = "whitened " if whiten_both else "" if axes is None else f"pca={axes} "
             _print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
             print_values(results)
+            for kept in rows.kept:
+                Console().print(kept, highlight=False, markup=False, soft_wrap=True)
             if out is not None:
                 mapped = {"whitened": whiten_both, **({} if axes is None else {"pca": axes})}
                 write_json(out, [{**mapped, **result.to_json()} for result in results])

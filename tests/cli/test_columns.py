@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from sslpipe.cli import evaluate as evaluate_tool
+from sslpipe.cli.columns import print_values
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed, save_embeddings
 from sslpipe.evaluation.features import data_metadata
-from sslpipe.evaluation.groups import GroupCodes, group_codes
+from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_value
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.nuisance import nuisance
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite_file import check_report
 from sslpipe.evaluation.verification import verification
@@ -97,10 +99,11 @@ def test_a_column_is_looked_up_by_the_ids_of_both_files(
         assert "values of camera with at least 20 queries" in " ".join(shown.split())
 
 
-def test_query_and_gallery_keep_the_rows_that_they_describe(given, tmp_path):
+def test_query_and_gallery_keep_the_rows_that_they_describe(given, tmp_path, monkeypatch):
     _, _, (train, test), codes = given
     options = ["--query", "camera = a", "--gallery", "camera != a and age < 150", "--k", "3"]
-    actual, _ = run(given, tmp_path, "knn", *options, "--by", "camera")
+    monkeypatch.setenv("COLUMNS", "250")  # no line is folded
+    actual, shown = run(given, tmp_path, "knn", *options, "--by", "camera")
     bank = np.isin(codes.bank, [1, 2]) & (np.arange(200) < 150)
     queries = codes.queries == 0
     expected, worst = knn_results(
@@ -116,6 +119,19 @@ def test_query_and_gallery_keep_the_rows_that_they_describe(given, tmp_path):
     ]
     assert [row["value"] for row in actual] == [expected.value, worst.value]
     assert actual[0]["bank"] == bank.sum()
+    assert shown.count(f"{expected.protocol}{said}") == 1
+    assert f"query 'camera = a': {queries.sum()} of 90 rows of test.safetensors" in shown
+
+
+def test_values_are_shown_as_they_are_written(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    hits, codes = np.repeat([True, False], [30, 30]), np.repeat([0, 1], 30)
+    by = GroupCodes("camera", codes[:0], codes, ("[/b]", "[red]x"))
+    overall = Result("knn query[a = b]", "top1", 0.5, (0, 1), 60, 9, scores=hits)
+    print_values([overall, worst_value(overall, by)])
+    shown = capsys.readouterr().out
+    for text in ("[/b]", "[red]x is the worst of 2", "knn query[a = b] by=camera"):
+        assert text in shown
 
 
 def test_one_file_on_both_sides_needs_conditions_that_no_row_meets_twice(given, tmp_path):
