@@ -74,6 +74,11 @@ def nuisance(
             f"column {column.name!r}: {len(usable)} of its values have {ROWS_OF_VALUE} rows in "
             "train; a probe tells two or more apart"
         )
+    if most_rows < ROWS_OF_VALUE * len(usable):
+        raise DataError(
+            f"most_rows = {most_rows} is below {ROWS_OF_VALUE} for each of {len(usable)} values of "
+            f"column {column.name!r}"
+        )
     bank, fitted_on = _rows_of(train, column.bank, usable)
     queries, asked = _rows_of(test, column.queries, usable)
     if not len(queries.ids):

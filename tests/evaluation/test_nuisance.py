@@ -97,6 +97,8 @@ def test_of_many_rows_the_same_few_are_fitted_on_whatever_their_order():
     rare[[3, 390]] = 2
     (kept,) = nuisance(train, test, column=column._replace(bank=rare), most_rows=8)
     assert kept.details["values"] == 3
+    with pytest.raises(DataError, match="most_rows = 5 is below 2 for each of 3 values"):
+        nuisance(train, test, column=column, most_rows=5)
 
 
 def test_a_suite_probes_text_columns_of_few_values_or_those_asked_for(tmp_path):
