@@ -10,11 +10,12 @@ import torch
 import sslpipe.api
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
-from sslpipe.errors import RecipeError, WeightsError
+from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.evaluation.embed import module_sha256
-from sslpipe.export.initial import copy_weights, open_init
+from sslpipe.export.formats import FORMATS
+from sslpipe.export.initial import copy_weights, keep_init, open_init
 from sslpipe.export.load import load_backbone
-from sslpipe.export.write import export_backbone, export_model
+from sslpipe.export.write import export_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
@@ -48,7 +49,8 @@ def sources(data, tmp_path_factory):
     train_over(1, recipe, data, folder / "run", "steps=2", *own_view)
     train_over(1, recipe, data, folder / "other", "steps=2", "seed=1", *own_view)
     model = load_backbone(folder / "run")
-    export_model(model, folder / "export", ["safetensors"])
+    (folder / "export").mkdir()
+    FORMATS["safetensors"].write(model, folder / "export")
     return {name: folder / name for name in ("run", "other", "export")}
 
 
@@ -114,13 +116,13 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
     shutil.rmtree(source)
     killed = command_line(*words, SSLPIPE_FAULT="train.step:8")  # without --init
     assert latest(run_dir).name == "step-00000005"
-    other = command_line(*words, "--init", str(sources["other"]))
-    assert other.returncode == 2
-    for path in (sources["run"], sources["other"]):
-        assert load_backbone(path).config.weights_sha256 in other.stderr
-    elsewhere = command_line(*words, "--init", str(tmp_path / "elsewhere"))
-    assert elsewhere.returncode == 2
-    assert f"started from {source}" in elsewhere.stderr
+    # another source is refused with both hashes, one that is not there by name
+    other = load_backbone(sources["other"])
+    with pytest.raises(UserError, match=other.config.weights_sha256) as refused:
+        keep_init(run_dir, other, is_main=True)
+    assert load_backbone(sources["run"]).config.weights_sha256 in str(refused.value)
+    with pytest.raises(UserError, match=f"started from {source}"):
+        open_init(load_recipe(recipe), tmp_path / "elsewhere", run_dir=run_dir)
     done = command_line(*words, *named)  # the command it was started with
     assert done.returncode == 0, done.stderr
     assert f"{source} is not there any more: resumed from the copy in" in done.stderr
@@ -183,6 +185,11 @@ def test_processes_change_nothing_in_a_tuned_run(data, sources, tmp_path, world,
     weights, ours = final_weights(tmp_path / "1"), final_weights(tmp_path / str(world))
     for key, value in weights.items():
         torch.testing.assert_close(ours[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
+    if changes:  # frozen statistics are those of the weights, micro-batches or not
+        for key, value in load_backbone(sources["run"]).backbone.named_buffers():
+            assert torch.equal(weights[f"backbone.{key}"], value.to(weights[f"backbone.{key}"])), (
+                key
+            )
 
 
 def test_the_projector_alone_is_trained_first_and_frozen_statistics_stay(data, sources, tmp_path):

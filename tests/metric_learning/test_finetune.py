@@ -303,9 +303,10 @@ def test_a_pretrained_backbone_is_where_training_starts_and_frozen_layers_stay(
         far = max(float((theirs[k] - v).abs().max()) for k, v in before.state_dict().items()
                   if k.startswith(key) and k.endswith(("weight", "bias")))  # fmt: skip
         assert 0 < far <= 2 * 0.0101  # Adam's steps: two, of at most the rate
-    from_scratch = write_recipe(tmp_path)
-    with pytest.raises(AssertionError, match=r"recipe.init: "):
-        finetune_over(1, from_scratch, data, tmp_path / "run", *changes)
+    (again,) = finetune_over(1, recipe, data, tmp_path / "run", *changes)  # it keeps its start
+    assert again == (2, [])
+    with pytest.raises(AssertionError, match=r"started from weights with sha256 .* names others"):
+        finetune_over(1, recipe, data, tmp_path / "run", *changes, backbone=tmp_path / "run")
 
 
 def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, tmp_path):

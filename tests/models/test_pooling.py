@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sslpipe.errors import RecipeError
+from sslpipe.export.initial import copy_weights
 from sslpipe.export.load import load_run
-from sslpipe.metric_learning.build import _copy_weights
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import block_names, block_of
 from sslpipe.models.pooling import POOLS, GeM, L2Pool, MaxPool
@@ -169,7 +169,7 @@ def test_pretrained_weights_fit_any_pool(source, target):
     )
     if source == "gem":
         theirs.network[-2].pooling_p.data += 1
-    _copy_weights(theirs, ours)
+    copy_weights(theirs, ours, "small_resnet")
     state = theirs.state_dict()
     for key, value in ours.state_dict().items():
         if key in state:
