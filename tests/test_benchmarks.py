@@ -171,25 +171,26 @@ def test_what_is_missing_is_named_with_what_goes_without(monkeypatch) -> None:
 
 def test_drawings_are_cut_by_class_and_no_file_is_taken_twice(tmp_path: Path) -> None:
     for folder in range(60):
-        (tmp_path / f"class{folder}").mkdir()
+        (tmp_path / "top" / f"class{folder}" / "deep").mkdir(parents=True)
         for number in range(20 + folder * 3):
-            (tmp_path / f"class{folder}" / f"{number}.png").write_text(f"{folder} {number}")
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "one.png").write_text("alone")
-    (tmp_path / "small" / "again.png").write_text("7 7")  # the bytes of class7/7.png
-    (tmp_path / "small" / "link.png").symlink_to(tmp_path / "class3" / "3.png")
+            parts = ("top", f"class{folder}", "deep" if number % 3 else "", f"{number}.png")
+            tmp_path.joinpath(*parts).write_text(f"{folder} {number}")
+    (tmp_path / "top" / "small").mkdir()
+    (tmp_path / "top" / "small" / "one.png").write_text("alone")
+    (tmp_path / "top" / "small" / "again.png").write_text("7 7")  # of class 7
+    (tmp_path / "top" / "small" / "link.png").symlink_to(tmp_path / "top" / "class3" / "3.png")
 
-    rows = adapting.openclipart_rows(adapting.different_files(tmp_path))
+    rows = adapting.openclipart_rows(adapting.different_files(tmp_path, adapting.LEVELS))
     splits: dict[str, dict[str, int]] = {"train": {}, "val": {}, "test": {}}
     for path, label, split in rows:
-        assert label in (path.parent.name, "")
+        assert label in ("/".join(path.relative_to(tmp_path).parts[:2]), "")
         splits[split][label] = splits[split].get(label, 0) + 1
     held_out = splits["val"] | splits["test"]
-    assert (len(splits["val"]), len(splits["test"]), len(held_out)) == (16, 24, 40)
+    assert (len(splits["val"]), len(splits["test"]), len(held_out)) == (13, 20, 33)
     assert splits["train"].pop("") == 1  # labels are folders, and small ones have none
     assert not splits["train"].keys() & held_out.keys()
-    assert all(n == min(100, 20 + 3 * int(name[5:])) for name, n in held_out.items())
-    assert all(n == 20 + 3 * int(name[5:]) for name, n in splits["train"].items())
+    assert all(n == min(100, 20 + 3 * int(name[9:])) for name, n in held_out.items())
+    assert all(n == 20 + 3 * int(name[9:]) for name, n in splits["train"].items())
     assert len({path.read_text() for path, *_ in rows}) == len(rows)
 
 

@@ -4,11 +4,13 @@
     for deb in *.deb; do dpkg -x $deb debian; done
     python -m benchmarks.adapting.data debian/usr/share out/adapting
 
-openclipart: a class is a folder with at least 20 different drawings (links and files of the same
-bytes are dropped; "unsorted" is no class). They are cut in the order of a hash of their names: the
-first 16 are "val", on which settings are chosen, the next 24 "test", the others "train", together
-with all smaller folders. Of a class in val and test at most 100 drawings are taken, by a hash of
-their bytes, and the rest is not used at all. Pretraining uses no label of "train".
+openclipart: a class is a folder, with what lies below it from the second level on (the folders of
+cards in four styles, or of flags by continent, hold the same drawings), that has at least 20
+different drawings: links and files of the same bytes are dropped; "unsorted" is no class. They are
+cut in the order of a hash of their names: the first 13 are "val", on which settings are chosen, the
+next 20 "test", the others "train", together with all smaller folders. Of a class in val and test at
+most 100 drawings are taken, by a hash of their bytes, and the rest is not used at all. Pretraining
+uses no label of "train".
 stamps: a class is a folder with at least 5 different stamps; one split, "test".
 Transparent parts become white; images longer than 128 px on the shorter side are reduced to it.
 
@@ -26,7 +28,8 @@ from pathlib import Path
 
 Classes = dict[str, list[Path]]  # the files of each folder, in the order of their hashes
 
-VAL_CLASSES, TEST_CLASSES = 16, 24
+VAL_CLASSES, TEST_CLASSES = 13, 20
+LEVELS = 2  # of folders that make a class of drawings
 LEAST_DRAWINGS, MOST_DRAWINGS, LEAST_STAMPS = 20, 100, 5
 SHORTER_PX = 128
 
@@ -36,7 +39,7 @@ def main() -> None:
     parser.add_argument("share", type=Path, help="usr/share of the unpacked packages")
     parser.add_argument("out", type=Path, help="folder of the two data sets")
     args = parser.parse_args()
-    drawings = different_files(args.share / "openclipart" / "png")
+    drawings = different_files(args.share / "openclipart" / "png", LEVELS)
     build(args.out / "openclipart", openclipart_rows(drawings), "Debian openclipart-png", "PD")
     stamps = different_files(args.share / "tuxpaint" / "stamps")
     rows = [
@@ -48,8 +51,13 @@ def main() -> None:
     build(args.out / "stamps", rows, "Debian tuxpaint-stamps-default", "GPL-2")
 
 
-def different_files(root: Path) -> Classes:
-    """List the PNG files of each folder: no links, no second file of the same bytes."""
+def different_files(root: Path, levels: int | None = None) -> Classes:
+    """List the PNG files of each folder: no links, no second file of the same bytes.
+
+    Args:
+        root: Folder of the folders.
+        levels: Folders further down count as the one above them; None: all count for themselves.
+    """
     if not root.is_dir():
         raise SystemExit(f"{root} is no folder; unpack the package as `--help` says")
     seen: set[str] = set()
@@ -58,7 +66,7 @@ def different_files(root: Path) -> Classes:
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         if not path.is_symlink() and sha256 not in seen:
             seen.add(sha256)
-            folder = path.parent.relative_to(root).as_posix()
+            folder = "/".join(path.parent.relative_to(root).parts[:levels])
             folders.setdefault(folder, []).append((sha256, path))
     return {folder: [path for _, path in sorted(files)] for folder, files in folders.items()}
 

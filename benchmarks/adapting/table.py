@@ -60,7 +60,7 @@ TWO, TEN = "continued, 2 min", "continued, 10 min"
 TUNED = "continued, 10 min, then fine-tuned with labels"
 WHITENED = ", whitened"
 # steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
-SCRATCH_STEPS, TWO_MINUTES, TEN_MINUTES = 380, 33, 150
+SCRATCH_STEPS, TWO_MINUTES, TEN_MINUTES = 400, 35, 168
 QUIET = ("data.holdout=0", "run.monitor_steps=0", "run.num_workers=0")  # the time is for training
 # glibc gives freed memory back, and faults it in again: 40 % of the time of small networks
 KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(8 << 30))
