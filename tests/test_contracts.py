@@ -42,7 +42,7 @@ SMALL_LOSSES = {"moco": {"dim": 5, "queue_rows": 16}}  # where the defaults do n
 def test_an_objective_takes_two_views_ids_and_labels_and_gives_one_number(name):
     objective = LOSSES[name](**SMALL_LOSSES.get(name, {}))
     names = list(inspect.signature(objective.forward).parameters)
-    assert names == ["z_a", "z_b", "ids", "labels"]
+    assert names == ["z_a", "z_b", "ids", "labels", "groups"]
     torch.manual_seed(0)
     objective(*torch.randn(2, 6, 5), ids=torch.arange(6, 12), labels=torch.full((6,), -1))
     saved = {key: value.clone() for key, value in objective.state_dict().items()}

@@ -26,7 +26,7 @@ COMMANDS = {
     "whiten": ("whiten", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
     "report": ("report", "Write one HTML file that shows a run, or compares several."),
-    "export": ("export", "Write the trained backbone, each format proved in a clean process."),
+    "export": ("export", "Write the backbone, each format proved in a clean process."),
     "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
 }
 

@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,11 +61,11 @@ def _read_file(path: Path) -> Tree:
             )
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
-    except pickle.UnpicklingError as error:
-        raise WeightsError(_refusal(path)) from error
     except SafetensorError as error:
         raise WeightsError(f"{path} is damaged: {error}; copy it again") from error
     except Exception as error:  # torch's readers fail in every way on what is no file of theirs
+        if type(error).__name__ == "UnpicklingError":  # its module is imported nowhere here
+            raise WeightsError(_refusal(path)) from error
         text = " ".join(str(error).split())[:200] or type(error).__name__
         raise WeightsError(
             f"{path} is damaged, or no file of tensors (.safetensors, or torch.save's): {text}"

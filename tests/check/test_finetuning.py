@@ -103,4 +103,4 @@ def test_the_command_line_checks_either_kind_of_recipe(tmp_path, data):
     pretraining = str(ROOT / "recipes" / "demo.toml")
     done = command_line("check", pretraining, "--backbone", str(tmp_path))
     assert done.returncode == 2
-    assert "--backbone is for a fine-tuning" in done.stderr
+    assert "is neither an export nor a run" in done.stderr

@@ -20,6 +20,8 @@ def _value_and_gradient(
     from sslpipe.registry import build
 
     config = Component(kind=kind, temperature=temperature, tile_rows=8)
+    if kind == "moco":  # its usual queue is many tiles long
+        config = Component(**config.model_dump(), queue_rows=48)
     columns = {"group_columns": 2 if pairs else 0}
     loss_fn = build(LOSSES, config, section="loss", dim=8, **columns).to(device)
     z = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))

@@ -68,7 +68,7 @@ if [ -e "$run/DONE" ]; then
   exit 0
 fi
 if [ -e "$run/FAILED" ] &&
-  grep -qE '^rank [0-9]+: (User|Recipe|Data|Checkpoint|Export)Error' "$run/FAILED"; then
+  grep -qE '^rank [0-9]+: (User|Recipe|Data|Checkpoint|Export|Weights)Error' "$run/FAILED"; then
   cat "$run/FAILED" >&2 # a mistake in the input: the same again would not help
   exit 1
 fi
