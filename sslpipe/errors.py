@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 _MOST_CHARACTERS = 4000  # of a message: an input may be megabytes
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -25,6 +26,15 @@ class RecipeError(UserError):
 
 class DataError(UserError):
     """An index, a shard or a source of images is missing, damaged or not what it says."""
+
+
+@contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Put a setting's key in front of what is wrong with the data that it names."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{setting}: {error}") from error
 
 
 class CheckpointError(UserError):

@@ -21,7 +21,7 @@ from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.pipeline import Batch, Prepare
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import all_gather_rows
-from sslpipe.errors import RecipeError
+from sslpipe.errors import RecipeError, naming
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.initial import (
     copy_weights,
@@ -221,7 +221,9 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     count, by = recipe.data.holdout, recipe.data.holdout_by
     if not count:
         return np.zeros(0, np.int64)
-    return held_out(split.labels, count, split.column(by).groups.whole_split() if by else None)
+    with naming("data.holdout_by"):
+        groups = split.column(by).groups.whole_split() if by else None
+    return held_out(split.labels, count, groups)
 
 
 def monitored_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
@@ -278,8 +280,9 @@ def build_loss(recipe: Recipe) -> Objective:
             [pairs] says.
     """
     fixed = {"dim": recipe.projector.out_dim}
-    if masks := recipe.pairs.masks if recipe.pairs else ():
-        fixed["group_columns"] = len(masks)  # of a queue
+    masks = recipe.pairs.masks if recipe.pairs else ()
+    if masks or "group_columns" in recipe.loss.arguments:  # of a queue: [pairs] alone decides it
+        fixed["group_columns"] = len(masks)
     with within_memory("[loss]"):
         loss_fn = build(LOSSES, recipe.loss, section="loss", fixed=fixed)
     has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0

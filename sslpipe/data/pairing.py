@@ -15,7 +15,7 @@ from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.partners import PARTNERS_VERSION, Drawn, Near, Partners
 from sslpipe.data.pipeline import Batch, PairRows
 from sslpipe.data.relabelled import relabelled
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, naming
 from sslpipe.recipe.pairs import Pairs
 
 Integers = NDArray[np.int64]
@@ -30,7 +30,11 @@ def plan_pairs(pairs: Pairs | None, split: Split, order: Order) -> "Pairing | No
     Raises:
         DataError: A column does not exist, or its kind cannot serve.
     """
-    return None if pairs is None else Pairing(relabelled(split, pairs.label), order, pairs)
+    if pairs is None:
+        return None
+    with naming("pairs.label"):
+        split = relabelled(split, pairs.label)
+    return Pairing(split, order, pairs)
 
 
 def plan_version(pairs: Pairs | None) -> int:
@@ -83,8 +87,10 @@ class Pairing:
     def __init__(self, split: Split, order: Order, pairs: Pairs) -> None:
         self.split, self.order, self.pairs = split, order, pairs
         column = lru_cache(maxsize=None)(split.column)  # opened, and its files hashed, once
-        same = [_grouped(column(name)) for name in pairs.positive]
-        different = [column(name) for name in pairs.different]
+        with naming("pairs.positive"):
+            same = [_grouped(column(name)) for name in pairs.positive]
+        with naming("pairs.different"):
+            different = [column(name) for name in pairs.different]
         near = _near(pairs, column)
         self.partners = None
         if pairs.has_partners:
@@ -96,7 +102,8 @@ class Pairing:
                 share=pairs.share,
                 reach=pairs.reach,
             )
-        self._masks = [[_grouped(column(name)) for name in names] for names in pairs.masks]
+        with naming("pairs.never_negative"):
+            self._masks = [[_grouped(column(name)) for name in names] for names in pairs.masks]
         self.drawn = lru_cache(maxsize=_STEPS_KEPT)(self._drawn)
 
     def _drawn(self, step: int, streams: range) -> Drawn | None:
@@ -212,7 +219,8 @@ def _near(pairs: Pairs, open_column: Callable[[str], Column]) -> Near | None:
     """Return [pairs] time and within. Raises: DataError where the unit does not fit the column."""
     if pairs.time is None:
         return None
-    column, span = open_column(pairs.time), pairs.within_us
+    with naming("pairs.time"):
+        column, span = open_column(pairs.time), pairs.within_us
     if column.kind == "text":
         raise DataError(f"pairs.time = {pairs.time!r} is a column of texts; give times or numbers")
     if (column.kind == "time") != (span is not None):

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION
 from sslpipe.data.relabelled import RelabelledSplit
-from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.export.initial import copy_weights, with_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
@@ -83,7 +83,8 @@ def labelled_split(recipe: FinetuneRecipe, index: DatasetIndex) -> tuple[Split, 
     split, column = index.split(recipe.data.split), recipe.sampler.column
     if column is None:
         return split, index.manifest.classes
-    by_column = RelabelledSplit(split, split.column(column))
+    with naming("sampler.column"):
+        by_column = RelabelledSplit(split, split.column(column))
     return by_column, by_column.names
 
 
@@ -106,7 +107,8 @@ def untrained_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> Integers:
     ids = validation_ids(split, recipe.data.validation_classes, names)
     if by is None:
         return ids
-    groups = split.column(by).groups.whole_split()
+    with naming("data.holdout_by"):
+        groups = split.column(by).groups.whole_split()
     return np.flatnonzero(np.isin(groups, groups[ids]))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sslpipe.data import store
+from sslpipe.data.index import load_index
 from sslpipe.data.loader import batches
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import Order, held_out
@@ -280,3 +281,20 @@ def test_the_survey_counts_who_finds_whom_where(index):
     window = plan_pairs(Pairs(positive="icon", reach="window"), split, order)
     assert window.survey([0, 5]).outside == 0
     assert window.survey([0, 5], "split") == found
+
+
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("pairs.label", {"label": "colour"}),
+        ("pairs.positive", {"positive": "colour"}),
+        ("pairs.different", {"different": "colour", "time": "x", "within": 3}),
+        ("pairs.never_negative", {"never_negative": "colour"}),
+        ("pairs.time", {"time": "colour", "within": 3}),
+    ],
+)
+def test_a_column_that_is_not_there_is_an_error_that_names_the_setting(tmp_path, key, section):
+    split = load_index(write_dataset(tmp_path, (12,))).split("train")
+    order = Order(split.starts, seed=0, batch_size=4, num_streams=1, window=4)
+    with pytest.raises(DataError, match=rf"^{key}: .* has no column 'colour'"):
+        plan_pairs(Pairs.model_validate(section), split, order)
