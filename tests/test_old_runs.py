@@ -5,10 +5,7 @@ each with the weights that the old code reached from the same recipe (NAME.final
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ import sslpipe
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.run.checkpoint import latest
 from sslpipe.run.status import status
-from tests.helpers.runs import ROOT, command_line, final_weights
+from tests.helpers.runs import command_line, final_weights
 
 OLD = Path(__file__).with_name("old_runs")
 RUNS = ("pretrain", "moco", "finetune")
@@ -30,18 +27,6 @@ TOLERANCE = 1e-4  # of a tensor's norm: other machines round otherwise, over 4 s
 def old(tmp_path: Path) -> Path:
     """A copy that a test may write to."""
     return shutil.copytree(OLD, tmp_path / "old")
-
-
-def tool(name: str, *arguments: object) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", f"tools.{name}", *map(str, arguments), "--device", "cpu"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stderr
 
 
 def digest_of(run_dir: Path) -> str:
@@ -88,9 +73,13 @@ def test_the_backbone_of_an_old_run_loads(name):
 
 def test_an_old_run_embeds_and_is_evaluated(old, tmp_path):
     data, features, out = old / "data/dataset.json", tmp_path / "features", tmp_path / "eval.json"
-    tool("embed", old / "finetune", "--data", data, "--out", features)
+    for words in (
+        ("embed", old / "finetune", "--data", data, "--out", features),
+        ("evaluate", "suite", old / "pretrain", "--data", data, "--out", out),
+    ):
+        result = command_line(*map(str, words), "--device", "cpu")
+        assert result.returncode == 0, result.stderr
     assert load_embeddings(features)[0].features.shape == (16, 8)
-    tool("evaluate", "suite", old / "pretrain", "--data", data, "--out", out)
     rows = json.loads(out.read_text())["rows"]
     assert {row["features"] for row in rows} >= {"ssl", "pixels", "random"}
 

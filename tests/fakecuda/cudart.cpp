@@ -186,7 +186,8 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* bloc
 }
 
 // ---- devices: H100s of 80 GiB, unless told otherwise
-static size_t total_bytes = setting("FAKE_GIB", 80) << 30, used_bytes = 0;
+static size_t used_bytes = 0;
+static size_t total_bytes() { return setting("FAKE_GIB", 80) << 30; }
 static const size_t CONTEXT_BYTES = (size_t)600 << 20;
 static thread_local int device = 0;
 API cudaError_t cudaGetDeviceCount(int* n) {
@@ -214,7 +215,7 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   memset(p, 0, sizeof *p);
   strcpy(p->name, getenv("FAKE_NAME") ? getenv("FAKE_NAME") : "NVIDIA H100 80GB HBM3");
   p->major = (int)setting("FAKE_MAJOR", 9);
-  p->totalGlobalMem = total_bytes, p->totalConstMem = 65536, p->l2CacheSize = 50 << 20;
+  p->totalGlobalMem = total_bytes(), p->totalConstMem = 65536, p->l2CacheSize = 50 << 20;
   p->multiProcessorCount = 132, p->warpSize = 32, p->regsPerBlock = 65536;
   p->sharedMemPerBlock = 49152, p->sharedMemPerBlockOptin = 232448;
   p->sharedMemPerMultiprocessor = 233472, p->regsPerMultiprocessor = 65536;
@@ -287,7 +288,7 @@ static size_t give_back(std::map<char*, size_t>& regions, void* p) {
 API cudaError_t cudaMalloc(void** p, size_t bytes) {
   {
     std::lock_guard<std::mutex> guard(mutex);
-    if (used_bytes + bytes + CONTEXT_BYTES > total_bytes) return cudaErrorMemoryAllocation;
+    if (used_bytes + bytes + CONTEXT_BYTES > total_bytes()) return cudaErrorMemoryAllocation;
     *p = take(bytes);
     on_device[(char*)*p] = bytes;
     used_bytes += bytes;
@@ -335,8 +336,8 @@ API cudaError_t cudaHostUnregister(void* p) {
   OK;
 }
 API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
-  *total = total_bytes;
-  *free_bytes = total_bytes - used_bytes - CONTEXT_BYTES;
+  *total = total_bytes();
+  *free_bytes = total_bytes() - used_bytes - CONTEXT_BYTES;
   OK;
 }
 API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {

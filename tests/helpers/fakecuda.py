@@ -4,28 +4,29 @@
 def test_upload_does_not_wait() -> None:
     (found,) = run_on_cuda(_upload, 128)
 
-def _upload(rows: int) -> int:      # at the top of a module: a fresh process imports it by name
+def _upload(rows: int) -> int:      # at the top of a module: another process imports it by name
     from tests.fakecuda.runtime import events, reset, waits
     ...
     return len(waits(events()))
 """
 
+import multiprocessing.connection
 import os
 import pickle
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.forkserver import ForkServer
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.fakecuda.build import CannotBuildError, preload, stub_folder
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers.processes import free_port, redirect
 
 
 def missing() -> str:
@@ -58,7 +59,7 @@ def run_on_cuda(
     env: dict[str, str] | None = None,
     timeout_s: float = 200.0,
 ) -> list[Any]:
-    """Call fn(*args) in fresh processes with fake GPUs; one result per rank.
+    """Call fn(*args) in processes of their own with fake GPUs; one result per rank.
 
     Args:
         fn: at the top of a module; its result must pickle, and tensors be on the CPU.
@@ -72,83 +73,77 @@ def run_on_cuda(
 
     Raises: AssertionError with the output of every rank that failed. TimeoutError.
     """
-    shared = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("FAKE_")},
-        **preload(stub_folder()),
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    settings = {
         "OMP_NUM_THREADS": "1",
         "FAKE_DEVICES": str(gpus or ranks),
         "FAKE_GIB": str(memory_gib),
         "FAKE_NAME": name,
         **(env or {}),
     }
+    if ranks > 1:
+        group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        settings |= {**group, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job").write_bytes(pickle.dumps((fn, args)))
-        outputs = [Path(folder, f"output{rank}") for rank in range(ranks)]
-        children = []
-        port = _free_port()
-        for rank, output in enumerate(outputs):
-            launcher = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
-            words = [sys.executable, "-m", "tests.helpers.fakecuda", folder, str(rank)]
-            with output.open("wb") as file:
-                children.append(
-                    subprocess.Popen(
-                        words,
-                        env=shared | (launcher if ranks > 1 else {}),
-                        cwd=ROOT,
-                        stdout=file,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+        children = [_start(Path(folder), rank, settings) for rank in range(ranks)]
         try:
-            _wait(children, outputs, time.monotonic() + timeout_s)
+            _wait(children, Path(folder), time.monotonic() + timeout_s)
         finally:
             for child in children:
                 child.kill()
-                child.wait()
+                child.join()
         return [pickle.loads(Path(folder, f"result{rank}").read_bytes()) for rank in range(ranks)]
 
 
-def _wait(children: list[Any], outputs: list[Path], deadline: float) -> None:
-    while any(child.poll() is None for child in children):
-        late = time.monotonic() > deadline
-        failed = any(child.poll() not in (None, 0) for child in children)
-        if late or failed:
+_server = ForkServer()  # beside that of tests.helpers.processes: it has loaded the fake libraries
+_server.set_forkserver_preload(["tests.fakecuda.imports"])
+
+
+def _start(folder: Path, rank: int, settings: dict[str, str]) -> BaseProcess:
+    """A process of the server with fake GPUs; its output goes to a file of the folder."""
+    context = multiprocessing.get_context("forkserver")
+    child = context.Process(target=_child, args=(folder, rank, settings))
+    resource_tracker.ensure_running()  # without the fake libraries
+    with (
+        patch.dict(os.environ, preload(stub_folder())),  # until the server has started
+        patch.object(forkserver, "connect_to_new_process", _server.connect_to_new_process),
+    ):
+        child.start()
+    return child
+
+
+def _wait(children: list[BaseProcess], folder: Path, deadline: float) -> None:
+    while running := [child for child in children if child.exitcode is None]:
+        failed = any(child.exitcode for child in children)
+        if failed or time.monotonic() > deadline:
             break
-        time.sleep(0.02)
+        multiprocessing.connection.wait([child.sentinel for child in running], 0.2)
     texts = "\n".join(
-        f"--- rank {rank}: exit status {child.poll()} ---\n{output.read_text(errors='replace')}"
-        for rank, (child, output) in enumerate(zip(children, outputs, strict=True))
+        f"--- rank {rank}: exit status {child.exitcode} ---\n{_output(folder, rank)}"
+        for rank, child in enumerate(children)
     )
-    if any(child.poll() not in (None, 0) for child in children):
+    if any(child.exitcode for child in children):
         raise AssertionError(texts)
-    if any(child.poll() is None for child in children):
+    if running:
         raise TimeoutError(texts)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _output(folder: Path, rank: int) -> str:
+    path = folder / f"output{rank}"
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _child(folder: Path, rank: int) -> None:
-    os.environ.pop("LD_PRELOAD")  # what this process starts is not to be fooled
-    sys.modules["triton"] = None  # type: ignore[assignment]  # it compiles for real cards only
+def _child(folder: Path, rank: int, settings: dict[str, str]) -> None:
+    redirect(folder / f"output{rank}", 1, 2)
+    for name in [name for name in os.environ if name.startswith("FAKE_") or name == "LD_PRELOAD"]:
+        del os.environ[name]  # what this process starts is not to be fooled
+    os.environ.update(settings)
+    if "WORLD_SIZE" in settings:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    import tests.fakecuda.imports  # noqa: F401  # as the server has done
     from tests.fakecuda.runtime import values
 
     fn, args = pickle.loads((folder / "job").read_bytes())
     with values:
         result = fn(*args)
     Path(folder, f"result{rank}").write_bytes(pickle.dumps(result))
-
-
-if __name__ == "__main__":
-    _child(Path(sys.argv[1]), int(sys.argv[2]))

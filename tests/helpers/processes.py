@@ -1,9 +1,11 @@
-"""Real gloo processes for tests: `run_processes(fn, world, *args)` gives one result per rank.
+"""Real processes for tests, from a fork server that has imported torch and sslpipe once.
 
-`fn(process, *args)` must be a function at the top of a module (children import it by name; `tests`
-is a package for that) and its result must pickle; tensors are fine. The process group is up before
-fn is called and torch uses one thread. Children come from a fork server that has imported torch
-once, so a call costs well under a second; pack many checks into one call all the same.
+`run_processes(fn, world, *args)` gives one result per rank of a gloo group. `fn(process, *args)`
+must be a function at the top of a module (children import it by name; `tests` is a package for
+that) and its result must pickle; tensors are fine. The process group is up before fn is called and
+torch uses one thread. `run_program(words)` is `python -m sslpipe WORDS` but for the start of the
+interpreter and its imports, which are most of its seconds. A call of either costs a fraction of a
+second; pack many checks into one all the same.
 """
 
 import multiprocessing
@@ -11,16 +13,34 @@ import multiprocessing.connection
 import os
 import pickle
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from sslpipe.__main__ import main
 from sslpipe.distributed import Rank
+
+PRELOADED = (
+    "tests.helpers.processes",
+    "torch._dynamo",  # DDP imports it when it is first built
+    *("sslpipe.cli.embed", "sslpipe.cli.evaluate", "sslpipe.cli.export", "sslpipe.cli.shards"),
+    *("sslpipe.train", "sslpipe.metric_learning.finetune"),
+)
+
+
+def _server() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
 
 
 def run_processes(
@@ -31,12 +51,10 @@ def run_processes(
     world = 1 gives a process group of one. Raises: AssertionError with the traceback of every rank
     that failed; the others are ended. TimeoutError after timeout_s.
     """
-    context = multiprocessing.get_context("forkserver")
-    # DDP imports torch._dynamo when it is first built: seconds in every child otherwise
-    context.set_forkserver_preload(["tests.helpers.processes", "torch._dynamo"])
+    context = _server()
     # plain pickle: multiprocessing's own would share tensors' memory, which ends with its process
     job = pickle.dumps((fn, args))
-    port = _free_port()
+    port = free_port()
     pipes, children = [], []
     for rank in range(world):
         ours, theirs = context.Pipe(duplex=False)
@@ -109,7 +127,51 @@ def _child(pipe: Any, job: bytes, process: Rank, port: int) -> None:
     pipe.send_bytes(answer)
 
 
-def _free_port() -> int:
+def run_program(
+    words: Sequence[str], cwd: Path, environment: Mapping[str, str], timeout_s: float = 240.0
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m sslpipe WORDS` with its own arguments, streams, folder and environment.
+
+    Raises: TimeoutExpired after timeout_s; the process is killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [str(Path(folder, name)) for name in ("stdout", "stderr")]
+        child = _server().Process(target=_program, args=(words, cwd, dict(environment), streams))
+        child.start()
+        child.join(timeout_s)
+        status = child.exitcode
+        child.kill()
+        child.join()
+        said = [Path(path).read_text() if Path(path).exists() else "" for path in streams]
+    if status is None:
+        raise subprocess.TimeoutExpired(list(words), timeout_s, *said)
+    return subprocess.CompletedProcess(["sslpipe", *words], status, *said)
+
+
+def _program(words: Sequence[str], cwd: Path, environment: dict[str, str], streams: list[str]):
+    redirect(streams[0], 1)
+    redirect(streams[1], 2)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    # what Python does with them when it starts
+    sys.path[:0] = [str(cwd), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.argv = ["sslpipe", *words]
+    torch.set_num_threads(1)
+    main()
+
+
+def redirect(path: str | Path, *numbers: int) -> None:
+    """Let standard output (1), standard error (2) or both of this process go to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in numbers:
+        os.dup2(file, number)
+        stream = open(number, "w", buffering=1)  # noqa: SIM115
+        setattr(sys, "stdout" if number == 1 else "stderr", stream)
+    os.close(file)
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from sslpipe.distributed import Rank
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint import latest
 from sslpipe.run.session import Run
-from tests.helpers.processes import run_processes
+from tests.helpers.processes import run_processes, run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,15 +100,9 @@ def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 def command_line(
     *arguments: str, cwd: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m sslpipe ...` as a user would run it."""
-    return subprocess.run(
-        [sys.executable, "-m", "sslpipe", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    """`python -m sslpipe ...` as a user would run it, with its imports already done."""
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    return run_program(arguments, cwd, {**os.environ, **settings})
 
 
 def feed_equal_views():

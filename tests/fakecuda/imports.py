@@ -1,0 +1,10 @@
+"""What every process with fake GPUs imports, once: tests.helpers.fakecuda forks them behind it."""
+
+import sys
+
+sys.modules["triton"] = None  # type: ignore[assignment]  # it compiles for real cards only
+
+import torch._dynamo  # noqa: E402, F401
+
+import sslpipe.train  # noqa: E402, F401
+import tests.helpers.fakecuda  # noqa: E402, F401
