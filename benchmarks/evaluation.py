@@ -32,7 +32,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.nt_xent import machine, memory_mb
+from benchmarks.memory import memory_mb
+from benchmarks.nt_xent import machine
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import C_GRID, PENALTY_GRID, linear_probe, ridge_probe

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.nt_xent import memory_mb
+from benchmarks.memory import memory_mb
 from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch

@@ -33,6 +33,7 @@ import torch
 from pytorch_metric_learning import distances, losses, miners
 from torch import Tensor
 
+from benchmarks.memory import memory_mb
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import compare
 
@@ -188,13 +189,6 @@ def embeddings(rows: int) -> tuple[Tensor, Tensor]:
     centers = torch.randn(rows // PER_CLASS, DIM, generator=generator)
     x = centers[labels] + 1.5 * torch.randn(rows, DIM, generator=generator)
     return torch.nn.functional.normalize(x, dim=1), labels
-
-
-def memory_mb(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise LookupError(field)
 
 
 def measure(

@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.memory import memory_mb
 from benchmarks.nt_xent_plot import plot
 from benchmarks.views import Contender, quietest, serve
 from sslpipe.losses import NTXentLoss
@@ -104,13 +105,6 @@ def projections(rows: int) -> tuple[Tensor, Tensor]:
 
 def gradient(loss_fn: Loss, z: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat(torch.autograd.grad(loss_fn(*z), z))
-
-
-def memory_mb(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise LookupError(field)
 
 
 def machine_bytes() -> int:

@@ -16,7 +16,6 @@ mixing   label entropy of global batches over that of a full shuffle's, 1,000 cl
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.memory import memory_mb
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import Order
 from sslpipe.random import hash_integers
@@ -35,10 +35,6 @@ SIZES = {"1.28 M": (1_281_167, 1_281), "1 B": (1_000_000_000, 10_000)}
 PROCESSES = (1, 8, 64, 1024)
 CLASSES, WINDOW, BATCH = 1000, 256, 4096
 TIMED_STEPS = 2000  # `serve` is measured on so many at most, and scaled up
-
-
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def planned(samples: int, shards: int, num_streams: int) -> Order:
@@ -52,11 +48,11 @@ def measure(samples: int, shards: int, world: int) -> dict[str, float]:
     mine = range(num_streams // world)
     planned(10 * BATCH, 10, num_streams).ids(3, mine)  # warm: imports and first calls are not ours
 
-    before, begin = peak_mb(), time.perf_counter()
+    before, begin = memory_mb("VmHWM"), time.perf_counter()
     order = planned(samples, shards, num_streams)
     plan = order.epoch(0)
     windows = [plan.stream(number).windows for number in mine]
-    result = {"plan_s": time.perf_counter() - begin, "plan_mb": peak_mb() - before}
+    result = {"plan_s": time.perf_counter() - begin, "plan_mb": memory_mb("VmHWM") - before}
 
     served = order.steps_per_epoch * BATCH // world
     steps = min(order.steps_per_epoch, TIMED_STEPS)

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import random
-import re
 import resource
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel
 
+from benchmarks.memory import memory_mb
 from sslpipe import portable
 from sslpipe.augment.build import build_augment
 from sslpipe.augment.fused_views import FusedViews
@@ -57,7 +57,7 @@ from tests.helpers.dataset import write_dataset
 
 SLOWEST_S = 60.0  # for one setting, on a busy machine
 MACHINE_BYTES = 2**31  # what the machine pretends to have
-MOST_RSS_BYTES = 3 * 2**30
+MOST_RSS_MB = 3 * 2**10
 MOST_WARNINGS = 3
 WORDS = (
     "", ".", "..", "../x", "/etc/x", "a/b", "a\\b", "\0", "a\nb", "\x1b[31m", "x" * 300, "x" * 9999,
@@ -280,12 +280,6 @@ def attempt(recipe_path: Path, overrides: list[str], names: list[str], index: Da
     return "accepted"
 
 
-def peak_rss_bytes() -> int:
-    """Own peak: getrusage keeps, over exec, the peak of the process that started this one."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
-
-
 def run(count: int, first: int = 0, report: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Settings first to first + count: how many were accepted and refused, and every fault."""
     for module in (portable, limits, memory):
@@ -326,9 +320,9 @@ def run(count: int, first: int = 0, report: Callable[[str], None] | None = None)
                 problem = f"{len(heard)} warnings: {heard[0].message}"
             if not problem and taken_s > SLOWEST_S:
                 problem = f"took {taken_s:.0f} s"
-            peak = peak_rss_bytes()
-            if not problem and peak > MOST_RSS_BYTES and not faults:
-                problem = f"{peak / 2**30:.1f} GiB of memory"
+            peak = memory_mb("VmHWM")
+            if not problem and peak > MOST_RSS_MB and not faults:
+                problem = f"{peak / 2**10:.1f} GiB of memory"
             outcomes["fault" if problem else outcome] += 1
             if problem:
                 faults.append({"number": number, "kind": kind, "overrides": overrides,
