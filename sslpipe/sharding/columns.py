@@ -24,9 +24,10 @@ from sslpipe.data.columns import (
     members_dtype,
     show_time,
 )
-from sslpipe.data.index import Manifest
+from sslpipe.data.index import Manifest, load_index
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import replacing, sha256_of
+from sslpipe.sharding.manifest import save_manifest
 
 FOLDER = "columns"
 _OWN_FILE = re.compile(r".+\.(values|groups|members)\.npy|strings-[0-9a-f]{16}\.npy")
@@ -122,6 +123,32 @@ def write_columns(
         by_split = {split: own[name] for split, own in columns.items() if name in own}
         entries[name] = _write_column(folder, name, by_split, entries.get(name))
     return manifest.model_copy(update={"columns": entries})
+
+
+def add_columns(folder: Path, columns: Mapping[str, Mapping[str, ColumnValues]]) -> Manifest:
+    """Give splits of a data set that is there columns; shards and all other columns stay.
+
+    Args:
+        folder: Of dataset.json, which is written anew.
+        columns: By split, then by name; values by sample id. One of a name that is there is
+            replaced in these splits.
+
+    Raises:
+        DataError: As `write_columns`.
+    """
+    manifest = load_index(folder).manifest
+    names = {name for own in columns.values() for name in own}
+    others = {name: entry for name, entry in manifest.columns.items() if name not in names}
+    replaced = manifest.model_copy(
+        update={"columns": {n: e for n, e in manifest.columns.items() if n in names}}
+    )
+    entries = write_columns(folder, replaced, columns).columns
+    for name in names:
+        check_name(name, others)
+    manifest = manifest.model_copy(update={"columns": {**others, **entries}})
+    save_manifest(folder, manifest)
+    remove_unnamed(folder, manifest)
+    return manifest
 
 
 def check_name(name: str, known: Iterable[str] = ()) -> None:

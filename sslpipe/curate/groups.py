@@ -1,0 +1,113 @@
+"""From verified pairs of samples to groups of one picture each, without chains.
+
+A chain is A like B, B like C, but A not like C: one wrong pair would join two groups, and a
+series of frames would become one group. Here every member of a group is a verified duplicate of
+the group's centre, so that any two members are at most two verified steps apart.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+KINDS = ("bytes", "pixels")  # what relates two samples; see `duplicates`
+
+
+class Pairs(NamedTuple):
+    """Pairs of rows that are verified to be one picture, each once, `first` < `second`.
+
+    Args:
+        first: (P,) int64 rows of `scan.Samples`.
+        second: (P,) int64.
+        kind: (P,) int64, of KINDS.
+        score: (P,) float32, 1 for exact duplicates.
+    """
+
+    first: Integers
+    second: Integers
+    kind: Integers
+    score: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+class Groups(NamedTuple):
+    """Groups of two samples or more.
+
+    Args:
+        group: (N,) int64 by row, numbered by their first rows; -1: in no group.
+        nearest: (N,) int64, the row of the group that is most like this one; -1: none.
+        kind: (N,) int64, how this row is like that one, of KINDS; -1: not.
+        score: (N,) float32, of that pair; 0 without one.
+    """
+
+    group: Integers
+    nearest: Integers
+    kind: Integers
+    score: NDArray[np.float32]
+
+    def sizes(self) -> Integers:
+        """Count the samples of every group, (G,)."""
+        counts: Integers = np.bincount(self.group[self.group >= 0])
+        return counts
+
+
+def joined(parts: list[Pairs]) -> Pairs:
+    """Join pairs; of one that occurs twice, the first."""
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    _, kept = np.unique(np.stack(columns[:2]), axis=1, return_index=True)
+    return Pairs(*(column[kept] for column in columns))
+
+
+def group(pairs: Pairs, rows: int) -> Groups:
+    """Put samples into groups around centres.
+
+    The row with the most verified pairs (of equals the lowest) is a centre, and its group are all
+    rows that are paired with it and in no group yet; then the same of the rows that are left.
+
+    Args:
+        pairs: Verified, each once.
+        rows: How many samples there are.
+    """
+    # neighbours of each row, nearest first
+    first = np.concatenate([pairs.first, pairs.second])
+    second = np.concatenate([pairs.second, pairs.first])
+    kind, score = np.tile(pairs.kind, 2), np.tile(pairs.score, 2)
+    order = np.lexsort((second, kind, -score, first))
+    first, second, kind, score = first[order], second[order], kind[order], score[order]
+    starts = np.searchsorted(first, np.arange(rows + 1))
+    degree = np.diff(starts)
+    # stars: a row's count only falls, so that the order of the first counts is gone through once,
+    # and a row whose count has fallen is put back behind those that have more
+    label = np.full(rows, -1, np.int64)
+    buckets: list[list[int]] = [[] for _ in range(int(degree.max(initial=0)) + 1)]
+    for row in np.flatnonzero(degree)[::-1].tolist():
+        buckets[degree[row]].append(row)
+    count = 0
+    for size in range(len(buckets) - 1, 0, -1):
+        waiting = sorted(buckets[size], reverse=True)
+        while waiting:
+            row = waiting.pop()
+            if label[row] >= 0:
+                continue
+            around = second[starts[row] : starts[row + 1]]
+            free = around[label[around] < 0]
+            if len(free) < size:
+                buckets[len(free)].append(row)
+                continue
+            label[row] = label[free] = count
+            count += 1
+    # numbers by first rows, and each row's nearest in its group
+    members = np.flatnonzero(label >= 0)
+    _, first_of, place = np.unique(label[members], return_index=True, return_inverse=True)
+    label[members] = np.argsort(np.argsort(first_of))[place]
+    inside = (label[first] == label[second]) & (label[first] >= 0)
+    rows_with, at = np.unique(first[inside], return_index=True)
+    nearest, how = np.full(rows, -1, np.int64), np.full(rows, -1, np.int64)
+    scores = np.zeros(rows, np.float32)
+    nearest[rows_with] = second[inside][at]
+    how[rows_with] = kind[inside][at]
+    scores[rows_with] = score[inside][at]
+    return Groups(label, nearest, how, scores)

@@ -1,0 +1,96 @@
+"""Write groups of duplicates down: groups.csv, groups.parquet, the column of the data set."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslpipe.curate.groups import KINDS, Groups
+from sslpipe.curate.scan import Samples
+from sslpipe.data.columns import MISSING_INTEGER
+from sslpipe.data.index import load_index
+from sslpipe.data.storage import scheme
+from sslpipe.errors import DataError
+from sslpipe.portable import replacing, write_atomically
+from sslpipe.sharding.columns import ColumnValues, add_columns
+
+COLUMN = "duplicate_group"
+FIELDS = ("split", "id", "key", "group", "kind", "score", "nearest")
+
+
+def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
+    """Return one row a sample of a group, by group, then as in `samples`.
+
+    `nearest` is SPLIT:ID of the member that is most like it, `kind` and `score` how much.
+    """
+    places = np.flatnonzero(groups.group >= 0)
+    ids, split = samples.ids.tolist(), [samples.splits[k] for k in samples.split.tolist()]
+    rows = []
+    for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
+        near = int(groups.nearest[row])
+        values = (
+            split[row],
+            ids[row],
+            samples.keys[row],
+            int(groups.group[row]),
+            KINDS[groups.kind[row]],
+            round(float(groups.score[row]), 6),
+            f"{split[near]}:{ids[near]}",
+        )
+        rows.append(dict(zip(FIELDS, values, strict=True)))
+    return rows
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows of `group_rows` as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> bool:
+    """Write the rows of `group_rows` as parquet; False where pyarrow is not installed."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        return False
+    text, number = pa.string(), pa.int64()
+    types = (text, number, text, number, text, pa.float64(), text)
+    schema = pa.schema(list(zip(FIELDS, types, strict=True)))
+    with replacing(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
+    return True
+
+
+def write_column(folder: str, samples: Samples, groups: Groups) -> None:
+    """Write the column `duplicate_group` of the splits beside their data set; shards stay.
+
+    One number stands for one picture in all of these splits; a sample of no group has no value.
+
+    Args:
+        folder: Of dataset.json, whose sha256 changes.
+        samples: All that could be read.
+        groups: Theirs.
+
+    Raises:
+        DataError: The data set is not on this machine's disk.
+    """
+    if scheme(folder):
+        raise DataError(
+            f"{folder} is remote, and the column {COLUMN} is written beside dataset.json; copy the "
+            "data set, or leave the column out with --no-column"
+        )
+    index = load_index(folder)
+    columns = {}
+    for number, name in enumerate(samples.splits):
+        here = samples.split == number
+        values = np.full(len(index.split(name)), MISSING_INTEGER, np.int64)
+        grouped = here & (groups.group >= 0)
+        values[samples.ids[grouped]] = groups.group[grouped]
+        columns[name] = {COLUMN: ColumnValues("integer", values)}
+    add_columns(Path(folder), columns)
