@@ -56,7 +56,8 @@ test: $(VENV)/.installed  ## the whole suite, on 2 cores in under 8 minutes
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLURM where it is installed and the user is root
-	$(SLOW)
+	$(SLOW) -n 2 --dist loadfile --ignore=tests/test_kills.py # SLURM's jobs wait most of the time
+	$(SLOW) tests/test_kills.py # alone: it looks for what a kill leaves on the machine
 
 test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a reader; writes docs/test-full.json
 	rm -rf out/test-full && mkdir -p out/test-full

@@ -1,4 +1,4 @@
-"""What every test shares: one thread, CUDA tests only where there is CUDA."""
+"""What every test shares: one thread, CUDA tests only where there is CUDA, long files first."""
 
 import pytest
 import torch
@@ -7,10 +7,25 @@ from tests.helpers.fakecuda import fakecuda  # noqa: F401  (a fixture)
 
 torch.set_num_threads(1)  # tests run beside others; a thread pool per process only gets in the way
 
+LONGEST = ("test_slurm.py",)  # of the slow tests: minutes, most of them waiting
+# what a module that starts processes imports: its tests take seconds, those of others mostly not
+STARTS = {"command_line", "finetune_over", "run_on_cuda", "run_processes", "subprocess"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # xdist would begin with the files of the most tests
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # a long file at the end would have one process at work and the others idle
+    items.sort(key=_place)
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):  # a folder of that name is a keyword, too
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _place(item: pytest.Item) -> tuple[bool, bool]:
+    module = item.getparent(pytest.Module)
+    return item.path.name not in LONGEST, STARTS.isdisjoint(vars(module.obj))
