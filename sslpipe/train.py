@@ -16,7 +16,7 @@ from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import jpeg_decoder
-from sslpipe.data.order import Order, held_out
+from sslpipe.data.order import Order, held_out, repeated
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.pipeline import Batch, Prepare
 from sslpipe.data.resident import resident_batches
@@ -187,7 +187,7 @@ def partner_shares(batch: Batch) -> dict[str, float]:
 
 
 def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
-    """Plan the order of a run: the split without its held-out samples."""
+    """Plan the order of a run: the split without held-out samples and those that are not kept."""
     split = index.split(recipe.data.split)
     return Order(
         split.starts,
@@ -195,7 +195,7 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
         batch_size=recipe.data.batch_size,
         num_streams=recipe.data.num_streams,
         window=recipe.data.shuffle_window,
-        without=holdout_ids(recipe, split),
+        without=untrained_ids(recipe, split),
     )
 
 
@@ -224,6 +224,16 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     with naming("data.holdout_by"):
         groups = split.column(by).groups.whole_split() if by else None
     return held_out(split.labels, count, groups)
+
+
+def untrained_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
+    """Return the ids that are not trained on: held out, or not kept by data.keep."""
+    ids, column = holdout_ids(recipe, split), recipe.data.keep_first_of
+    if column is None:
+        return ids
+    with naming("data.keep"):
+        groups = split.column(column).groups.whole_split()
+    return np.union1d(ids, repeated(groups, ids))
 
 
 def monitored_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:

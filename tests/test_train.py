@@ -8,8 +8,13 @@ import time
 import pytest
 import torch
 
+from sslpipe.data.order import held_out
+from sslpipe.errors import DataError, RecipeError
+from sslpipe.recipe import load_recipe
+from sslpipe.recipe.base import digest, identity
 from sslpipe.run.launch import stored_precision
 from sslpipe.run.log import read_metrics
+from sslpipe.train import plan_order, untrained_ids
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
@@ -73,6 +78,50 @@ def test_a_holdout_by_a_column_shares_no_group_with_training(tmp_path):
     aside = set(range(128)) - served
     assert 12 <= len(aside) <= 20  # 16, up to half of a group; an epoch may drop less than a batch
     assert {patients[k] for k in served} & {patients[k] for k in aside} <= {None}
+
+
+def doubled(folder):
+    """A data set in which samples 112 to 127 are duplicates of 0 to 15."""
+    manifest = write_dataset(folder)
+    return add_columns(
+        manifest, duplicate_group=[k % 112 if k % 112 < 16 else None for k in range(128)]
+    )
+
+
+def test_of_each_group_the_first_is_trained_on_alone(tmp_path):
+    data = doubled(tmp_path / "data")
+    file, changes = write_recipe(tmp_path), ("data.holdout=0", "steps=14")
+    keep = "data.keep=duplicate_group first"
+    [(_, seen)] = train_over(1, file, data.folder, tmp_path / "run", *changes, keep)
+    ranks = train_over(2, file, data.folder, tmp_path / "two", *changes, keep)
+    for epoch in (range(7), range(7, 14)):
+        assert sorted(int(i) for step in epoch for i in seen[step][0]) == list(range(112))
+    together = [sorted(int(i) for _, own in ranks for i in own[step][0]) for step in range(14)]
+    assert together == [sorted(map(int, ids)) for ids, _ in seen], "the same over processes"
+
+
+def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):
+    data = doubled(tmp_path / "data")
+    split, file = data.split("train"), write_recipe(tmp_path)
+    recipe = load_recipe(file, ["data.holdout=40", "data.keep=duplicate_group first"])
+    aside = set(held_out(split.labels, 40).tolist())
+    first = {k % 112: k for k in reversed(range(128)) if k not in aside}
+    assert set(range(128)) - set(untrained_ids(recipe, split).tolist()) == {*first.values()}
+
+
+def test_a_recipe_that_keeps_all_has_the_digest_that_it_had(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), [])
+    assert "keep" not in identity(recipe, "0" * 64, 1)["recipe"]["data"]
+    chosen = load_recipe(write_recipe(tmp_path), ["data.keep=duplicate_group first"])
+    assert digest(chosen, "0" * 64, 1) != digest(recipe, "0" * 64, 1)
+
+
+def test_what_is_kept_by_no_column_or_not_the_first_is_refused(tmp_path):
+    data, file = doubled(tmp_path / "data"), write_recipe(tmp_path)
+    with pytest.raises(DataError, match=r"data.keep: .*no column 'duplicates'"):
+        plan_order(load_recipe(file, ["data.keep=duplicates first"]), data)
+    with pytest.raises(RecipeError, match=r"data.keep = 'duplicate_group last'"):
+        load_recipe(file, ["data.keep=duplicate_group last"])
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -32,6 +32,7 @@ from sslpipe.train import (
     build_loss,
     build_model,
     freeze_and_optimize,
+    holdout_ids,
     plan_order,
     plan_warnings,
     recipe_flops,
@@ -47,6 +48,7 @@ class DataCheck:
     name: str
     samples: int  # of the split
     held_out: int
+    not_kept: int  # by data.keep
     steps_per_epoch: int
     epochs: float
     duplicates: int  # sample ids met twice in a global batch, over all batches looked at
@@ -151,6 +153,7 @@ def check_pretraining(
 def _check_data(
     recipe: Recipe, index: DatasetIndex, split: Split, order: Order, pairing: Pairing | None
 ) -> DataCheck:
+    held_out = len(holdout_ids(recipe, split))
     count = min(order.steps_per_epoch, _PLANNED_STEPS)
     steps = np.linspace(0, order.steps_per_epoch - 1, count).astype(np.int64).tolist()
     batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
@@ -163,7 +166,8 @@ def _check_data(
     return DataCheck(
         name=index.manifest.name,
         samples=len(split),
-        held_out=len(split) - order.samples,
+        held_out=held_out,
+        not_kept=len(split) - held_out - order.samples,
         steps_per_epoch=order.steps_per_epoch,
         epochs=recipe.total_steps / order.steps_per_epoch,
         duplicates=sum(len(ids) - len(np.unique(ids)) for ids in batches),
@@ -279,9 +283,10 @@ def _data_rows(result: PretrainCheck) -> Rows:
     mixing = (
         "unlabelled or of one class: not known" if data.mixing is None else f"{data.mixing:.4f}"
     )
+    not_kept = f", {data.not_kept:,} not kept" if data.not_kept else ""
     looked = f"over {data.batches} planned batches of the first epoch"
     return [
-        ("data", f"{data.name}: {data.samples:,} images, {data.held_out:,} held out"),
+        ("data", f"{data.name}: {data.samples:,} images, {data.held_out:,} held out{not_kept}"),
         ("steps per epoch", f"{data.steps_per_epoch:,} (the run: {data.epochs:.4g} epochs)"),
         ("duplicates in a global batch", f"{data.duplicates} {looked}"),
         ("mixing score", f"{mixing} (1: as a uniform shuffle) {looked}"),

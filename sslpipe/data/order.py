@@ -62,6 +62,23 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
     return np.sort(np.concatenate(taken)).astype(np.int64)
 
 
+def repeated(groups: Integers, without: Integers) -> Integers:
+    """List the samples that are not the first of their group.
+
+    Args:
+        groups: (N,) number of each sample's group.
+        without: Sorted ids that count as not there.
+
+    Returns:
+        Sorted ids, none of them in `without`.
+    """
+    there = np.ones(len(groups), bool)
+    there[without] = False
+    ids = np.flatnonzero(there)
+    there[ids[np.unique(groups[ids], return_index=True)[1]]] = False
+    return np.flatnonzero(there)
+
+
 def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: int) -> Booleans:
     """Draw whole groups that hold a share of the samples, of each class as nearly as groups allow.
 

@@ -36,11 +36,20 @@ class Data(Section):
     holdout_by: str | None = None
     """A column, such as patient, whose groups data.holdout takes whole or not at all; then it is
     rough. Without data.holdout it is refused."""
+    keep: Annotated[str, Field(pattern=r"^\S+ first$", max_length=206)] | None = None
+    """A column and the word first, as in "duplicate_group first": of the samples that share a value
+    of it, only the one of the lowest id is trained on (of those that are not held out). A sample
+    without a value is kept. No shard is rewritten."""
     canvas_px: Pixels = 256
     """Pixels; decoded images larger than this are reduced to fit, never squashed."""
     decoder: Literal["cpu", "nvjpeg"] = "cpu"
     """nvjpeg: JPEGs are decoded on the CUDA device; pixels differ from the CPU's by a few
     levels."""
+
+    @property
+    def keep_first_of(self) -> str | None:
+        """The column that `keep` names; None: all samples are kept."""
+        return None if self.keep is None else self.keep.removesuffix(" first")
 
     @property
     def micro_batches(self) -> int:
@@ -79,6 +88,7 @@ class Recipe(RunRecipe):
         "pairs": None,
         "backbone.pool": "avg",
         "data.holdout_by": None,
+        "data.keep": None,
         "tune": Tune().model_dump(mode="json"),
     }
     data: Data = Data()

@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sslpipe.data.order import Order, choose_groups, held_out
+from sslpipe.data.order import Order, choose_groups, held_out, repeated
 from sslpipe.errors import DataError
 
 GOLDEN = [[22, 23, 14, 12], [2, 3, 11, 10], [4, 0, 13, 12]]
@@ -151,3 +151,17 @@ def test_a_holdout_by_groups_takes_unlabelled_members_along():
     assert abs((labels[taken] >= 0).sum() - 40) <= 2
     with pytest.raises(DataError, match=r"groups are too large to hold some out"):
         held_out(labels, 20, np.zeros(200, np.int64))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repeated_are_all_but_the_first_of_each_group_that_are_there(seed):
+    rng = np.random.default_rng(seed)
+    groups, without = rng.integers(0, 30, 60), np.sort(rng.choice(60, 12, replace=False))
+    seen, expected = set(), []
+    for sample in range(60):
+        if sample in without:
+            continue
+        if int(groups[sample]) in seen:
+            expected.append(sample)
+        seen.add(int(groups[sample]))
+    assert repeated(groups, without).tolist() == expected
