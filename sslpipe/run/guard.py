@@ -65,9 +65,7 @@ class StepGuard:
             on_device = device.type == "cuda" and takes_found_inf(optimizer)
         self._on_device = on_device
         self._unread: list[_Record] = []
-        # on the device: bad steps in a row; and 0, or infinity once these end the run: the steps
-        # that are under way until the host knows are bad as well
-        self._row, self._ended = torch.zeros(2, 1, device=device).unbind()
+        self._last: list[Tensor] = []  # on the device: the last step was bad, was an overflow
 
     def remember(self) -> None:
         """Remember the buffers; call before the forward pass."""
@@ -95,7 +93,7 @@ class StepGuard:
             UserError: max_bad_steps non-finite steps in a row, overflows not counted. On CUDA a
                 step later, with weights and buffers as they were at that step.
         """
-        numbers = [loss.detach().view(1), grad_norm.view(1)]
+        numbers = torch.cat([loss.detach().view(1), grad_norm.view(1)])
         bad = self._is_bad(numbers)
 
         # the weights: where they must not move, no optimizer state does either
@@ -114,11 +112,11 @@ class StepGuard:
         # the buffers, and what the host is to read
         if self._on_device:
             self._memory.restore_where(bad)
-            self._count_in_a_row(bad, *overflow)
+            self._last = [bad, *overflow]
         elif bad:
             self._memory.restore()
         self._optimizer.zero_grad(set_to_none=True)
-        values = torch.cat([*numbers, *(flag.view(1) for flag in overflow)])
+        values = torch.cat([numbers, overflow[0].view(1)]) if overflow else numbers
         self._unread.append(_Record.begin(step, ids, source_ids, values))
         self._read(keep=int(self._on_device))
 
@@ -126,16 +124,16 @@ class StepGuard:
         """Read the numbers of all steps so far, which waits for the device. Raises: as `step`."""
         self._read(keep=0)
 
-    def _is_bad(self, numbers: list[Tensor]) -> Tensor:
-        """() bool: one number is not finite, or bad steps have ended the run on the device."""
-        values = torch.cat([*numbers, self._ended] if self._on_device else numbers)
-        return (values * 0).sum() != 0  # 0, or NaN
+    def _is_bad(self, numbers: Tensor) -> Tensor:
+        """() bool: one number is not finite, or the last step was bad and has ended the run.
 
-    def _count_in_a_row(self, bad: Tensor, overflow: Tensor | None = None) -> None:
-        """What `_count` does, on the device."""
-        row = (self._row + 1) * bad
-        self._row = row if overflow is None else torch.where(overflow, self._row, row)
-        self._ended = self._row / (self._row < self._max_bad_steps)  # finite, or divided by 0
+        The host does not know the latter yet: it reads a step's numbers one step late.
+        """
+        bad = (numbers * 0).any()  # of 0, or NaN, which counts as true
+        if self._last and self._in_a_row + len(self._unread) >= self._max_bad_steps:
+            last, *overflow = self._last
+            bad = bad | (last & ~overflow[0] if overflow else last)
+        return bad
 
     def _read(self, keep: int) -> None:
         """Count the steps that are not read yet, but for the last `keep`."""
@@ -207,40 +205,62 @@ class _Record(NamedTuple):
 
 
 class _Memory:
-    """What buffers held, in one block for each dtype: few large copies instead of many small."""
+    """What buffers held, in one block: few large copies instead of many small.
+
+    Kept as integers, which no copy rounds, so that buffers of all dtypes share the block.
+    """
 
     def __init__(self, buffers: Sequence[Tensor]) -> None:
-        flat: dict[torch.dtype, list[Tensor]] = {}
+        units: dict[torch.dtype, list[Tensor]] = {}
         for buffer in buffers:
-            flat.setdefault(buffer.dtype, []).append(_flat(buffer))
-        self._parts = list(flat.values())
-        self._kept = [torch.cat(part) for part in self._parts]
+            unit = torch.int32 if buffer.element_size() % 4 == 0 else torch.uint8
+            units.setdefault(unit, []).append(_flat(buffer).view(unit))
+        self._blocks = [_Block(parts) for parts in units.values()]
 
     @torch.no_grad()
     def remember(self) -> None:
-        for part, kept in zip(self._parts, self._kept, strict=True):
-            torch.cat(part, out=kept)
+        for block in self._blocks:
+            block.read(block.kept)
 
     @torch.no_grad()
     def restore(self) -> None:
-        for part, kept in zip(self._parts, self._kept, strict=True):
-            _write(part, kept)
+        for block in self._blocks:
+            block.write(block.kept)
 
     @torch.no_grad()
     def restore_where(self, bad: Tensor) -> None:
         """Restore where () bool is true; the device decides."""
-        for part, kept in zip(self._parts, self._kept, strict=True):
-            _write(part, torch.where(bad, kept, torch.cat(part)))
+        for block in self._blocks:
+            now = torch.empty_like(block.kept)
+            block.read(now)
+            block.write(torch.where(bad, block.kept, now, out=now))
+
+
+class _Block:
+    """Rows that are copied together from and to one tensor.
+
+    Attributes:
+        kept: (numbers,), what the rows held.
+    """
+
+    def __init__(self, rows: list[Tensor]) -> None:
+        self._rows, self._lengths = rows, [len(row) for row in rows]
+        self.kept = torch.cat(rows)
+
+    def read(self, into: Tensor) -> None:
+        if into.is_cuda:  # in one launch; a CPU has a loop here
+            torch._foreach_copy_(list(into.split(self._lengths)), self._rows)
+        else:
+            torch.cat(self._rows, out=into)
+
+    def write(self, values: Tensor) -> None:
+        torch._foreach_copy_(self._rows, list(values.split(self._lengths)))
 
 
 def _flat(buffer: Tensor) -> Tensor:
     """View a buffer's memory as one row, in whatever order its dimensions lie there."""
     order = sorted(range(buffer.dim()), key=lambda dim: buffer.stride(dim), reverse=True)
     return buffer.permute(order).view(-1)
-
-
-def _write(part: list[Tensor], values: Tensor) -> None:
-    torch._foreach_copy_(part, torch.split(values, [len(row) for row in part]))
 
 
 def _lowered(scaler: Any) -> Tensor:

@@ -29,7 +29,7 @@ from sslpipe.distributed import Rank, agree
 from sslpipe.errors import UserError
 from sslpipe.faults import fault
 from sslpipe.models.sync_batchnorm import sync_batchnorm
-from sslpipe.optim import describe_groups, lr_at, ramp_at, set_lr
+from sslpipe.optim import describe_groups, gradient_norm, lr_at, ramp_at, set_lr
 from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe, digest, identity
 from sslpipe.run.checkpoint import Checkpointer
@@ -397,10 +397,11 @@ class Run:
     def _clip(self) -> Tensor:
         """Bring the gradient to optim.clip_norm at most; returns its norm (), before that."""
         parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm
-        if most:
-            return cast(Tensor, self.accelerator.clip_grad_norm_(parameters, most))
         self.accelerator.unscale_gradients()
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = gradient_norm(self._optimizer.optimizer, parameters)
+        if most:
+            nn.utils.clip_grads_with_norm_(parameters, most, norm)
+        return norm
 
     def is_log_step(self, step: int) -> bool:
         """Whether this step's numbers are logged; the same on all ranks."""

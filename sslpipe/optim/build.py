@@ -1,15 +1,15 @@
-"""Optimizers with their parameter groups, LARS, and the learning rate as a function of the step."""
+"""Optimizers with their parameter groups, and the learning rate as a function of the step."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from sslpipe.optim.lars import LARS, on_one_gpu
 from sslpipe.recipe.base import Optim, Tune
 
 
@@ -118,7 +118,7 @@ def build_optimizer(
 
 
 def _optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
-    fused = all(_on_one_gpu(group["params"]) for group in groups) or None
+    fused = all(on_one_gpu(group["params"]) for group in groups) or None
     match optim.kind:
         case "sgd":
             momentum, nesterov = optim.momentum, optim.nesterov
@@ -225,170 +225,9 @@ def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
     return "\n".join(lines)
 
 
-class LARS(Optimizer):
-    """SGD with momentum whose step is scaled layer by layer to the layer's own length.
-
-    For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
-    |w| / |u| (1 where |w| or |u| is 0), v = momentum v + lr ratio u, w = w - v. The learning rate
-    stands inside the momentum, as in SimCLR's code, so a changed rate leaves past steps alone.
-
-    Args:
-        params: tensors, or groups.
-        lr: >= 0, like momentum, weight_decay and trust_coefficient.
-        momentum: of the velocity v.
-        weight_decay: added to the gradient before the ratio.
-        trust_coefficient: the ratio's factor.
-        adapt: False, in a group too, means ratio 1.
-
-    Attributes:
-        found_inf: as in torch's fused optimizers: where this () float tensor is 1, a step changes
-            neither weights nor velocities. Not set: it always does.
-
-    Source:
-        You et al. 2017, arXiv:1708.03888, alg. 1; google-research/simclr lars_optimizer.py.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust_coefficient: float = 0.001,
-        adapt: bool = True,
-    ) -> None:
-        for name, value in (
-            ("lr", lr),
-            ("momentum", momentum),
-            ("weight_decay", weight_decay),
-            ("trust_coefficient", trust_coefficient),
-        ):
-            if not value >= 0:
-                raise ValueError(f"{name} = {value} must be 0 or more")
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-            "adapt": adapt,
-        }
-        super().__init__(params, defaults)
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all groups; return the closure's loss, if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._step_group(group)
-        return loss
-
-    def _step_group(self, group: dict[str, Any]) -> None:
-        weights = [p for p in group["params"] if p.grad is not None]
-        if not weights:
-            return
-        for p in weights:
-            if not self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        velocity = [self.state[p]["momentum_buffer"] for p in weights]
-        grads = [p.grad for p in weights if p.grad is not None]
-        found_inf = getattr(self, "found_inf", None)
-        dense = all(v.stride() == w.stride() for v, w in zip(velocity, weights, strict=True))
-        if dense and _on_one_gpu([*weights, *grads]):
-            updates = self._scaled_together(group, weights, grads)
-        else:
-            updates = grads
-            if group["weight_decay"]:
-                updates = list(torch._foreach_add(updates, weights, alpha=group["weight_decay"]))
-            if group["adapt"]:
-                ratios = _trust_ratios(group["trust_coefficient"], weights, updates)
-                updates = list(torch._foreach_mul(updates, list(ratios.unbind())))
-            if found_inf is None:
-                torch._foreach_mul_(velocity, group["momentum"])
-                torch._foreach_add_(velocity, updates, alpha=group["lr"])
-                torch._foreach_sub_(weights, velocity)
-                return
-            updates = list(torch._foreach_mul(updates, group["lr"]))
-        # the same by a kernel that does nothing where found_inf is 1: v = momentum v + lr u, w -= v
-        torch._fused_sgd_(
-            weights,
-            updates,
-            velocity,
-            weight_decay=0.0,
-            momentum=group["momentum"],
-            lr=1.0,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-            found_inf=found_inf,
-        )
-
-    def _scaled_together(
-        self, group: dict[str, Any], weights: list[Tensor], grads: list[Tensor]
-    ) -> list[Tensor]:
-        """Compute lr ratio u of each tensor in few launches: one product scales them all."""
-        if not group["adapt"]:
-            if group["weight_decay"]:
-                grads = list(torch._foreach_add(grads, weights, alpha=group["weight_decay"]))
-            return list(torch._foreach_mul(grads, group["lr"]))
-        # the buffer of these weights, made at the first step: no state of a run
-        buffers: dict[tuple[int, ...], _FlatUpdates] = self.__dict__.setdefault("_updates", {})
-        key = tuple(map(id, weights))
-        if key not in buffers:
-            buffers[key] = _FlatUpdates(weights)
-        flat = buffers[key]
-        torch._foreach_copy_(flat.parts, grads)
-        if group["weight_decay"]:
-            torch._foreach_add_(flat.parts, weights, alpha=group["weight_decay"])
-        ratios = _trust_ratios(group["trust_coefficient"], weights, flat.parts)
-        flat.scale_(ratios * group["lr"])
-        return flat.parts
-
-
-def _on_one_gpu(tensors: Sequence[Tensor]) -> bool:
-    """Whether one CUDA kernel can take them all: of one dtype on one GPU."""
-    kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
-    return len(kinds) == 1 and tensors[0].is_cuda
-
-
-def _trust_ratios(coefficient: float, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
-    """(tensors,): coefficient |w| / |u|, and 1 where either length is 0."""
-    norms = torch.stack(torch._foreach_norm([*weights, *updates]))
-    lengths, strides = norms[: len(weights)], norms[len(weights) :]
-    ratios = coefficient * lengths / strides
-    return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
-
-
-class _FlatUpdates:
-    """Tensors like the given ones in one buffer, each from a new row on: one product scales all.
-
-    Attributes:
-        parts: The tensors, views of the buffer.
-    """
-
-    ROW = 1024
-
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        rows = [-(-weight.numel() // self.ROW) for weight in weights]
-        device, dtype = weights[0].device, weights[0].dtype
-        self._buffer = torch.zeros(sum(rows), self.ROW, dtype=dtype, device=device)
-        tensor = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
-        self._tensor_of_row = tensor.to(device)
-        starts = [0, *accumulate(rows)]
-        self.parts = [
-            self._buffer.as_strided(weight.shape, weight.stride(), self.ROW * start)
-            for weight, start in zip(weights, starts, strict=False)
-        ]
-
-    def scale_(self, factors: Tensor) -> None:
-        """Multiply each tensor by its factor, (tensors,)."""
-        self._buffer.mul_(factors.index_select(0, self._tensor_of_row)[:, None])
+def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
+    """Compute the length () of the gradients of these parameters, which are the optimizer's."""
+    block = optimizer.gather_gradients() if isinstance(optimizer, LARS) else None
+    if block is not None:
+        return torch.linalg.vector_norm(block)
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -1,0 +1,24 @@
+"""Optimizers of a run: their parameter groups, LARS, and the learning rate of each step.
+
+Start with `build_optimizer`; `lars.py` is the one optimizer that torch does not have.
+"""
+
+from sslpipe.optim.build import (
+    build_optimizer,
+    describe_groups,
+    gradient_norm,
+    lr_at,
+    ramp_at,
+    set_lr,
+)
+from sslpipe.optim.lars import LARS
+
+__all__ = [
+    "LARS",
+    "build_optimizer",
+    "describe_groups",
+    "gradient_norm",
+    "lr_at",
+    "ramp_at",
+    "set_lr",
+]

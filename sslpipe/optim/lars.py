@@ -1,0 +1,275 @@
+"""LARS: on a GPU in few launches, on any device with the numbers of the formula."""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class LARS(Optimizer):
+    """SGD with momentum whose step is scaled layer by layer to the layer's own length.
+
+    For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
+    |w| / |u| (1 where |w| or |u| is 0), v = momentum v + lr ratio u, w = w - v. The learning rate
+    stands inside the momentum, as in SimCLR's code, so a changed rate leaves past steps alone.
+    On a GPU a step overwrites the gradients.
+
+    Args:
+        params: tensors, or groups.
+        lr: >= 0, like momentum, weight_decay and trust_coefficient.
+        momentum: of the velocity v.
+        weight_decay: added to the gradient before the ratio.
+        trust_coefficient: the ratio's factor.
+        adapt: False, in a group too, means ratio 1.
+
+    Attributes:
+        found_inf: as in torch's fused optimizers: where this () float tensor is 1, a step changes
+            neither weights nor velocities. Not set: it always does.
+
+    Source:
+        You et al. 2017, arXiv:1708.03888, alg. 1; google-research/simclr lars_optimizer.py.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        adapt: bool = True,
+    ) -> None:
+        for name, value in (
+            ("lr", lr),
+            ("momentum", momentum),
+            ("weight_decay", weight_decay),
+            ("trust_coefficient", trust_coefficient),
+        ):
+            if not value >= 0:
+                raise ValueError(f"{name} = {value} must be 0 or more")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "adapt": adapt,
+        }
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all groups; return the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._step_in_few_launches():
+            for group in self.param_groups:
+                self._step_group(group)
+        return loss
+
+    def gather_gradients(self) -> Tensor | None:
+        """On one GPU bring all gradients into one block, in which each parameter's then lies.
+
+        So their norm, their clipping and their scaling take one launch each.
+
+        Returns:
+            (numbers,) the block, with zeros between gradients; None where they are on several
+            devices, on a CPU or not of one dtype.
+        """
+        weights = self._with_gradients()
+        if not weights or not on_one_gpu([*weights, *(p.grad for p in weights)]):
+            return None
+        block = self._block_of(weights)
+        if any(p.grad is not part for p, part in zip(weights, block.parts, strict=True)):
+            torch._foreach_copy_(block.parts, [p.grad for p in weights])
+            for p, part in zip(weights, block.parts, strict=True):
+                p.grad = part
+        return block.flat
+
+    def _with_gradients(self) -> list[Any]:
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    def _block_of(self, weights: list[Tensor]) -> "_GradientBlock":
+        """Return the block of these weights, made at the first step: no state of a run."""
+        block: _GradientBlock | None = self.__dict__.get("_gradients")
+        if block is None or not block.fits(weights):
+            block = self.__dict__["_gradients"] = _GradientBlock(weights)
+        return block
+
+    def _velocities(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        for p in weights:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return [self.state[p]["momentum_buffer"] for p in weights]
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        weights = [p for p in group["params"] if p.grad is not None]
+        if not weights:
+            return
+        velocity = self._velocities(weights)
+        updates = [p.grad for p in weights if p.grad is not None]
+        if group["weight_decay"]:
+            updates = list(torch._foreach_add(updates, weights, alpha=group["weight_decay"]))
+        if group["adapt"]:
+            ratios = _trust_ratios(group["trust_coefficient"], weights, updates)
+            updates = list(torch._foreach_mul(updates, list(ratios.unbind())))
+        if getattr(self, "found_inf", None) is None:
+            torch._foreach_mul_(velocity, group["momentum"])
+            torch._foreach_add_(velocity, updates, alpha=group["lr"])
+            torch._foreach_sub_(weights, velocity)
+        else:
+            updates = list(torch._foreach_mul(updates, group["lr"]))
+            self._move(weights, updates, velocity, group["momentum"])
+
+    def _move(
+        self, weights: list[Tensor], updates: list[Tensor], velocity: list[Tensor], momentum: float
+    ) -> None:
+        """Set v = momentum v + update, w = w - v; the kernel does nothing where found_inf is 1."""
+        torch._fused_sgd_(
+            weights,
+            updates,
+            velocity,
+            weight_decay=0.0,
+            momentum=momentum,
+            lr=1.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            found_inf=getattr(self, "found_inf", None),
+        )
+
+    def _step_in_few_launches(self) -> bool:
+        """Update all groups at once on one GPU; False, and nothing done, where that cannot be."""
+        weights = self._with_gradients()
+        if not weights or not weights[0].is_cuda:
+            return False
+        momenta = {group["momentum"] for group in self.param_groups}
+        velocity = self._velocities(weights)
+        dense = all(v.stride() == w.stride() for v, w in zip(velocity, weights, strict=True))
+        if len(momenta) > 1 or not dense or self.gather_gradients() is None:
+            return False
+        block = self._block_of(weights)
+
+        # u = gradient + weight_decay w, in place: what clears the gradients comes next
+        spans = _spans(self.param_groups)
+        for group, span in spans:
+            if group["weight_decay"]:
+                decayed = block.parts[span], weights[span]
+                torch._foreach_add_(*decayed, alpha=group["weight_decay"])
+
+        # lr ratio, of each tensor
+        adapted = [(group, span) for group, span in spans if group["adapt"]]
+        lengths = [w for _, span in adapted for w in weights[span]]
+        lengths += [part for _, span in adapted for part in block.parts[span]]
+        norms = torch.stack(torch._foreach_norm(lengths)).view(2, -1) if lengths else None
+        first = 0
+        for group, span in spans:
+            factors = block.factors[span]
+            if not group["adapt"]:
+                factors.fill_(group["lr"])
+                continue
+            assert norms is not None
+            own = norms[:, first : first + len(factors)]
+            first += len(factors)
+            _adapted_rates(group["lr"], group["trust_coefficient"], own, block.zero, out=factors)
+
+        block.scale_()
+        self._move(weights, block.parts, velocity, momenta.pop())
+        return True
+
+
+def _spans(groups: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], slice]]:
+    """Give each group's place among all parameters that have a gradient."""
+    counts = [sum(p.grad is not None for p in group["params"]) for group in groups]
+    ends = list(accumulate(counts))
+    return [
+        (group, slice(end - count, end))
+        for group, count, end in zip(groups, counts, ends, strict=True)
+        if count
+    ]
+
+
+def on_one_gpu(tensors: Sequence[Tensor]) -> bool:
+    """Whether one CUDA kernel can take them all: of one dtype on one GPU."""
+    kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
+    return len(kinds) == 1 and tensors[0].is_cuda
+
+
+def _trust_ratios(coefficient: float, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
+    """(tensors,): coefficient |w| / |u|, and 1 where either length is 0."""
+    norms = torch.stack(torch._foreach_norm([*weights, *updates]))
+    lengths, strides = norms[: len(weights)], norms[len(weights) :]
+    ratios = coefficient * lengths / strides
+    return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
+
+
+def _adapted_rates(lr: float, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor) -> None:
+    """Write lr times the trust ratio in three launches.
+
+    Args:
+        lr: Of the group.
+        coefficient: Of the ratio, >= 0.
+        norms: (2, tensors), |w| and |u|.
+        zero: (), 0 on their device.
+        out: (tensors,).
+    """
+    if not lr * coefficient:  # no quotient tells where a length is 0
+        lengths, strides = norms
+        ratios = torch.where((lengths > 0) & (strides > 0), coefficient, 1.0)
+        torch.mul(ratios, lr, out=out)
+        return
+    # A length of 0 becomes a large negative one, so the quotient is negative where |w| is 0, and lr
+    # is put in its place; where |u| is 0 any finite factor will do.
+    lengths, strides = F.threshold(norms, 0.0, -1e30)
+    torch.addcdiv(zero, lengths, strides, value=lr * coefficient, out=out)
+    F.threshold(out, -1e-37, lr, inplace=True)
+
+
+class _GradientBlock:
+    """Gradients of some weights in one tensor, each from a new row on: one product scales all.
+
+    Attributes:
+        flat: (numbers,) all of them; zeros between them.
+        parts: The gradients, views of it.
+        factors: (weights,) what `scale_` multiplies each by.
+        zero: (), 0.
+    """
+
+    ROW = 1024
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._weights = list(weights)
+        rows = [-(-weight.numel() // self.ROW) for weight in weights]
+        device, dtype = weights[0].device, weights[0].dtype
+        self._buffer = torch.zeros(sum(rows), self.ROW, dtype=dtype, device=device)
+        tensor = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
+        self._tensor_of_row = tensor.to(device)
+        starts = [0, *accumulate(rows)]
+        self.parts = [
+            self._buffer.as_strided(weight.shape, weight.stride(), self.ROW * start)
+            for weight, start in zip(weights, starts, strict=False)
+        ]
+        self.flat = self._buffer.view(-1)
+        self.factors = torch.ones(len(rows), dtype=dtype, device=device)
+        self.zero = torch.zeros((), dtype=dtype, device=device)
+
+    def fits(self, weights: Sequence[Tensor]) -> bool:
+        """Say whether it is of exactly these weights."""
+        return len(weights) == len(self._weights) and all(map(operator.is_, weights, self._weights))
+
+    def scale_(self) -> None:
+        """Multiply each gradient by its factor."""
+        self._buffer.mul_(self.factors.index_select(0, self._tensor_of_row)[:, None])
