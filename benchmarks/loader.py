@@ -127,7 +127,9 @@ def whole_files(folder: Path) -> Iterator[object]:
 # --- decoding
 
 
-def our_batches(folder: Path, canvas_px: int = WIDTH) -> Iterator[torch.Tensor]:
+def our_batches(
+    folder: Path, canvas_px: int = WIDTH, *, num_workers: int = 0, epochs: int = 1
+) -> Iterator[torch.Tensor]:
     from sslpipe.data.index import load_index
     from sslpipe.data.loader import batches
     from sslpipe.data.order import Order
@@ -138,9 +140,11 @@ def our_batches(folder: Path, canvas_px: int = WIDTH) -> Iterator[torch.Tensor]:
     split = load_index(folder / "shards").split("train")
     data = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=canvas_px)
     order = Order(split.starts, seed=0, batch_size=64, num_streams=8, window=128)
-    stream = batches(split, order, data, RunConfig(num_workers=0), Rank(), on_bad=print)
-    for _, batch in zip(range(order.steps_per_epoch), stream, strict=False):
+    run = RunConfig(num_workers=num_workers)
+    stream = batches(split, order, data, run, Rank(), on_bad=print)
+    for _, batch in zip(range(epochs * order.steps_per_epoch), stream, strict=False):
         yield batch.images
+    stream.close()
 
 
 def ours_decoded(folder: Path) -> Iterator[object]:

@@ -34,7 +34,9 @@ class BadSample(ValueError):
     """These bytes are no image that can be used; the message says why."""
 
 
-def decode(raw: Buffer, canvas_px: int, decoded: Pixels | None = None) -> Pixels:
+def decode(
+    raw: Buffer, canvas_px: int, decoded: Pixels | None = None, slot: Pixels | None = None
+) -> Pixels:
     """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name).
 
     Grey is repeated; CMYK and palettes are converted; an alpha channel is dropped, as torchvision's
@@ -46,10 +48,11 @@ def decode(raw: Buffer, canvas_px: int, decoded: Pixels | None = None) -> Pixels
         canvas_px: An image whose longer side is over it is reduced to fit (bilinear, antialiased,
             aspect kept, at least 1 px); a smaller one is not touched.
         decoded: (h, w, 3), what another decoder made of a raw for which `is_plain_jpeg`.
+        slot: (H, W, 3), where the image is written at the top left, zeros around it, if it fits.
 
     Returns:
         (3, h, w) uint8 RGB over (h, w, 3) memory (channels last: decoders write so, and torch
-        resizes it twice as fast), EXIF-oriented.
+        resizes it twice as fast), EXIF-oriented; in the slot, if it fits.
 
     Raises:
         BadSample: With the reason.
@@ -62,12 +65,32 @@ def decode(raw: Buffer, canvas_px: int, decoded: Pixels | None = None) -> Pixels
         if decoded is not None:
             pixels = decoded
         else:
-            pixels = _decode_jpeg(raw, canvas_px) if kind == "jpg" else _decode_by_pillow(raw, kind)
+            plain = kind == "jpg"
+            pixels = _decode_jpeg(raw, canvas_px, slot) if plain else _decode_by_pillow(raw, kind)
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
         raise BadSample(f"cannot decode the {kind}: {_first_line(error)}") from error
-    return _reduce(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
+    result = _reduce(np.ascontiguousarray(pixels), canvas_px)
+    return (result if slot is None else _placed(result, slot)).transpose(2, 0, 1)
+
+
+def decoded_size(raw: Buffer, canvas_px: int) -> tuple[int, int]:
+    """Tell from the header what height and width `decode` gives.
+
+    It may give another size where EXIF tags of a PNG or WebP rotate it. Raises: BadSample.
+    """
+    width, height = header_size(raw)
+    if image_kind(raw) == "jpg":
+        try:
+            if _orientation(_jpeg_exif(raw)) >= 5:
+                height, width = width, height
+        except (struct.error, IndexError):
+            raise BadSample("truncated in the jpg header") from None
+        scale = _jpeg_scale(height, width, canvas_px)
+        height, width = -(-height // scale), -(-width // scale)
+    reduced_height, reduced_width = _reduced_size(height, width, canvas_px)
+    return reduced_height, reduced_width
 
 
 def is_plain_jpeg(raw: Buffer) -> bool:
@@ -113,18 +136,19 @@ def image_kind(raw: Buffer) -> Kind | None:
     return None
 
 
-def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
+def _decode_jpeg(raw: Buffer, canvas_px: int, slot: Pixels | None) -> Pixels:
     """(h, w, 3) uint8, EXIF-oriented; at the least of 1, 1/2, 1/4, 1/8 that fills the canvas.
 
-    Only at those scales is libjpeg-turbo faster than at full size.
+    Only at those scales is libjpeg-turbo faster than at full size. Written to a slot that it fills.
     """
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(raw)
         if colours not in ("CMYK", "YCCK"):
-            longer = max(height, width)
-            scale = next((s for s in (8, 4, 2) if -(-longer // s) >= canvas_px), 1)
-            least = {"min_height": -(-height // scale), "min_width": -(-width // scale)}
-            pixels = simplejpeg.decode_jpeg(raw, min_factor=scale, **least if scale > 1 else {})
+            scale = _jpeg_scale(height, width, canvas_px)
+            size = -(-height // scale), -(-width // scale)
+            options = {"min_height": size[0], "min_width": size[1]} if scale > 1 else {}
+            buffer = slot if slot is not None and slot.shape[:2] == size else None
+            pixels = simplejpeg.decode_jpeg(raw, min_factor=scale, buffer=buffer, **options)
             return _oriented(pixels, _orientation(_jpeg_exif(raw)))
     except ValueError:  # also for damage that libjpeg can repair: Pillow decides
         pass
@@ -146,20 +170,44 @@ def _decode_by_pillow(raw: Buffer, kind: Kind) -> Pixels:
     return _oriented(pixels, _orientation(image.info.get("exif", b"")))
 
 
+def _jpeg_scale(height: int, width: int, canvas_px: int) -> int:
+    """By what a JPEG is made smaller while it is decoded: 1, 2, 4 or 8."""
+    longer = max(height, width)
+    return next((s for s in (8, 4, 2) if -(-longer // s) >= canvas_px), 1)
+
+
+def _reduced_size(height: int, width: int, canvas_px: int) -> list[int]:
+    longer = max(height, width)
+    if longer <= canvas_px:
+        return [height, width]
+    return [max(1, round(side * canvas_px / longer)) for side in (height, width)]
+
+
 def _reduce(pixels: Pixels, canvas_px: int) -> Pixels:
     """(h, w, 3) uint8 -> the same, or reduced to fit canvas_px."""
     height, width = pixels.shape[:2]
-    longer = max(height, width)
-    if longer <= canvas_px:
+    size = _reduced_size(height, width, canvas_px)
+    if size == [height, width]:
         return pixels
     import torch  # only here: shards are written, and mistakes reported, without it
 
-    size = [max(1, round(side * canvas_px / longer)) for side in (height, width)]
     # torch tells channels last by the strides: permute(2, 0, 1)[None] is not, and is slower
     whole = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     reduced = torch.nn.functional.interpolate(whole, size=size, mode="bilinear", antialias=True)
     result: Pixels = reduced[0].permute(1, 2, 0).numpy()
     return result
+
+
+def _placed(pixels: Pixels, slot: Pixels) -> Pixels:
+    """Write (h, w, 3) to the top left of a slot (H, W, 3), zeros around; itself if it is larger."""
+    height, width = pixels.shape[:2]
+    if height > slot.shape[0] or width > slot.shape[1]:
+        return pixels
+    part = slot[:height, :width]
+    if pixels.ctypes.data != slot.ctypes.data:  # it was not decoded there
+        part[...] = pixels
+    slot[height:], slot[:height, width:] = 0, 0
+    return part
 
 
 def _check_size(width: int, height: int) -> None:

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sslpipe.data.cache import DiskCache
-from sslpipe.data.decode import JpegDecoder
+from sslpipe.data.decode import BadSample, JpegDecoder, decoded_size
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pairing import Pairing
@@ -27,6 +28,7 @@ T = TypeVar("T")
 Integers = NDArray[np.int64]
 
 RECENT_BYTES = 512 * 2**20  # of decoded images, each of which is soon somebody's partner
+IN_PLACE_PX = 128  # canvases below it: to read headers first takes longer than to copy
 STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 
 
@@ -40,6 +42,7 @@ class Taken(NamedTuple):
         begin: The position of the first one in the stream.
         partners: Of each, its own id where both views show it; None: nobody has one.
         partner_raws: The partners' bytes, as far as they are in memory.
+        block: Where the images of the whole batch go, and the first row of these; None: nowhere.
     """
 
     ids: list[int]
@@ -48,6 +51,7 @@ class Taken(NamedTuple):
     begin: int
     partners: list[int] | None
     partner_raws: list[Raw | None]
+    block: tuple[Tensor, int] | None = None
 
 
 class StreamReader:
@@ -150,10 +154,14 @@ def batches(
     streams = process.share(data.num_streams)
     readers = [StreamReader(order, store, number) for number in streams]
 
+    pinned = device.type == "cuda"
+    in_place = data.canvas_px >= IN_PLACE_PX and store.keeps_nothing
+
     def read(step: int) -> list[Taken]:
         drawn = None if pairing is None else pairing.drawn(step, streams)
         if drawn is None:
-            return [reader.take(step) for reader in readers]
+            taken = [reader.take(step) for reader in readers]
+            return _with_block(taken, data.canvas_px, pinned) if in_place else taken
         parts = drawn.ids.reshape(len(readers), -1).tolist()
         return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
 
@@ -161,8 +169,8 @@ def batches(
         epoch, ids = order.ids(step, streams)
         rows = [row for part in parts for row in part.rows]
         partners = [partner for part in parts for partner in part.partners]
-        pinned = device.type == "cuda"
-        collated = collate(split, ids, rows, epoch, partners=partners, pinned=pinned)
+        block = parts[0].block
+        collated = collate(split, ids, rows, epoch, partners=partners, pinned=pinned, block=block)
         if pairing is not None:
             second = [partner and partner[0] for partner in partners]
             collated = pairing.describe(step, streams, collated, second)
@@ -179,19 +187,47 @@ class Decoded(NamedTuple):
     Args:
         rows: Of n positions.
         partners: The second views' where they show another sample; empty: none does.
+        block: Of the whole batch; its rows are images that need not be copied.
     """
 
     rows: list[tuple[int, Image]]
     partners: list[tuple[int, Image] | None]
+    block: Tensor | None = None
+
+
+def _with_block(taken: list[Taken], canvas_px: int, pinned: bool) -> list[Taken]:
+    """Give a batch the memory that its images are decoded to, of the size that headers tell."""
+    raws = [raw for part in taken for raw in part.raws]
+    try:
+        sizes = [decoded_size(_content(raw), canvas_px) for raw in raws]
+    except BadSample:  # who decodes it says so
+        return taken
+    block = _empty_images(np.array(sizes, np.int64), pinned)
+    firsts = [0, *accumulate(len(part.ids) for part in taken)]
+    return [part._replace(block=(block, first)) for part, first in zip(taken, firsts, strict=False)]
+
+
+def _content(raw: Raw | None) -> bytes | memoryview:
+    if raw is None or isinstance(raw.image, BadSample):
+        raise BadSample("not read")
+    return raw.image
+
+
+def _empty_images(sizes: Integers, pinned: bool) -> Tensor:
+    """(n, H, W, 3) uint8, as large as the largest of n sizes (height, width)."""
+    height, width = sizes.max(axis=0, initial=1).tolist()
+    return torch.empty((len(sizes), height, width, 3), dtype=torch.uint8, pin_memory=pinned)
 
 
 def _decode(store: ImageStore, taken: Taken) -> Decoded:
     """Decode what was read; find stand-ins of bad samples."""
     ids, partners = taken.ids, taken.partners or []
     paired = [row for row, partner in enumerate(partners) if partner != ids[row]]
+    block, first = taken.block or (None, 0)
     images = store.get_many(
         [*ids, *(partners[row] for row in paired)],
         [*taken.raws, *(taken.partner_raws[row] for row in paired)],
+        None if block is None else list(block[first : first + len(ids)].numpy()),
     )
     rows = [
         (sample_id, image) if image is not None else stand_in(store.get, taken.plan, position)
@@ -201,7 +237,7 @@ def _decode(store: ImageStore, taken: Taken) -> Decoded:
     for row, image in zip(paired, images[len(ids) :], strict=True):
         if image is not None and rows[row][0] == ids[row]:
             seconds[row] = partners[row], image
-    return Decoded(rows, seconds)
+    return Decoded(rows, seconds, block)
 
 
 def one_pass(
@@ -299,6 +335,7 @@ def collate(
     *,
     partners: Sequence[tuple[int, Image] | None] = (),
     pinned: bool = False,
+    block: Tensor | None = None,
 ) -> Batch:
     """Put decoded images on one canvas, zeros around them.
 
@@ -310,21 +347,37 @@ def collate(
         partners: Of the second views; the images that are there come last, in this order.
         pinned: Write the images where a copy to a GPU begins: torch reuses such memory as soon as
             the copies from it are done.
+        block: (n, H, W, 3) that images may have been decoded to; returned where all were, each to
+            its row, and it is no larger than they need.
     """
     sources = np.array([source for source, _ in rows], np.int64)
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]
     sizes = np.array([image.shape[1:] for image in pictures], np.int64).reshape(-1, 2)
-    height, width = sizes.max(axis=0, initial=1).tolist()
-    shape = len(pictures), height, width, 3
-    images = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-    if (sizes == (height, width)).all() and pictures:
-        np.stack([image.transpose(1, 2, 0) for image in pictures], out=images.numpy())
+    if block is not None and _holds(block, pictures, sizes):
+        images = block
     else:
-        for slot, image in zip(images.numpy(), pictures, strict=True):
-            _, h, w = image.shape
-            slot[:h, :w] = image.transpose(1, 2, 0)
-            slot[h:], slot[:h, w:] = 0, 0
+        images = _empty_images(sizes, pinned)
+        _copy(pictures, sizes, images.numpy())
     parts = (sizes, split.labels_of(sources), ids, sources)
     tensors = [torch.from_numpy(part) for part in parts]
     images = images.permute(0, 3, 1, 2)
     return Batch(images, tensors[0], tensors[1], tensors[2], tensors[3], epoch)
+
+
+def _holds(block: Tensor, pictures: Sequence[Image], sizes: Integers) -> bool:
+    """Whether each picture is its row of the block, and the largest fill it."""
+    rows = block.numpy()
+    return rows.shape[1:3] == tuple(sizes.max(axis=0, initial=1)) and all(
+        row.ctypes.data == picture.ctypes.data for row, picture in zip(rows, pictures, strict=True)
+    )
+
+
+def _copy(pictures: Sequence[Image], sizes: Integers, images: NDArray[np.uint8]) -> None:
+    """Write pictures (3, h, w) to the top left of images (n, H, W, 3), zeros around them."""
+    if (sizes == images.shape[1:3]).all() and pictures:
+        np.stack([picture.transpose(1, 2, 0) for picture in pictures], out=images)
+        return
+    for slot, picture in zip(images, pictures, strict=True):
+        _, h, w = picture.shape
+        slot[:h, :w] = picture.transpose(1, 2, 0)
+        slot[h:], slot[:h, w:] = 0, 0

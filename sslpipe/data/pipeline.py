@@ -228,7 +228,7 @@ def pipelined(
             yield upload.end(*upload.begin(batch))
         return
     with ExitStack() as stack:
-        reading = ThreadPoolExecutor(1, "sslpipe-read")
+        reading = ThreadPoolExecutor(1, "sslpipe-read", initializer=upload.enter_thread)
         decoding = ThreadPoolExecutor(num_workers, "sslpipe-decode")
         # to copy an image into its batch takes a fifth of the time of decoding it
         collators = 1 + num_workers // 4

@@ -59,13 +59,30 @@ class ImageStore:
         """Say whether a sample's decoded image is kept."""
         return sample_id in self._kept
 
-    def get_many(self, ids: list[int], raws: Sequence[Raw | None]) -> list[Image | None]:
-        """Call `get` for each sample; plain JPEGs are decoded together."""
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether each image is decoded whenever it is wanted, one by one, on the CPU."""
+        return not (self.keep or self._recent or self._recent_room or self._jpeg)
+
+    def get_many(
+        self,
+        ids: list[int],
+        raws: Sequence[Raw | None],
+        slots: Sequence[NDArray[np.uint8] | None] | None = None,
+    ) -> list[Image | None]:
+        """Call `get` for each sample, with its slot; plain JPEGs are decoded together."""
         decoded = self._decoded_together(ids, raws) if self._jpeg else {}
-        return [self.get(i, raw, decoded.get(i)) for i, raw in zip(ids, raws, strict=True)]
+        return [
+            self.get(i, raw, decoded.get(i), slot)
+            for i, raw, slot in zip(ids, raws, slots or [None] * len(ids), strict=True)
+        ]
 
     def get(
-        self, sample_id: int, raw: Raw | None = None, decoded: Image | None = None
+        self,
+        sample_id: int,
+        raw: Raw | None = None,
+        decoded: Image | None = None,
+        slot: NDArray[np.uint8] | None = None,
     ) -> Image | None:
         """Decode one sample, or take it from the cache.
 
@@ -73,6 +90,7 @@ class ImageStore:
             sample_id: Its place in the split.
             raw: Its bytes, where they are read already.
             decoded: Its pixels, where another decoder made them; see `decode`.
+            slot: See `decode`; only where the store `keeps_nothing`.
 
         Returns:
             (3, h, w) uint8, or None where the sample is bad.
@@ -87,7 +105,7 @@ class ImageStore:
         try:
             if isinstance(raw.image, BadSample):
                 raise raw.image
-            image = decode(raw.image, self.canvas_px, decoded)
+            image = decode(raw.image, self.canvas_px, decoded, slot)
         except BadSample as error:
             self._report(sample_id, raw.key, str(error))
             return None

@@ -1,10 +1,14 @@
+import io
 from itertools import islice
 from threading import Event
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from sslpipe.data import loader
+from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import batches, collate, one_pass
 from sslpipe.data.order import Order
@@ -152,6 +156,65 @@ def test_images_of_different_sizes_lie_in_the_corner_and_the_rest_is_zero(tmp_pa
     assert np.array_equal(batch.images[3, :, :10].permute(1, 2, 0).numpy(), wide)
     assert not batch.images[3, :, 10:].any()
     assert not batch.images[0, :, :, 16:].any()
+
+
+def photographs(sizes, form="JPEG", orientation=1, spoil=None):
+    """A file's bytes for each size (width, height); the third is rotated, the fourth spoilt."""
+    rng, contents = np.random.default_rng(0), {}
+    for number, (width, height) in enumerate(sizes):
+        content, exif = io.BytesIO(), Image.Exif()
+        exif[0x0112] = orientation if number == 2 else 1
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(content, form, exif=exif)
+        contents[number] = content.getvalue()
+    return {**contents, 3: spoil(contents[3])} if spoil else contents
+
+
+EQUAL, MIXED = [(200, 150)] * 16, [(200, 150), (90, 170)] * 8
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize(
+    ("files", "canvas_px", "in_place"),
+    [
+        ({"sizes": EQUAL}, 256, True),
+        ({"sizes": MIXED}, 256, True),
+        ({"sizes": MIXED}, 160, True),  # reduced
+        ({"sizes": [(900, 600), (200, 150)] * 8}, 256, True),  # decoded at half the size
+        ({"sizes": MIXED, "form": "PNG"}, 256, True),
+        ({"sizes": MIXED, "orientation": 6}, 256, True),
+        ({"sizes": [(180, 180)] * 16, "orientation": 8}, 256, True),
+        ({"sizes": EQUAL, "orientation": 3}, 256, True),
+        ({"sizes": EQUAL, "form": "PNG", "orientation": 8}, 256, False),  # no header tells of it
+        ({"sizes": MIXED, "spoil": lambda content: b"<html>"}, 256, False),
+        ({"sizes": EQUAL, "spoil": lambda content: content[: len(content) // 2]}, 256, False),
+        ({"sizes": MIXED}, 100, False),  # small canvases are copied
+    ],
+)
+def test_images_are_decoded_where_the_batch_holds_them(
+    files, canvas_px, in_place, num_workers, tmp_path, monkeypatch
+):
+    """The batch is that of images decoded one by one, in memory that held something else."""
+    contents = photographs(**files)
+    split = load_index(write_dataset(tmp_path, (16,), broken=contents)).split("train")
+    copied, copy, empty = [], loader._copy, loader._empty_images
+    monkeypatch.setattr(loader, "_copy", lambda *given: (copied.append(1), copy(*given)))
+    monkeypatch.setattr(loader, "_empty_images", lambda *given: empty(*given).fill_(255))
+    order = Order(split.starts, seed=1, batch_size=16, num_streams=4, window=4)
+    data = Data(batch_size=16, num_streams=4, shuffle_window=4, canvas_px=canvas_px)
+    run = RunConfig(num_workers=num_workers)
+    stream = batches(split, order, data, run, ONE, on_bad=lambda bad: None)
+    (batch,) = islice(stream, 1)
+    stream.close()
+    images = [decode(contents[i], canvas_px) for i in batch.source_ids.tolist()]
+    assert batch.images.shape[2:] == tuple(np.max([image.shape[1:] for image in images], axis=0))
+    assert batch.sizes.tolist() == [list(image.shape[1:]) for image in images]
+    for row, image in zip(batch.images.numpy(), images, strict=True):
+        _, height, width = image.shape
+        assert np.array_equal(row[:, :height, :width], image)
+        assert not row[:, height:].any()
+        assert not row[:, :, width:].any()
+    assert bool(copied) != in_place
 
 
 BROKEN = {5: b"", 17: b"<html>", 40: b"\x89PNG\r\n\x1a\n" + b"\0" * 40}
