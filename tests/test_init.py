@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 import sslpipe.api
@@ -207,7 +208,42 @@ def test_the_projector_alone_is_trained_first_and_frozen_statistics_stay(data, s
     assert not torch.equal(weights["projector.0.weight"], weights["momentum.projector.0.weight"])
 
 
-@pytest.mark.parametrize("key", ["projector_first_steps", "l2_to_init", "layer_decay"])
+def test_images_of_another_size_in_evaluations_change_no_weight(data, sources, tmp_path):
+    recipe, source = write_short(tmp_path), sources["run"]
+    settings = ("steps=2", "tune.ramp_steps=1")
+    tunes = []
+    for name, more in (("same", ()), ("larger", ("tune.eval_crop_px=24",))):
+        train_from(1, source, recipe, data, tmp_path / name, *settings, *more)
+        tunes.append(state_of(tmp_path / name)["identity"]["recipe"]["tune"])
+    assert [tune.get("eval_crop_px") for tune in tunes] == [None, 24]
+    assert "eval_crop_px" not in tunes[0]  # the digest is that of the setting's absence
+    expected, actual = final_weights(tmp_path / "same"), final_weights(tmp_path / "larger")
+    assert all(torch.equal(actual[key], value) for key, value in expected.items())
+    # evaluation and export see the larger ones
+    export_backbone(tmp_path / "larger", tmp_path / "exported", ["safetensors"])
+    for folder in (tmp_path / "larger", tmp_path / "exported"):
+        model = load_backbone(folder)
+        assert (model.view.crop_px, model.config.crop_px) == (24, 24)
+
+
+def test_weights_of_others_start_at_the_evaluations_size_if_their_network_takes_both(
+    data, tmp_path
+):
+    settings = ["augment.crop_px=32", "tune.eval_crop_px=48"]
+    recipe, index = load_recipe(write_short(tmp_path), settings), load_index(str(data))
+    given = {}
+    for name in ("test_resnet", "test_vit"):
+        torch.save(timm.create_model(name).state_dict(), tmp_path / f"{name}.pth")
+        given[name] = open_init(recipe, f"timm/{name}@{tmp_path / name}.pth")
+        assert given[name].view.crop_px == 48
+    check_pretraining(recipe, index, given["test_resnet"])
+    with pytest.raises(RecipeError, match=r"tune.eval_crop_px = 48, but a timm/test_vit trained"):
+        check_pretraining(recipe, index, given["test_vit"])
+
+
+@pytest.mark.parametrize(
+    "key", ["projector_first_steps", "l2_to_init", "layer_decay", "eval_crop_px"]
+)
 def test_what_means_nothing_to_random_weights_is_refused(tmp_path, key):
     recipe = load_recipe(write_recipe(tmp_path), [f"tune.{key}={0.5 if 'decay' in key else 3}"])
     with pytest.raises(RecipeError, match=rf"tune.{key} = .* is for a run that starts from weight"):

@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model_card import sha256_sums
-from sslpipe.models.backbones import Backbone
+from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.recipe.base import Component
@@ -56,7 +58,7 @@ def open_init(
         return source
     if run_dir is not None and (run_dir / KEPT).exists() and _is_kept(str(source), run_dir):
         return None
-    crop_px = recipe.augment.arguments.get("crop_px")
+    crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
     model = load_backbone(
         source,
         checkpoint=checkpoint,
@@ -174,13 +176,16 @@ def with_init(
     if init_from is not None and not begun_without(run_dir):
         changes["augment"] = {**_own_view(recipe, init_from, index), **recipe.augment.model_dump()}
     tree = {**recipe.model_dump(), **changes}
-    return type(recipe).model_validate(tree, context="recorded")  # its words were checked
+    fitted = type(recipe).model_validate(tree, context="recorded")  # its words were checked
+    if fitted.tune.eval_crop_px is not None:
+        _takes_both_sides(component, fitted.augment.arguments["crop_px"], fitted.tune.eval_crop_px)
+    return fitted
 
 
 def _needs_init(recipe: Recipe | FinetuneRecipe) -> None:
     """Raise RecipeError for a setting of [tune] that means nothing to random weights."""
     default, tune = type(recipe.tune)(), recipe.tune
-    keys = ["projector_first_steps", "ramp_steps", "l2_to_init"]
+    keys = ["projector_first_steps", "ramp_steps", "l2_to_init", "eval_crop_px"]
     if isinstance(recipe, Recipe):  # of a fine-tuning the others do what they say
         keys += ["last_blocks", "layer_decay", "backbone_lr", "batchnorm"]
     for key in keys:
@@ -189,6 +194,24 @@ def _needs_init(recipe: Recipe | FinetuneRecipe) -> None:
                 f"tune.{key} = {getattr(tune, key)!r} is for a run that starts from weights; name "
                 "them with --init, or leave it out"
             )
+
+
+def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int) -> None:
+    """Raise RecipeError for a network that is another one for images of another size."""
+    with torch.device("meta"):
+        trained = build_backbone(component, crop_px=crop_px).eval()
+        evaluated = build_backbone(component, crop_px=eval_crop_px)
+        tensors, others = trained.state_dict(), evaluated.state_dict()
+        same = {k: v.shape for k, v in tensors.items()} == {k: v.shape for k, v in others.items()}
+        try:
+            trained(torch.empty(1, 3, eval_crop_px, eval_crop_px))
+        except (AssertionError, RuntimeError, ValueError):
+            same = False
+    if not same:
+        raise RecipeError(
+            f"tune.eval_crop_px = {eval_crop_px}, but a {component.kind} trained on {crop_px} px "
+            "takes images of no other size; leave it out, or set augment.crop_px to it"
+        )
 
 
 def _fitted(wanted: Component | None, init_from: FrozenBackbone) -> Component:
@@ -256,7 +279,7 @@ def run_view(
     crop_px: int,
     init_from: FrozenBackbone | None,
 ) -> EvalView:
-    """Return the view of a run's evaluations: its training's crop, mean and std.
+    """Return the view of a run's evaluations: its training's mean and std, and crop or its own.
 
     Started from weights, it resizes as they are used to.
 
@@ -270,6 +293,7 @@ def run_view(
     mean_std: dict[str, Any] = {}
     if settings.get("normalize", True):
         mean_std = {key: settings.get(key, getattr(index.manifest, key)) for key in ("mean", "std")}
+    crop_px = recipe.tune.eval_crop_px or crop_px
     if init_from is None or init_from.view.crop_px != crop_px:
         return eval_view_for(crop_px, **mean_std)
     own = init_from.view.config()

@@ -140,6 +140,10 @@ class Tune(Section):
     """Weight decay of the backbone towards the weights that it started from, instead of
     optim.weight_decay towards 0 (L2-SP, Li et al. 2018, arXiv:1802.01483); of the same
     parameters."""
+    eval_crop_px: Pixels | None = None
+    """Side of the images in evaluations, and of the export; none: augment.crop_px. Training on
+    smaller ones takes less time, and random crops show objects larger than whole images do (FixRes,
+    Touvron et al. 2019, arXiv:1906.06423). Not for networks built for one size, such as ViTs."""
 
 
 class RunConfig(Section):

@@ -130,6 +130,7 @@ class FinetuneRecipe(RunRecipe):
         "sampler.column": None,
         "data.holdout_by": None,
         **{f"tune.{key}": 0 for key in ("projector_first_steps", "ramp_steps", "l2_to_init")},
+        "tune.eval_crop_px": None,
     }
 
     views: Literal[1, 2] = 1

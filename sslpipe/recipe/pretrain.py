@@ -89,7 +89,8 @@ class Recipe(RunRecipe):
         "backbone.pool": "avg",
         "data.holdout_by": None,
         "data.keep": None,
-        "tune": Tune().model_dump(mode="json"),
+        "tune.eval_crop_px": None,
+        "tune": Tune().model_dump(mode="json", exclude={"eval_crop_px"}),
     }
     data: Data = Data()
     """Which images, in what batches."""
