@@ -24,6 +24,7 @@ import csv
 import hashlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 Classes = dict[str, list[Path]]  # the files of each folder, in the order of their hashes
@@ -40,7 +41,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder of the two data sets")
     args = parser.parse_args()
     drawings = different_files(args.share / "openclipart" / "png", LEVELS)
-    build(args.out / "openclipart", openclipart_rows(drawings), "Debian openclipart-png", "PD")
+    options = ("--resize-shorter", str(SHORTER_PX))
+    rows = openclipart_rows(drawings)
+    build(args.out / "openclipart", rows, "Debian openclipart-png", "PD", options=options)
     stamps = different_files(args.share / "tuxpaint" / "stamps")
     rows = [
         (path, folder, "test")
@@ -48,7 +51,7 @@ def main() -> None:
         if len(paths) >= LEAST_STAMPS
         for path in paths
     ]
-    build(args.out / "stamps", rows, "Debian tuxpaint-stamps-default", "GPL-2")
+    build(args.out / "stamps", rows, "Debian tuxpaint-stamps-default", "GPL-2", options=options)
 
 
 def different_files(root: Path, levels: int | None = None) -> Classes:
@@ -92,18 +95,34 @@ def openclipart_rows(folders: Classes) -> list[tuple[Path, str, str]]:
     return rows
 
 
-def build(out: Path, rows: list[tuple[Path, str, str]], origin: str, license: str) -> None:
-    """List the images in a CSV file and build shards from it, with the command a user would use."""
+def build(
+    out: Path,
+    rows: Sequence[tuple[Path | str, ...]],
+    origin: str,
+    license: str,
+    columns: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> None:
+    """List the images in a CSV file and build shards from it, with the command a user would use.
+
+    Args:
+        out: Folder of the data set.
+        rows: Path, label and split of each image, then a value of each column.
+        origin: Where the images are from.
+        license: Theirs.
+        columns: What else is known of an image.
+        options: More of the command.
+    """
     out.mkdir(parents=True, exist_ok=True)
     listing = out.with_suffix(".csv")
     with open(listing, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("path", "label", "split"))
-        writer.writerows((path.resolve(), label, split) for path, label, split in rows)
-    options = ["--source", "csv", "--csv", str(listing), "--split-column", "split"]
-    options += ["--background", "white", "--resize-shorter", str(SHORTER_PX), "--skip-bad"]
-    options += ["--origin", origin, "--license", license]
-    command = [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *options]
+        writer.writerow(("path", "label", "split", *columns))
+        writer.writerows((Path(path).resolve(), *cells) for path, *cells in rows)
+    words = ["--source", "csv", "--csv", str(listing), "--split-column", "split"]
+    words += ["--background", "white", "--skip-bad", "--origin", origin, "--license", license]
+    words += ["--columns", ",".join(columns)] if columns else []
+    command = [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *words, *options]
     subprocess.run(command, check=True)
 
 

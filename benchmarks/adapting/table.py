@@ -75,6 +75,7 @@ class Training(NamedTuple):
         recipe: Its file.
         overrides: Of the recipe.
         init: A source of weights, or another row, whose run of the same seed is taken; "": none.
+        data: Folder of the data set, in that of the table.
     """
 
     row: str
@@ -82,6 +83,7 @@ class Training(NamedTuple):
     recipe: Path
     overrides: tuple[str, ...]
     init: str = ""
+    data: str = "openclipart"
 
 
 def trainings(source: str, seed: int) -> list[Training]:
@@ -170,7 +172,7 @@ def train(run: Training, folder: Path) -> None:
     if (run_dir / "DONE").exists():
         return
     words = ["train", str(run.recipe), "--run-dir", str(run_dir)]
-    words += ["--data", str(folder / "openclipart" / "dataset.json"), f"seed={run.seed}"]
+    words += ["--data", str(folder / run.data / "dataset.json"), f"seed={run.seed}"]
     if run.init:
         from_row = run.init in (TWO, TEN)
         init = str(run_folder(folder, run.init, run.seed)) if from_row else run.init

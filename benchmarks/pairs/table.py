@@ -1,0 +1,340 @@
+"""Another vendor's drawing as the positive, against another crop of the same one, and labels.
+
+    python -m benchmarks.pairs.table out/pairs [--split val] [--json docs/pairs.json]
+
+`out/pairs` holds what `benchmarks.pairs.data` builds; runs and features go there, too. What is done
+is not done again, so a stopped command is repeated; runs that are not there yet are left out of the
+table, which says how many seeds a row has. All rows train recipes/my_images_small.toml, changed by
+SETTINGS, from scratch, for 2 and 5 CPU minutes with three seeds:
+
+two crops: no column. pairs: the second view is of another drawing of the same thing, of any theme
+or size (pairs.positive). pairs, other theme: of another theme (pairs.different). SupCon: two crops,
+and all drawings of a thing in the batch are positives (pairs.label).
+
+The steps of a run were fixed beforehand from the processor seconds of one step on this machine; the
+seconds it took, imports included, are recorded. Every network sees whole images.
+Recall@1: each drawing searches all drawings of other themes; is the nearest one of the same thing?
+Queries without such a drawing are counted and left out. theme: how well a ridge probe fitted on the
+train drawings reads the theme of drawings of unseen things from the frozen features of the
+backbone; above chance: (right - chance) / (1 - chance), chance the share of the most frequent
+theme. Themes drew different things, so that what is drawn tells something of the theme, too: "told
+by the thing" is the share of themes that one reads who knows the thing and nothing else. BALANCED:
+the probe of two themes on the things that both drew, a drawing each, where the thing tells nothing
+and chance is a half. A difference of Recall@1 is of the means over the seeds, its interval over
+things (`paired_means`). Settings were chosen with `--split val`; "test" was read once, at the end.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.adapting.table import QUIET, RECIPES, Training, cpu_seconds, run_folder, train
+from benchmarks.nt_xent import machine
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import Split, load_index
+from sslpipe.evaluation.baselines import pixel_features
+from sslpipe.evaluation.difference import paired_means
+from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.groups import group_codes
+from sslpipe.evaluation.nuisance import nuisance
+from sslpipe.evaluation.result import Result, bootstrap_means95
+from sslpipe.evaluation.retrieval import retrieval_per_query
+from sslpipe.export.load import load_backbone
+
+Floats = NDArray[np.float64]
+Tree = dict[str, Any]
+
+DATA = "icons"
+PIXELS, CROPS, PAIRS, DIFFERENT = "pixels", "two crops", "pairs", "pairs, other theme"
+SUPCON = "SupCon"
+BALANCED = ("papirus", "numix-circle")
+CROP_PX, CANVAS_PX = 48, 96
+SETTINGS = (
+    "backbone.widths=[16, 32, 64, 128]",
+    "projector.num_layers=1",
+    "projector.out_dim=128",
+    f"augment.crop_px={CROP_PX}",
+    "data.batch_size=128",
+    f"data.canvas_px={CANVAS_PX}",
+    "optim.precision=bf16",
+    *QUIET,
+)
+ROWS = {  # what a row adds
+    CROPS: (),
+    PAIRS: ("pairs.positive=icon",),
+    DIFFERENT: ("pairs.positive=icon", "pairs.different=theme"),
+    SUPCON: ("pairs.label=icon", "loss.kind=sup_con"),
+}
+# steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
+STEPS = {2: 650, 5: 1_650}
+
+
+def row_name(kind: str, minutes: int) -> str:
+    return f"{kind}, {minutes} min"
+
+
+def trainings(minutes: int, seed: int) -> list[Training]:
+    """List a seed's runs of so many minutes."""
+    steps = (f"steps={STEPS[minutes]}", f"optim.warmup_steps={STEPS[minutes] // 10}")
+    recipe = RECIPES / "my_images_small.toml"
+    return [
+        Training(row_name(kind, minutes), seed, recipe, (*steps, *SETTINGS, *added), data=DATA)
+        for kind, added in ROWS.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="what benchmarks.pairs.data built")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--minutes", default="2,5")
+    parser.add_argument("--split", default="test", choices=("val", "test"))
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, a thread each")
+    parser.add_argument("--train-only", action="store_true")
+    parser.add_argument("--score-only", action="store_true", help="what is trained by now")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    runs = [
+        run
+        for minutes in args.minutes.split(",")
+        for seed in seeds
+        for run in trainings(int(minutes), seed)
+    ]
+    if not args.score_only:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda run: train(run, args.folder), runs))
+    if args.train_only:
+        return
+
+    # features of every network, then scores of every query
+    index = load_index(str(args.folder / DATA / "dataset.json"))
+    splits = (index.split("train"), index.split(args.split))
+    view = EvalView(CROP_PX, CROP_PX)
+    rows = pixel_features(*splits, view=view, canvas_px=CANVAS_PX, num_workers=0)
+    found: dict[str, dict[int, Scores]] = {PIXELS: {0: score(splits, *rows)}}
+    for run in runs:
+        run_dir = run_folder(args.folder, run.row, run.seed)
+        if (run_dir / "DONE").exists():
+            found.setdefault(run.row, {})[run.seed] = score(splits, *features(run_dir, splits))
+            print(f"scored: {run_dir.name}", file=sys.stderr, flush=True)
+
+    # the table
+    result = {
+        "machine": machine(1),
+        "split": args.split,
+        "images": {split.name: len(split) for split in splits},
+        "theme told by the thing": told_by_the_thing(splits[1]),
+        "settings": SETTINGS,
+        "steps": STEPS,
+        "rows": [summary(row, scores, args.folder) for row, scores in found.items()],
+        "differences": [difference(ours, theirs, found) for ours, theirs in compared(found)],
+    }
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
+
+
+def features(run_dir: Path, splits: tuple[Split, Split]) -> Iterator[Embeddings]:
+    """Embed both splits by a run's backbone, or read what was embedded."""
+    model = None
+    for split in splits:
+        path = run_dir.parent.parent / "features" / f"{run_dir.name}-{split.name}.safetensors"
+        if path.exists():
+            yield load_embeddings(path)[0]
+            continue
+        if model is None:
+            model = load_backbone(run_dir).to(memory_format=torch.channels_last)
+        crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
+        view = EvalView(crop_px, crop_px, mean, std)
+        rows = embed(model.backbone, view, split, canvas_px=CANVAS_PX, num_workers=0)
+        save_embeddings(path, rows, {"run": run_dir.name, "split": split.name})
+        yield rows
+
+
+class Scores(NamedTuple):
+    """What one network's features score.
+
+    Args:
+        hits: (Q,) of each query with a match in another theme, whether the nearest row is one.
+        things: (Q,) their labels.
+        lone: Queries without one.
+        theme: The share of themes that the probe reads.
+        chance: Of the most frequent theme.
+        above: theme above chance, of what is above chance.
+        balanced: The share of right answers of two, on things that both themes drew.
+    """
+
+    hits: Floats
+    things: NDArray[np.int64]
+    lone: int
+    theme: float
+    chance: float
+    above: float
+    balanced: float
+
+
+def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings) -> Scores:
+    """Score one network: cross-theme search in the second split, and the theme's probe."""
+    side = (splits[1], rows.ids.numpy())
+    themes = group_codes("theme", side, side)
+    found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True, exclude_same=themes)
+    has_match = found.matches > 0
+    probe = theme_probe(splits, train_rows, rows)
+    both = [
+        each.rows(torch.from_numpy(drawn_by_all(split, each, BALANCED)))
+        for split, each in zip(splits, (train_rows, rows), strict=True)
+    ]
+    return Scores(
+        found.values[has_match, found.names.index("hit_rate@1")],
+        rows.labels.numpy()[has_match],
+        int((~has_match).sum()),
+        probe.value,
+        probe.details["chance"],
+        probe.details["above_chance"],
+        theme_probe(splits, *both).value,
+    )
+
+
+def theme_probe(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings) -> Result:
+    """Fit the theme's probe on rows of the first split and read it on those of the second."""
+    sides = [
+        (split, each.ids.numpy()) for split, each in zip(splits, (train_rows, rows), strict=True)
+    ]
+    (result,) = nuisance(train_rows, rows, column=group_codes("theme", sides[0], sides[1]))
+    return result
+
+
+def values_of(split: Split, ids: NDArray[np.int64], column: str) -> NDArray[np.str_]:
+    """Read a column of texts. (n,) ids -> (n,)."""
+    stored = split.column(column)
+    return np.array([stored.show_value(value) for value in stored.values_of(ids).tolist()])
+
+
+def drawn_by_all(
+    split: Split, rows: Embeddings, themes: tuple[str, ...], size: str = "large"
+) -> NDArray[np.int64]:
+    """Find the rows of one size and these themes, of the things that all of them drew."""
+    ids, things = rows.ids.numpy(), rows.labels.numpy()
+    theme = values_of(split, ids, "theme")
+    drawn = values_of(split, ids, "size") == size
+    shared = set.intersection(*(set(things[drawn & (theme == each)]) for each in themes))
+    return np.flatnonzero(drawn & np.isin(theme, themes) & np.isin(things, list(shared)))
+
+
+def told_by_the_thing(split: Split) -> float:
+    """Compute the share of themes read right by who knows each drawing's thing, no more."""
+    ids = np.arange(len(split))
+    _, theme = np.unique(values_of(split, ids, "theme"), return_inverse=True)
+    _, thing = np.unique(split.labels[ids], return_inverse=True)
+    counts = np.zeros((thing.max() + 1, theme.max() + 1), np.int64)
+    np.add.at(counts, (thing, theme), 1)
+    return float(counts.max(axis=1).sum() / len(ids))
+
+
+def summary(row: str, runs: dict[int, Scores], folder: Path) -> Tree:
+    """Average a row's scores over its seeds; the interval is over queries."""
+    hits = np.mean([run.hits for run in runs.values()], axis=0)
+    first = next(iter(runs.values()))
+    seconds = cpu_seconds(folder, [row], list(runs)).get(row, [])
+    return {
+        "row": row,
+        "seeds": list(runs),
+        "cpu_s": seconds,
+        "Recall@1": {
+            "value": float(hits.mean()),
+            "interval95": list(bootstrap_means95(hits[:, None])[0]),
+            "queries": len(hits),
+            "lone": first.lone,
+            "seeds": [float(run.hits.mean()) for run in runs.values()],
+        },
+        "theme": {
+            "value": float(np.mean([run.theme for run in runs.values()])),
+            "chance": first.chance,
+            "above_chance": float(np.mean([run.above for run in runs.values()])),
+            "seeds": [run.above for run in runs.values()],
+            "balanced": float(np.mean([run.balanced for run in runs.values()])),
+        },
+    }
+
+
+def compared(rows: dict[str, Any]) -> list[tuple[str, str]]:
+    """List which row is compared with which."""
+    pairs = [
+        (row_name(ours, minutes), row_name(theirs, minutes))
+        for minutes in STEPS
+        for ours, theirs in (
+            (PAIRS, CROPS),
+            (DIFFERENT, CROPS),
+            (DIFFERENT, PAIRS),
+            (SUPCON, CROPS),
+            (DIFFERENT, SUPCON),
+        )
+    ]
+    return [(ours, theirs) for ours, theirs in pairs if ours in rows and theirs in rows]
+
+
+def difference(ours: str, theirs: str, found: dict[str, dict[int, Scores]]) -> Tree:
+    """Compare two rows over the seeds that both have, query by query."""
+    seeds = [seed for seed in found[ours] if seed in found[theirs]]
+    if not seeds:
+        return {"row": ours, "than": theirs, "seeds": []}
+    means, above = [], []
+    for row in (ours, theirs):
+        runs = [found[row][seed] for seed in seeds]
+        means.append(np.mean([run.hits for run in runs], axis=0))
+        above.append(float(np.mean([run.above for run in runs])))
+    result = paired_means(means[0], means[1], found[ours][seeds[0]].things)
+    return {
+        "row": ours,
+        "than": theirs,
+        "seeds": seeds,
+        "Recall@1": {
+            "value": result.value,
+            "interval95": list(result.interval95),
+            "p": result.p,
+            result.unit: result.number,
+            "ratio": float(means[0].mean() / means[1].mean()),
+        },
+        "theme above chance, ratio": above[0] / above[1],
+    }
+
+
+def show(result: Tree) -> None:
+    """Print the table in percent, and the differences with their intervals."""
+    print("| | seeds | Recall@1 | theme | above chance | of two | CPU s |")
+    print("|---" * 7 + "|")
+    for tree in result["rows"]:
+        recall, theme = tree["Recall@1"], tree["theme"]
+        low, high = (100 * end for end in recall["interval95"])
+        seconds = np.mean(tree["cpu_s"]) if tree["cpu_s"] else 0
+        print(
+            f"| {tree['row']} | {len(tree['seeds'])} "
+            f"| {100 * recall['value']:.1f} ({low:.1f} to {high:.1f}) "
+            f"| {100 * theme['value']:.1f} | {100 * theme['above_chance']:.1f} "
+            f"| {100 * theme['balanced']:.1f} | {seconds:.0f} |"
+        )
+    print("\n| difference | Recall@1 | ratio | above chance, ratio |")
+    print("|---" * 4 + "|")
+    for tree in result["differences"]:
+        if tree["seeds"]:
+            recall = tree["Recall@1"]
+            low, high = (100 * end for end in recall["interval95"])
+            print(
+                f"| {tree['row']} - {tree['than']} "
+                f"| {100 * recall['value']:+.1f} ({low:+.1f} to {high:+.1f}) "
+                f"| {recall['ratio']:.2f} | {tree['theme above chance, ratio']:.2f} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

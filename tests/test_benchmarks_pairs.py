@@ -1,0 +1,152 @@
+"""What the table of pairs is made of: one drawing under one thing, things in one split."""
+
+from pathlib import Path
+from typing import ClassVar, cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.pairs import data, table
+from sslpipe.data.index import Split
+from sslpipe.evaluation.embed import Embeddings
+
+
+@pytest.fixture
+def icons(tmp_path: Path) -> Path:
+    """Three themes: drawings of several sizes, links of all kinds, copies, symbolic ones."""
+    for path, content in {
+        "one/48x48/apps/mail.png": "1 mail 48",
+        "one/96x96/apps/mail.png": "1 mail 96",
+        "one/32x32/apps/mail.png": "1 mail 32",
+        "one/16x16/apps/mail.png": "1 mail 16",
+        "one/64x64/apps/chess.png": "1 chess",
+        "one/64x64/apps/any.png": "any app",
+        "one/64x64/apps/web.svg": "shared",
+        "one/96x96/symbolic/lock.svg": "not this",
+        "one/96x96/apps/lock-symbolic.svg": "nor this",
+        "two/apps/scalable/envelope.svg": "2 mail",
+        "two/apps/32@2x/chess.png": "2 chess",
+        "two/apps/48/globe.png": "shared",
+        "three/apps/48/web.png": "3 web",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    apps = tmp_path / "one" / "64x64" / "apps"
+    for name in "abcd":
+        (apps / f"app-{name}.png").symlink_to("any.png")
+    (tmp_path / "two/apps/scalable/mail.svg").symlink_to("envelope.svg")
+    (tmp_path / "two/apps/48/broken.svg").symlink_to("nowhere.svg")
+    (tmp_path / "one/all").symlink_to("96x96")
+    (tmp_path / "three/apps/48/globe.png").symlink_to("web.png")
+    return tmp_path
+
+
+def test_the_nearest_file_of_each_size_is_found_and_links_are_resolved(icons: Path) -> None:
+    found = data.files_of(icons / "one")
+    mail = {size: found["mail", size].relative_to(icons / "one").parts[0] for size in data.SIDES_PX}
+    assert mail == {"large": "96x96", "small": "32x32"}
+    assert found["app-a", "large"] == (icons / "one/64x64/apps/any.png").resolve()
+    assert {name for name, size in found if size == "small"} == {"mail"}  # the others: one file
+    assert not {name for name, _ in found} & {"lock", "lock-symbolic"}
+    assert ("broken", "large") not in data.files_of(icons / "two")
+
+
+def test_a_drawing_stands_under_one_thing_and_synonyms_are_one_thing(icons: Path) -> None:
+    rows = data.drawings({theme: data.files_of(icons / theme) for theme in ("one", "two", "three")})
+    assert [(row.thing, row.theme, row.size) for row in rows] == [
+        ("chess", "one", "large"),
+        ("chess", "two", "large"),
+        ("mail", "one", "large"),
+        ("mail", "one", "small"),
+        ("mail", "two", "large"),  # where it is called envelope, too
+    ]  # web is of one theme only, as two themes' copies of one file are left out
+    assert len({row.path for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("folders", "px"),
+    [
+        (("48x48", "apps"), 48),
+        (("apps", "32@2x"), 64),
+        (("base", "64x64@2x"), 128),
+        (("apps", "scalable"), data.SCALABLE_PX),
+        (("apps",), 0),
+    ],
+)
+def test_a_size_is_read_from_the_folders(folders: tuple[str, ...], px: int) -> None:
+    assert data.size_of(folders) == px
+
+
+def test_the_splits_shares_are_met_and_depend_on_the_name_alone() -> None:
+    splits = [data.split_of(f"thing {number}") for number in range(20_000)]
+    assert splits == [data.split_of(f"thing {number}") for number in range(20_000)]
+    for split, share in (("train", 0.65), ("val", 0.10), ("test", 0.25)):
+        assert abs(splits.count(split) / 20_000 - share) < 0.02
+
+
+def test_rows_of_a_table_differ_by_their_columns_alone() -> None:
+    runs = table.trainings(2, seed=1)
+    shared = set.intersection(*(set(run.overrides) for run in runs))
+    assert [set(run.overrides) - shared for run in runs] == [set(r) for r in table.ROWS.values()]
+    assert len({table.run_folder(Path("out"), run.row, run.seed) for run in runs}) == len(runs)
+
+
+def test_a_difference_is_of_the_seeds_that_both_rows_have() -> None:
+    things = np.arange(40) // 2
+    rng = torch.Generator().manual_seed(0)
+
+    def scores(share: float, above: float) -> table.Scores:
+        hits = (torch.rand(40, generator=rng) < share).double().numpy()
+        return table.Scores(hits, things, 0, 0.5, 0.2, above, 0.5)
+
+    ours, theirs = table.row_name(table.PAIRS, 2), table.row_name(table.CROPS, 2)
+    found = {
+        ours: {0: scores(0.9, 0.2), 1: scores(0.9, 0.3)},
+        theirs: {0: scores(0.3, 0.4), 2: scores(0.3, 0.9)},
+    }
+    assert table.compared(found) == [(ours, theirs)]
+    tree = table.difference(ours, theirs, found)
+    assert tree["seeds"] == [0]
+    gain = found[ours][0].hits.mean() - found[theirs][0].hits.mean()
+    assert tree["Recall@1"]["value"] == pytest.approx(gain)
+    assert tree["theme above chance, ratio"] == pytest.approx(0.5)
+    assert tree["Recall@1"]["classes"] == 20
+
+
+class Column:
+    """A column of texts, which are their own codes' places."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def values_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ids
+
+    def show_value(self, value: int) -> str:
+        return self.texts[value]
+
+
+class Drawn:
+    """A split of seven drawings: what the table asks of one."""
+
+    labels = np.array([5, 5, 5, 6, 6, 7, 7])
+    columns: ClassVar[dict[str, list[str]]] = {
+        "theme": ["a", "b", "b", "a", "c", "b", "a"],
+        "size": ["large", "large", "small", "large", "large", "small", "large"],
+    }
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def column(self, name: str) -> Column:
+        return Column(self.columns[name])
+
+
+def test_what_the_thing_tells_of_the_theme_and_who_drew_the_same_things() -> None:
+    split = cast(Split, Drawn())
+    assert table.told_by_the_thing(split) == pytest.approx((2 + 1 + 1) / 7)
+    ids = torch.arange(7)
+    rows = Embeddings(torch.eye(7), torch.from_numpy(Drawn.labels), ids)
+    assert table.drawn_by_all(split, rows, ("a", "b")).tolist() == [0, 1]
