@@ -1,0 +1,199 @@
+"""How good features may be, said without a label: numbers of held-out images' backbone features.
+
+Each takes features of any scale and computes in float64; none is an accuracy. How far each can be
+trusted to rank checkpoints is measured by `benchmarks.checkpoints`.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sslpipe.evaluation.geometry import effective_rank, rank_of, singular_values
+from sslpipe.evaluation.geometry import uniformity as uniformity_of
+from sslpipe.precision import to_float64
+
+LIDAR_DELTA = 1e-4  # the paper's, on the diagonal of the covariance within
+ALPHA_RANKS = (6, 50)  # of the eigenvalues that the power law is fitted to, as in the paper's code
+MOST_PAIRED = 4096  # images of a table of all pairs: 128 MB
+NUMBERS = ("rankme", "lidar", "alignment", "uniformity", "alpha_req", "view_recall")
+LEAST_EIGENVALUE = 1e-10  # of the largest: below it are the roundings of float32 features
+
+
+def rankme(features: Tensor) -> float:
+    """Compute RankMe: exp of the entropy of the normalised singular values, not centred.
+
+    Args:
+        features: (N, D).
+
+    Returns:
+        1 (one direction) to min(N, D).
+
+    Source:
+        Garrido et al. 2023, arXiv:2210.02885, eq. 1, without its epsilon.
+    """
+    return float(effective_rank(features))
+
+
+def lidar(views: Tensor, delta: float = LIDAR_DELTA) -> float:
+    """Compute LiDAR: the effective rank of Fisher's discriminant matrix, an image being a class.
+
+    S_w^(-1/2) S_b S_w^(-1/2), S_b the covariance of the images' means, S_w that of views about the
+    mean of their image, plus delta on its diagonal; exp of the entropy of its eigenvalues, which
+    are made to sum to 1. A direction counts as far as it tells images apart and views not.
+
+    Args:
+        views: (q, N, D) features of q >= 2 views of each image.
+        delta: In units of the squared features.
+
+    Returns:
+        1 to min(N - 1, D).
+
+    Source:
+        Thilak et al. 2023, arXiv:2312.04000, section 3, without its epsilon; its delta.
+    """
+    x = to_float64(views)
+    count, images, dim = x.shape
+    means = x.mean(dim=0)  # (N, D)
+    # S_w = R^T R, from its rows and never squared: features of any scale keep their digits
+    apart = (x - means).flatten(0, 1) / (count * images) ** 0.5  # (qN, D)
+    diagonal = delta**0.5 * torch.eye(dim, dtype=x.dtype, device=x.device)
+    root = torch.linalg.qr(torch.cat([apart, diagonal]), mode="r").R
+    between = (means - means.mean(dim=0)) / images**0.5  # (N, D); S_b = between^T between
+    # R^-T S_b R^-1 has the eigenvalues of the symmetric product
+    rows = torch.linalg.solve_triangular(root.T, between.T, upper=False)  # (D, N)
+    gram = rows @ rows.T if dim <= images else rows.T @ rows
+    return float(rank_of(singular_values(gram).square()))
+
+
+def alignment(views: Tensor) -> float:
+    """Compute the mean squared distance of unit features of two views of one image.
+
+    Args:
+        views: (q, N, D) features of q >= 2 views; the mean is over their pairs.
+
+    Returns:
+        0 (views do not matter) to 4.
+
+    Source:
+        Wang and Isola 2020, arXiv:2005.10242, eq. 4, alpha = 2.
+    """
+    u = _unit(views)
+    # over pairs i != j: 2 - 2 cos, the cosines' sum being |sum of views|^2 less their own
+    count = len(u)
+    cosines = (u.sum(dim=0).square().sum(dim=1) - u.square().sum(dim=(0, 2))) / (
+        count * (count - 1)
+    )
+    return float((2 - 2 * cosines).mean())
+
+
+def uniformity(features: Tensor) -> float:
+    """Compute the log of the mean of exp(-2 squared distance) over pairs of unit features.
+
+    Args:
+        features: (N, D).
+
+    Returns:
+        -4 (a sphere of many dimensions) to 0 (one point).
+
+    Source:
+        Wang and Isola 2020, arXiv:2005.10242, eq. 5, t = 2.
+    """
+    return float(uniformity_of(_unit(features)))
+
+
+def alpha_req(features: Tensor, ranks: tuple[int, int] = ALPHA_RANKS) -> float:
+    """Compute alpha-ReQ: how fast the eigenvalues of the covariance fall, as rank^-alpha.
+
+    The slope of log eigenvalue over log rank, by least squares with weights 1 / rank.
+
+    Args:
+        features: (N, D).
+        ranks: First and last rank of the fit, counted from 1; it ends before eigenvalues that are
+            rounding errors.
+
+    Returns:
+        0 (all directions alike) upwards; near 1 is good. Infinite where the covariance has fewer
+        than two eigenvalues from the first rank on: the features lie in a few directions.
+
+    Source:
+        Agrawal et al. 2022 (NeurIPS), "alpha-ReQ: Assessing Representation Quality in
+        Self-Supervised Learning by measuring eigenspectrum decay"; the fit is that of Stringer et
+        al. 2019 (Nature 571:361), which it uses.
+    """
+    x = to_float64(features)
+    x = x - x.mean(dim=0)
+    gram = x.T @ x if len(x) >= x.shape[1] else x @ x.T
+    eigenvalues = singular_values(gram).square() / len(x)
+    known = int((eigenvalues > LEAST_EIGENVALUE * eigenvalues[0]).sum())
+    first, last = ranks[0], min(ranks[1], known)
+    if last <= first:
+        return float("inf")
+    rank = torch.arange(first, last + 1, dtype=x.dtype, device=x.device)
+    log_rank, logs = rank.log(), eigenvalues[first - 1 : last].log()
+    weights = (1 / rank) / (1 / rank).sum()
+    centred = log_rank - (weights * log_rank).sum()
+    return float(-(weights * centred * logs).sum() / (weights * centred.square()).sum())
+
+
+def view_recall(views: Tensor) -> float:
+    """Compute how often an image's other view is the nearest of all, by cosine.
+
+    Args:
+        views: (2, N, D).
+
+    Returns:
+        0 to 1: the mean over both views; of equal similarities the first counts, so that one point
+        for all images gives 1 / N.
+    """
+    a, b = _unit(views)
+    cosines = a @ b.T  # (N, N)
+    own = torch.arange(len(a), device=a.device)
+    hits = [(table.argmax(dim=1) == own).double().mean() for table in (cosines, cosines.T)]
+    return float((hits[0] + hits[1]) / 2)
+
+
+def label_free_numbers(features: Tensor, views: Tensor) -> dict[str, float]:
+    """Compute all of them.
+
+    Args:
+        features: (N, D) of the images as evaluation sees them.
+        views: (2, N, D) of two views of each. What compares all pairs takes MOST_PAIRED evenly
+            spaced images at most.
+
+    Returns:
+        Name -> value; NaN where a feature is not finite.
+    """
+    if not bool(torch.isfinite(features).all() & torch.isfinite(views).all()):
+        return dict.fromkeys(NUMBERS, float("nan"))
+    some = torch.arange(min(len(features), MOST_PAIRED), device=features.device)
+    some = some * len(features) // len(some)
+    values = (
+        rankme(features),
+        lidar(views),
+        alignment(views),
+        uniformity(features[some]),
+        alpha_req(features),
+        view_recall(views[:, some]),
+    )
+    return dict(zip(NUMBERS, values, strict=True))
+
+
+# name -> the numbers of `label_free_numbers` -> a score, larger is better
+SCORES: dict[str, Callable[[Mapping[str, float]], float]] = {
+    "rankme": lambda n: n["rankme"],
+    "lidar": lambda n: n["lidar"],
+    "alignment": lambda n: -n["alignment"],
+    "uniformity": lambda n: -n["uniformity"],
+    "alpha_req": lambda n: -abs(n["alpha_req"] - 1),
+    "view_recall": lambda n: n["view_recall"],
+    # combinations; the first is what Wang and Isola's section 5 trains with
+    "alignment_uniformity": lambda n: -n["alignment"] - n["uniformity"],
+    "rankme_view_recall": lambda n: n["rankme"] * n["view_recall"],
+    "lidar_view_recall": lambda n: n["lidar"] * n["view_recall"],
+}
+
+
+def _unit(x: Tensor) -> Tensor:
+    return F.normalize(to_float64(x), dim=-1, eps=1e-300)
