@@ -113,21 +113,25 @@ def train(
             alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
             metadata=init_metadata(init_from, view),
         )
-        held_out_ids = monitored_ids(recipe, split)
         run.announce(
             f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
             + describe_init(init_from),
-            plan_warnings(recipe, split, loss_fn, augment.crop_px, len(held_out_ids), pairing),
+            plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing),
         )
-        holdout_knn = run.monitor(
-            monitor, model.backbone, view, split, held_out_ids, recipe.data.canvas_px
+        score_holdout = run.monitor(
+            monitor,
+            model.backbone,
+            view,
+            split,
+            holdout_ids(recipe, split),
+            recipe.data.canvas_px,
         )
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
             # the views' parameters are a function of (seed, epoch, sample, view)
             return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
 
-        run.evaluate_start(holdout_knn)  # of a run from weights: it should not fall below
+        run.evaluate_start(score_holdout)  # of a run from weights: it should not fall below
         stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views, pairing)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
@@ -153,7 +157,7 @@ def train(
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 health = embedding_health(z_a, z_b)
                 run.log(step, loss, {**health, **loss_fn.stats(), **partner_shares(batch)})
-            run.evaluate_if_due(step, holdout_knn)  # all ranks embed, rank 0 scores
+            run.evaluate_if_due(step, score_holdout)  # all ranks embed, rank 0 scores
             run.save_if_due(step)  # all ranks agree whether to stop, rank 0 writes
         return run.finish()
 
@@ -214,7 +218,7 @@ def draw_partners(
 
 
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
-    """Return the ids held out from training, for the kNN monitor.
+    """Return the ids held out from training, for the monitor.
 
     Without any, no label is read: those of a billion samples take 24 GB.
     """
@@ -223,7 +227,9 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     with naming("data.holdout_by"):
         groups = split.column(by).groups.whole_split() if by else None
-    return held_out(split.labels, count, groups)
+    # "all": those without a label, -1, are a class of their own
+    labels = split.labels + 1 if recipe.data.holdout_from == "all" else split.labels
+    return held_out(labels, count, groups)
 
 
 def untrained_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
@@ -234,12 +240,6 @@ def untrained_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     with naming("data.keep"):
         groups = split.column(column).groups.whole_split()
     return np.union1d(ids, repeated(groups, ids))
-
-
-def monitored_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
-    """Return the ids that the kNN monitor scores: those held out that have a label."""
-    ids = holdout_ids(recipe, split)
-    return ids[split.labels_of(ids) >= 0]
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
@@ -363,11 +363,12 @@ def plan_warnings(
     split: Split,
     loss_fn: Objective,
     crop_px: int,
-    held_out: int,
     pairing: Pairing | None = None,
 ) -> list[str]:
-    """List what a user should know before the first step. held_out: samples of the monitor."""
+    """List what a user should know before the first step."""
     assert recipe.backbone is not None
+    ids = holdout_ids(recipe, split)
+    has_labels = bool((split.labels_of(ids) >= 0).any())
     warnings = [stem_warning(recipe.backbone, crop_px)]
     if pairing is not None:
         split = pairing.split  # its labels are those of pairs.label
@@ -377,13 +378,14 @@ def plan_warnings(
         setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
         warnings.append(f"{setting}, but the split {split.name!r} has no labels: no effect")
     warnings += tune_warnings(recipe)
-    if recipe.init and not (held_out and recipe.run.monitor_steps):
+    if recipe.init and not (has_labels and recipe.run.monitor_steps):
         warnings.append(
             "the run starts from weights, and nothing watches whether it makes them worse: set "
             "run.monitor_steps, and data.holdout where there are labels"
         )
-    if recipe.run.monitor_steps and not held_out:
+    if recipe.run.monitor_steps and not has_labels:
         warnings.append(
             "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
+            + ("" if len(ids) else ", and without data.holdout_from = 'all' no other score")
         )
     return [warning for warning in warnings if warning]

@@ -191,8 +191,8 @@ def _warnings(
     if index is None:
         warnings = [text for text in [stem_warning(recipe.backbone, crop_px)] if text]
     else:
-        split, held_out = index.split(recipe.data.split), data.held_out if data else 0
-        warnings = plan_warnings(recipe, split, loss_fn, crop_px, held_out, pairing)
+        split = index.split(recipe.data.split)
+        warnings = plan_warnings(recipe, split, loss_fn, crop_px, pairing)
         warnings += filter(None, [straddle_warning(index, recipe.data.split)])
     if too_much:
         warnings.append(too_much)

@@ -8,11 +8,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.augment.probe_view import ProbeViews, by_view
 from sslpipe.data.index import Split
 from sslpipe.data.store import Quarantined
 from sslpipe.distributed import Rank
-from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.embed import Embeddings, View, embed
 from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.evaluation.label_free import label_free_numbers
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.precision import wide_dtype
 
@@ -27,10 +29,11 @@ def monitor(
     process: Rank,
     **options: Any,
 ) -> dict[str, float]:
-    """Score leave-one-out weighted kNN among some held-out samples. Collective.
+    """Score held-out samples: leave-one-out weighted kNN, and scores without labels. Collective.
 
     Every rank embeds its share; train or eval mode, weights and buffers are as before. A sample
-    that cannot be decoded is skipped.
+    that cannot be decoded is skipped. Three forwards an image: as evaluation sees it, and the two
+    `ProbeViews` of the label-free scores, which the same ids always have.
 
     Args:
         backbone: Images (B, 3, S, S) -> (B, F).
@@ -41,15 +44,24 @@ def monitor(
         **options: canvas_px, num_workers, device and reader, as in `embed`.
 
     Returns:
-        {"holdout_knn": top-1 in [0, 1]} on rank 0; empty on the others, and where fewer than two
-        samples can be decoded.
+        On rank 0 {"holdout_knn": top-1 in [0, 1] of the labelled samples, "holdout_" + each name of
+        `label_free.NUMBERS`}; without "holdout_knn" where fewer than two have a label. Empty on the
+        others, and where fewer than two samples can be decoded.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
-    k = min(MONITOR_K, len(rows.ids) - 1)
-    if process.rank != 0 or k < 1:
+    settings = view.config()
+    probe = ProbeViews(view.crop_px, settings["mean"], settings["std"])
+    views = _embedded(backbone, probe, split, ids, process, options)
+    if process.rank != 0 or len(rows.ids) < 2:
         return {}
-    (accuracy,) = knn_accuracies(rows, rows, k=(k,), exclude_same_id=True).values()
-    return {"holdout_knn": accuracy}
+    numbers = {}
+    labelled = rows.rows(rows.labels >= 0)
+    k = min(MONITOR_K, len(labelled.ids) - 1)
+    if k >= 1:
+        found = knn_accuracies(labelled, labelled, k=(k,), exclude_same_id=True)
+        (numbers["holdout_knn"],) = found.values()
+    free = label_free_numbers(rows.features, by_view(views.features))
+    return numbers | {f"holdout_{name}": value for name, value in free.items()}
 
 
 def retrieval_monitor(
@@ -89,7 +101,7 @@ def retrieval_monitor(
 
 def _embedded(
     backbone: nn.Module,
-    view: EvalView,
+    view: View,
     split: Split,
     ids: NDArray[np.int64],
     process: Rank,

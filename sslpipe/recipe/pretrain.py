@@ -40,6 +40,9 @@ class Data(Section):
     """A column and the word first, as in "duplicate_group first": of the samples that share a value
     of it, only the one of the lowest id is trained on (of those that are not held out). A sample
     without a value is kept. No shard is rewritten."""
+    holdout_from: Literal["labelled", "all"] = "labelled"
+    """all: samples without a label are held out as well, for scores that need none; by default they
+    are all trained on. Without data.holdout it is refused."""
     canvas_px: Pixels = 256
     """Pixels; decoded images larger than this are reduced to fit, never squashed."""
     decoder: Literal["cpu", "nvjpeg"] = "cpu"
@@ -90,6 +93,7 @@ class Recipe(RunRecipe):
         "data.holdout_by": None,
         "data.keep": None,
         "tune.eval_crop_px": None,
+        "data.holdout_from": "labelled",
         "tune": Tune().model_dump(mode="json", exclude={"eval_crop_px"}),
     }
     data: Data = Data()
@@ -115,6 +119,10 @@ class Recipe(RunRecipe):
             raise ValueError(
                 f"data.holdout_by = {self.data.holdout_by!r} needs data.holdout, the number of "
                 "samples to hold out"
+            )
+        if self.data.holdout_from == "all" and not self.data.holdout:
+            raise ValueError(
+                "data.holdout_from = 'all' needs data.holdout, the number of samples to hold out"
             )
         batch, streams = self.data.batch_size, self.data.num_streams
         if batch % streams:

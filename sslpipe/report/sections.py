@@ -32,6 +32,13 @@ class Chart(NamedTuple):
 CHARTS = (
     Chart("loss", {"loss": "loss"}, "train"),
     Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, "eval"),
+    Chart(
+        "held-out ranks, without labels",
+        {"holdout_rankme": "RankMe", "holdout_lidar": "LiDAR"},
+        "eval",
+        (1.0,),
+    ),
+    Chart("held-out view recall, without labels", {"holdout_view_recall": "recall"}, "eval"),
     Chart("learning rate", {"lr": "learning rate"}, "train", (0.0,)),
     Chart("gradient norm", {"grad_norm": "norm"}, "train", (0.0,)),
     Chart("alignment", {"alignment": "alignment"}, "train", (0.0,)),

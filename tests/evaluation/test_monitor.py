@@ -1,0 +1,106 @@
+"""What the monitor says of held-out images, with labels and without, on any number of processes."""
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.augment.probe_view import SETTINGS, ProbeViews, by_view
+from sslpipe.data.index import load_index
+from sslpipe.data.loader import one_pass
+from sslpipe.distributed import Rank
+from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.evaluation.label_free import NUMBERS, label_free_numbers
+from sslpipe.evaluation.monitor import monitor
+from sslpipe.models.backbones import small_resnet
+from sslpipe.run.log import read_metrics
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import train_over, write_recipe
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.25, 0.3)
+IDS = np.arange(3, 90, 2)
+
+
+def scored(process, data, ids=IDS):
+    torch.manual_seed(0)
+    backbone, view = small_resnet((8, 16)), EvalView(16, 16, MEAN, STD)
+    split = load_index(str(data)).split("train")
+    return monitor(backbone, view, split, ids, process, canvas_px=16, num_workers=0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"))
+
+
+def test_the_numbers_are_those_of_features_and_of_two_fixed_views(data):
+    found = scored(Rank(), data)
+    assert set(found) == {"holdout_knn", *(f"holdout_{name}" for name in NUMBERS)}
+    torch.manual_seed(0)
+    backbone, split = small_resnet((8, 16)), load_index(str(data)).split("train")
+    options = {"ids": IDS, "canvas_px": 16, "num_workers": 0}
+    rows = embed(backbone, EvalView(16, 16, MEAN, STD), split, **options)
+    views = embed(backbone, ProbeViews(16, MEAN, STD), split, **options)
+    (knn,) = knn_accuracies(rows, rows, k=(20,), exclude_same_id=True).values()
+    assert found["holdout_knn"] == knn
+    expected = label_free_numbers(rows.features, by_view(views.features))
+    assert {name: found[f"holdout_{name}"] for name in NUMBERS} == expected
+
+
+def test_two_processes_say_what_one_says(data):
+    alone = scored(Rank(), data)
+    first, second = run_processes(scored, 2, data)
+    assert second == {}
+    assert first["holdout_knn"] == alone["holdout_knn"]
+    for name, value in alone.items():  # views of another batch are equal to rounding
+        assert first[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
+
+
+def test_without_labels_all_but_knn_is_there(tmp_path):
+    unlabelled = write_dataset(tmp_path, labelled=False)
+    assert set(scored(Rank(), unlabelled)) == {f"holdout_{name}" for name in NUMBERS}
+
+
+def test_a_single_image_has_no_score(data):
+    assert scored(Rank(), data, np.array([4])) == {}
+
+
+def test_an_unlabelled_run_holds_images_out_for_scores_where_it_is_told_to(tmp_path):
+    data = write_dataset(tmp_path / "data", labelled=False)
+    recipe = write_recipe(tmp_path)
+    settings = ("run.monitor_steps=1", "steps=2", "data.holdout_from=all")
+    [(_, seen)] = train_over(1, recipe, data, tmp_path / "run", *settings)
+    lines = read_metrics(tmp_path / "run", "eval")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert {f"holdout_{name}" for name in NUMBERS} <= set(lines[0])
+    assert "holdout_knn" not in lines[0]
+    # as by default nothing is held out, the order is another one, and so is the run
+    [(_, plain)] = train_over(1, recipe, data, tmp_path / "plain", "steps=2")
+    assert any(not torch.equal(a[0], b[0]) for a, b in zip(seen, plain, strict=True))
+
+
+def test_views_of_an_image_depend_on_its_id_alone(data):
+    split = load_index(str(data)).split("train")
+    probe = ProbeViews(12, MEAN, STD)
+
+    def views(ids, batch_size):
+        options = {"ids": np.array(ids), "canvas_px": 16, "num_workers": 0}
+        parts = [
+            probe.make_views(batch).view(2, -1, 3, 12, 12)
+            for batch in one_pass(split, batch_size=batch_size, **options)
+        ]
+        return torch.cat(parts, dim=1)
+
+    together, alone = views(range(20), 20), views(range(20), 1)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(views([5, 7], 2), together[:, [5, 7]], rtol=1e-5, atol=1e-5)
+    assert torch.equal(views(range(20), 20), together)
+    apart = (together[0] - together[1]).abs().amax(dim=(1, 2, 3))
+    assert bool((apart > 0.05).all())  # the two views of an image are two
+
+
+def test_views_are_neither_mirrored_nor_recoloured():
+    off = ("flip_prob", "hue", "saturation", "grayscale_prob", "blur_prob")
+    assert all(SETTINGS[name] == 0 for name in off)
