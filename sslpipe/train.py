@@ -49,6 +49,7 @@ from sslpipe.optim import build_optimizer
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
+from sslpipe.run.best import check_keeping
 from sslpipe.run.flops import step_flops
 from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.run.health import Alarms, embedding_health
@@ -365,10 +366,15 @@ def plan_warnings(
     crop_px: int,
     pairing: Pairing | None = None,
 ) -> list[str]:
-    """List what a user should know before the first step."""
+    """List what a user should know before the first step.
+
+    Raises:
+        RecipeError: run.keep or run.patience need an evaluation that is not made.
+    """
     assert recipe.backbone is not None
     ids = holdout_ids(recipe, split)
     has_labels = bool((split.labels_of(ids) >= 0).any())
+    check_keeping(recipe.run, scored=len(ids) > 0, labelled=has_labels)
     warnings = [stem_warning(recipe.backbone, crop_px)]
     if pairing is not None:
         split = pairing.split  # its labels are those of pairs.label

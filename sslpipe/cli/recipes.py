@@ -15,9 +15,9 @@ Checkpoint = Annotated[
     str | None,
     typer.Option(
         "--checkpoint",
-        metavar="step-N",
+        metavar="step-N|best",
         help="Of a run that weights are loaded from (--init): this checkpoint, say step-00000012, "
-        "instead of its newest.",
+        "or the best one of run.keep = 'best', instead of its newest.",
     ),
 ]
 Init = Annotated[

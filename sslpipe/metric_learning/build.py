@@ -34,6 +34,7 @@ from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.registry import build
+from sslpipe.run.best import check_keeping
 from sslpipe.run.session import Run
 
 Integers = NDArray[np.int64]
@@ -250,6 +251,9 @@ def plan_warnings(
 
     Returns:
         One sentence each; empty where nothing is unusual.
+
+    Raises:
+        RecipeError: run.keep or run.patience need an evaluation that is not made.
     """
     assert recipe.backbone is not None
     (split, names), classes = labelled_split(recipe, index), recipe.data.validation_classes
@@ -268,6 +272,7 @@ def plan_warnings(
             "there are, uses more"
         )
     held = len(validation_ids(split, classes, names))
+    check_keeping(recipe.run, scored=False, labelled=held > 0)
     if more := len(untrained_ids(recipe, index)) - held:
         warnings.append(
             f"{more:,} samples of other classes share {recipe.data.holdout_by} with the validation "

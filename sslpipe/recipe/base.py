@@ -30,6 +30,19 @@ Threads = Annotated[int, Field(ge=0, le=1024)]
 TRACKER_NAMES = ("wandb", "tensorboard", "trackio")
 Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # a square fits a float32
 Beta = Annotated[float, Field(ge=0, lt=1)]
+# auto, and `evaluation.label_free.SCORES`
+KeepBy = Literal[
+    "auto",
+    "rankme",
+    "lidar",
+    "alignment",
+    "uniformity",
+    "alpha_req",
+    "view_recall",
+    "alignment_uniformity",
+    "rankme_view_recall",
+    "lidar_view_recall",
+]
 
 
 class Section(BaseModel):
@@ -157,6 +170,16 @@ class RunConfig(Section):
     """Optimizer steps between two checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """How many checkpoints stay; one of them may be in the middle of being written."""
+    keep: Literal["last", "best"] = "last"
+    """best: the checkpoint of the best evaluation is saved and stays too, under the name `best`
+    (`--checkpoint best`). Every command takes the last one unless told otherwise."""
+    keep_by: KeepBy = "auto"
+    """Which number of an evaluation says what is best, for `keep` and `patience`; no effect without
+    either. auto: held-out kNN (fine-tuning: MAP@R of the validation classes). The others need no
+    labels and are advice: docs/checkpoints.md says how well each finds the best checkpoint."""
+    patience: NonNegative = 0
+    """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
+    never. The learning rate still follows the whole length of the run."""
     trackers: tuple[str, ...] = ()
     """Where metrics are copied to, beside metrics.jsonl: wandb, tensorboard, trackio, or what an
     installed package adds."""

@@ -6,7 +6,11 @@
         state.json          step, digest, resolved recipe, processes, versions
         MANIFEST.json       bytes and sha256 of the files above; written last
     RUN/checkpoints/latest  the newest name: a hint for people, never read here
+    RUN/checkpoints/best    the name that the newest state.json calls the best: another such hint
     RUN/checkpoints/bad-*   damaged ones that a resume has set aside
+
+The best checkpoint (run.keep) is what the newest state.json says: one rename makes both. It stays
+while any checkpoint that stays names it, so that a resume from an older one finds its best, too.
 
 A folder is written under a temporary name, flushed, and renamed by rank 0 alone; it is renamed
 again before it is removed. What a kill leaves of either goes at the next start or save.
@@ -44,7 +48,8 @@ class Checkpointer:
 
     Args:
         run_dir: Of the run.
-        keep: How many checkpoints stay; older ones are deleted.
+        keep: How many checkpoints stay, beside those that they name as the best; older ones are
+            deleted.
         identity: What must agree for a resume: {"digest": ..., "recipe": {...}, "index_sha256":
             ...}.
         process: This process.
@@ -65,6 +70,7 @@ class Checkpointer:
         self.folder = run_dir / "checkpoints"
         self.defaults = defaults
         self.keep, self.identity, self.process, self.warn = keep, identity, process, warn
+        self.best: dict[str, Any] = {}  # what the restored state.json says of the best one
         self._failed_saves = 0
 
     def save(
@@ -130,6 +136,11 @@ class Checkpointer:
             raise CheckpointError(problem)
         if name is None:
             return 0
+        best = read_state(self.folder / name).get("best") or {}
+        if "name" not in best or (self.folder / best["name"]).is_dir():
+            self.best = best
+        elif self.process.rank == 0:
+            self.warn(f"{best['name']}, the best checkpoint so far, is gone; the next becomes it")
         return load_parts(self.folder / name, parts)
 
     def _choose(self) -> str | None:
@@ -196,8 +207,13 @@ class Checkpointer:
         fault("checkpoint.before_prune")
         with suppress(OSError):  # a hint, and the checkpoint is there
             write_atomically(self.folder / "latest", name)
-        for old in checkpoint_names(self.folder)[: -self.keep]:
-            _remove(self.folder / old)
+            if "best" in metadata:
+                write_atomically(self.folder / "best", str(metadata["best"].get("name", "")))
+        names = checkpoint_names(self.folder)
+        kept = {best_name(self.folder / each) for each in names[-self.keep :]}
+        for old in names[: -self.keep]:
+            if old not in kept:
+                _remove(self.folder / old)
 
 
 def checkpoint_names(folder: Path) -> list[str]:
@@ -212,6 +228,15 @@ def checkpoint_names(folder: Path) -> list[str]:
         raise CheckpointError(f"{folder} is a file where a folder should be; move it away")
     names = [p.name for p in folder.iterdir() if re.fullmatch(r"step-\d{8,}", p.name)]
     return sorted(names, key=_step_of)
+
+
+def best_name(checkpoint: Path) -> str | None:
+    """Read which checkpoint was the best when this one was written; None: none was kept."""
+    with suppress(CheckpointError):
+        best = read_state(checkpoint).get("best")
+        if isinstance(best, dict) and isinstance(best.get("name"), str):
+            return str(best["name"])
+    return None
 
 
 def latest(run_dir: Path) -> Path:
@@ -250,12 +275,21 @@ def named(run_dir: Path, name: str) -> Path:
     Args:
         run_dir: The run directory.
         name: As the folder is called, "step-00000012"; fewer zeros, or the number alone, will do.
+            "best": what the newest checkpoint says is the best so far.
 
     Raises:
-        CheckpointError: It is not there, or damaged.
+        CheckpointError: It is not there, or damaged; or the run keeps no best one.
     """
     folder = run_dir / "checkpoints"
     names = checkpoint_names(folder)
+    if name == "best":
+        best = best_name(latest(run_dir))
+        if best is None:
+            raise CheckpointError(
+                f"{run_dir} keeps no best checkpoint: it was trained with run.keep = 'last'; there "
+                f"are: {', '.join(names)}"
+            )
+        name = best
     match = re.fullmatch(r"(?:step-)?(\d{1,18})", name)
     full = f"step-{int(match[1]):08d}" if match else name
     if full not in names:

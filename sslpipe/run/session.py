@@ -32,6 +32,7 @@ from sslpipe.models.sync_batchnorm import sync_batchnorm
 from sslpipe.optim import describe_groups, gradient_norm, lr_at, ramp_at, set_lr
 from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe, digest, identity
+from sslpipe.run.best import Best
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.console import run_console
 from sslpipe.run.flops import peak_flops
@@ -252,6 +253,7 @@ class Run:
             warn=lambda text: print(f"warning: {text}", flush=True),
         )
         self.first_step = self.last_step = self._checkpoints.restore(self._parts)
+        self._best = Best(run_config, self._checkpoints.best)
 
         # the log, at that step; rank 0 writes it
         if is_main:
@@ -354,15 +356,16 @@ class Run:
         peak = peak_flops(self.device, self.precision) if step_flops else None
         self._meter = Meter(self._order.batch_size, step_flops, peak, self.process.world_size)
         total = self.recipe.total_steps
+        end = self.first_step if self._best.exhausted else total  # it was ended early before
         self._watchdog(self.first_step, "waiting for data")
         waiting = self._meter.waiting(batches)
-        for step, batch in zip(range(self.first_step, total), waiting, strict=False):
+        for step, batch in zip(range(self.first_step, end), waiting, strict=False):
             self._watchdog(step, "training")
             lr, ramp = lr_at(step, self.recipe.optim, total), ramp_at(step, self.recipe.tune)
             self._lr = set_lr(self._optimizer, lr, ramp)
             self._guard.remember()
             yield step, batch
-            if self._stopping:
+            if self._stopping or self._best.exhausted:
                 break
             self._watchdog(step + 1, "waiting for data")
 
@@ -447,6 +450,7 @@ class Run:
         with self._meter.paused():
             values = monitor()
             self.reporter.evals(self.last_step, values)
+        self._best.read(self.last_step, values)
         if self._start_alarm is not None:
             self.reporter.alarms(self.last_step, self._start_alarm.read(values))
 
@@ -468,19 +472,20 @@ class Run:
             self._start_alarm = StartAlarm(lines[0])
 
     def save_if_due(self, step: int) -> None:
-        """Save every run.save_steps, at the end, and where any rank was asked to stop.
+        """Save every run.save_steps, at the end, where any rank was asked to stop, and the best.
 
         All ranks vote on the stop at every step; rank 0 writes the checkpoint.
         """
         self._stopping = agree(self._stop_requested())
-        last = self._is_last(step)
-        if self._stopping or last or _is_due(step, self.recipe.run.save_steps):
+        needed = self._stopping or self._is_last(step) or self._best.exhausted
+        due = _is_due(step, self.recipe.run.save_steps) or self._best.wants_checkpoint
+        if needed or due:
             self._watchdog(self.last_step, "saving")
             self._guard.settle()
             with self._meter.paused():
-                self._checkpoints.save(
-                    self.last_step, self._parts, self._metadata, needed=self._stopping or last
-                )
+                metadata = {**self._metadata, **self._best.state()}
+                saved = self._checkpoints.save(self.last_step, self._parts, metadata, needed=needed)
+            self._best.saved(saved)
 
     # after the last step
 
@@ -490,15 +495,17 @@ class Run:
         Returns:
             The last step done.
         """
-        done, total = self.last_step, self.recipe.total_steps
+        done, total, early = self.last_step, self.recipe.total_steps, self._best.exhausted
+        preempted = done < total and not early
         self.quarantine.collect()
-        self.reporter.event(done, "stop" if self._stopping else "end")
+        reason = {"reason": str(self._best)} if early else {}
+        self.reporter.event(done, "stop" if self._stopping and not early else "end", **reason)
         if self.process.rank == 0:
-            write_marker(self.run_dir, "PREEMPTED" if done < total else "DONE", f"step {done}")
+            write_marker(self.run_dir, "PREEMPTED" if preempted else "DONE", f"step {done}")
         self.reporter.say(
             f"stopped at step {done} of {total}; the same command resumes it"
-            if done < total
-            else f"done: {total} steps in {self.run_dir}"
+            if preempted
+            else f"done: {done} steps in {self.run_dir}" + (f"; {self._best}" if early else "")
         )
         return done
 

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 
 from sslpipe.errors import UserError
-from sslpipe.run.checkpoint import checkpoint_names
+from sslpipe.run.checkpoint import best_name, checkpoint_names
 from sslpipe.run.lock import holder_of, read_lock
 from sslpipe.run.log import quarantined_ids, read_metrics, unreadable_lines
 from sslpipe.run.records import is_number, read_description
@@ -107,7 +107,9 @@ def _newest_checkpoint(folder: Path) -> dict[str, Any] | None:
     with suppress(OSError):  # the run may be removing it
         size = sum(file.stat().st_size for file in newest.iterdir())
     age_s = time.time() - (newest.stat().st_mtime if newest.exists() else time.time())
-    return {"name": newest.name, "age_s": round(age_s, 1), "bytes": size, "kept": len(names)}
+    summary = {"name": newest.name, "age_s": round(age_s, 1), "bytes": size, "kept": len(names)}
+    best = best_name(newest)
+    return summary if best is None else {**summary, "best": best}
 
 
 def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, dict[str, str]]:
@@ -161,6 +163,7 @@ def render(summary: dict[str, Any]) -> Group:
         "bad samples": f"{summary['quarantined']} quarantined",
         "checkpoint": f"{checkpoint['name']}, {timedelta(seconds=round(checkpoint['age_s']))} old, "
         f"{checkpoint['bytes'] / 1e6:.1f} MB; {checkpoint['kept']} kept"
+        + (f", the best of them {checkpoint['best']}" if "best" in checkpoint else "")
         if checkpoint
         else "none yet",
     }

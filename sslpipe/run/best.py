@@ -1,0 +1,138 @@
+"""Which evaluation of a run was the best, and for how many since nothing was better."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sslpipe.distributed import broadcast_object
+from sslpipe.errors import RecipeError
+from sslpipe.evaluation.label_free import NUMBERS, SCORES
+from sslpipe.recipe.base import RunConfig
+
+HOLDOUT = "holdout_"  # before the names of numbers of held-out images
+LABELLED = ("holdout_knn", "validation_map_at_r")  # run.keep_by = "auto": the one that is there
+
+Values = Mapping[str, float]
+
+
+class Best:
+    """Follows the evaluations of a run; the same on all ranks.
+
+    Args:
+        config: The recipe's [run].
+        state: What `state` returned when the checkpoint was written that the run resumes from.
+
+    Attributes:
+        step: Steps done at the best evaluation; None before the first one.
+        value: Its score, larger is better.
+        since: Evaluations after it, none of which was better.
+        is_new: The last evaluation is the best one, and its checkpoint is not written yet.
+    """
+
+    def __init__(self, config: RunConfig, state: Mapping[str, Any] | None = None) -> None:
+        state = state or {}
+        self._score, self._patience = scorer(config.keep_by), config.patience
+        self._by, self._keeps = config.keep_by, config.keep == "best"
+        # else other numbers were compared, or the best weights were not kept
+        same = state.get("by") == self._by and (not self._keeps or "name" in state)
+        self.step: int | None = state.get("step") if same else None
+        self.value: float = state["value"] if same and self.step is not None else -math.inf
+        self.since: int = state.get("since", 0) if same else 0
+        self.is_new = False
+        self._before = (self.step, self.value, self.since)
+
+    def read(self, done: int, values: Values) -> None:
+        """Take in an evaluation's numbers, which rank 0 has. Collective.
+
+        Args:
+            done: Steps done.
+            values: Names and numbers, as they are logged.
+        """
+        if not self._keeps and not self._patience:
+            return
+        score = broadcast_object(self._score(values))
+        self._before = (self.step, self.value, self.since + 1)
+        self.is_new = score is not None and score > self.value
+        if self.is_new:
+            assert score is not None
+            self.step, self.value, self.since = done, score, 0
+        else:
+            self.since += 1
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether the weights as they are must be saved to be kept."""
+        return self._keeps and self.is_new
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether run.patience evaluations in a row were no better than the best."""
+        return 0 < self._patience <= self.since
+
+    def saved(self, success: bool) -> None:
+        """Take in whether the checkpoint was written: what was not is not the best one."""
+        if self._keeps and self.is_new and not success:
+            self.step, self.value, self.since = self._before
+        self.is_new = False
+
+    def state(self) -> dict[str, Any]:
+        """Return what state.json says of it; {} where nothing is kept or waited for."""
+        if self.step is None or not (self._keeps or self._patience):
+            return {}
+        kept = {"name": f"step-{self.step:08d}"} if self._keeps else {}
+        entry = {"by": self._by, "step": self.step, "value": self.value, "since": self.since}
+        return {"best": {**entry, **kept}}
+
+    def __str__(self) -> str:
+        return f"no evaluation since step {self.step} was better by run.keep_by = {self._by!r}"
+
+
+def scorer(by: str) -> Callable[[Values], float | None]:
+    """Return what makes a score, larger is better, of an evaluation's numbers; None: it has none.
+
+    Args:
+        by: run.keep_by.
+    """
+
+    def score(values: Values) -> float | None:
+        if by == "auto":
+            value = next((values[name] for name in LABELLED if name in values), math.nan)
+        elif all(HOLDOUT + name in values for name in NUMBERS):
+            value = SCORES[by]({name: values[HOLDOUT + name] for name in NUMBERS})
+        else:
+            value = math.nan
+        return None if math.isnan(value) else value
+
+    return score
+
+
+def check_keeping(config: RunConfig, *, scored: bool, labelled: bool) -> None:
+    """Refuse a run.keep or run.patience that no evaluation of the run could decide.
+
+    Args:
+        config: The recipe's [run].
+        scored: Whether the monitor has images whose label-free scores it takes.
+        labelled: Whether some of its images have a label.
+
+    Raises:
+        RecipeError: Naming setting and remedy.
+    """
+    wanted = [
+        name
+        for name, on in (("keep = 'best'", config.keep == "best"), ("patience", config.patience))
+        if on
+    ]
+    if not wanted:
+        return
+    if not config.monitor_steps:
+        raise RecipeError(f"run.{wanted[0]} needs evaluations to choose by; set run.monitor_steps")
+    if config.keep_by == "auto" and not labelled:
+        raise RecipeError(
+            f"run.{wanted[0]} has no labelled held-out images to choose by; set data.holdout, or "
+            f"name a score without labels: run.keep_by = {' or '.join(map(repr, SCORES))}"
+        )
+    if config.keep_by != "auto" and not scored:
+        raise RecipeError(
+            f"run.keep_by = {config.keep_by!r} has no held-out images to score; set data.holdout, "
+            "and data.holdout_from = 'all' where they have no label; a fine-tuning has 'auto' alone"
+        )

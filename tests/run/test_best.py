@@ -1,0 +1,268 @@
+"""The best checkpoint is kept whatever happens, and a run that no longer improves ends."""
+
+import json
+import os
+import shutil
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+import sslpipe.train
+from sslpipe.errors import CheckpointError, RecipeError
+from sslpipe.evaluation.label_free import NUMBERS, SCORES
+from sslpipe.export.load import load_run
+from sslpipe.recipe.base import KeepBy, RunConfig
+from sslpipe.run.best import HOLDOUT, Best, check_keeping
+from sslpipe.run.checkpoint import checkpoint_names, latest, named
+from sslpipe.run.log import read_metrics
+from sslpipe.run.records import read_records
+from sslpipe.run.session import Run
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import final_weights, train_in_rank, write_recipe
+from tests.run.test_checkpoint import a_checkpointer, cut_in_half, some_parts
+from tests.test_resume import assert_bitwise
+
+KEEP = RunConfig(keep="best", monitor_steps=1)
+
+
+def after(best: Best, *scores: float, every: int = 2) -> Best:
+    for number, score in enumerate(scores, 1):
+        best.read(every * number, {"holdout_knn": score})
+        best.saved(True)
+    return best
+
+
+def test_the_best_is_the_first_of_the_highest_scores():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        scores = rng.integers(0, 4, 10).tolist()
+        best = after(Best(KEEP), *scores)
+        assert best.step == 2 * (1 + int(np.argmax(scores)))
+        assert best.since == 9 - int(np.argmax(scores))
+        assert best.state()["best"]["name"] == f"step-{best.step:08d}"
+
+
+def test_a_score_that_is_no_number_is_never_the_best():
+    best = after(Best(KEEP), float("nan"), 0.2, float("nan"))
+    assert (best.step, best.since) == (4, 1)
+    best.read(8, {})  # nobody could be scored
+    assert (best.step, best.since) == (4, 2)
+
+
+def test_a_checkpoint_that_was_not_written_is_not_the_best():
+    best = after(Best(KEEP), 0.5)
+    best.read(4, {"holdout_knn": 0.9})
+    assert best.wants_checkpoint
+    best.saved(False)
+    assert (best.step, best.value, best.since) == (2, 0.5, 1)
+    best.read(6, {"holdout_knn": 0.6})
+    assert best.wants_checkpoint
+
+
+def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
+    config = RunConfig(patience=3, monitor_steps=1)
+    scores = [0.1, 0.4, 0.4, 0.2, 0.3, 0.9]
+    best = Best(config)
+    for done, score in enumerate(scores[:5], 1):
+        assert not best.exhausted
+        best.read(done, {"holdout_knn": score})
+        stored = json.loads(json.dumps(best.state()))["best"]
+        assert "name" not in stored  # no checkpoint is promised
+        best = Best(config, stored)
+    assert best.exhausted
+    assert not Best(RunConfig(patience=5, monitor_steps=1), stored).exhausted
+    other = RunConfig(patience=3, monitor_steps=1, keep_by="rankme")
+    assert not Best(other, stored).exhausted  # other numbers
+    kept = Best(RunConfig(keep="best", patience=3, monitor_steps=1), stored)
+    assert kept.step is None  # nobody has kept that checkpoint
+    assert kept.state() == {}
+
+
+def test_nothing_is_followed_by_default():
+    best = after(Best(RunConfig()), 0.5, 0.1)
+    assert best.state() == {}
+    assert not best.exhausted
+    assert not best.wants_checkpoint
+
+
+def test_every_score_without_labels_can_be_named_and_decides():
+    assert set(get_args(KeepBy)) == {"auto", *SCORES}
+    rng = np.random.default_rng(0)
+    for by, score in SCORES.items():
+        best, tried = Best(RunConfig(keep="best", monitor_steps=1, keep_by=by)), []
+        for step in range(1, 7):
+            numbers = dict(zip(NUMBERS, rng.random(len(NUMBERS)), strict=True))
+            tried.append(score(numbers))
+            values = {HOLDOUT + key: value for key, value in numbers.items()}
+            best.read(step, {"holdout_knn": rng.random(), **values})
+        assert best.step == 1 + int(np.argmax(tried)), by
+
+
+@pytest.mark.parametrize(
+    ("settings", "scored", "labelled", "expected"),
+    [
+        ({"keep": "best", "monitor_steps": 0}, True, True, "run.keep = 'best' needs evaluations"),
+        ({"patience": 2, "monitor_steps": 0}, True, True, "run.patience needs evaluations"),
+        ({"keep": "best", "monitor_steps": 5}, True, False, "run.keep_by = 'rankme' or 'lidar'"),
+        (
+            {"keep": "best", "monitor_steps": 5, "keep_by": "lidar"},
+            False,
+            True,
+            "run.keep_by = 'lidar' has no held-out images",
+        ),
+    ],
+)
+def test_what_no_evaluation_could_decide_is_refused(settings, scored, labelled, expected):
+    with pytest.raises(RecipeError, match=expected):
+        check_keeping(RunConfig(**settings), scored=scored, labelled=labelled)
+    check_keeping(RunConfig(monitor_steps=0), scored=False, labelled=False)
+
+
+def saved(checkpoints, step, best=None):
+    entry = {} if best is None else {"best": {"name": f"step-{best:08d}", "step": best}}
+    checkpoints.save(step, some_parts(), entry)
+
+
+def test_the_best_of_every_checkpoint_that_stays_stays(tmp_path):
+    checkpoints, folder = a_checkpointer(tmp_path), tmp_path / "checkpoints"
+    for step, best in ((1, 1), (2, 1), (3, 1), (4, 1), (5, 5), (6, 5)):
+        saved(checkpoints, step, best)
+        assert f"step-{best:08d}" in checkpoint_names(folder)
+        assert named(tmp_path, "best").name == f"step-{best:08d}"
+        assert (folder / "best").read_text() == f"step-{best:08d}"
+    assert checkpoint_names(folder) == ["step-00000005", "step-00000006"]
+    assert latest(tmp_path).name == "step-00000006"
+
+
+def test_a_resume_from_an_older_checkpoint_has_the_best_of_then(tmp_path):
+    checkpoints, folder = a_checkpointer(tmp_path), tmp_path / "checkpoints"
+    for step, best in ((1, 1), (2, 1), (3, 1), (4, 4)):
+        saved(checkpoints, step, best)
+    cut_in_half(folder / "step-00000004" / "model.safetensors")
+    again = a_checkpointer(tmp_path)
+    assert again.restore(some_parts()) == 3
+    assert again.best["name"] == "step-00000001"
+    assert (folder / "step-00000001").is_dir()
+
+
+def test_a_best_checkpoint_that_somebody_removed_is_said_and_forgotten(tmp_path):
+    warnings, checkpoints = [], a_checkpointer(tmp_path)
+    for step in (1, 2, 3):
+        saved(checkpoints, step, 1)
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000001")
+    again = a_checkpointer(tmp_path, warnings)
+    assert again.restore(some_parts()) == 3
+    assert again.best == {}
+    assert "step-00000001, the best checkpoint so far, is gone" in warnings[0]
+    with pytest.raises(CheckpointError, match="has no checkpoint 'step-00000001'"):
+        named(tmp_path, "best")
+
+
+def test_a_run_that_keeps_none_says_so_and_what_there_is(tmp_path):
+    saved(a_checkpointer(tmp_path), 1)
+    with pytest.raises(CheckpointError, match=r"run.keep = 'last'; there are: step-00000001$"):
+        named(tmp_path, "best")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"))
+
+
+SCRIPT = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.4, 10: 0.2, 12: 0.3}  # steps done -> held-out kNN
+EVERY = ("run.monitor_steps=2", "run.save_steps=3", "run.log_steps=2")
+
+
+def scripted_in_rank(process, fault, recipe, data, run_dir, *overrides):
+    """Train with held-out kNN by SCRIPT; `fault` as in SSLPIPE_FAULT, or ''."""
+    os.environ["SSLPIPE_FAULT"] = fault
+    runs, original = [], Run.monitor
+
+    def remembered(run, *arguments, **options):
+        runs.append(run)
+        return original(run, *arguments, **options)
+
+    def score(*arguments, **options):
+        return {"holdout_knn": SCRIPT[runs[-1].last_step]} if process.rank == 0 else {}
+
+    Run.monitor, sslpipe.train.monitor = remembered, score
+    return train_in_rank(process, recipe, data, run_dir, *overrides)[0]
+
+
+def scripted(world, data, run_dir, *overrides, fault=""):
+    arguments = (str(write_recipe(run_dir.parent)), str(data), str(run_dir), *EVERY, *overrides)
+    return run_processes(scripted_in_rank, world, fault, *arguments)
+
+
+@pytest.fixture(scope="module")
+def kept(data, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("kept") / "run"
+    assert scripted(1, data, run_dir, "run.keep=best") == [12]
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def plain(data, tmp_path_factory):
+    """A run with every step's checkpoint, of which none is called the best."""
+    run_dir = tmp_path_factory.mktemp("plain") / "run"
+    scripted(1, data, run_dir, "run.save_steps=1", "run.keep_checkpoints=20")
+    return run_dir
+
+
+def test_a_run_keeps_its_best_checkpoint_beside_the_last_ones(kept, plain):
+    names = checkpoint_names(kept / "checkpoints")
+    assert names == ["step-00000004", "step-00000009", "step-00000012"]
+    best, last = load_run(kept, checkpoint="best"), load_run(kept)
+    assert (best.config.facts["step"], best.config.facts["checkpoint"]) == (4, "step-00000004")
+    assert last.config.facts["step"] == 12
+    assert_bitwise(final_weights(plain), final_weights(kept))  # to keep it changes no weight
+    theirs = load_run(plain, checkpoint="4").backbone.state_dict()
+    for key, value in best.backbone.state_dict().items():
+        assert torch.equal(theirs[key], value), key
+
+
+@pytest.mark.parametrize(
+    "fault", ["checkpoint.before_rename:3", "checkpoint.before_prune:3", "train.step:6"]
+)
+def test_a_kill_around_the_best_checkpoint_loses_nothing(data, kept, tmp_path, fault):
+    """Saved are steps 2 (the best so far), 3, 4 (the best), 6, 9 and 12."""
+    run_dir = tmp_path / "run"
+    with pytest.raises(AssertionError):
+        scripted(1, data, run_dir, "run.keep=best", fault=fault)
+    assert scripted(1, data, run_dir, "run.keep=best") == [12]
+    folders = [each / "checkpoints" for each in (kept, run_dir)]
+    assert checkpoint_names(folders[0]) == checkpoint_names(folders[1])
+    assert named(run_dir, "best").name == "step-00000004"
+    for name in checkpoint_names(folders[0]):
+        ours, theirs = (json.loads((each / name / "state.json").read_text()) for each in folders)
+        assert ours["best"] == theirs["best"]
+    assert_bitwise(final_weights(kept), final_weights(run_dir))
+
+
+def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
+    run_dir = tmp_path / "run"
+    assert scripted(2, data, run_dir, "run.patience=2") == [8, 8]
+    assert (run_dir / "DONE").read_text() == "step 8\n"
+    assert checkpoint_names(run_dir / "checkpoints")[-1] == "step-00000008"
+    lines, _ = read_records(run_dir / "metrics.jsonl", {"kind": str})
+    assert lines[-1]["kind"] == "end"
+    assert lines[-1]["reason"] == "no evaluation since step 4 was better by run.keep_by = 'auto'"
+    before = final_weights(run_dir)
+    assert scripted(2, data, run_dir, "run.patience=2") == [8, 8]  # nothing more
+    assert_bitwise(before, final_weights(run_dir))
+    assert (run_dir / "DONE").exists()
+    assert len(read_metrics(run_dir, "eval")) == 4
+    # with more of it the same run goes on
+    assert scripted(2, data, run_dir, "run.patience=9") == [12, 12]
+    assert [line["step"] for line in read_metrics(run_dir, "eval")] == list(SCRIPT)
+
+
+def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_path):
+    run_dir = tmp_path / "run"
+    assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
+    assert named(run_dir, "best").name == "step-00000008"  # 0.4, better than 0.3 and 0.1
+    state = json.loads((latest(run_dir) / "state.json").read_text())
+    assert (state["best"]["value"], state["best"]["since"]) == (0.4, 2)
