@@ -34,6 +34,7 @@ from sslpipe.export.initial import (
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.losses.base import takes_groups
+from sslpipe.models.averaged import averaged, follow_average
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair, momentum_at
@@ -126,6 +127,7 @@ def train(
             split,
             holdout_ids(recipe, split),
             recipe.data.canvas_px,
+            ema=model.ema,
         )
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
@@ -155,6 +157,8 @@ def train(
             with run.optimizer_step(step, batch, loss):
                 if isinstance(model, MomentumPair) and recipe.momentum:
                     model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
+                if model.ema is not None and recipe.optim.ema:
+                    follow_average(model.ema, model.backbone, recipe.optim.ema, step)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 health = embedding_health(z_a, z_b)
                 run.log(step, loss, {**health, **loss_fn.stats(), **partner_shares(batch)})
@@ -257,7 +261,9 @@ def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None =
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
         if init_from is not None:
             copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
-        return (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+        model = (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+        model.ema = averaged(backbone) if recipe.optim.ema else None
+        return model
 
 
 def backbones(model: Model) -> list[Backbone]:

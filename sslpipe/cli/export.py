@@ -1,7 +1,7 @@
 """`sslpipe export`: a backbone in the formats of other libraries."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -29,6 +29,10 @@ def main(
         bool, typer.Option("--with-projector", help="Write the projector, too.")
     ] = False,
     checkpoint: Checkpoint = None,
+    weights: Annotated[
+        Literal["trained", "ema"],
+        typer.Option(help="Of a run: the trained weights, or the moving average of optim.ema."),
+    ] = "trained",
     overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
 ) -> None:
     """Write the backbone, each format proved in a clean process.
@@ -41,7 +45,9 @@ def main(
 
     console = Console()
     formats = tuple(name.strip() for name in format.split(","))
-    model = load_for_export(source, with_projector=with_projector, checkpoint=checkpoint)
+    model = load_for_export(
+        source, with_projector=with_projector, checkpoint=checkpoint, weights=weights
+    )
     with console.status("writing each format and proving it in a clean process"):
         written = export_model(model, out, formats, overwrite=overwrite)
     lines = [f"{name}: {path}, proved equal in a clean process" for name, path in written.items()]

@@ -1,7 +1,7 @@
 """Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -50,6 +50,8 @@ LOADED = (
     "projector.safetensors",
     "whitening.safetensors",
 )
+Weights = Literal["trained", "ema"]
+PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a checkpoint's file
 SSLPIPE_KEY = "sslpipe"  # where this Config lies inside the config.json of another library
 
 
@@ -206,14 +208,20 @@ def check_sums(folder: Path) -> None:
 
 
 def load_run(
-    run_dir: Path, *, with_projector: bool = False, checkpoint: str | None = None
+    run_dir: Path,
+    *,
+    with_projector: bool = False,
+    checkpoint: str | None = None,
+    weights: Weights = "trained",
 ) -> FrozenBackbone:
     """Load the backbone of a run's newest checkpoint: the one place that knows its files.
 
     Args:
         run_dir: The run directory.
         with_projector: Load the projector, too.
-        checkpoint: "step-00000012": this one instead of the newest; `Config.facts` names it.
+        checkpoint: "step-00000012": this one instead of the newest, or "best"; `Config.facts` names
+            it.
+        weights: "ema": the moving average that optim.ema keeps; `Config.facts` says so.
 
     Raises:
         UserError: The directory holds no run or no checkpoint, or a file is damaged: an older
@@ -237,6 +245,10 @@ def load_run(
     if "view" in state:  # of a run that started from weights: resized as they are used to
         view = EvalView(**state["view"])
     # the weights
+    if weights == "ema" and recipe.optim.ema is None:
+        raise ExportError(
+            f"{run_dir} keeps no average of its weights: it was trained without optim.ema"
+        )
     backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     projector = None
     projector_config = recipe.projector if isinstance(recipe, Recipe) else None
@@ -246,7 +258,7 @@ def load_run(
         projector = build_projector(backbone.num_features, projector_config)
     try:
         tensors = load_file(folder / "model.safetensors")
-        backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
+        backbone.load_state_dict(_part(tensors, PREFIXES[weights]), strict=True)
         if projector is not None:
             projector.load_state_dict(_part(tensors, "projector."), strict=True)
     except (SafetensorError, RuntimeError) as error:
@@ -261,6 +273,8 @@ def load_run(
     }
     if checkpoint is not None:
         metadata["checkpoint"] = folder.name
+    if weights != "trained":
+        metadata["weights"] = weights
     if "init" in state:  # the weights that the run started from
         metadata["init"] = state["init"]
     if "classes" in state:  # of a fine-tuning

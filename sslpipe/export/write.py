@@ -30,7 +30,7 @@ from sslpipe.errors import ExportError, did_you_mean
 from sslpipe.evaluation.embed import evaluating
 from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.formats import FORMATS
-from sslpipe.export.load import FrozenBackbone, load_backbone, load_run
+from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
 from sslpipe.export.verify import outputs
 from sslpipe.models.backbones import ONNX
@@ -59,6 +59,7 @@ def export_backbone(
     *,
     with_projector: bool = False,
     checkpoint: str | None = None,
+    weights: Weights = "trained",
     overwrite: bool = False,
 ) -> dict[str, Path]:
     """Write the backbone of a run's newest checkpoint, or of a named one, into a folder.
@@ -68,7 +69,8 @@ def export_backbone(
         out: The folder to write.
         formats: Names of FORMATS, or "all".
         with_projector: Write the projector, too.
-        checkpoint: "step-00000012": this one instead of the newest.
+        checkpoint: "step-00000012", or "best": this one instead of the newest.
+        weights: "ema": the moving average of optim.ema instead of the trained ones.
         overwrite: Replace a folder that is there.
 
     Returns:
@@ -78,12 +80,18 @@ def export_backbone(
         ExportError: See `export_model`.
         UserError: See `load_run`.
     """
-    model = load_run(Path(run_dir), with_projector=with_projector, checkpoint=checkpoint)
+    model = load_run(
+        Path(run_dir), with_projector=with_projector, checkpoint=checkpoint, weights=weights
+    )
     return export_model(model, out, formats, overwrite=overwrite)
 
 
 def load_for_export(
-    source: str | Path, *, with_projector: bool = False, checkpoint: str | None = None
+    source: str | Path,
+    *,
+    with_projector: bool = False,
+    checkpoint: str | None = None,
+    weights: Weights = "trained",
 ) -> FrozenBackbone:
     """Load what is to be exported: a run, an export, or weights of another program.
 
@@ -91,14 +99,17 @@ def load_for_export(
         source: As `load_backbone` takes it.
         with_projector: Keep the projector; else it is left out.
         checkpoint: Of a run.
+        weights: Of a run; see `load_run`.
 
     Raises:
-        ExportError: There is no projector.
+        ExportError: There is no projector, or no average.
         UserError: See `load_backbone`.
     """
     path = Path(source)
     if (path / "recipe.json").is_file():
-        return load_run(path, with_projector=with_projector, checkpoint=checkpoint)
+        return load_run(path, with_projector=with_projector, checkpoint=checkpoint, weights=weights)
+    if weights != "trained":
+        raise ExportError(f"--weights {weights} is for a run directory, and {source} is none")
     model = load_backbone(source, checkpoint=checkpoint)
     if with_projector and model.projector is None:
         raise ExportError(f"{source} has no projector to export")

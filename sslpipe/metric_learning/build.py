@@ -21,6 +21,7 @@ from sslpipe.metric_learning.memory import EmbeddingQueue
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
+from sslpipe.models.averaged import averaged
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
 from sslpipe.models.tuning import (
@@ -193,7 +194,9 @@ def build_task(
     with within_memory("[queue]"):
         queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
     weights = [1.0, *(term.weight for term in recipe.also)]
-    return MetricTask(backbone, losses, weights, miner, queue)
+    task = MetricTask(backbone, losses, weights, miner, queue)
+    task.ema = averaged(backbone) if recipe.optim.ema else None
+    return task
 
 
 def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:

@@ -35,6 +35,7 @@ from sslpipe.metric_learning.losses.pairwise import unit
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
+from sslpipe.models.averaged import follow_average
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.session import Run, open_run, seed_torch
@@ -102,7 +103,9 @@ def finetune(
         warnings = plan_warnings(recipe, index, order, augment.crop_px)
         run.announce(describe_start(order, init_from), warnings)
         held_out, canvas_px = monitored_ids(recipe, index), recipe.data.canvas_px
-        validate = run.monitor(retrieval_monitor, task.backbone, view, split, held_out, canvas_px)
+        validate = run.monitor(
+            retrieval_monitor, task.backbone, view, split, held_out, canvas_px, ema=task.ema
+        )
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
@@ -128,6 +131,8 @@ def finetune(
             if task.queue is not None:
                 task.queue.push(embeddings, labels, ids)
             with run.optimizer_step(step, batch, loss) as skipped:  # then nothing changes
+                if task.ema is not None and recipe.optim.ema:
+                    follow_average(task.ema, task.backbone, recipe.optim.ema, step)
                 taken = labels.masked_fill(skipped, -1)
                 update_neighbours(neighbours, embeddings, taken, step + 1, order)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
@@ -199,8 +204,9 @@ def open_batches(
 
 def finetuning_parts(task: MetricTask, optimizer: Any, neighbours: Any) -> dict[str, Any]:
     """Return what a checkpoint holds; `model` is what an export takes."""
+    average = {} if task.ema is None else {"ema": task.ema}
     return {
-        "model": nn.ModuleDict({"backbone": task.backbone}),
+        "model": nn.ModuleDict({"backbone": task.backbone, **average}),
         "optimizer": optimizer,
         "losses": task.losses,
         "miner": task.miner,

@@ -34,6 +34,7 @@ class MetricTask(nn.Module):
         super().__init__()
         self.backbone, self.losses = backbone, nn.ModuleList(losses)
         self.weights, self.miner, self.queue = tuple(weights), miner, queue
+        self.ema: Backbone | None = None  # see models.averaged
 
     def forward(
         self, views: Tensor, labels: Tensor, ids: Tensor, use_queue: bool = False

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.simclr import SimCLR
 from sslpipe.recipe.pretrain import Momentum, Projector
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class MomentumPair(nn.Module):
@@ -36,7 +39,8 @@ class MomentumPair(nn.Module):
         super().__init__()
         trained = SimCLR(backbone, projector)
         self.backbone, self.projector = trained.backbone, trained.projector
-        self.momentum = _without_parameters(copy.deepcopy(trained))
+        self.ema = trained.ema
+        self.momentum = without_parameters(copy.deepcopy(trained))
 
     def forward(self, views: Tensor) -> Tensor:
         """Compute queries of the first views, then keys of the second, which carry no gradient.
@@ -58,13 +62,32 @@ class MomentumPair(nn.Module):
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
         """Move the copy after an optimizer step: momentum * it + (1 - momentum) * the trained."""
-        slow = dict(self.momentum.named_buffers())
-        trained = dict(self.named_parameters())
-        torch._foreach_lerp_([slow[name] for name in trained], list(trained.values()), 1 - momentum)
+        follow(self.momentum, self, momentum)
 
 
-def _without_parameters(module: SimCLR) -> SimCLR:
-    """The module with every parameter replaced by a buffer of the same name."""
+@torch.no_grad()
+def follow(slow: nn.Module, trained: nn.Module, momentum: float, *, buffers: bool = False) -> None:
+    """Make momentum * itself + (1 - momentum) * the trained of each weight of a copy, in place.
+
+    Args:
+        slow: What `without_parameters` made of a copy.
+        trained: The module that it follows.
+        momentum: Of this step.
+        buffers: Move buffers of floats likewise, and take over the others; else they stay.
+    """
+    own = dict(slow.named_buffers())
+    theirs: dict[str, Tensor] = dict(trained.named_parameters())
+    if buffers:
+        for name, buffer in trained.named_buffers():
+            if buffer.is_floating_point():
+                theirs[name] = buffer
+            else:
+                own[name].copy_(buffer)
+    torch._foreach_lerp_([own[name] for name in theirs], list(theirs.values()), 1 - momentum)
+
+
+def without_parameters(module: ModuleT) -> ModuleT:
+    """Return the module with every parameter replaced by a buffer of the same name."""
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             delattr(part, name)

@@ -112,6 +112,10 @@ class Optim(Section):
     """The rate after the warm-up; cosine ends at 0."""
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest norm of the global gradient; none: not clipped."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Keep a moving average of the encoder's weights beside them: its part of itself at each step,
+    0.999 say; less at the start, (1 + step) / (10 + step) at most. It is saved with each
+    checkpoint, scored by the monitor (`ema_...`) and exported by `--weights ema`; none: off."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
     """Of the model's arithmetic. auto: the faster of fp32 and bf16 that fits the memory, two steps
     of each timed at the start (fp16 instead of bf16 on a GPU older than Ampere); fp16 needs CUDA;
@@ -230,7 +234,10 @@ class RunConfig(Section):
 class RunRecipe(Section):
     """What a pretraining and a fine-tuning both say; each kind adds its own sections."""
 
-    ADDED_LATER: ClassVar[dict[str, Any]] = {"optim.gradient_compression": "none"}
+    ADDED_LATER: ClassVar[dict[str, Any]] = {
+        "optim.gradient_compression": "none",
+        "optim.ema": None,
+    }
     # "section.key" -> the default, which stands in no digest: runs recorded before have the same
 
     name: str

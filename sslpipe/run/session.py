@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -312,6 +311,7 @@ class Run:
         split: Split,
         ids: NDArray[np.int64],
         canvas_px: int,
+        ema: nn.Module | None = None,
     ) -> Monitor | None:
         """Return the evaluation of held-out samples, or None where there are none.
 
@@ -322,21 +322,25 @@ class Run:
             split: Where the samples are.
             ids: (n,) the samples.
             canvas_px: As in training.
+            ema: An average of the backbone, scored likewise: its numbers begin with "ema_".
         """
         if not len(ids):
             return None
-        return partial(
-            score,
-            backbone,
-            view,
-            split,
-            ids,
-            self.process,
-            canvas_px=canvas_px,
-            num_workers=self.recipe.run.num_workers,
-            device=self.device,
-            reader=open_reader(split, self.recipe.run),
-        )
+        options = {
+            "canvas_px": canvas_px,
+            "num_workers": self.recipe.run.num_workers,
+            "device": self.device,
+            "reader": open_reader(split, self.recipe.run),
+        }
+
+        def evaluate() -> dict[str, float]:
+            numbers = score(backbone, view, split, ids, self.process, **options)
+            if ema is not None:
+                averages = score(ema, view, split, ids, self.process, **options)
+                numbers |= {f"ema_{name}": value for name, value in averages.items()}
+            return numbers
+
+        return evaluate
 
     # each step
 

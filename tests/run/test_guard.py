@@ -67,6 +67,7 @@ def data(tmp_path_factory):
 
 
 PAIR = ("momentum.start=0.5", "loss.kind=moco", "loss.queue_rows=24", "data.micro_batch=8")
+PAIR = (*PAIR, "optim.ema=0.5")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ PAIR = ("momentum.start=0.5", "loss.kind=moco", "loss.queue_rows=24", "data.micr
 def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
     data, tmp_path, world, poison, steps, settings
 ):
-    """Weights, running statistics, the momentum encoder with its own, the queue."""
+    """Weights, running statistics, the momentum encoder with its own, the average, the queue."""
     recipe = write_recipe(tmp_path)
     settings = ("steps=4", "run.save_steps=1", "run.keep_checkpoints=4", *settings)
     arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
@@ -88,7 +89,8 @@ def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
     assert [done for done, _ in ranks] == [4] * world
     folders = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
     _, before, after, last = (load_file(folder / "model.safetensors") for folder in folders)
-    assert any(key.startswith("momentum.") for key in before) == (PAIR[0] in settings)
+    for part in ("momentum.", "ema."):
+        assert any(key.startswith(part) for key in before) == (PAIR[0] in settings)
     for key, value in before.items():
         assert torch.equal(after[key], value), key
     assert any(not torch.equal(last[key], value) for key, value in before.items())
