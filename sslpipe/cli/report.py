@@ -52,6 +52,9 @@ def main(
 ) -> None:
     """Write one HTML file that shows a run, or compares several.
 
+    Runs that differ in their seed alone are taken together: how far each number moves over seeds,
+    and which recipe is better for all of them.
+
     It loads nothing from the network. Whatever is missing in the run is named there, with the
     command that makes it. A run needs no data set to be shown; with --data the report has the
     images, too.
@@ -68,12 +71,15 @@ def main(
     from sslpipe.cli.suite import print_suite
     from sslpipe.report.build import build_page
     from sslpipe.report.compare import build_comparison, names_apart
+    from sslpipe.report.over_seeds import group_by_recipe, lines
     from sslpipe.report.run import read_run
 
     if len(run_dirs) > 1:
         runs = [read_run(run_dir) for run_dir in run_dirs]
         embedded = [_load(None, run_dir / USUAL.format("test")) for run_dir in run_dirs]
         page = build_comparison(runs, names_apart(run_dirs, runs), embedded)
+        for line in lines(group_by_recipe(runs)):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         _write(out or run_dirs[0].parent / "comparison.html", page)
         return
     (run_dir,) = run_dirs

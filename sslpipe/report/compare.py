@@ -10,6 +10,7 @@ import numpy as np
 
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
+from sslpipe.report.over_seeds import SAME_TEST, group_by_recipe, over_seeds
 from sslpipe.report.page import html_page
 from sslpipe.report.results import (
     BASELINES,
@@ -32,8 +33,6 @@ from sslpipe.report.sections import (
     trained_sentence,
 )
 from sslpipe.report.tables import task_tables
-
-SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
 
 
 def names_apart(run_dirs: Sequence[Path], runs: Sequence[RunFiles]) -> list[str]:
@@ -68,6 +67,7 @@ def build_comparison(
     sections = {
         "What differs": differences(named),
         "Results": results(named),
+        "Over seeds": over_seeds(group_by_recipe(runs)),
         "Training": charts(named, CHARTS),
         "Separation": quality(named, embedded),
         "Speed": speed_table(named) + charts(named, SPEED_CHARTS),

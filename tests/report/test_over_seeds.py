@@ -1,0 +1,147 @@
+"""Runs of several seeds: who belongs together, how far numbers move, who is better for all."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp, ttest_rel
+
+from sslpipe.evaluation.difference import holm, mean_over_seeds, paired_seeds
+from sslpipe.recipe import parse_recipe
+from sslpipe.report.over_seeds import group_by_recipe, lines, over_seeds, verdicts
+from sslpipe.report.run import RunFiles
+from tests.helpers.runs import RECIPE
+from tests.report.test_report import row
+
+FACTS = {"data_sha256": "d", "split": "test", "train_split": "train"}
+
+
+def a_run(seed, knn, *, name="tiny", temperature=0.2, facts=FACTS, protocol="p", **run_config):
+    """A run as `read_run` gives it, with an eval.json of one or two numbers."""
+    tree = tomllib.loads(RECIPE)
+    tree |= {"seed": seed, "name": name}
+    tree["loss"]["temperature"] = temperature
+    tree["run"] |= run_config
+    recipe = json.loads(json.dumps(parse_recipe(tree, "r").model_dump(mode="json")))
+    rows = [
+        row("ssl", knn, 0, 1, protocol=protocol),
+        row("ssl", knn + 0.1, 0, 1, protocol=protocol, whitened=True),
+        row("random", 0.2, 0, 1, protocol=protocol),
+    ]
+    evaluation = {"facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
+    data = {"index_sha256": "x", "name": "photos", "classes": ["a"]}
+    return RunFiles(recipe, recipe, data, {}, [], [], [], [], evaluation, None, [], {})
+
+
+A, B = [0.71, 0.69, 0.73, 0.70], [0.66, 0.65, 0.69, 0.67]  # seeds 0 to 3
+
+
+def two_recipes():
+    ours = [a_run(seed, value) for seed, value in enumerate(A)]
+    return ours + [a_run(seed, value, temperature=0.5) for seed, value in enumerate(B)]
+
+
+def test_the_paired_interval_and_p_value_are_those_of_the_paired_t_test():
+    found = paired_seeds(A, B)
+    expected = ttest_rel(A, B)
+    interval = expected.confidence_interval(0.95)
+    assert found.value == pytest.approx(np.mean(A) - np.mean(B))
+    assert found.interval95 == pytest.approx((interval.low, interval.high))
+    assert found.p == pytest.approx(expected.pvalue)
+    assert (found.unit, found.number) == ("seeds", 4)
+    assert paired_seeds([0.5, 0.5], [0.4, 0.4]).p == 0
+    assert paired_seeds([0.5, 0.5], [0.5, 0.5]).p == 1
+
+
+def test_mean_and_spread_are_those_of_a_sample():
+    mean, spread, interval = mean_over_seeds(A)
+    assert (mean, spread) == pytest.approx((np.mean(A), np.std(A, ddof=1)))
+    expected = ttest_1samp(A, 0).confidence_interval(0.95)
+    assert interval == pytest.approx((expected.low, expected.high))
+
+
+def test_runs_belong_together_where_seed_name_and_run_settings_alone_differ():
+    runs = [a_run(0, 0.5), a_run(1, 0.6, name="again", log_steps=7), a_run(2, 0.7, temperature=0.5)]
+    recipes = group_by_recipe([*runs, a_run(1, 0.9), a_run(3, 0.5)._replace(evaluation=None)])
+    assert [sorted(recipe.runs) for recipe in recipes] == [[0, 1], [2]]
+    assert recipes[0].values(("kNN", False)) == {0: ("p", 0.5), 1: ("p", 0.6)}  # not 0.9: the first
+    other_data = a_run(1, 0.6)._replace(data={"index_sha256": "y", "name": "b", "classes": []})
+    assert len(group_by_recipe([runs[0], other_data])) == 2
+    other_init = a_run(1, 0.6)
+    other_init.given_recipe["init"] = "w"
+    assert len(group_by_recipe([runs[0], other_init])) == 2
+
+
+def test_recipes_of_one_name_are_told_apart_by_what_differs():
+    recipes = group_by_recipe(two_recipes())
+    assert [recipe.name for recipe in recipes] == [
+        "tiny (loss.temperature = 0.2)",
+        "tiny (loss.temperature = 0.5)",
+    ]
+
+
+def test_a_difference_that_all_seeds_show_is_said():
+    recipes = group_by_recipe(two_recipes())
+    (found,) = verdicts(recipes)
+    assert found.answer == "better"
+    assert found.means == pytest.approx((np.mean(A), np.mean(B)))
+    (back,) = verdicts(recipes[::-1])
+    assert back.answer == "worse"
+    assert back.difference.value == pytest.approx(-found.difference.value)
+    text = str(found)
+    assert "(loss.temperature = 0.2) is better than tiny (loss.temperature = 0.5): kNN 70.8" in text
+    assert "+4.0 points over 4 seeds" in text
+    html = over_seeds(recipes)
+    assert f"<data value='{float(np.mean(A))!r}'>70.8</data> ± 1.7" in html
+    assert "0, 1, 2, 3" in html
+    assert "whitened kNN" in html
+    assert lines(recipes)[-1] == text
+    assert "4 seeds: kNN 70.8 +- 1.7" in lines(recipes)[0]
+
+
+def test_a_difference_within_the_spread_of_seeds_is_none():
+    runs = [a_run(seed, value) for seed, value in enumerate((0.5, 0.6, 0.7))]
+    runs += [a_run(s, value, temperature=0.5) for s, value in enumerate((0.62, 0.5, 0.65))]
+    (found,) = verdicts(group_by_recipe(runs))
+    assert found.answer == "no clear difference"
+    assert "is not clearly different from" in str(found)
+
+
+def test_only_seeds_that_both_have_are_paired_by_number_not_by_place():
+    runs = [a_run(seed, 0.5 + seed / 100) for seed in (5, 1, 3)]
+    runs += [a_run(seed, 0.4 + seed / 100, temperature=0.5) for seed in (3, 7, 5)]
+    (found,) = verdicts(group_by_recipe(runs))
+    assert found.difference.number == 2
+    assert found.difference.value == pytest.approx(0.1)
+
+
+def test_answers_of_several_pairs_hold_together():
+    """Three recipes: each pair alone is below 5 %, all together are not."""
+    values = {0.1: (0.50, 0.52, 0.51), 0.2: (0.53, 0.56, 0.55), 0.3: (0.51, 0.54, 0.56)}
+    runs = [a_run(s, v, temperature=t) for t, each in values.items() for s, v in enumerate(each)]
+    found = verdicts(group_by_recipe(runs))
+    assert len(found) == 3
+    assert min(each.difference.p for each in found) < 0.05
+    adjusted = holm([each.difference.p for each in found])
+    assert [each.answer != "no clear difference" for each in found] == [p <= 0.05 for p in adjusted]
+
+
+def test_numbers_of_other_protocols_or_other_test_data_are_not_averaged():
+    mixed = group_by_recipe([a_run(0, 0.5), a_run(1, 0.6, protocol="q")])
+    assert ">–</td>" in over_seeds(mixed)
+    assert lines(mixed) == []
+    other = {**FACTS, "split": "val"}
+    assert group_by_recipe([a_run(0, 0.5), a_run(1, 0.6, facts=other)]) == []
+
+
+def test_single_seeds_say_that_nothing_is_known_of_seeds():
+    recipes = group_by_recipe([a_run(0, 0.5), a_run(0, 0.6, temperature=0.5)])
+    assert "is not known" in over_seeds(recipes)
+    assert lines(recipes) == []
+    assert verdicts(recipes) == []
+
+
+def test_names_of_strangers_are_escaped():
+    runs = [a_run(seed, 0.5, name="<b>x") for seed in (0, 1)]
+    assert "<b>x" not in over_seeds(group_by_recipe(runs))
