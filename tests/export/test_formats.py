@@ -132,15 +132,15 @@ def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(
             assert place.encode() not in raw, (name, place)
 
 
-def test_the_lines_in_readme_and_model_card_load_each_format(resnet, tmp_path):
+def test_the_lines_of_the_page_and_the_model_card_load_each_format(resnet, tmp_path):
     """All python blocks of an export's card, run as they stand, in one clean process."""
     model, out = resnet
     blocks = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.S)
     assert len(blocks) == len(FORMATS)
-    section = (ROOT / "README.md").read_text().split("\n## Export\n")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "export.md").read_text()
     for name, block in zip(FORMATS, blocks, strict=True):
         assert FORMATS[name].usage.replace("ARCHITECTURE", "resnet18") == block
-        assert FORMATS[name].usage.replace("ARCHITECTURE", "resnet18") in section, name
+        assert FORMATS[name].usage.replace("ARCHITECTURE", "resnet18") in page, name
     hub = hub_cache(out / "hf", tmp_path)
     code = """
 import sys, torch

@@ -1,0 +1,278 @@
+"""README and the pages: links lead somewhere, commands are the program's, Python runs."""
+
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import typer
+from PIL import Image
+
+from sslpipe.cli.app import app
+from sslpipe.cli.explain import explain
+from sslpipe.recipe import load_recipe
+from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.runs import ROOT, write_recipe
+
+README = ROOT / "README.md"
+PAGES = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "launch" / "README.md",
+    ROOT / "slurm" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+# of their Python: a test below, test_extending.py, export/test_formats.py
+OWN_TESTS = ("README.md", "docs/extending.md", "docs/export.md")
+ATTRIBUTES = ("backbone.projector",)  # of Python, which read like settings
+SECTIONS = (
+    "augment|backbone|data|embedding|loss|miner|momentum|optim|pairs|projector|queue|run|sampler"
+    "|tune"
+)
+
+every_page = pytest.mark.parametrize("name", TEXTS)
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """(language, code) of each fenced or indented block."""
+    yield from re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for block in re.findall(r"(?:^    .*\n)+", prose(text), re.MULTILINE):
+        yield "", re.sub("^    ", "", block, flags=re.MULTILINE)
+
+
+def prose(text: str) -> str:
+    """The text without its blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The words of each line of the blocks that are no Python, lines ending in \\ joined."""
+    for language, code in blocks(text):
+        if language in ("", "sh"):
+            for line in code.replace("\\\n", " ").splitlines():
+                with contextlib.suppress(ValueError):  # of drawings and file trees
+                    yield shlex.split(line, comments=True)
+
+
+def inline(text: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`\n]+)`", prose(text).replace("\\|", "|"))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {re.sub(r"[ ]+", "-", heading.strip()) for heading in kept}
+
+
+def parse(words: list[str], *, strict: bool) -> None:
+    """Parse the words behind `sslpipe` by the program's own command line.
+
+    Args:
+        words: Of the command.
+        strict: Raise on everything that it does not know or misses; else on unknown commands and
+            options.
+    """
+    words = [word for word in words if word not in ("--plugin", "my_parts.py", "my_module")]
+    command = typer.main.get_command(app)
+    while isinstance(command, typer.core.TyperGroup) and words and not words[0].startswith("-"):
+        _, command, words = command.resolve_command(
+            command.make_context("x", list(words)), list(words)
+        )
+    if strict:
+        with contextlib.suppress(typer.Exit):  # of --explain, which needs nothing else
+            command.make_context("x", list(words))
+        return
+    known = {name for parameter in command.params for name in parameter.opts}
+    known |= {name for parameter in command.params for name in parameter.secondary_opts}
+    unknown = {word for word in words if word.startswith("--")} - known - {"--help", "--plugin"}
+    assert not unknown, (command.name, unknown)
+
+
+def test_the_readme_is_read_to_its_end():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 150
+    assert not [line for line in lines if len(line) > 120]
+
+
+@every_page
+def test_links_lead_somewhere(name):
+    page = ROOT / name
+    text = re.sub(r"`[^`\n]+`", "", prose(TEXTS[name]))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        other = (page.parent / file).resolve() if file else page
+        assert other.exists(), f"{name}: {target}"
+        if anchor:
+            assert anchor in anchors(other.read_text()), f"{name}: {target}"
+
+
+@every_page
+def test_every_page_is_linked_from_another(name):
+    if name == "README.md":
+        return
+    file = re.escape(name.rpartition("/")[2])
+    linked = [
+        other
+        for other, text in TEXTS.items()
+        if other != name and re.search(rf"\]\([^)]*{file}[)#]", text)
+    ]
+    assert linked, f"no page leads to {name}"
+
+
+@every_page
+def test_commands_are_the_programs(name):
+    for words in command_lines(TEXTS[name]):
+        if "sslpipe" not in words or words[0] not in ("sslpipe", "accelerate", "torchrun"):
+            continue
+        words = words[words.index("sslpipe") + 1 :]
+        if "..." not in words:
+            parse(words, strict=True)
+    for code in inline(TEXTS[name]):
+        if code.startswith("sslpipe ") and "'" not in code:
+            words = [word for word in code.split()[1:] if word not in ("...", "COMMAND", "X")]
+            if words:
+                parse(words, strict=False)
+
+
+@every_page
+def test_recipes_in_commands_exist_and_take_their_overrides(name):
+    for words in command_lines(TEXTS[name]):
+        for recipe in words:
+            if re.fullmatch(r"recipes/[\w/]+\.toml", recipe):
+                overrides = [word for word in words if re.match(r"[a-z_]+(\.[a-z_]+)?=", word)]
+                load_recipe(ROOT / recipe, overrides)
+
+
+@every_page
+def test_files_targets_and_modules_in_commands_exist(name):
+    text = "\n".join(code for _, code in blocks(TEXTS[name])) + "\n".join(inline(TEXTS[name]))
+    for file in re.findall(r"(?<![\w/.])(?:launch|slurm|recipes)/[\w/]+\.\w+", text):
+        assert (ROOT / file).exists(), file
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"(?<![\w-])make ([a-z][\w-]*)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for module in re.findall(r"python3? -m ((?:benchmarks|tests|tools)[\w.]*\w)", text):
+        assert module == "tools.X" or find_spec(module), module
+
+
+@every_page
+def test_settings_exist(name):
+    for code in inline(TEXTS[name]):
+        found = re.fullmatch(rf"((?:{SECTIONS})\.[a-z][a-z_0-9]*)( ?= ?.*)?", code)
+        if found and found[1] not in ATTRIBUTES and not found[1].endswith(".json"):
+            explain(found[1])  # raises on an unknown one
+
+
+def python_blocks(name: str) -> list[str]:
+    return [code for language, code in blocks(TEXTS[name]) if language == "python"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in TEXTS if name not in ("README.md", *OWN_TESTS) and python_blocks(name)],
+)
+def test_the_python_of_a_page_runs(name, capsys):
+    exec("\n".join(python_blocks(name)), {"__name__": "page"})
+
+
+def test_the_python_of_the_readme_trains_loads_and_embeds(tmp_path):
+    """On a tiny data set and recipe under the names that the README has."""
+    write_dataset(tmp_path / "out" / "photos")
+    (tmp_path / "recipes").mkdir()
+    write_recipe(tmp_path).rename(tmp_path / "recipes" / "my_images_small.toml")
+    for number, name in enumerate(("a.jpg", "b.jpg")):
+        Image.fromarray(picture(number, 48 + number)).save(tmp_path / name)
+    (code,) = python_blocks("README.md")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([1, 16]) tensor(" in done.stdout
+    assert (tmp_path / "runs" / "photos" / "DONE").exists()
+
+
+def figures(name: str) -> list[dict]:
+    tree = json.loads((ROOT / "docs" / name).read_text())
+    return tree.get("records") or tree.get("results") or [tree]
+
+
+def row(text: str, begin: str) -> str:
+    """The line of a table that begins so."""
+    return next(line for line in text.splitlines() if line.startswith(f"| {begin}"))
+
+
+def view_speeds(case: str) -> tuple[float, float, float, float]:
+    """Images a second: ours, the faster of kornia's two ways, torchvision with PIL, lightly."""
+    speed = {
+        r["contender"]: r["images_per_s"]
+        for r in figures("views_speed.json")
+        if r["case"].startswith(case)
+    }
+    kornia = max(speed["kornia, slice"], speed["kornia, resample"])
+    return speed["ours"], kornia, speed["torchvision, PIL"], speed["lightly"]
+
+
+def test_the_headline_figures_are_those_that_were_measured():
+    text = TEXTS["README.md"]
+    loss = {(r["rows"], r["contender"]): r for r in figures("nt_xent.json")}
+    ours, peer = loss[8192, "ours"], loss[8192, "lightly"]
+    line = row(text, "NT-Xent")
+    assert f"{ours['extra_mb']:.0f} MB, {peer['ms'] / ours['ms']:.1f} x" in line
+    assert f"lightly: {peer['extra_mb']:,.0f} MB" in line
+
+    ours, kornia, pil, lightly = view_speeds("500x375")
+    line = row(text, "two views")
+    assert f"| {ours:.0f} images/s |" in line
+    assert f"kornia {kornia:.0f}, torchvision {pil:.0f}, lightly {lightly:.0f}" in line
+
+    (step,) = (tree["seconds"] for tree in figures("step_speed.json"))
+    line = row(text, "step")
+    assert f"{step['ours, bf16'] * 1e3:,.0f} ms" in line
+    assert f"{step['naive'] * 1e3:,.0f} ms" in line
+
+    (full,) = figures("test-full.json")
+    kills = full["kills"]
+    assert f"{kills['survived']} of {kills['kills']}" in row(text, "kills")
+    inputs = sum(sum(full[key].values()) for key in full if key.startswith("fuzz_"))
+    assert f"{inputs:,}:" in row(text, "damaged")
+
+
+def test_the_tables_of_performance_are_those_that_were_measured():
+    text = TEXTS["docs/performance.md"]
+    loss = {(r["rows"], r["contender"]): r for r in figures("nt_xent.json")}
+    for rows in (128, 512, 2048, 8192, 16384):
+        peer = loss[rows, "lightly"]["ms"]
+        shown = [
+            f"{peer / loss[rows, name]['ms']:.1f} x"
+            for name in ("textbook", "ours", "ours, bfloat16")
+        ]
+        assert row(text, f"{rows:,} ").startswith(f"| {rows:,} | {' | '.join(shown)} |")
+    for begin, case in (("32 px", "32x32"), ("96 px", "96x96"), ("500 x 375", "500x375")):
+        ours, *peers = view_speeds(case)
+        shown = f"| {ours:,.0f} | {' | '.join(f'{ours / peer:.1f}' for peer in peers)} |"
+        assert row(text, begin).endswith(shown)
+    (loader,) = (tree["images_per_s"] for tree in figures("loader.json"))
+    for begin, part in (
+        ("shards to uint8", "decoding"),
+        ("one crop", "one view"),
+        ("two crops", "two views"),
+    ):
+        assert f"| {loader[part]['ours, shards to batches']:,.0f} |" in row(text, begin)
+    (step,) = (tree["seconds"] for tree in figures("step_speed.json"))
+    assert f"| {step['ours, fp32'] * 1e3:,.0f} | {step['naive'] / step['ours, fp32']:.1f} |" in text
+    assert f"| {step['ours, bf16'] * 1e3:,.0f} | {step['naive'] / step['ours, bf16']:.1f} |" in text
