@@ -16,7 +16,7 @@ WORKDIR /sslpipe
 # dependencies first: a change of the code does not install them again
 COPY pyproject.toml README.md LICENSE ./
 RUN mkdir sslpipe && touch sslpipe/__init__.py \
- && pip install --upgrade pip && pip install -e ".[dev,remote,trackers]"
+ && pip install --upgrade pip && pip install -e ".[dev,docs,remote,trackers]"
 
 COPY . .
 # `make test` in the image takes the image's own Python

@@ -34,12 +34,15 @@ PYTHON_VERSION ?= 3.12
 WHEELS = --only-binary=:all: --implementation cp --python-version $(PYTHON_VERSION) --dest out/gpu-wheels \
   $(foreach glibc,2_28 2_27 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64
 
-.PHONY: demo test test-slow test-full test-gpu test-wheel test-oldest gpu gpu-bench gpu-wheels check bench clean
+# its notice about other generators, at each build
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
+
+.PHONY: demo test test-slow test-full test-gpu test-wheel test-oldest gpu gpu-bench gpu-wheels check docs dist bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --upgrade pip
-	$(RUN)/pip install --quiet -e ".[dev]"
+	$(RUN)/pip install --quiet -e ".[dev,docs]"
 	touch $@
 
 demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluation -> export -> report
@@ -101,7 +104,18 @@ check: $(VENV)/.installed  ## everything that must be clean before a commit
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
+	$(MKDOCS) build --quiet
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
+
+docs: $(VENV)/.installed  ## the site, strictly: out/site; OPEN=1 serves it at http://127.0.0.1:8000
+	$(MKDOCS) $(if $(OPEN),serve,build)
+
+dist: $(VENV)/.installed  ## sdist and wheel in dist/, checked as a registry would
+	$(RUN)/pip install --quiet -e ".[release]"
+	rm -rf dist
+	$(RUN)/python -m build
+	$(RUN)/twine check --strict dist/*
+	$(RUN)/check-wheel-contents dist/*.whl
 
 bench: $(VENV)/.installed  ## ours against the peers, which the extra `bench` installs
 	$(RUN)/pip install --quiet -e ".[bench]"

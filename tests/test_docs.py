@@ -126,7 +126,8 @@ def test_every_page_is_linked_from_another(name):
         for other, text in TEXTS.items()
         if other != name and re.search(rf"\]\([^)]*{file}[)#]", text)
     ]
-    assert linked, f"no page leads to {name}"
+    in_navigation = f" {name.removeprefix('docs/')}\n" in (ROOT / "mkdocs.yml").read_text()
+    assert linked or in_navigation, f"no page leads to {name}"
 
 
 @every_page

@@ -1,0 +1,122 @@
+"""What the site adds to the pages: files from outside docs/, and the table of all settings.
+
+The README is the home page; links between files are rewritten to where the site has them. Settings
+are listed from their own documentation, so that no page repeats it.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pydantic import BaseModel
+
+from sslpipe.cli.explain import SECTIONS, _meanings
+from sslpipe.recipe.base import Component
+from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.pretrain import Recipe
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = {  # page of the site -> file of the repository
+    "index.md": "README.md",
+    "launch.md": "launch/README.md",
+    "slurm.md": "slurm/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+PAGES = {file: page for page, file in OUTSIDE.items()}
+SETTINGS = "<!-- all settings -->"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Leave pages out of the navigation that are not written yet."""
+    for entries in (entry for group in config.nav or [] for entry in group.values()):
+        if isinstance(entries, list):
+            there = [
+                entry
+                for entry in entries
+                for page in entry.values()
+                if page in OUTSIDE or (ROOT / "docs" / page).exists()
+            ]
+            entries[:] = there
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are files outside docs/."""
+    for page, file in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / file).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrite links to where the site has their targets; put the settings in."""
+    origin = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def rewrite(match: re.Match[str]) -> str:
+        target, _, anchor = match[1].partition("#")
+        if not target or re.match(r"\w+:", target):
+            return match[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
+        there = PAGES.get(path, path.removeprefix("docs/"))
+        return f"]({there}{'#' * bool(anchor)}{anchor})"
+
+    markdown = re.sub(r"\]\(([^)\s]+)\)", rewrite, markdown)
+    return markdown.replace(SETTINGS, "\n".join(settings_tables()))
+
+
+def settings_tables() -> Iterator[str]:
+    """Yield the lines of a table for each section of both kinds of recipe."""
+    for title, recipe in (("pretraining", Recipe), ("fine-tuning", FinetuneRecipe)):
+        yield f"\n## Settings of a {title}\n"
+        plain = {
+            name: field for name, field in recipe.model_fields.items() if _section(field) is None
+        }
+        yield from _table("at the top of the file", plain)
+        for name, field in recipe.model_fields.items():
+            section = _section(field)
+            if section is not None:
+                yield f"\n**[{name}]** {field.description or ''}\n"
+                yield from _table(name, section.model_fields)
+    yield "\n## Arguments of the kinds\n"
+    for name in SECTIONS:
+        yield f"\n**[{name}]**\n"
+        yield "| argument | meaning |"
+        yield "|---|---|"
+        for argument, lines in _meanings(name).items():
+            yield f"| `{name}.{argument}` | {_cell('<br>'.join(lines))} |"
+
+
+def _section(field: Any) -> type[BaseModel] | None:
+    """The model of a field that is a section with settings of its own; None for all others."""
+    options = getattr(field.annotation, "__args__", (field.annotation,))
+    for option in options:
+        if (
+            isinstance(option, type)
+            and issubclass(option, BaseModel)
+            and not issubclass(option, Component)
+        ):
+            return option
+    return None
+
+
+def _table(title: str, fields: Mapping[str, Any]) -> Iterator[str]:
+    yield "| setting | default | meaning |"
+    yield "|---|---|---|"
+    prefix = f"{title}." if " " not in title else ""
+    for name, field in fields.items():
+        if field.is_required():
+            default = "needed"
+        else:
+            value = field.get_default(call_default_factory=True)
+            default = "" if value is None or isinstance(value, BaseModel) else f"`{dumps(value)}`"
+        yield f"| `{prefix}{name}` | {default} | {_cell(field.description or '')} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
