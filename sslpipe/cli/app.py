@@ -8,9 +8,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from sslpipe.cli.inputs import check_evaluate
+from sslpipe.cli.guide import add_next, day
 from sslpipe.errors import UserError
-from sslpipe.registry import take_from
 from sslpipe.run.console import GONE, lasting_streams
 
 # name -> (module with `app`, first line of its help). The line stands here, too, so that
@@ -37,7 +36,9 @@ def load_command(name: str) -> Any:
     module = COMMANDS[name][0]
     command: Any = typer.main.get_command(import_module(f"sslpipe.cli.{module}").app)
     # a module of several top-level commands holds them in a group that is no command itself
-    return command if module == name and module != "train" else command.commands[name]
+    command = command if module == name and module != "train" else command.commands[name]
+    add_next(name, command)
+    return command
 
 
 class LazyGroup(TyperGroup):
@@ -55,7 +56,7 @@ class LazyGroup(TyperGroup):
 
 app = typer.Typer(
     cls=LazyGroup,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     epilog="From images to numbers: sslpipe shards build, check, train, evaluate suite, report. "
@@ -65,6 +66,7 @@ app = typer.Typer(
 
 @app.callback()
 def _program(
+    context: typer.Context,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,6 +76,8 @@ def _program(
     ] = None,
 ) -> None:
     """Self-supervised contrastive pretraining on webdataset shards, and what comes after it."""
+    if context.invoked_subcommand is None:
+        typer.echo(day())
 
 
 def run(*words: str) -> None:
@@ -95,8 +99,13 @@ def run(*words: str) -> None:
 def _run(words: list[str]) -> Any:
     """Run the command that the words name; the exit status."""
     try:
-        words = take_from(words)
+        if any(word.partition("=")[0] == "--plugin" for word in words):
+            from sslpipe.registry import take_from
+
+            words = take_from(words)
         if words[:1] == ["evaluate"] and words[1:]:
+            from sslpipe.cli.inputs import check_evaluate
+
             check_evaluate(words[1:])
         app(words, prog_name="sslpipe")
     except SystemExit as ended:

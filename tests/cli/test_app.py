@@ -35,17 +35,33 @@ def programs():
 EXAMPLES = [
     example.split(" (")[0]
     for _, command in programs()
-    for example in re.sub(r"^Examples?: ", "", command.epilog or "").split(" | ")
-    if example
+    for example in re.sub(r"^Examples?: ", "", command.epilog.partition("\n\n")[0]).split(" | ")
 ]
 
 
-def test_every_command_has_an_example_that_is_its_own():
+def test_every_command_ends_with_an_example_of_its_own_and_the_next_command():
     for words, command in programs():
-        if command.epilog is None:  # of a group whose epilog shows it
-            assert words[0] in ("shards", "gallery"), words
-        else:
-            assert re.search(rf"sslpipe {words[0]} ", command.epilog), words
+        examples, _, following = command.epilog.partition("\n\nNext: ")
+        assert re.search(rf"sslpipe {words[0]} ", examples), words
+        assert named_commands(following), words
+        assert load_command(words[0]).epilog.count("Next: ") == 1  # however often it is loaded
+
+
+def named_commands(text):
+    """The commands that a line names; raises on one that does not exist."""
+    named = re.findall(r"sslpipe ([a-z]+) ?([\w-]*)", text)
+    for name, inner in named:
+        assert inner in getattr(load_command(name), "commands", [inner]), (name, inner)
+    return named
+
+
+def test_alone_it_shows_the_commands_of_a_normal_day():
+    result = command_line()
+    assert result.returncode == 0, result.stderr
+    lines = re.findall(r"^  sslpipe (.*)$", result.stdout, re.MULTILINE)
+    assert len(lines) == 5
+    for line in lines:
+        test_the_examples_of_the_help_are_command_lines_of_the_program(f"sslpipe {line}")
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -67,6 +83,13 @@ def test_help_needs_no_torch(words):
     code = "import sys; sys.modules['torch'] = None; "
     code += f"sys.argv = ['sslpipe', *{words}, '--help']; "
     code += "from sslpipe.__main__ import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_list_of_commands_needs_neither_numpy_nor_pydantic():
+    code = "import sys; sys.modules.update(torch=None, numpy=None, pydantic=None); "
+    code += "sys.argv = ['sslpipe', '--help']; from sslpipe.__main__ import main; main()"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
     assert result.returncode == 0, result.stderr
 
