@@ -22,45 +22,20 @@ from sslpipe.evaluation.selection import parse_conditions, select
 SHOWN_VALUES = 10  # the worst of a column
 _CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a column
 
-_ROW_HELP = "rows where the data set's columns say so, as in 'theme {} papirus'; {}"
+
+def _option(name: str, metavar: str | None, text: str) -> inspect.Parameter:
+    """Describe an option --NAME of text, None where it is not given."""
+    annotation = Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, help=text)]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
+_ROWS = "Keep those of {}'s rows where the data set's columns say so, as in 'theme {} papirus'; {}"
+_SYMBOLS = "= != < <= > >= in, `and`."
 OPTIONS = (
-    inspect.Parameter(
-        "data",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            str | None,
-            typer.Option(
-                "--data", help="The dataset.json that both files were embedded from: its columns."
-            ),
-        ],
-    ),
-    inspect.Parameter(
-        "query",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            str | None,
-            typer.Option(
-                "--query",
-                metavar="CONDITION",
-                help="Keep those of TEST's " + _ROW_HELP.format("=", "= != < <= > >= in, `and`."),
-            ),
-        ],
-    ),
-    inspect.Parameter(
-        "gallery",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            str | None,
-            typer.Option(
-                "--gallery",
-                metavar="CONDITION",
-                help="Keep those of TRAIN's " + _ROW_HELP.format("!=", "see --query."),
-            ),
-        ],
-    ),
+    _option("data", None, "The dataset.json that both files were embedded from: its columns."),
+    _option("query", "CONDITION", _ROWS.format("TEST", "=", _SYMBOLS)),
+    _option("gallery", "CONDITION", _ROWS.format("TRAIN", "!=", "see --query.")),
 )
 
 

@@ -9,7 +9,7 @@ import typer
 
 from sslpipe.cli.inputs import OTHERS, check_model, open_split
 from sslpipe.cli.progress import progress
-from sslpipe.cli.recipes import Checkpoint
+from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
 from sslpipe.cli.terminal import console, report_bad
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
@@ -52,12 +52,9 @@ def main(
         int | None, typer.Option(help="Shorter side before the crops; else the export's.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 256,
-    canvas_px: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
-    ] = None,
-    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    canvas_px: CanvasPx = None,
+    num_workers: NumWorkers = 2,
+    device: Device = "auto",
     checkpoint: Checkpoint = None,
 ) -> None:
     """Write the features, labels and ids of every sample of a split, or of several.

@@ -22,7 +22,7 @@ from sslpipe.cli.columns import (
     print_values,
 )
 from sslpipe.cli.processes import refuse_several, start, start_alone
-from sslpipe.cli.recipes import Checkpoint
+from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
 from sslpipe.cli.suite import suite
 from sslpipe.cli.terminal import console, report_bad, write_json
 from sslpipe.data.index import load_index
@@ -91,7 +91,6 @@ Axes = Annotated[
         "--pca", min=1, help="Project both sides to so many principal axes of TRAIN, not whitened."
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
 
 app.command(
@@ -118,11 +117,8 @@ def sgd_augmented(
     flip_prob: Annotated[float, typer.Option(help="0 where left and right matter.")] = FLIP_PROB,
     holdout: Annotated[float, typer.Option(help="Share of train, for several rates.")] = 0.15,
     seed: Annotated[int, typer.Option(help="Of views, order and hold-out.")] = 0,
-    canvas_px: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
-    ] = None,
-    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
+    canvas_px: CanvasPx = None,
+    num_workers: NumWorkers = 2,
     device: Device = "auto",
     checkpoint: Checkpoint = None,
     out: JsonFile = None,

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from sslpipe.cli.inputs import OTHERS, check_model, find_images, find_named_images
-from sslpipe.cli.recipes import Checkpoint
+from sslpipe.cli.recipes import Checkpoint, Device
 from sslpipe.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ out, err = Console(), Console(stderr=True)
 GalleryFile = Annotated[Path, typer.Argument(help="The gallery's file.", show_default=False)]
 Model = Annotated[Path, typer.Option(help=f"A run directory, {OTHERS}, or model.onnx.")]
 SearchBy = Annotated[str | None, typer.Option(help="torch or faiss: the same answers.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Far = Annotated[float, typer.Option(min=0, max=1, help="Share of impostors that may pass.")]
 
 

@@ -1,4 +1,4 @@
-"""The arguments and options of every command that takes a recipe."""
+"""The arguments and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +20,12 @@ Checkpoint = Annotated[
         "or the best one of run.keep = 'best', instead of its newest.",
     ),
 ]
+CanvasPx = Annotated[
+    int | None,
+    typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
+]
+NumWorkers = Annotated[int, typer.Option(min=0, help="Threads that decode.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Init = Annotated[
     str | None,
     typer.Option(

@@ -14,7 +14,7 @@ from sslpipe.cli.columns import nuisance_table, percent, probed_columns
 from sslpipe.cli.embed import saved_features
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
-from sslpipe.cli.recipes import Checkpoint
+from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
 from sslpipe.cli.terminal import console, report_bad, write_json
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
@@ -68,12 +68,9 @@ def suite(
     search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
     seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
-    canvas_px: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longer side an image is reduced to first; else by the view."),
-    ] = None,
-    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    canvas_px: CanvasPx = None,
+    num_workers: NumWorkers = 2,
+    device: Device = "auto",
     checkpoint: Checkpoint = None,
 ) -> None:
     """Every evaluation of a backbone beside raw pixels, random weights and other networks.
