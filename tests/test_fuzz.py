@@ -31,9 +31,9 @@ def fuzz(names: str, count: int, tmp_path, first: int = 0) -> dict[str, dict[str
 
 
 def test_damaged_input_is_read_or_refused_by_the_clean_error(tmp_path):
-    for name, outcomes in fuzz(",".join(READERS), 300, tmp_path).items():
-        assert sum(outcomes.values()) == 300
-        assert min(outcomes["read"], outcomes["refused"]) > 10, name  # not harmless, nor hopeless
+    for name, outcomes in fuzz(",".join(READERS), 150, tmp_path).items():
+        assert sum(outcomes.values()) == 150
+        assert min(outcomes["read"], outcomes["refused"]) > 5, name  # not harmless, nor hopeless
 
 
 @pytest.mark.slow

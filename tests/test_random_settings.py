@@ -31,9 +31,9 @@ def outcomes(count: int, first: int, tmp_path) -> dict[str, int]:
 
 
 def test_random_settings_are_accepted_and_sane_or_refused_in_one_line(tmp_path):
-    found = outcomes(50, 0, tmp_path)
-    assert sum(found.values()) == 50
-    assert min(found["accepted"], found["refused"]) > 5  # neither harmless nor hopeless
+    found = outcomes(25, 0, tmp_path)
+    assert sum(found.values()) == 25
+    assert min(found["accepted"], found["refused"]) > 2  # neither harmless nor hopeless
 
 
 @pytest.mark.slow

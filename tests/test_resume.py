@@ -63,8 +63,10 @@ POINTS = (
 )
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("world", "point"),
+    [*((2, point) for point in POINTS), (1, "train.step:9"), (1, "checkpoint.before_manifest:2")],
+)
 def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(
     data, straight, tmp_path, point, world
 ):

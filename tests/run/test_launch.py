@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from sslpipe.run.launcher import check_streams, launch_command
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, final_weights, write_recipe
+from tests.helpers.runs import ROOT, command_line, final_weights, write_recipe
 
 LAUNCH = ROOT / "launch"
 PROCESSES = {"cpu2": 2, "cpu4": 4, "gpu1": 1, "gpu8": 8, "nodes": 16}
@@ -85,7 +86,7 @@ def test_every_file_is_tested():
     assert {path.stem for path in LAUNCH.glob("*.yaml")} == set(PROCESSES)
 
 
-@pytest.mark.parametrize("name", ["cpu2", "cpu4", "gpu1"])
+@pytest.mark.parametrize("name", ["cpu2", "gpu1", pytest.param("cpu4", marks=pytest.mark.slow)])
 def test_a_launch_is_one_group_of_exactly_its_processes(tmp_path, name):
     """The user's own accelerate configuration, which asks for another number, is not used."""
     home = tmp_path / "home" / "accelerate"
@@ -158,10 +159,11 @@ def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_proc
     changes = ("steps=4", "optim.kind=sgd", "optim.precision=fp64", "run.device=cpu")
     changes += ("backbone.widths=[8,8]",)  # the pretrained one's
     weights, losses = [], []
-    for number, words in enumerate(([], launcher("cpu2"))):
+    alone, launched = command_line, partial(run, *launcher("cpu2"), "-m", "sslpipe")
+    for number, program in enumerate((alone, launched)):
         run_dir = tmp_path / f"run{number}"
         where = ["--data", data, "--run-dir", str(run_dir), "--backbone", str(pretrained)]
-        done = run(*words, "-m", "sslpipe", "train", recipe, *where, *changes)
+        done = program("train", recipe, *where, *changes)
         assert done.returncode == 0, done.stderr
         [started] = read_metrics(run_dir, "start")
         assert started["world"] == number + 1
