@@ -55,7 +55,7 @@ demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluatio
 	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format all --overwrite
 	$(RUN)/sslpipe report $(OUT)/run --data $(OUT)/data/dataset.json
 
-test: $(VENV)/.installed  ## the whole suite, on 2 cores in under 8 minutes
+test: $(VENV)/.installed  ## all quick tests, minutes on 2 cores; most of their time is that of processes they start
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLURM where it is installed and the user is root
