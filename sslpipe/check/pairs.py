@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sslpipe.check.tables import Rows
-from sslpipe.data.mixing import mixing_score
+from sslpipe.data.mixing import WELL_MIXED, mixing_score
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, Survey, joint_codes
 
@@ -74,3 +74,16 @@ def pair_rows(check: PairsCheck | None) -> Rows:
     if check.mixing is not None:
         rows.append(("mixing score of groups", f"{check.mixing:.4f} (1: as a uniform shuffle)"))
     return rows
+
+
+def poorly_mixed_groups(check: PairsCheck | None) -> str | None:
+    """Warn where batches hold fewer groups than a uniform shuffle's; None where they do not."""
+    if check is None or check.mixing is None or check.mixing >= WELL_MIXED:
+        return None
+    order = check.order
+    return (
+        f"mixing score of groups {check.mixing:.3f}: each of {order.num_streams} streams gives "
+        f"{order.batch_size // order.num_streams} samples to a batch from windows of "
+        f"{order.window}, which hold few groups side by side; raise data.shuffle_window or "
+        "data.num_streams"
+    )

@@ -9,11 +9,11 @@ from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
 from sslpipe.check.estimate import first_images, noise_batch, step_seconds
-from sslpipe.check.pairs import PairsCheck, check_pairs, pair_rows
+from sslpipe.check.pairs import PairsCheck, check_pairs, pair_rows, poorly_mixed_groups
 from sslpipe.check.splits import straddle_warning
 from sslpipe.check.tables import Rows, format_duration, memory_text, start_text, tables
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.mixing import mixing_score
+from sslpipe.data.mixing import WELL_MIXED, mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
@@ -216,7 +216,9 @@ def _warnings(
             f"optim.warmup_steps = {recipe.optim.warmup_steps} does not end before the run's "
             f"{recipe.steps} steps: the peak rate is never used"
         )
-    if data and data.mixing is not None and data.mixing < 0.98:
+    if data and (poor := poorly_mixed_groups(data.pairs)):
+        warnings.append(poor)
+    elif data and data.mixing is not None and data.mixing < WELL_MIXED:
         warnings.append(
             f"mixing score {data.mixing:.3f}: batches hold fewer classes than a uniform shuffle's; "
             "build the shards shuffled, or raise data.num_streams or lower data.shuffle_window"

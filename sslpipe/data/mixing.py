@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from sslpipe.random import permutation
 
+WELL_MIXED = 0.98  # below it, `sslpipe check` warns
 _UNIFORM = 0x5F  # names the uniform shuffle's draw
 
 

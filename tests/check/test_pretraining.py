@@ -242,6 +242,22 @@ def test_sorted_shards_with_one_stream_mix_badly_and_shuffled_ones_well():
     assert mixing_score([mixed[ids] for ids in batches], mixed) == pytest.approx(1, abs=0.06)
 
 
+@pytest.mark.parametrize(("together", "window", "warned"), [(4, 8, True), (1, 64, False)])
+def test_few_groups_in_a_window_are_a_warning(recipe_of, tmp_path, together, window, warned):
+    """Of 256 samples in groups of 4, 4 streams give 4 each to a batch."""
+    manifest = write_dataset(tmp_path / "groups", (256,))
+    index = add_columns(manifest, icon=[f"icon{i // together % 64}" for i in range(256)])
+    recipe = recipe_of(
+        "pairs.positive=icon", "data.num_streams=4", f"data.shuffle_window={window}"
+    )  # fmt: skip
+    result = check_pretraining(recipe, index)
+    texts = [text for text in result.warnings if "mixing score" in text]
+    assert [text.startswith("mixing score of groups 0.") for text in texts] == [True] * warned
+    if warned:
+        assert "each of 4 streams gives 4 samples to a batch from windows of 8" in texts[0]
+        assert "raise data.shuffle_window or data.num_streams" in texts[0]
+
+
 def test_unlabelled_data_say_so(recipe_of, tmp_path):
     index = load_index(write_dataset(tmp_path / "plain", labelled=False))
     result = check_pretraining(recipe_of("run.monitor_steps=5"), index)
