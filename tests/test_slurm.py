@@ -339,6 +339,43 @@ def test_each_task_of_an_array_gets_its_part_and_a_job_without_an_array_none(tmp
         assert said[said.index("python") :] == ["python", "-m", "sslpipe", "shards", *words, *part]
 
 
+SHARDS = ("slurm", "shards", "my out", "--root", "a b", "--test-fraction", "0.1", "--parts", "4")
+
+
+def test_a_finished_script_of_shards_builds_a_part_a_task_and_merges_without_an_array(tmp_path):
+    result = command_line(*SHARDS, "--option", "partition=cpu", "--time", "2:00:00")
+    assert result.returncode == 0, result.stderr
+    head = [line for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
+    assert {"#SBATCH --partition=cpu", "#SBATCH --time=2:00:00"} < set(head)
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    # the script puts its own environment's programs first
+    script = result.stdout.replace(f"PATH={sys.prefix}/bin", f"PATH={tmp_path}")
+    build = ["build", "my out", "--root", "a b", "--test-fraction", "0.1", "--part", "3/4"]
+    for task, words in (({"SLURM_ARRAY_TASK_ID": "3"}, build), ({}, ["merge", "my out"])):
+        done = subprocess.run(
+            ["bash"], input=script, env={**os.environ, **task}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
+        assert said[said.index("python") :] == ["python", "-m", "sslpipe", "shards", *words]
+
+
+def test_submitted_shards_are_an_array_and_a_merge_that_waits_for_it(tmp_path):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\necho Submitted batch job 77\n')
+    sbatch.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    result = command_line(*SHARDS, "--submit", PATH=path)
+    assert result.returncode == 0, result.stderr
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said == ["--array=1-4", "--dependency=afterok:77 --kill-on-invalid-dep=yes"]
+    wrong = command_line(*SHARDS, "--submit", "--test-fractoin", "0.2", PATH=path)
+    assert wrong.returncode == 2
+    assert "--test-fractoin" in wrong.stderr
+    assert len((tmp_path / "said").read_text().splitlines()) == 2
+
+
 def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
     recipe = write_recipe(tmp_path)
     result = command_line(
@@ -396,7 +433,7 @@ def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
 def test_the_scripts_are_valid_bash():
     folders = [ROOT / name for name in ("slurm", "sslpipe/run/batch", "tests/helpers/slurm")]
     paths = [p for folder in folders for p in folder.iterdir() if p.suffix in (".sbatch", ".sh")]
-    assert len(paths) == 10
+    assert len(paths) == 11
     for path in paths:
         done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -408,6 +445,13 @@ def test_the_clones_script_has_the_body_of_the_printed_one(tmp_path):
     assert text.splitlines()[-1] == '. "$SSLPIPE_ROOT/sslpipe/run/batch/train.sh"'
     assert '. "$SSLPIPE_ROOT/sslpipe/run/batch/site.sh"' in (ROOT / "slurm/site.sh").read_text()
     assert template("train.sh").rstrip() in batch_script({}, [], {})
+    shards = batch_script({}, ["out"], {}, kind="shards")
+    assert template("shards.sh").rstrip() in shards
+    theirs = (ROOT / "slurm/shards.sbatch").read_text()
+    assert theirs.splitlines()[-1] == '. "$SSLPIPE_ROOT/sslpipe/run/batch/shards.sh"'
+    assert [k for k in theirs.splitlines() if k.startswith("#SBATCH")] == [
+        k for k in shards.splitlines() if k.startswith("#SBATCH")
+    ]
     assert template("site.sh") in batch_script({}, [], {})
     options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert options == [k for k in batch_script({}, [], {}).splitlines() if k.startswith("#SBATCH")]

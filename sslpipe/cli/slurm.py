@@ -1,12 +1,14 @@
-"""`sslpipe slurm`: the batch script of a training, printed or submitted."""
+"""`sslpipe slurm`: the batch script of a training or of shards, printed or submitted."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from sslpipe.cli.recipes import Data, Init, Overrides, RecipePath
 from sslpipe.errors import UserError
@@ -15,7 +17,41 @@ from sslpipe.registry import requested
 from sslpipe.run.batch_script import batch_script
 from sslpipe.run.launcher import check_streams
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+class RecipeFirst(TyperGroup):
+    """A group in which `sslpipe slurm RECIPE` is `sslpipe slurm train RECIPE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the name in front of the arguments of a training."""
+        return super().parse_args(ctx, self._named(args))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of words as a user writes them."""
+        return super().resolve_command(ctx, self._named(args))
+
+    def _named(self, args: list[str]) -> list[str]:
+        known = not args or args[0] in self.commands or "--help".startswith(args[0])
+        return args if known else ["train", *args]
+
+
+app = typer.Typer(
+    cls=RecipeFirst,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Print the batch script of a training for SLURM, or submit it. `sslpipe slurm RECIPE` is "
+    "`sslpipe slurm train RECIPE`; `sslpipe slurm shards` is that of a data set.",
+    epilog="Examples: sslpipe slurm recipe.toml --data /data/dataset.json --run-dir runs/photos "
+    "--submit | sslpipe slurm shards /data/photos --root /images --test-fraction 0.1 --parts 16",
+)
+Option = Annotated[
+    list[str] | None, typer.Option(help="Another of sbatch's: partition=gpu; repeatable.")
+]
+Site = Annotated[
+    Path | None, typer.Option(help="A shell file to include: modules, network, containers.")
+]
+Submit = Annotated[bool, typer.Option(help="Hand it to sbatch instead of printing.")]
 
 
 @app.command(
@@ -23,7 +59,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
     "--nodes 4 --gpus-per-node 8 --time 24:00:00 --submit | sslpipe slurm finetune.toml --data "
     "/data/dataset.json --run-dir runs/tuned --init runs/photos --option partition=gpu"
 )
-def main(
+def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
@@ -35,13 +71,9 @@ def main(
     time: Annotated[str | None, typer.Option(help="The limit of one start.")] = None,
     warn_s: Annotated[int, typer.Option(min=1, help="Saved this long before the limit.")] = 120,
     job_name: Annotated[str | None, typer.Option(show_default="the recipe's name")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Another of sbatch's: partition=gpu; repeatable.")
-    ] = None,
-    site: Annotated[
-        Path | None, typer.Option(help="A shell file to include: modules, network, containers.")
-    ] = None,
-    submit: Annotated[bool, typer.Option(help="Hand it to sbatch instead of printing.")] = False,
+    option: Option = None,
+    site: Site = None,
+    submit: Submit = False,
 ) -> None:
     """Print the batch script of a training for SLURM, or submit it.
 
@@ -57,21 +89,74 @@ def main(
         "signal": f"B:USR1@{warn_s}",
         **({"gpus-per-node": str(gpus_per_node)} if gpus_per_node else {}),
         **({"time": time} if time else {}),
-        **{name: value for name, _, value in (text.partition("=") for text in option or [])},
+        **_pairs(option),
     }
     words = [str(recipe), "--data", data, "--run-dir", str(run_dir)]
-    words += [word for name in requested() for word in ("--plugin", name)]
+    words += _plugins()
     words += [] if init is None else ["--init", init]
     text = batch_script(
         options, [*words, *(overrides or [])], {"SSLPIPE_CPU_PROCESSES": str(cpu_processes)}, site
     )
+    if submit:
+        _sbatch(text)
+    else:
+        sys.stdout.write(text)
+
+
+@app.command(
+    epilog="Example: sslpipe slurm shards /data/photos --root /images --test-fraction 0.1 "
+    "--parts 16 --submit",
+    context_settings={"ignore_unknown_options": True},
+)
+def shards(
+    out: Annotated[str, typer.Argument(help="The data set's folder, which all nodes see.")],
+    build: Annotated[
+        list[str] | None, typer.Argument(help="Options of `sslpipe shards build`, but --part.")
+    ] = None,
+    parts: Annotated[int, typer.Option(min=1, help="Tasks; each builds a part of them.")] = ...,  # type: ignore[assignment]
+    time: Annotated[str | None, typer.Option(help="The limit of one start.")] = None,
+    job_name: Annotated[str, typer.Option()] = "sslpipe-shards",
+    option: Option = None,
+    site: Site = None,
+    submit: Submit = False,
+) -> None:
+    """Print the batch script of a data set's shards, or submit it: parts, then their merge.
+
+    sbatch --array=1-N runs it as tasks that build a part of the shards each; started behind them
+    without an array, it merges the parts. --submit does both.
+    """
+    from sslpipe.cli.shards import app as shard_commands
+
+    # a wrong word ends here, before a job waits for its turn
+    words = [out, *(build or []), *_plugins()]
+    command: Any = typer.main.get_command(shard_commands)
+    command.commands["build"].make_context("sslpipe shards build", [out, *(build or [])])
+
+    options = {"job-name": job_name, **({"time": time} if time else {}), **_pairs(option)}
+    text = batch_script(options, words, {"SSLPIPE_PARTS": str(parts)}, site, kind="shards")
     if not submit:
         sys.stdout.write(text)
         return
+    job = _sbatch(text, f"--array=1-{parts}")
+    _sbatch(text, f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
+
+
+def _plugins() -> list[str]:
+    return [word for name in requested() for word in ("--plugin", name)]
+
+
+def _pairs(options: list[str] | None) -> dict[str, str]:
+    """Split NAME=VALUE of --option."""
+    return {name: value for name, _, value in (text.partition("=") for text in options or [])}
+
+
+def _sbatch(text: str, *words: str) -> str:
+    """Submit a script, print what sbatch says, and return the job's number."""
     try:
-        done = subprocess.run(["sbatch"], input=text, text=True, capture_output=True)
+        done = subprocess.run(["sbatch", *words], input=text, text=True, capture_output=True)
     except FileNotFoundError:
         raise UserError("no sbatch on this machine; run this on a login node") from None
     if done.returncode:
         raise UserError(f"sbatch refused the job: {done.stderr.strip()}")
     Console().print(done.stdout.strip(), highlight=False)
+    return "".join(re.findall(r"batch job (\d+)", done.stdout))

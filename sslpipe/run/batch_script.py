@@ -1,4 +1,4 @@
-"""A complete batch script for SLURM, from the templates in sslpipe/run/batch."""
+"""Complete batch scripts for SLURM, from the templates in sslpipe/run/batch."""
 
 import re
 import shlex
@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Literal
 
 from sslpipe.errors import UserError
 
-# Options that every script has, unless given; sbatch's long names.
-DEFAULTS = {
+Kind = Literal["train", "shards"]
+
+# Options that every script of a kind has, unless given; sbatch's long names.
+_TRAIN = {
     "job-name": "sslpipe",
     "nodes": "1",
     "ntasks-per-node": "1",
@@ -19,6 +22,19 @@ DEFAULTS = {
     "requeue": "",
     "open-mode": "append",
     "output": "%x-%j.out",
+}
+_SHARDS = {name: value for name, value in _TRAIN.items() if name != "signal"}
+DEFAULTS: dict[Kind, dict[str, str]] = {
+    "train": _TRAIN,
+    "shards": {**_SHARDS, "job-name": "sslpipe-shards", "output": "%x-%A_%a.out"},
+}
+_ABOUT: dict[Kind, str] = {
+    "train": """\
+# Written by `sslpipe slurm`: give it to sbatch. It is saved and requeued at the time limit and on
+# preemption, and ends with the training.""",
+    "shards": """\
+# Written by `sslpipe slurm shards`: give it to sbatch --array=1-N, N as SSLPIPE_PARTS below, for a
+# part of the shards a task; then to sbatch --dependency=afterok:JOB, which merges the parts.""",
 }
 
 # What an option's value may be; all else could end the line and begin another.
@@ -42,14 +58,16 @@ def batch_script(
     arguments: Sequence[str],
     settings: Mapping[str, str],
     site: Path | None = None,
+    kind: Kind = "train",
 ) -> str:
     """Return a script for sbatch that needs no arguments and no other file.
 
     Args:
         options: Of sbatch, by the long names in OPTIONS.
-        arguments: Of `sslpipe train`.
+        arguments: Of `sslpipe train` or `sslpipe shards build`, the folder first.
         settings: Variables that the site's part would otherwise default.
         site: A shell file to include before the defaults: modules, network, containers.
+        kind: Of the job. Without an array the one of shards merges what tasks of an array built.
 
     Returns:
         Bash. The programs are those of the Python environment that runs this; all nodes must see
@@ -64,14 +82,19 @@ def batch_script(
             raise UserError(f"unknown option --{name}; known: {', '.join(sorted(OPTIONS))}")
         if not re.fullmatch(OPTIONS[name], value):
             raise UserError(f"--{name} {value!r} is not of the form {OPTIONS[name]}")
-    lines = {**DEFAULTS, **options}
+    lines = {**DEFAULTS[kind], **options}
+    words, merge = shlex.join(arguments), ""
+    if kind == "shards":
+        words = f"build {words}"
+        merge = f'[ -n "${{SLURM_ARRAY_TASK_ID:-}}" ] || set -- merge {shlex.quote(arguments[0])}\n'
     parts = {
         "OPTIONS": "\n".join(f"#SBATCH --{k}{v and f'={v}'}" for k, v in lines.items()),
         "SETTINGS": "\n".join(f"{k}={shlex.quote(v)}" for k, v in settings.items()),
-        "ARGUMENTS": shlex.join(arguments),
+        "ABOUT": _ABOUT[kind],
+        "ARGUMENTS": words,
         "BIN": shlex.quote(str(Path(sys.prefix) / "bin")),
         "SITE": ("" if site is None else _read(site)) + template("site.sh"),
-        "BODY": template("train.sh").rstrip(),
+        "BODY": merge + template(f"{kind}.sh").rstrip(),
     }
     return _AtTemplate(template("job.sbatch")).substitute(parts)
 
