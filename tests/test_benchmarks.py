@@ -9,6 +9,8 @@ import torch
 
 from benchmarks.adapting import data as adapting
 from benchmarks.adapting.table import score_set
+from benchmarks.checkpoints import __main__ as checkpoints
+from benchmarks.checkpoints.runs import BASE, RUNS
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, WrongError, check
@@ -16,6 +18,7 @@ from benchmarks.view_parity import COMPARISONS, SIDES, op_table
 from benchmarks.views import CONTENDERS, markdown, table
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import few_rows
+from sslpipe.recipe import load_recipe
 
 STAGE_NAMES = ("views", "loss", "gradient norm", "guard", "optimizer")
 # parts that a CPU cannot try
@@ -210,3 +213,35 @@ def never_asked(rows: Embeddings) -> int:
     large = rows.rows(rows.labels < 3)
     draws = [set(few_rows(large, 10, 0, draw).tolist()) for draw in range(5)]
     return len(set.intersection(*draws))
+
+
+def test_every_run_of_the_table_of_checkpoints_is_a_recipe() -> None:
+    recipes = [load_recipe(BASE, overrides) for overrides in RUNS.values()]
+    assert len(recipes) * len(checkpoints.DATA_SETS) >= 40
+    assert len({recipe.model_dump_json() for recipe in recipes}) == len(recipes)
+    assert all(recipe.steps // recipe.run.save_steps >= 4 for recipe in recipes)
+
+
+def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
+    knn = {"a": (0.5, 0.8, 0.7), "b": (0.4, 0.6, 0.9), "bad": (0.3, 0.2, 0.1)}
+    rows = [{"data": "x", "run": checkpoints.START, "step": 0, "knn": 0.25}]
+    for run, values in knn.items():
+        for place, value in enumerate(values):
+            scores = dict.fromkeys(checkpoints.SCORES, -value)
+            scores["rankme"] = value  # ranks as kNN does
+            rows.append({"data": "x", "run": run, "step": 40 * place, "knn": value, **scores})
+    tree = checkpoints.table([*rows, {**rows[0], "data": "y"}], "x")
+    assert (tree["runs"], tree["checkpoints"], tree["failed"]) == (3, 9, ["bad"])
+    best, worst = tree["rankme"], tree["lidar"]
+    assert best["spearman"] == pytest.approx(1)
+    assert best["regret among last"] == best["regret among all"] == 0
+    assert best["regret within runs"] == [0, 0]
+    assert not best["picked failed"]
+    assert worst["spearman"] == worst["spearman within runs"] == pytest.approx(-1)
+    assert worst["regret among last"] == worst["regret among all"] == 80  # 0.9 and 0.1
+    assert worst["regret within runs"] == pytest.approx([(30 + 50 + 20) / 3, 50])
+    assert worst["picked"] == "bad"
+    assert worst["picked failed"]
+    # the last step: 10, 0 and 20 points below the best of its run
+    assert tree["last: regret within runs"] == pytest.approx([10, 20])
+    checkpoints.show({"x": tree})

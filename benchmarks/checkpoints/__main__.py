@@ -1,0 +1,228 @@
+"""Runs, their checkpoints' label-free scores and kNN, and how far the scores find the better ones.
+
+    python -m benchmarks.checkpoints out/checkpoints [--jobs 2] [--json docs/checkpoints.json]
+
+`out/checkpoints` holds what `benchmarks.checkpoints.data` builds; numbers go there, too. What is
+done is not done again, so a stopped command is repeated; with --table nothing is trained.
+
+Every run of `runs.RUNS` on each data set keeps its checkpoints (every 40 of 160 steps). The scores
+of a checkpoint are of the 500 images that the run holds out, as its monitor takes them. What they
+are to predict is kNN (k = 20, weighted by similarity) of up to 1,500 test images in up to 1,500
+labelled training images, neither of which a score sees.
+Spearman: over all checkpoints of a data set, over the last ones, and within each run (mean).
+Regret, in points of kNN: what the checkpoint with the highest score has less than the best one;
+among the last checkpoints of all runs (which recipe), among all checkpoints, and within each run
+(which step: mean and largest). A checkpoint that is no better than the random weights at the start
+counts as failed; "picked failed" says how often a score's choice among runs is one.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from benchmarks.checkpoints.runs import BASE, RUNS
+from benchmarks.nt_xent import machine
+from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.augment.probe_view import ProbeViews, by_view
+from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.evaluation.label_free import SCORES, label_free_numbers
+from sslpipe.export.load import load_run
+from sslpipe.models.backbones import Backbone
+from sslpipe.portable import write_atomically
+from sslpipe.recipe import load_recipe
+from sslpipe.run.checkpoint import checkpoint_names
+from sslpipe.train import build_model, holdout_ids, train
+
+DATA_SETS = ("clothes", "drawings", "icons")
+# scattered clothes are gray and upright; nothing else differs between the data sets
+OVERRIDES = {"clothes": ("augment.preset=grayscale",)}
+TEST_IMAGES, BANK_IMAGES, K = 1500, 1500, 20
+START = "random weights"
+
+CROP_PX, CANVAS_PX = 32, 48  # base.toml's
+
+Tree = dict[str, Any]
+Floats = NDArray[np.float64]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="what benchmarks.checkpoints.data built")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each")
+    parser.add_argument("--most", type=int, help="measure so many runs, then stop")
+    parser.add_argument("--table", action="store_true", help="of what is there; train nothing")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    # the runs of one recipe on all data sets follow one another: a stopped table is a fair one
+    todo = [(args.folder, data, run) for run in (START, *RUNS) for data in DATA_SETS]
+    if not args.table:
+        left = [each for each in todo if not numbers_file(*each).exists()][: args.most]
+        one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with ProcessPoolExecutor(args.jobs, **one_thread) as pool:
+            for done in pool.map(measure, *zip(*left, strict=True)) if left else ():
+                print(done, file=sys.stderr, flush=True)
+    checkpoints = [row for where in todo for row in scored(*where)]
+    result = {
+        "machine": machine(1),
+        "checkpoints": checkpoints,
+        "tables": {data: table(checkpoints, data) for data in DATA_SETS},
+    }
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    show(result["tables"])
+
+
+def measure(folder: Path, data: str, run: str) -> str:
+    """Train a run and keep the numbers of its checkpoints."""
+    target = numbers_file(folder, data, run)
+    index = load_index(str(folder / data / "dataset.json"))
+    recipe = load_recipe(BASE, (*OVERRIDES.get(data, ()), *RUNS.get(run, ())))
+    ids = holdout_ids(recipe, index.split("train"))
+    if run == START:
+        rows = {"step-00000000": measured(build_model(recipe, CROP_PX).backbone, index, ids)}
+    else:
+        run_dir = target.with_suffix("")
+        train(recipe, index, run_dir)
+        names = checkpoint_names(run_dir / "checkpoints")
+        rows = {
+            name: measured(load_run(run_dir, checkpoint=name).backbone, index, ids)
+            for name in names
+        }
+        shutil.rmtree(run_dir)
+    write_atomically(target, json.dumps(rows, indent=1))
+    return f"{data}, {run}: {[round(100 * row['knn'], 1) for row in rows.values()]}"
+
+
+def numbers_file(folder: Path, data: str, run: str) -> Path:
+    name = f"{data}-{run.replace(' ', '_').replace('/', 'over')}.json"
+    (folder / "runs").mkdir(exist_ok=True)
+    return folder / "runs" / name
+
+
+def measured(backbone: Backbone, index: DatasetIndex, ids: NDArray[np.int64]) -> dict[str, float]:
+    """Label-free numbers of the held-out images, and kNN of test images in other train images."""
+    mean, std = index.manifest.mean, index.manifest.std
+    view, probe = eval_view_for(CROP_PX, mean, std), ProbeViews(CROP_PX, mean, std)
+    options: dict[str, Any] = {"canvas_px": CANVAS_PX, "num_workers": 0}
+    split, test = index.split("train"), index.split("test")
+    features = embed(backbone, view, split, ids=ids, **options).features
+    views = embed(backbone, probe, split, ids=ids, **options).features
+    bank_ids = np.setdiff1d(np.flatnonzero(split.labels >= 0), ids)
+    queries, bank = (
+        embed(backbone, view, part, ids=evenly(chosen, most), **options)
+        for part, chosen, most in (
+            (test, np.arange(len(test)), TEST_IMAGES),
+            (split, bank_ids, BANK_IMAGES),
+        )
+    )
+    (knn,) = knn_accuracies(bank, queries, k=(K,)).values()
+    return {"knn": knn, **label_free_numbers(features, by_view(views))}
+
+
+def evenly(ids: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Evenly spaced ones of sorted ids, `most` at most."""
+    return ids if len(ids) <= most else ids[np.arange(most) * len(ids) // most]
+
+
+def scored(folder: Path, data: str, run: str) -> list[Tree]:
+    """Read a run's checkpoints with every score; none where it is not measured yet."""
+    path = numbers_file(folder, data, run)
+    if not path.exists():
+        return []
+    found = []
+    for name, numbers in json.loads(path.read_text()).items():
+        scores = {key: score(numbers) for key, score in SCORES.items()}
+        step = int(name.removeprefix("step-"))
+        found.append({"data": data, "run": run, "step": step, "knn": numbers["knn"], **scores})
+    return found
+
+
+def table(checkpoints: list[Tree], data: str) -> Tree:
+    """Compare each score with kNN on one data set."""
+    here = [row for row in checkpoints if row["data"] == data]
+    start = next((row["knn"] for row in here if row["run"] == START), 0.0)
+    rows = [row for row in here if row["run"] != START]
+    runs = [[row for row in rows if row["run"] == run] for run in {row["run"]: 0 for row in rows}]
+    last = [run[-1] for run in runs]
+    tree: Tree = {"runs": len(runs), "checkpoints": len(rows), "random weights": start}
+    if len(runs) < 3:
+        return tree
+    tree["failed"] = [row["run"] for row in last if row["knn"] <= start]
+    tree["best"] = max(row["knn"] for row in rows)
+    tree["last: regret within runs"] = regrets_within(runs, lambda run: run[-1])
+    for name in SCORES:
+        chosen = best_by(last, name)
+        tree[name] = {
+            "spearman": spearman(rows, name),
+            "spearman of last": spearman(last, name),
+            "spearman within runs": float(np.mean([spearman(run, name) for run in runs])),
+            "regret among last": points(max(row["knn"] for row in last) - chosen["knn"]),
+            "regret among all": points(tree["best"] - best_by(rows, name)["knn"]),
+            "regret within runs": regrets_within(runs, lambda run, name=name: best_by(run, name)),
+            "picked": f"{chosen['run']}",
+            "picked failed": chosen["knn"] <= start,
+        }
+    return tree
+
+
+def best_by(rows: list[Tree], name: str) -> Tree:
+    """The checkpoint with the highest score; of equal ones the later."""
+    return max(reversed(rows), key=lambda row: row[name])
+
+
+def spearman(rows: list[Tree], name: str) -> float:
+    """Rank correlation with kNN; 0 where one of the two is always the same."""
+    scores, knn = ([row[key] for row in rows] for key in (name, "knn"))
+    if len(set(scores)) < 2 or len(set(knn)) < 2:
+        return 0.0
+    return float(spearmanr(scores, knn).statistic)
+
+
+def regrets_within(runs: list[list[Tree]], choose: Callable[[list[Tree]], Tree]) -> list[float]:
+    """Mean and largest regret of choosing a step within a run, in points."""
+    regrets = [points(max(row["knn"] for row in run) - choose(run)["knn"]) for run in runs]
+    return [float(np.mean(regrets)), max(regrets)]
+
+
+def points(share: float) -> float:
+    return round(100 * share, 2)
+
+
+def show(tables: dict[str, Tree]) -> None:
+    """Print a table for each data set."""
+    for data, tree in tables.items():
+        print(f"\n{data}: {tree['runs']} runs, {tree['checkpoints']} checkpoints, ", end="")
+        print(f"random weights {100 * tree['random weights']:.1f}")
+        if "best" not in tree:
+            continue
+        print(f"best {100 * tree['best']:.1f}; failed: {', '.join(tree['failed']) or 'none'}")
+        columns = [key for key in tree["rankme"] if key != "picked failed"]
+        print("| score | " + " | ".join(columns) + " |")
+        print("|---" * (len(columns) + 1) + "|")
+        for name in SCORES:
+            cells = [text(tree[name][key]) for key in columns]
+            cells[-1] += " (failed)" if tree[name]["picked failed"] else ""
+            print(f"| {name} | " + " | ".join(cells) + " |")
+        print("| last | | | | | | " + text(tree["last: regret within runs"]) + " | |")
+
+
+def text(value: Any) -> str:
+    if isinstance(value, list):
+        return " / ".join(f"{each:.2f}" for each in value)
+    return value if isinstance(value, str) else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()
