@@ -4,7 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ WINDOW_BYTES = 64 * 2**20
 
 Pixels = NDArray[np.uint8]
 Progress = Callable[[int], None]
+T = TypeVar("T")
 
 
 class Samples(NamedTuple):
@@ -75,7 +76,7 @@ def scan(
     seen: list[list[_Seen]] = []
     for split in splits:
         seen.append([])
-        for part in _parts(split, num_workers, on_bad):
+        for part in each_sample(split, _look, num_workers=num_workers, on_bad=on_bad):
             seen[-1] += [one for one in part if one is not None]
             if progress is not None:
                 progress(len(part))
@@ -93,8 +94,24 @@ def scan(
     )
 
 
-def _parts(split: Split, num_workers: int, on_bad: OnBad | None) -> Iterator[list[_Seen | None]]:
-    """What is seen of each part of a split, in order; None for a bad sample."""
+def each_sample(
+    split: Split,
+    look: Callable[[int, Raw], T],
+    *,
+    num_workers: int = 2,
+    on_bad: OnBad | None = None,
+) -> Iterator[list[T | None]]:
+    """Look at every sample of a split, a part at a time, in order.
+
+    Args:
+        split: Where they are.
+        look: Makes of a sample's id and bytes what is kept; raises BadSample.
+        num_workers: Threads that look; 0: the caller does.
+        on_bad: Called for each bad sample, from any thread; None stands in its place.
+
+    Raises:
+        DataError: A shard cannot be read.
+    """
     reader = Reader(split, window_bytes=WINDOW_BYTES)
     sizes = [shard.samples for shard in split.shards]
     parts = [
@@ -103,12 +120,12 @@ def _parts(split: Split, num_workers: int, on_bad: OnBad | None) -> Iterator[lis
         for first in range(0, size, PART_SAMPLES)
     ]
 
-    def look(shard: int, rows: NDArray[np.int64]) -> list[_Seen | None]:
+    def look_at(shard: int, rows: NDArray[np.int64]) -> list[T | None]:
         first = int(split.starts[shard])
-        seen: list[_Seen | None] = []
+        seen: list[T | None] = []
         for row, raw in zip(rows.tolist(), reader.rows(shard, rows), strict=True):
             try:
-                seen.append(_look(first + row, raw))
+                seen.append(look(first + row, raw))
             except BadSample as error:
                 seen.append(None)
                 if on_bad is not None:
@@ -117,12 +134,12 @@ def _parts(split: Split, num_workers: int, on_bad: OnBad | None) -> Iterator[lis
         return seen
 
     if not num_workers:
-        yield from (look(*part) for part in parts)
+        yield from (look_at(*part) for part in parts)
         return
     with ThreadPoolExecutor(num_workers, "sslpipe-scan") as pool:
-        ahead: deque[Future[list[_Seen | None]]] = deque()
+        ahead: deque[Future[list[T | None]]] = deque()
         for part in parts:
-            ahead.append(pool.submit(look, *part))
+            ahead.append(pool.submit(look_at, *part))
             if len(ahead) > 2 * num_workers:
                 yield ahead.popleft().result()
         while ahead:

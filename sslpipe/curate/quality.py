@@ -1,0 +1,126 @@
+"""Measure what makes a picture useless whatever it shows: darkness, blur, a size of a few pixels.
+
+Measures and limits are cleanvision's 0.3.7 where it has one. The package itself reads files through
+pandas and brings matplotlib; these are its formulas on Pillow, a line or two each.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter, ImageStat
+
+CANVAS_PX = 256  # longer side at which brightness is measured
+SHARPNESS_PX = 64  # longer side at which edges are, as in cleanvision's utils/constants.py
+FEW_TONES = 0.18  # a histogram score up to this counts as none: cleanvision's color_threshold
+
+
+class Check(NamedTuple):
+    """A reason to doubt a picture: a measure on the wrong side of a limit.
+
+    Args:
+        reason: Its name.
+        measure: The field of `Measures`.
+        limit: Of the measure.
+        above: Whether values above the limit are doubted, else those below.
+        says: What the measure is, for people.
+    """
+
+    reason: str
+    measure: str
+    limit: float
+    above: bool
+    says: str
+
+    def doubts(self, value: float) -> bool:
+        """Say whether a value lies on the wrong side."""
+        return value > self.limit if self.above else value < self.limit
+
+
+class Measures(NamedTuple):
+    """What is measured of a picture.
+
+    Args:
+        brightest: The 99th percentile of brightness, 0 (black) to 1 (white).
+        darkest: Its 5th percentile.
+        contrast: Its standard deviation, 0 to 0.5.
+        sharpness: cleanvision's score of edges and tones, 0 (blurred) to 1.
+        shorter_side: In px, of the stored picture.
+        aspect: The shorter side by the longer one, above 0 to 1.
+    """
+
+    brightest: float
+    darkest: float
+    contrast: float
+    sharpness: float
+    shorter_side: float
+    aspect: float
+
+
+def checks(tiny_px: float) -> tuple[Check, ...]:
+    """List what a picture is doubted for.
+
+    Args:
+        tiny_px: A shorter side below it is.
+
+    Source:
+        cleanvision 0.3.7, issue_managers/image_property_issue_manager.py, get_default_params: dark
+        0.32, light 0.05 from white, odd aspect ratio 0.35, blurry 0.29. `constant` is this
+        project's: five of 256 levels, several times the noise of a JPEG of one colour.
+    """
+    return (
+        Check("dark", "brightest", 0.32, False, "99th percentile of brightness"),
+        Check("bright", "darkest", 0.95, True, "5th percentile of brightness"),
+        Check("constant", "contrast", 0.02, False, "standard deviation of brightness"),
+        Check("blurred", "sharpness", 0.29, False, "score of edges and tones"),
+        Check("tiny", "shorter_side", tiny_px, False, "shorter side in px"),
+        Check("odd aspect", "aspect", 0.35, False, "shorter by longer side"),
+    )
+
+
+def measure(pixels: NDArray[np.uint8], height: int, width: int) -> Measures:
+    """Measure one picture.
+
+    Args:
+        pixels: (h, w, 3) uint8, RGB, at most CANVAS_PX on the longer side.
+        height: Of the stored picture, in px.
+        width: As height.
+    """
+    tones = brightness(pixels)
+    darkest, brightest = np.percentile(tones, [5, 99])
+    return Measures(
+        float(brightest),
+        float(darkest),
+        float(tones.std()),
+        sharpness(Image.fromarray(pixels)),
+        min(height, width),
+        min(height, width) / max(height, width),
+    )
+
+
+def brightness(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Compute how bright each pixel looks, 0 to 1. (h, w, 3) -> (h, w).
+
+    Source:
+        Finley 2006, "HSP color model"; cleanvision's calculate_brightness.
+    """
+    squares = np.square(pixels.astype(np.float64))
+    bright: NDArray[np.float64] = np.sqrt(squares @ [0.241, 0.691, 0.068]) / 255
+    return bright
+
+
+def sharpness(image: Image.Image) -> float:
+    """Score edges and tones, 0 to 1; few tones on a large plain ground are no blur.
+
+    Source:
+        cleanvision's BlurrinessProperty, with its normalizing_factor of 0.01.
+    """
+    ratio = max(image.size) / SHARPNESS_PX
+    if ratio > 1:
+        width, height = (max(int(side // ratio), 1) for side in image.size)
+        image = image.resize((width, height))
+    grey = image.convert("L")
+    edges = ImageStat.Stat(grey.filter(ImageFilter.FIND_EDGES)).stddev[0]
+    tones = 1 - np.exp(-0.01 * np.std(grey.histogram()))
+    score = 1 - np.exp(-0.01 * edges) + (tones if tones > FEW_TONES else 0.0)
+    return min(1.0, float(score))

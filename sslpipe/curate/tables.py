@@ -1,0 +1,137 @@
+"""Tables of samples: CSV or parquet, by the name's end; each row names its split and its id."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sslpipe.errors import DataError
+from sslpipe.portable import replacing, write_atomically
+
+Kinds = Mapping[str, type]  # column -> str, int or float
+SUFFIXES = (".csv", ".parquet")
+
+
+def check_table(path: Path) -> None:
+    """Check that a table of this name can be written or read.
+
+    Raises:
+        DataError: It ends otherwise than .csv or .parquet, or pyarrow is not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        raise DataError(f"{path}: a table is named .csv or .parquet; give it one of these ends")
+    if path.suffix == ".parquet" and not can_parquet():
+        raise DataError(f"{path} needs pyarrow: pip install 'sslpipe[parquet]', or name a .csv")
+
+
+def can_parquet() -> bool:
+    """Say whether pyarrow is installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Kinds) -> None:
+    """Write rows as CSV or parquet; None is an empty cell.
+
+    Args:
+        path: Ends in .csv or .parquet; see `check_table`.
+        rows: By column.
+        kinds: Of the columns, in their order.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(kinds), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(path, text.getvalue())
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    schema = pa.schema([(name, types[kind]) for name, kind in kinds.items()])
+    with replacing(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
+
+
+def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Read rows; of a CSV all cells are text, an empty one is None.
+
+    Args:
+        path: Ends in .csv or .parquet.
+        columns: Which must be there.
+
+    Raises:
+        DataError: It cannot be read, or a column is missing.
+    """
+    check_table(path)
+    try:
+        if path.suffix == ".csv":
+            with open(path, newline="", encoding="utf-8-sig") as file:
+                reader = csv.DictReader(file)
+                known = list(reader.fieldnames or ())
+                rows = [{k: v or None for k, v in row.items() if k} for row in reader]
+        else:
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(path)
+            known, rows = table.column_names, table.to_pylist()
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"cannot read the table {path}: {error}") from error
+    missing = [name for name in columns if name not in known]
+    if missing:
+        raise DataError(
+            f"{path} has no column {', '.join(missing)}; it has: {', '.join(known) or 'none'}"
+        )
+    return rows
+
+
+def sample_id(path: Path, number: int, cell: Any, samples: int) -> int:
+    """Read the cell `id` of a table's row.
+
+    Args:
+        path: Of the table, for the message.
+        number: Of the row, the first below the names of the columns is 2.
+        cell: The id, or a text of it.
+        samples: How many the split has.
+
+    Raises:
+        DataError: It is no sample of the split.
+    """
+    try:
+        value = int(cell)
+    except (TypeError, ValueError):
+        value = -1
+    if not 0 <= value < samples:
+        raise DataError(f"{path}, row {number}: id {cell!r} is no sample; ids end at {samples - 1}")
+    return value
+
+
+def read_labels(path: Path, split: str, samples: int) -> dict[int, int]:
+    """Read the labels of a split: sample id -> number of its class, by the names in order.
+
+    Args:
+        path: A table with the columns split, id and label; an empty label is none.
+        split: Its name.
+        samples: How many it has.
+
+    Raises:
+        DataError: A sample has two labels, or none of the split has one.
+    """
+    labels: dict[int, str] = {}
+    for number, row in enumerate(read_table(path, ("split", "id", "label")), 2):
+        label = row["label"]
+        if row["split"] != split or label is None or not str(label).strip():
+            continue
+        key = sample_id(path, number, row["id"], samples)
+        if labels.setdefault(key, str(label)) != str(label):
+            raise DataError(f"{path}, row {number}: sample {key} is {labels[key]!r} and {label!r}")
+    if not labels:
+        raise DataError(f"{path}: its column label is empty for split {split!r}; fill it in first")
+    codes = {name: code for code, name in enumerate(sorted({*labels.values()}))}
+    return {key: codes[name] for key, name in labels.items()}

@@ -1,0 +1,121 @@
+"""Outliers: planted ones are found, by the distances of brute force and a limit by formula."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import median_abs_deviation
+
+from sslpipe.curate.outliers import (
+    NO_NEIGHBOUR,
+    UNREADABLE,
+    bad_pictures,
+    far_from_all,
+    neighbour_distances,
+    upper_limit,
+)
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from tests.helpers.dataset import png, write_dataset
+
+
+def embeddings(features, ids=None):
+    rows = torch.as_tensor(np.asarray(features), dtype=torch.float32)
+    known = torch.arange(len(rows)) if ids is None else torch.as_tensor(ids)
+    return Embeddings(rows, torch.full((len(rows),), -1), known)
+
+
+def blobs(sizes, dim=16, seed=0, spread=0.1):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(len(sizes), dim))
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    parts = [c + spread * rng.normal(size=(n, dim)) for c, n in zip(centres, sizes, strict=True)]
+    return np.concatenate(parts)
+
+
+def test_distances_are_those_of_brute_force():
+    features = blobs([30, 30])
+    units = features / np.linalg.norm(features, axis=1, keepdims=True)
+    cosines = units @ units.T
+    np.fill_diagonal(cosines, -np.inf)
+    expected = 1 - np.sort(cosines, axis=1)[:, -5:].mean(axis=1)
+    np.testing.assert_allclose(neighbour_distances(embeddings(features), 5), expected, atol=2e-6)
+
+
+def test_the_limit_is_that_of_the_modified_z_score():
+    values = np.random.default_rng(0).lognormal(size=500)
+    logs = np.log(values)
+    spread = median_abs_deviation(logs, scale=0.6745)
+    assert upper_limit(values, 3.5) == pytest.approx(np.exp(np.median(logs) + 3.5 * spread))
+
+
+def test_lone_rows_and_a_small_group_of_equals_are_found():
+    rng = np.random.default_rng(1)
+    strange = np.concatenate([rng.normal(size=(3, 16)), np.repeat(rng.normal(size=(1, 16)), 4, 0)])
+    ids = np.arange(307) * 2  # not the rows' numbers
+    found = far_from_all(embeddings(np.concatenate([blobs([150, 150]), strange]), ids))
+    assert {one.id for one in found} == set(range(600, 614, 2))
+    assert {one.reason for one in found} == {NO_NEIGHBOUR}
+    values = [one.value for one in found]
+    assert values == sorted(values, reverse=True)
+    assert min(values) > found[0].limit
+
+
+def test_a_split_of_equal_pictures_has_no_outlier():
+    assert far_from_all(embeddings(np.ones((50, 4)))) == []
+
+
+def test_more_neighbours_than_rows_are_refused():
+    with pytest.raises(DataError, match="k = 10 does not fit a bank of 4 rows"):
+        far_from_all(embeddings(np.eye(5)))
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    smooth = np.add.outer(np.arange(96), np.arange(128))
+    planted = {
+        1: rng.integers(0, 60, (64, 64, 3)),  # dark
+        3: np.full((64, 64, 3), 255),  # bright and constant
+        5: np.full((64, 64, 3), 128),
+        6: np.stack([smooth] * 3, 2),  # blurred
+        8: rng.integers(0, 256, (7, 12, 3)),  # tiny
+        9: rng.integers(0, 256, (20, 64, 3)),
+        12: rng.integers(0, 40, (64, 64, 3)),  # darker
+    }
+    files = {i: png(pixels.astype(np.uint8)) for i, pixels in planted.items()} | {10: b"no image"}
+    folder = tmp_path_factory.mktemp("data")
+    return load_index(write_dataset(folder, (8, 8), px=64, broken=files)).split("train")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bad_pictures_have_their_reasons(split, num_workers):
+    done = []
+    found = bad_pictures(split, tiny_px=8, num_workers=num_workers, progress=done.append)
+    assert [(one.reason, one.id) for one in found] == [
+        (UNREADABLE, 10),
+        ("dark", 12),  # the darkest first
+        ("dark", 1),
+        ("bright", 3),
+        ("constant", 3),
+        ("constant", 5),
+        ("blurred", 6),
+        ("tiny", 8),
+        ("odd aspect", 9),
+    ]
+    assert sum(done) == 16
+    assert [one.key for one in found] == [f"train{one.id:06d}" for one in found]
+    assert "not a JPEG, PNG or WebP" in found[0].detail
+    assert (found[-2].value, found[-2].limit) == (7, 8)
+
+
+def test_a_large_picture_is_judged_by_its_own_size(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 1000, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG")
+    data = write_dataset(tmp_path, (1,), broken={0: file.getvalue()})
+    found = bad_pictures(load_index(data).split("train"), tiny_px=101, num_workers=0)
+    assert {(one.reason, one.value) for one in found} == {("tiny", 100), ("odd aspect", 0.1)}

@@ -1,0 +1,60 @@
+"""Tables: what is written is read again; what is none is refused."""
+
+import pytest
+
+from sslpipe.curate.tables import read_labels, read_table, write_table
+from sslpipe.errors import DataError
+
+KINDS = {"split": str, "id": int, "label": str, "value": float}
+ROWS = [
+    {"split": "train", "id": 4, "label": "a, b", "value": 0.25},
+    {"split": "train", "id": 7, "label": None, "value": None},
+    {"split": "test", "id": 4, "label": "ü\n2", "value": -1e-9},
+]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_is_read_as_it_was_written(tmp_path, suffix):
+    path = tmp_path / "new" / f"table{suffix}"
+    write_table(path, ROWS, KINDS)
+    found = read_table(path, ("split", "id"))
+    if suffix == ".csv":  # where all is text
+        found = [
+            row | {"id": int(row["id"]), "value": row["value"] and float(row["value"])}
+            for row in found
+        ]
+    assert found == ROWS
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_labels_are_numbered_by_name_and_empty_ones_are_none(tmp_path, suffix):
+    path = tmp_path / f"table{suffix}"
+    rows = [dict(ROWS[0], id=i, label=name) for i, name in enumerate(["b", "a", None, "b"])]
+    write_table(path, [*rows, ROWS[2]], KINDS)
+    assert read_labels(path, "train", 8) == {0: 1, 1: 0, 3: 1}
+
+
+def refused(tmp_path, text, samples=8):
+    path = tmp_path / "labels.csv"
+    path.write_text(text)
+    with pytest.raises(DataError) as error:
+        read_labels(path, "train", samples)
+    return str(error.value)
+
+
+def test_wrong_tables_are_refused_with_row_and_remedy(tmp_path):
+    assert "has no column label; it has: split, id" in refused(tmp_path, "split,id\ntrain,1\n")
+    head = "split,id,label\n"
+    assert "row 3: id '8' is no sample; ids end at 7" in refused(
+        tmp_path, head + "train,7,a\ntrain,8,a\n"
+    )
+    assert "row 2: id 'x' is no sample" in refused(tmp_path, head + "train,x,a\n")
+    assert "row 3: sample 1 is 'a' and 'b'" in refused(tmp_path, head + "train,1,a\ntrain,1,b\n")
+    assert "its column label is empty for split 'train'" in refused(tmp_path, head + "test,1,a\n")
+    with pytest.raises(DataError, match="a table is named"):
+        read_table(tmp_path / "labels.txt", ())
+    with pytest.raises(DataError, match="cannot read the table"):
+        read_table(tmp_path / "absent.csv", ())
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="cannot read the table"):
+        read_table(tmp_path / "broken.parquet", ())
