@@ -1,0 +1,96 @@
+"""What is chosen to be labelled, against brute force and planted clusters."""
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.curate.clusters import cluster
+from sslpipe.curate.labelling import balanced, by_coverage, hard
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+
+SIZES = (60, 40, 25, 12)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Four blobs far from each other."""
+    rng = np.random.default_rng(0)
+    parts = [10 * np.eye(8)[k] + rng.normal(size=(n, 8)) for k, n in enumerate(SIZES)]
+    ids = torch.arange(sum(SIZES)) * 3
+    features = torch.from_numpy(np.concatenate(parts)).float()
+    return Embeddings(features, torch.full_like(ids, -1), ids)
+
+
+def blob(row):
+    return int(np.searchsorted(np.cumsum(SIZES), row, side="right"))
+
+
+def test_coverage_takes_the_most_typical_of_each_cluster_the_largest_first(rows):
+    chosen = by_coverage(rows, 4)
+    assert [blob(one.row) for one in chosen] == [0, 1, 2, 3]
+    assert [one.value for one in chosen] == list(SIZES)
+    units = torch.nn.functional.normalize(rows.features.double()).numpy()
+    for one, first, size in zip(chosen, np.cumsum((0, *SIZES)), SIZES, strict=False):
+        own = units[first : first + size]
+        cosines = own @ own.T
+        np.fill_diagonal(cosines, -np.inf)
+        near = np.sort(cosines, axis=1)[:, -min(20, size - 1) :].mean(axis=1)
+        assert one.row == first + near.argmax()
+
+
+def test_coverage_leaves_what_a_label_covers(rows):
+    labelled = np.zeros(len(rows.ids), bool)
+    labelled[[5, 110]] = True  # of the largest blob and of the third
+    assert [blob(one.row) for one in by_coverage(rows, 2, labelled=labelled)] == [1, 3]
+
+
+def test_balanced_takes_as_many_of_each_cluster_and_counts_labels(rows):
+    chosen = balanced(rows, 22, clusters=4)
+    counts = np.bincount([blob(one.row) for one in chosen])
+    assert counts.tolist() == [6, 6, 5, 5]
+    assert np.bincount([blob(one.row) for one in chosen[:8]]).tolist() == [2, 2, 2, 2]
+    labelled = np.zeros(len(rows.ids), bool)
+    labelled[:3] = True
+    later = balanced(rows, 9, clusters=4, labelled=labelled)
+    assert np.bincount([blob(one.row) for one in later]).tolist() == [0, 3, 3, 3]
+    assert not {one.row for one in later} & {0, 1, 2}
+    assert [one.row for one in balanced(rows, 9, clusters=4, seed=1)] != [
+        one.row for one in chosen[:9]
+    ]
+
+
+def test_hard_takes_what_lies_between_two_classes():
+    """Labelled: two blobs on a line; unlabelled: points along it, the hardest in the middle."""
+    along = np.concatenate([np.repeat([-1.0, 1.0], 20), np.linspace(-1, 1, 21)])
+    features = np.stack([along, np.ones(61)], 1)
+    rows = Embeddings(torch.from_numpy(features).float(), torch.full((61,), -1), torch.arange(61))
+    labels = np.concatenate([np.repeat([3, 7], 20), np.full(21, -1)])
+    chosen = hard(rows, 21, labels=labels)
+    assert {one.row for one in chosen[:3]} == {49, 50, 51}
+    assert chosen[0].row == 50
+    assert {one.row for one in chosen[-2:]} == {40, 60}
+    margins = [one.value for one in chosen]
+    assert margins == sorted(margins)
+    assert margins[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_what_cannot_be_chosen_is_refused(rows):
+    labelled = np.ones(len(rows.ids), bool)
+    labelled[:3] = False
+    with pytest.raises(DataError, match="4 samples to label were asked for, and 3 of 137 have no"):
+        by_coverage(rows, 4, labelled=labelled)
+    labels = np.where(labelled, 5, -1)
+    with pytest.raises(DataError, match="the labels name 1 classes, and a probe needs two"):
+        hard(rows, 2, labels=labels)
+
+
+@pytest.mark.parametrize("choose", [by_coverage, balanced])
+def test_the_same_seed_chooses_the_same_in_any_order_of_the_rows(rows, choose):
+    shuffled = torch.randperm(len(rows.ids), generator=torch.Generator().manual_seed(0))
+    options = {"clusters": 10} if choose is balanced else {}
+    plain = [one.row for one in choose(rows, 10, seed=2, **options)]
+    other = [int(shuffled[one.row]) for one in choose(rows.rows(shuffled), 10, seed=2, **options)]
+    assert plain == other
+    assert len({*plain}) == 10
+    assert cluster(rows, 10, seed=2).sizes.sum() == len(rows.ids)
