@@ -1,0 +1,267 @@
+"""Hand samples to FiftyOne and LightlyStudio, as plain files that neither has to be installed for.
+
+Both get a folder of pictures and what tables of `sslpipe curate` say of each. FiftyOne reads
+`samples.json` and `metadata.json` as a `fiftyone.types.FiftyOneDataset`; LightlyStudio has a
+Python interface only, which `open_lightly_studio.py` of the folder calls.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.curate.images import write_images
+from sslpipe.curate.tables import read_table, sample_id
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.portable import replacing, write_atomically
+
+IMAGES = "images"  # the folder of the pictures
+OWN_COLUMNS = ("split", "id", "key", "path")  # of a table; not what it says of a sample
+
+LIGHTLY_SCRIPT = '''"""Show this folder in LightlyStudio: pip install lightly-studio; python {name}.
+
+Written by `sslpipe curate export`; made for lightly-studio 1.2.
+"""
+
+import json
+from pathlib import Path
+
+import lightly_studio as ls
+import numpy as np
+from lightly_studio.core.annotation.annotation_create import CreateClassification
+from lightly_studio_serve.embedder import ImagePathEmbedder
+
+FOLDER = Path(__file__).absolute().parent
+SAMPLES = json.loads((FOLDER / "samples.json").read_text(encoding="utf-8"))["samples"]
+FEATURES = np.load(FOLDER / "embeddings.npy")
+ROWS = {{(FOLDER / one["filepath"]).as_posix(): row for row, one in enumerate(SAMPLES)}}
+
+
+class SavedFeatures(ImagePathEmbedder):
+    """Looks up what sslpipe embedded."""
+
+    def embedding_space_spec(self):
+        return ls.EmbeddingSpaceSpec(space_key="{space}", dimension=FEATURES.shape[1])
+
+    def embed_images(self, paths):
+        kept = [place for place, path in enumerate(paths) if path in ROWS]
+        rows = [ROWS[paths[place]] for place in kept]
+        return ls.EmbeddingResult(embeddings=FEATURES[rows], kept_indices=kept)
+
+
+ls.register_default_embedder(embedder=SavedFeatures())
+dataset = ls.ImageDataset.create("{title}")
+dataset.add_images_from_path(path=FOLDER / "images")
+metadata = []
+for sample in dataset:
+    one = SAMPLES[ROWS[sample.file_path_abs]]
+    metadata.append((sample.sample_id, one["fields"]))
+    for tag in one["tags"]:
+        sample.add_tag(tag)
+    if one["label"] is not None:
+        sample.add_annotation(CreateClassification(label=one["label"]))
+dataset.update_metadata(metadata)
+ls.start_gui()
+'''
+
+
+class Sample(NamedTuple):
+    """What is said of one sample.
+
+    Args:
+        id: Its place in the split.
+        path: Of its picture, below the folder.
+        label: The name of its class; None where it has none.
+        tags: The names of the tables that list it, and the reasons that they give.
+        fields: Values by name: of a table's column, TABLE_COLUMN.
+    """
+
+    id: int
+    path: str
+    label: str | None
+    tags: list[str]
+    fields: dict[str, Any]
+
+
+def export(
+    out: Path,
+    tool: str,
+    index: DatasetIndex,
+    split: Split,
+    rows: Embeddings,
+    *,
+    space: str,
+    tables: Sequence[Path] = (),
+    listed: bool = False,
+    most_px: int = 0,
+) -> int:
+    """Write pictures, features and what is known of them for one of the two tools.
+
+    Args:
+        out: The folder; it must be empty or not there.
+        tool: One of WRITERS.
+        index: The data set.
+        split: Of it.
+        rows: Features of the split; every row is a sample.
+        space: Names what made the features, for LightlyStudio: equal names, comparable features.
+        tables: CSV or parquet with the columns split and id, and more to show.
+        listed: Take only the samples that a table lists.
+        most_px: See `write_images`.
+
+    Returns:
+        How many samples were written.
+
+    Raises:
+        DataError: The folder is not empty, or a table does not fit.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} is there already and not empty; name another folder")
+    told = [_Table.read(path, split) for path in tables]
+    titles = [table.name for table in told]
+    twice = [title for title in titles if titles.count(title) > 1]
+    if twice:
+        raise DataError(f"two tables are named {twice[0]}; rename one of them")
+    rows = rows.rows(torch.argsort(rows.ids))
+    if listed:
+        wanted = torch.tensor([one for table in told for one in table.cells])
+        rows = rows.rows(torch.isin(rows.ids, wanted.to(rows.ids)))
+        if not len(rows.ids):
+            raise DataError("no sample of the features is in a table: there is nothing to export")
+    # the pictures, and what is said of each
+    ids = rows.ids.cpu().numpy()
+    files = write_images(split, ids, out / IMAGES, most_px=most_px)
+    names = class_names(index, split, ids)
+    samples = []
+    for file, name in zip(files, names, strict=True):
+        known = {"split": split.name, "source_id": file.id, "key": file.key}
+        path = file.path.relative_to(out).as_posix()
+        samples.append(_said(Sample(file.id, path, name, [split.name], known), told))
+    # the features, in the same order
+    with replacing(out / "embeddings.npy") as temporary, temporary.open("wb") as stream:
+        np.save(stream, rows.features.cpu().numpy(), allow_pickle=False)
+    WRITERS[tool](out, index, space, samples)
+    return len(samples)
+
+
+def class_names(index: DatasetIndex, split: Split, ids: NDArray[np.int64]) -> list[str | None]:
+    """Look up the names of some samples' classes; None where a sample has none."""
+    classes = index.manifest.classes
+    return [
+        None if label < 0 else (classes[label] if label < len(classes) else str(label))
+        for label in split.labels_of(ids).tolist()
+    ]
+
+
+class _Table(NamedTuple):
+    """A table by sample id: the rows that it has of each.
+
+    Args:
+        name: Of the file, without its end; letters, digits and underscores.
+        cells: Sample id -> its rows, each column -> value.
+        several: Whether a sample has several rows.
+    """
+
+    name: str
+    cells: dict[int, list[dict[str, Any]]]
+    several: bool
+
+    @classmethod
+    def read(cls, path: Path, split: Split) -> "_Table":
+        """Read the rows of one split. Raises: DataError."""
+        ids, told = [], []
+        for number, row in enumerate(read_table(path, ("split", "id")), 2):
+            if row["split"] == split.name:
+                ids.append(sample_id(path, number, row["id"], len(split)))
+                told.append({k: v for k, v in row.items() if k not in OWN_COLUMNS})
+        for column in told[0] if told else ():
+            kind = _kind([row[column] for row in told if row[column] is not None])
+            for row in told:
+                row[column] = None if row[column] is None else kind(row[column])
+        cells: dict[int, list[dict[str, Any]]] = {}
+        for one, row in zip(ids, told, strict=True):
+            said = {k: v for k, v in row.items() if v is not None}
+            cells.setdefault(one, []).append(said)
+        several = any(len(own) > 1 for own in cells.values())
+        return cls(re.sub(r"\W", "_", path.stem).lstrip("_") or "table", cells, several)
+
+
+def _kind(values: Sequence[Any]) -> type:
+    """The one type of a column: both tools take no other value of a field afterwards."""
+    for kind in (int, float):
+        with suppress(ValueError, TypeError):
+            if all(math.isfinite(kind(value)) and kind(value) == float(value) for value in values):
+                return kind
+    return str
+
+
+def _said(sample: Sample, tables: Sequence[_Table]) -> Sample:
+    """Add what tables say: of one with several rows a sample, each value is a list."""
+    for table in tables:
+        own = table.cells.get(sample.id, [])
+        for column in dict.fromkeys(column for row in own for column in row):
+            name = re.sub(r"\W", "_", f"{table.name}_{column}")
+            values = [row[column] for row in own if column in row]
+            sample.fields[name] = values if table.several else values[0]
+        if own:
+            reasons = [str(row["reason"]) for row in own if table.several and row.get("reason")]
+            sample.tags.extend(dict.fromkeys([table.name, *reasons]))
+    return sample
+
+
+def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _fiftyone(out: Path, index: DatasetIndex, space: str, samples: Sequence[Sample]) -> None:
+    """Write FiftyOne's JSON of samples, which its importer knows by the missing version.
+
+    Source:
+        fiftyone 1.22.1, utils/data/importers.py, LegacyFiftyOneDatasetImporter, to which
+        FiftyOneDatasetImporter hands what has no version of its database.
+    """
+    info = {"source": index.manifest.source, "data_sha256": index.sha256, "features": space}
+    name, classes = index.manifest.name, list(index.manifest.classes)
+    _write_json(
+        out / "metadata.json",
+        {"name": name, "media_type": "image", "info": {**info, "default_classes": classes}},
+    )
+    documents = [
+        {
+            "filepath": sample.path,
+            "tags": sample.tags,
+            **sample.fields,
+            **({} if sample.label is None else {"ground_truth": _classification(sample.label)}),
+        }
+        for sample in samples
+    ]
+    _write_json(out / "samples.json", {"samples": documents})
+
+
+def _classification(label: str) -> dict[str, str]:
+    return {"_cls": "Classification", "label": label}
+
+
+def _lightly(out: Path, index: DatasetIndex, space: str, samples: Sequence[Sample]) -> None:
+    """Write samples.json and the script that hands them to LightlyStudio's Python interface."""
+    documents = [
+        {"filepath": one.path, "label": one.label, "tags": one.tags, "fields": one.fields}
+        for one in samples
+    ]
+    _write_json(out / "samples.json", {"samples": documents})
+    name = "open_lightly_studio.py"
+    title = json.dumps(index.manifest.name)[1:-1]
+    script = LIGHTLY_SCRIPT.format(name=name, title=title, space=space)
+    write_atomically(out / name, script)
+
+
+Writer = Callable[[Path, DatasetIndex, str, Sequence[Sample]], None]
+WRITERS: dict[str, Writer] = {"fiftyone": _fiftyone, "lightly": _lightly}

@@ -1,0 +1,185 @@
+"""Exports: the files that FiftyOne's importer and LightlyStudio's interface are said to read."""
+
+import json
+import runpy
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sslpipe.curate.exports import export
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from tests.helpers.dataset import picture, write_dataset
+
+# what two tables say of samples of the split `train`
+OUTLIERS = """split,id,key,reason,value,limit
+train,1,k,dark,0.125,0.32
+train,1,k,blurred,0,0.29
+train,6,k,unreadable,,
+test,2,k,dark,0.1,0.32
+"""
+CHOSEN = """order,split,id,reason,path,label
+0,train,5,typical of 3 samples,images/x.png,
+1,train,1,typical of 2 samples,images/y.png,cat
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    index = load_index(write_dataset(tmp_path / "data", (4, 4)))
+    (tmp_path / "outliers.csv").write_text(OUTLIERS)
+    (tmp_path / "chosen.csv").write_text(CHOSEN)
+    return index
+
+
+@pytest.fixture
+def rows():
+    """Features of all but sample 3, not in the order of their ids."""
+    ids = torch.tensor([7, 0, 1, 2, 4, 5, 6])
+    features = ids[:, None] + torch.tensor([0.0, 0.5])
+    return Embeddings(features, ids % 4, ids)
+
+
+def call(tmp_path, tool, index, rows, **options):
+    tables = [tmp_path / "outliers.csv", tmp_path / "chosen.csv"]
+    out = tmp_path / "out"
+    split = index.split("train")
+    total = export(out, tool, index, split, rows, space="sslpipe/x", tables=tables, **options)
+    samples = json.loads((out / "samples.json").read_text())["samples"]
+    assert total == len(samples)
+    return out, samples
+
+
+@pytest.mark.parametrize("tool", ["fiftyone", "lightly"])
+def test_pictures_and_features_are_in_the_order_of_the_samples(tmp_path, data, rows, tool):
+    out, samples = call(tmp_path, tool, data, rows)
+    ids = [0, 1, 2, 4, 5, 6, 7]
+    assert len(samples) == len(ids)
+    for one, sample_id in zip(samples, ids, strict=True):
+        assert one["filepath"] == f"images/train-{sample_id:09d}.png"
+        with Image.open(out / one["filepath"]) as image:
+            assert np.array_equal(np.asarray(image), picture(sample_id))
+    features = np.load(out / "embeddings.npy")
+    assert features.dtype == np.float32
+    assert features.tolist() == [[i, i + 0.5] for i in ids]
+
+
+def test_fiftyone_samples_hold_what_tables_and_labels_say(tmp_path, data, rows):
+    out, samples = call(tmp_path, "fiftyone", data, rows)
+    metadata = json.loads((out / "metadata.json").read_text())
+    assert "version" not in metadata  # by that the importer knows a format without its database
+    assert metadata["media_type"] == "image"
+    assert samples[0] == {
+        "filepath": "images/train-000000000.png",
+        "tags": ["train"],
+        "split": "train",
+        "source_id": 0,
+        "key": "train000000",
+        "ground_truth": {"_cls": "Classification", "label": data.manifest.classes[0]},
+    }
+    one = samples[1]
+    assert one["tags"] == ["train", "outliers", "dark", "blurred", "chosen"]
+    assert one["outliers_reason"] == ["dark", "blurred"]
+    assert one["outliers_value"] == [0.125, 0.0]
+    assert {type(value) for value in one["outliers_value"]} == {float}  # of a column, one type
+    assert (one["chosen_order"], one["chosen_label"]) == (1, "cat")
+    unreadable = samples[5]
+    assert unreadable["outliers_reason"] == ["unreadable"]
+    assert "outliers_value" not in unreadable
+    assert not {"path", "chosen_path", "chosen_id"} & {key for s in samples for key in s}
+
+
+def test_listed_samples_alone_as_small_jpegs(tmp_path, data, rows):
+    out, samples = call(tmp_path, "fiftyone", data, rows, listed=True, most_px=8)
+    assert [one["source_id"] for one in samples] == [1, 5, 6]
+    for one in samples:
+        with Image.open(out / one["filepath"]) as image:
+            assert (image.format, image.size) == ("JPEG", (8, 8))
+
+
+class FakeStudio:
+    """As much of lightly-studio 1.2's public interface as its examples show."""
+
+    def __init__(self, out):
+        self.out, self.metadata, self.started = out, {}, False
+        self.samples = []
+
+    def modules(self):
+        studio = types.ModuleType("lightly_studio")
+        studio.EmbeddingSpaceSpec = types.SimpleNamespace
+        studio.EmbeddingResult = types.SimpleNamespace
+        studio.register_default_embedder = lambda embedder: setattr(self, "embedder", embedder)
+        studio.ImageDataset = types.SimpleNamespace(create=self.create)
+        studio.start_gui = lambda: setattr(self, "started", True)
+        create = types.ModuleType("lightly_studio.core.annotation.annotation_create")
+        create.CreateClassification = lambda label: label
+        serve = types.ModuleType("lightly_studio_serve.embedder")
+        serve.ImagePathEmbedder = object
+        names = ("lightly_studio.core", "lightly_studio.core.annotation", "lightly_studio_serve")
+        packages = {name: types.ModuleType(name) for name in names}
+        return {module.__name__: module for module in (studio, create, serve)} | packages
+
+    def create(self, name):
+        self.name = name
+        return self
+
+    def add_images_from_path(self, path):
+        files = sorted(path.iterdir(), reverse=True)
+        self.found = self.embedder.embed_images([f.absolute().as_posix() for f in files])
+        self.samples = [FakeSample(number, f) for number, f in enumerate(files)]
+
+    def __iter__(self):
+        return iter(self.samples)
+
+    def update_metadata(self, sample_metadata):
+        self.metadata = dict(sample_metadata)
+
+
+class FakeSample:
+    def __init__(self, sample_id, file):
+        self.sample_id, self.file_path_abs = sample_id, file.absolute().as_posix()
+        self.tags, self.labels = [], []
+        self.add_tag, self.add_annotation = self.tags.append, self.labels.append
+
+
+def test_the_script_hands_all_to_lightly_studio(tmp_path, data, rows, monkeypatch):
+    out, _ = call(tmp_path, "lightly", data, rows)
+    studio = FakeStudio(out)
+    for name, module in studio.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    runpy.run_path(str(out / "open_lightly_studio.py"))
+    assert studio.started
+    assert studio.name == data.manifest.name
+    spec = studio.embedder.embedding_space_spec()
+    assert (spec.space_key, spec.dimension) == ("sslpipe/x", 2)
+    ids = [7, 6, 5, 4, 2, 1, 0]  # as it lists the files
+    assert studio.found.embeddings[:, 0].tolist() == ids
+    assert studio.found.kept_indices == list(range(7))
+    assert [studio.metadata[k]["source_id"] for k in range(7)] == ids
+    assert studio.samples[5].tags == ["train", "outliers", "dark", "blurred", "chosen"]
+    assert studio.samples[5].labels == [data.manifest.classes[1]]
+    assert studio.embedder.embed_images(["/elsewhere.png"]).kept_indices == []
+
+
+def test_what_does_not_fit_is_refused(tmp_path, data, rows):
+    split = data.split("train")
+
+    def refused(out, tables, rows=rows):
+        with pytest.raises(DataError) as error:
+            export(out, "fiftyone", data, split, rows, space="", tables=tables, listed=True)
+        return str(error.value)
+
+    assert "not empty" in refused(tmp_path / "data", [])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "chosen.csv").write_text("split,id\ntrain,8\n")
+    assert "row 2: id '8' is no sample" in refused(tmp_path / "o", [tmp_path / "b" / "chosen.csv"])
+    twice = [tmp_path / "chosen.csv", tmp_path / "chosen.csv"]
+    assert "two tables are named chosen" in refused(tmp_path / "o", twice)
+    one = rows.rows(torch.tensor([0]))
+    assert "nothing to export" in refused(tmp_path / "o", [tmp_path / "chosen.csv"], one)
+    assert not (tmp_path / "o").exists()
