@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from sslpipe.cli.curate_features import clusters, export, outliers, select
 from sslpipe.cli.inputs import open_split
 from sslpipe.cli.progress import progress
 from sslpipe.cli.terminal import console, report_bad
@@ -17,9 +18,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Look into a data set before training: which images are one picture.",
-    epilog="Example: sslpipe curate duplicates out/photos --out out/duplicates --split train",
+    help="Look into a data set: which images are one picture, which resemble no other, which kinds "
+    "there are, and which are worth a label first.",
+    epilog="Examples: sslpipe curate duplicates out/photos --out out/duplicates --split train | "
+    "sslpipe curate select train.safetensors --data out/photos --count 100 --out out/chosen",
 )
+app.command(
+    epilog="Example: sslpipe curate outliers train.safetensors --data out/photos --out out/outliers"
+)(outliers)
+app.command(
+    epilog="Example: sslpipe curate clusters train.safetensors --data out/photos --out out/clusters"
+)(clusters)
+app.command(
+    epilog="Examples: sslpipe curate select train.safetensors --data out/photos --count 100 "
+    "--images --out out/chosen | sslpipe curate select train.safetensors --data out/photos "
+    "--count 100 --how hard --labels out/chosen/chosen.csv --out out/next"
+)(select)
+app.command(
+    epilog="Example: sslpipe curate export train.safetensors --data out/photos --to fiftyone "
+    "--table out/outliers/outliers.csv --table out/chosen/chosen.csv --out out/fiftyone"
+)(export)
 
 
 @app.callback()

@@ -4,14 +4,20 @@ from collections.abc import Mapping
 from html import escape
 from importlib import resources
 
+FOOTER = (
+    "Written by <code>sslpipe report</code> of sslpipe. Intervals are over test images (and draws "
+    "of labels), not over training seeds."
+)
 
-def html_page(title: str, head: str, sections: Mapping[str, str]) -> str:
+
+def html_page(title: str, head: str, sections: Mapping[str, str], *, footer: str = FOOTER) -> str:
     """Return the whole HTML file.
 
     Args:
         title: Plain text, escaped here.
         head: HTML above the links.
         sections: Heading -> HTML; each heading becomes an anchor.
+        footer: HTML.
     """
     anchors = {heading: heading.lower().replace(" ", "-") for heading in sections}
     links = "".join(f"<a href='#{anchor}'>{heading}</a>" for heading, anchor in anchors.items())
@@ -25,6 +31,5 @@ def html_page(title: str, head: str, sections: Mapping[str, str]) -> str:
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(title)}: sslpipe report</title><style>{style}</style>"
         f"</head><body>{head}<nav aria-label='Sections'>{links}</nav><main>{body}</main>"
-        "<footer>Written by <code>sslpipe report</code> of sslpipe. Intervals are over "
-        "test images (and draws of labels), not over training seeds.</footer></body></html>\n"
+        f"<footer>{footer}</footer></body></html>\n"
     )

@@ -1,0 +1,188 @@
+"""`sslpipe curate` on a file of features: what is written, and what is refused before work."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sslpipe.cli.app import run
+from sslpipe.data.index import load_index
+from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from tests.helpers.dataset import png, write_dataset
+
+SAMPLES = 40
+NEAR = ("--neighbours", 5)  # of the ten of a kind
+
+
+@pytest.fixture(scope="module")
+def unlabelled(tmp_path_factory):
+    """A data set without labels, a black picture in it, and features of four kinds of samples."""
+    folder = tmp_path_factory.mktemp("unlabelled")
+    black = png(np.zeros((16, 16, 3), np.uint8))
+    return write(
+        folder, write_dataset(folder / "data", (20, 20), labelled=False, broken={7: black})
+    )
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("labelled")
+    return write(folder, write_dataset(folder / "data", (20, 20)))
+
+
+def write(folder, data):
+    index = load_index(data)
+    rng = np.random.default_rng(0)
+    ids = torch.arange(SAMPLES)
+    features = 5 * np.eye(8)[ids.numpy() % 4] + 0.5 * rng.normal(size=(SAMPLES, 8))
+    features[33] = -np.ones(8)  # like no other
+    rows = Embeddings(torch.from_numpy(features).float(), ids % 4, ids)
+    if index.split("train").labels.min() < 0:
+        rows = rows._replace(labels=torch.full_like(ids, -1))
+    facts = {"data_sha256": index.sha256, "split": "train", "view": {"resize_px": 16}}
+    save_embeddings(folder / "train.safetensors", rows, facts)
+    return folder
+
+
+def call(capsys, *words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["sslpipe", "curate", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            run()
+    shown = capsys.readouterr()
+    return end.value.code or 0, shown.out, shown.err
+
+
+def curate(capsys, folder, command, *words):
+    features, data = folder / "train.safetensors", folder / "data"
+    return call(capsys, command, features, "--data", data, *words)
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_outliers_have_reasons_values_and_a_page(capsys, unlabelled, tmp_path):
+    status, shown, _ = curate(capsys, unlabelled, "outliers", "--out", tmp_path, *NEAR)
+    assert status == 0
+    assert "of 40 samples of train: 1 no neighbour, 1 dark, 1 constant, 1 blurred" in shown
+    rows = table(tmp_path / "outliers.csv")
+    assert [(row["id"], row["key"], row["reason"]) for row in rows] == [
+        ("33", "train000033", "no neighbour"),
+        ("7", "train000007", "dark"),
+        ("7", "train000007", "constant"),
+        ("7", "train000007", "blurred"),
+    ]
+    assert float(rows[0]["value"]) > float(rows[0]["limit"])
+    assert pq.read_table(tmp_path / "outliers.parquet").to_pylist()[1]["value"] == 0
+    page = (tmp_path / "outliers.html").read_text()
+    assert page.count("<img src='data:image/") == 4
+    assert "No neighbour" in page
+
+
+def test_tiny_is_less_than_half_of_the_view(capsys, unlabelled, tmp_path):
+    status, shown, _ = curate(capsys, unlabelled, "outliers", "--out", tmp_path, "--tiny-px", 17)
+    assert status == 0
+    assert ", 40 tiny" in shown
+
+
+def test_clusters_are_listed_and_mapped(capsys, labelled, tmp_path):
+    words = ("clusters", "--out", tmp_path, "--count", 5)
+    assert curate(capsys, labelled, *words)[0] == 0
+    rows = table(tmp_path / "clusters.csv")
+    assert [int(row["id"]) for row in rows] == list(range(SAMPLES))
+    sizes = np.bincount([int(row["cluster"]) for row in rows])
+    assert sizes.tolist() == [10, 10, 10, 9, 1]
+    assert all(int(row["samples"]) == sizes[int(row["cluster"])] for row in rows)
+    page = (tmp_path / "clusters.html").read_text()
+    assert "<svg class='map images'" in page
+    names = load_index(labelled / "data").manifest.classes
+    assert all(f"{name} 100 %" in page for name in names)
+
+
+def test_what_is_chosen_and_labelled_becomes_a_data_set(capsys, unlabelled, tmp_path):
+    chosen, out = tmp_path / "chosen", tmp_path / "built"
+    words = ("select", "--count", 8, "--images", "--out", chosen)
+    assert curate(capsys, unlabelled, *words)[0] == 0
+    rows = table(chosen / "chosen.csv")
+    assert [int(row["order"]) for row in rows] == list(range(8))
+    assert all(row["label"] == "" and (chosen / row["path"]).is_file() for row in rows)
+    assert (chosen / "chosen.html").read_text().count("<img src='data:image/") == 8
+
+    # a person fills in the labels
+    for row in rows:
+        row["label"] = f"kind {int(row['id']) % 4}"
+    with (chosen / "chosen.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+    # the next choice takes others; one by the probe, too
+    for how in ("coverage", "balanced", "hard"):
+        words = ("--how", how, "--clusters", 4, "--labels", chosen / "chosen.csv")
+        words = ("select", "--count", 6, "--out", tmp_path / how, *words)
+        assert curate(capsys, unlabelled, *words)[0] == 0, how
+        later = {row["id"] for row in table(tmp_path / how / "chosen.csv")}
+        assert len(later) == 6
+        assert not later & {row["id"] for row in rows}
+
+    # and `shards build` takes the table
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["build", out, "--source", "csv", "--csv", chosen / "chosen.csv"]
+        patch.setattr("sys.argv", ["sslpipe", "shards", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            run()
+    assert not end.value.code
+    index = load_index(out)
+    assert index.manifest.classes == tuple(sorted({row["label"] for row in rows}))
+    assert len(index.split("train")) == 8
+
+
+def test_a_labelled_data_set_needs_a_word_on_its_labels(capsys, labelled, tmp_path):
+    status, _, error = curate(capsys, labelled, "select", "--count", 4, "--out", tmp_path)
+    assert status == 2
+    assert "all 40 samples of split 'train' have a label" in error
+    words = ("select", "--count", 4, "--ignore-labels", "--out", tmp_path)
+    assert curate(capsys, labelled, *words)[0] == 0
+    assert len(table(tmp_path / "chosen.csv")) == 4
+
+
+def test_tables_are_exported(capsys, labelled, tmp_path):
+    assert curate(capsys, labelled, "outliers", "--out", tmp_path, *NEAR)[0] == 0
+    words = ("export", "--to", "fiftyone", "--table", tmp_path / "outliers.csv", "--listed")
+    status, shown, _ = curate(capsys, labelled, *words, "--out", tmp_path / "fiftyone")
+    assert status == 0
+    assert "1 samples of train for fiftyone" in shown
+    (sample,) = json.loads((tmp_path / "fiftyone" / "samples.json").read_text())["samples"]
+    assert sample["source_id"] == 33
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("select", "--count", 4, "--how", "best"), "--how best is unknown; known: coverage"),
+        (("select", "--count", 4, "--how", "hard", "--ignore-labels"), "--ignore-labels does not"),
+        (("export", "--to", "excel"), "--to excel is unknown; known: fiftyone, lightly"),
+        (("export", "--to", "lightly", "--listed"), "name one with --table"),
+    ],
+)
+def test_wrong_words_are_refused(capsys, labelled, tmp_path, words, message):
+    status, _, error = curate(capsys, labelled, *words, "--out", tmp_path / "out")
+    assert status == 2
+    assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_features_of_another_data_set_are_refused(capsys, labelled, unlabelled, tmp_path):
+    features, data = labelled / "train.safetensors", unlabelled / "data"
+    words = ("outliers", features, "--data", data, "--out", tmp_path)
+    status, _, error = call(capsys, *words)
+    assert status == 2
+    assert "was not embedded from" in error
+    status, _, error = call(capsys, "outliers", tmp_path / "no", "--data", data, "--out", tmp_path)
+    assert status == 2
+    assert "there is no such file" in error
