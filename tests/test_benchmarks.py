@@ -14,6 +14,9 @@ from benchmarks.checkpoints.runs import BASE, RUNS
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, WrongError, check
+from benchmarks.selection import FIRST, MEASURES, SECOND
+from benchmarks.selection import measure as measure_selection
+from benchmarks.selection import table as selection_table
 from benchmarks.view_parity import COMPARISONS, SIDES, op_table
 from benchmarks.views import CONTENDERS, markdown, table
 from sslpipe.evaluation.embed import Embeddings
@@ -245,3 +248,18 @@ def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
     # the last step: 10, 0 and 20 points below the best of its run
     assert tree["last: regret within runs"] == pytest.approx([10, 20])
     checkpoints.show({"x": tree})
+
+
+def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 2
+    features = torch.randn(300, 4, generator=generator) + 2 * labels[:, None]
+    rows = Embeddings(features, labels, torch.arange(300))
+    train, test = rows.rows(torch.arange(240)), rows.rows(torch.arange(240, 300))
+    hits = measure_selection(train, test, 2)
+    assert set(hits) == {*FIRST, *SECOND}
+    assert {each.shape for each in hits.values()} == {(2, len(MEASURES), 60)}
+    assert min(each.mean() for each in hits.values()) > 0.8
+    compared = selection_table(hits, tuple(FIRST))
+    nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert compared["random"]["linear"]["more than random"] == nothing

@@ -1,0 +1,191 @@
+"""Which images to label first: each way of choosing against a random choice of as many.
+
+    python -m benchmarks.selection TRAIN TEST [--draws 20] [--json FILE]
+
+TRAIN and TEST are files of embeddings of two labelled splits, `make demo`'s by default. In each
+draw a random half of TRAIN is the pool. From it each way chooses ten samples for every class that
+there is, without looking at a label or at how many of each class it takes; then the labels of the
+chosen are shown, and TEST is classified: by the 10 nearest and the single nearest of the chosen
+(weighted vote, T = 0.07), and by logistic regression at C = 0.01 on features standardised over the
+pool. All ways have the same pools. Intervals (95 %) resample draws and test samples. Then the
+second helping: as many again, when the first have labels.
+
+random: uniform. k-centre: the greedy 2-approximation of Sener and Savarese 2018, the farthest from
+all chosen, of which the first is random. coverage, balanced, hard: `sslpipe.curate.labelling`.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.curate.labelling import Choice, balanced, by_coverage, hard
+from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.knn import knn_predictions
+from sslpipe.evaluation.linear_probe import standardisation
+from sslpipe.evaluation.logistic import fit_logistic, predict
+from sslpipe.evaluation.result import bootstrap95
+from sslpipe.random import permutation
+
+DEMO = Path("out/demo/run/features")
+A_CLASS = 10  # labels
+MEASURES = ("kNN k=10", "kNN k=1", "linear")
+
+Rows = NDArray[np.int64]
+Way = Callable[[Embeddings, int, int, Rows], Rows]  # pool, count, draw, chosen before -> chosen
+
+
+def by_chance(pool: Embeddings, count: int, draw: int, before: Rows) -> Rows:
+    shuffled = permutation(len(pool.ids), 2, draw)
+    return shuffled[~np.isin(shuffled, before)][:count]
+
+
+def k_centre(pool: Embeddings, count: int, draw: int, before: Rows) -> Rows:
+    units = torch.nn.functional.normalize(pool.features)
+    chosen = before.tolist() or by_chance(pool, 1, draw, before).tolist()
+    nearest = (units @ units[chosen].T).max(dim=1).values
+    while len(chosen) < count + len(before):
+        chosen.append(int(nearest.argmin()))
+        nearest = torch.maximum(nearest, units @ units[chosen[-1]])
+    return np.array(chosen[len(before) :])
+
+
+def ours(choose: Callable[..., list[Choice]]) -> Way:
+    def way(pool: Embeddings, count: int, draw: int, before: Rows) -> Rows:
+        known = np.zeros(len(pool.ids), bool)
+        known[before] = True
+        return np.array([one.row for one in choose(pool, count, labelled=known, seed=draw)])
+
+    return way
+
+
+def least_sure(pool: Embeddings, count: int, draw: int, before: Rows) -> Rows:
+    labels = np.full(len(pool.ids), -1)
+    labels[before] = pool.labels.numpy()[before]
+    return np.array([one.row for one in hard(pool, count, labels=labels)])
+
+
+FIRST: dict[str, Way] = {
+    "random": by_chance,
+    "k-centre": k_centre,
+    "coverage": ours(by_coverage),
+    "balanced": ours(balanced),
+}
+SECOND: dict[str, tuple[str, Way]] = {
+    "random, then random": ("random", by_chance),
+    "coverage, then random": ("coverage", by_chance),
+    "coverage, then coverage": ("coverage", ours(by_coverage)),
+    "coverage, then hard": ("coverage", least_sure),
+}
+
+
+def right(pool: Embeddings, chosen: Rows, test: Embeddings) -> NDArray[np.bool_]:
+    """(measures, Q) which test samples are classified right."""
+    few = pool.rows(torch.from_numpy(chosen))
+    near = knn_predictions(few, test, k=(10, 1))
+    mean, scale = standardisation(pool.features)
+    classes = 1 + int(test.labels.max())
+    few_x = (few.features - mean) / scale
+    (fitted,) = fit_logistic(few_x, few.labels, [0.01], classes, tolerance=1e-5)
+    linear = predict(fitted, (test.features - mean) / scale).numpy()
+    return np.stack([near[10], near[1], linear]) == test.labels.numpy()
+
+
+def measure(train: Embeddings, test: Embeddings, draws: int) -> dict[str, NDArray[np.bool_]]:
+    """Way -> (draws, measures, Q)."""
+    classes = len(torch.unique(train.labels))
+    count = A_CLASS * classes
+    hits: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in (*FIRST, *SECOND)}
+    nothing = np.empty(0, np.int64)
+    for draw in range(draws):
+        half = permutation(len(train.ids), 1, draw)[: len(train.ids) // 2]
+        pool = train.rows(torch.from_numpy(np.sort(half)))
+        first = {name: way(pool, count, draw, nothing) for name, way in FIRST.items()}
+        for name, chosen in first.items():
+            hits[name].append(right(pool, chosen, test))
+        for name, (begin, way) in SECOND.items():
+            chosen = np.concatenate([first[begin], way(pool, count, draw, first[begin])])
+            assert len(np.unique(chosen)) == 2 * count
+            hits[name].append(right(pool, chosen, test))
+        print(f"draw {draw + 1} of {draws}", flush=True)
+    return {name: np.stack(parts) for name, parts in hits.items()}
+
+
+def percent(hits: NDArray[np.generic]) -> dict[str, float]:
+    """Mean and interval in percent. hits: (draws, Q)."""
+    low, high = bootstrap95(hits)
+    return {
+        name: round(100 * float(v), 2)
+        for name, v in (("mean", hits.mean()), ("low", low), ("high", high))
+    }
+
+
+def table(
+    hits: dict[str, NDArray[np.bool_]], names: tuple[str, ...]
+) -> dict[str, dict[str, object]]:
+    """Way -> measure -> accuracy, and its difference from that of the first way."""
+    plain = hits[names[0]].astype(np.int8)
+    return {
+        name: {
+            what: {
+                "accuracy": percent(hits[name][:, k]),
+                "more than random": percent(hits[name][:, k].astype(np.int8) - plain[:, k]),
+            }
+            for k, what in enumerate(MEASURES)
+        }
+        for name in names
+    }
+
+
+def show(title: str, rows: dict[str, dict[str, object]]) -> None:
+    print(f"\n{title}")
+    print(f"{'':26}" + "".join(f"{what:>30}" for what in MEASURES))
+    for name, row in rows.items():
+        cells = ""
+        for what in MEASURES:
+            more = row[what]["more than random"]
+            cells += f"{row[what]['accuracy']['mean']:8.1f} {more['mean']:+6.1f}"
+            cells += f" [{more['low']:+5.1f}, {more['high']:+5.1f}]"
+        print(f"{name:26}{cells}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("features", nargs="*", type=Path, metavar="TRAIN TEST")
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    paths = args.features or [DEMO / "train.safetensors", DEMO / "test.safetensors"]
+    if len(paths) != 2:
+        parser.error("give two files of embeddings, TRAIN and TEST")
+    (train, facts), (test, test_facts) = map(load_embeddings, paths)
+    check_comparable(facts, test_facts, itself=False)
+    hits = measure(train, test, args.draws)
+    first, second = table(hits, tuple(FIRST)), table(hits, tuple(SECOND))
+    count = A_CLASS * len(torch.unique(train.labels))
+    show(f"{count} labels: accuracy in %, difference from random", first)
+    show(f"{2 * count} labels, {count} of them chosen first", second)
+    if args.json:
+        tree = {
+            "command": "make demo && python -m benchmarks.selection --json docs/selection.json",
+            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn")},
+            "data": facts["data"],
+            "backbone": facts["backbone"],
+            "backbone_sha256": facts["backbone_sha256"],
+            "pool": len(train.ids) // 2,
+            "test": len(test.ids),
+            "draws": args.draws,
+            "labels": count,
+            "first": first,
+            "second": second,
+        }
+        args.json.write_text(json.dumps(tree, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
