@@ -83,18 +83,17 @@ def batch_script(
         if not re.fullmatch(OPTIONS[name], value):
             raise UserError(f"--{name} {value!r} is not of the form {OPTIONS[name]}")
     lines = {**DEFAULTS[kind], **options}
-    words, merge = shlex.join(arguments), ""
+    words, body = [*arguments], template(f"{kind}.sh")
     if kind == "shards":
-        words = f"build {words}"
-        merge = f'[ -n "${{SLURM_ARRAY_TASK_ID:-}}" ] || set -- merge {shlex.quote(arguments[0])}\n'
+        words, body = ["build", *words], template("merge.sh") + body
     parts = {
         "OPTIONS": "\n".join(f"#SBATCH --{k}{v and f'={v}'}" for k, v in lines.items()),
         "SETTINGS": "\n".join(f"{k}={shlex.quote(v)}" for k, v in settings.items()),
         "ABOUT": _ABOUT[kind],
-        "ARGUMENTS": words,
+        "ARGUMENTS": shlex.join(words),
         "BIN": shlex.quote(str(Path(sys.prefix) / "bin")),
         "SITE": ("" if site is None else _read(site)) + template("site.sh"),
-        "BODY": merge + template(f"{kind}.sh").rstrip(),
+        "BODY": body.rstrip(),
     }
     return _AtTemplate(template("job.sbatch")).substitute(parts)
 
