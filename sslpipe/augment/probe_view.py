@@ -5,6 +5,7 @@ data, see the same pixels.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from sslpipe.data.pipeline import Batch
 
 # what nearly every recipe's own views do, and mildly: crops, and light. Nothing is mirrored, turned
 # or recoloured, which on some images changes what they show
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "crop_area": (0.3, 1.0),
     "flip_prob": 0.0,
     "brightness": 0.4,
