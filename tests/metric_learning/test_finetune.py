@@ -13,7 +13,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.embed import embed
-from sslpipe.export.load import load_backbone
+from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
 from sslpipe.metric_learning.build import build_task, untrained_ids, validation_ids, with_backbone
@@ -27,6 +27,7 @@ from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
+from sslpipe.run.checkpoint import named
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
@@ -452,3 +453,18 @@ def test_frozen_layers_have_neither_gradient_nor_moving_statistics():
     assert all(p.requires_grad for p in backbone.parameters())
     backbone(torch.rand(4, 3, 16, 16))
     assert not any(int(b) for n, b in backbone.named_buffers() if "num_batches" in n)
+
+
+def test_a_fine_tuning_keeps_its_best_checkpoint_and_the_average_of_its_embedding(data, tmp_path):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    settings = ("steps=6", "run.save_steps=2", "run.keep_checkpoints=9", "optim.ema=0.3")
+    settings += ("run.monitor_steps=2", "run.keep=best")
+    finetune_over(2, recipe, data, run_dir, *settings)
+    evals = {line["step"]: line["validation_map_at_r"] for line in read_metrics(run_dir, "eval")}
+    best = max(evals.values())
+    first = next(step for step, value in evals.items() if value == best)
+    assert named(run_dir, "best").name == f"step-{first:08d}"
+    assert all("ema_validation_map_at_r" in line for line in read_metrics(run_dir, "eval"))
+    trained, average = (load_run(run_dir, weights=each) for each in ("trained", "ema"))
+    assert average.backbone.embedding is not None
+    assert average.config.weights_sha256 != trained.config.weights_sha256
