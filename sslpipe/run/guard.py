@@ -249,12 +249,12 @@ class _Block:
 
     def read(self, into: Tensor) -> None:
         if into.is_cuda:  # in one launch; a CPU has a loop here
-            torch._foreach_copy_(list(into.split(self._lengths)), self._rows)
+            torch._foreach_copy_(list(torch.split(into, self._lengths)), self._rows)
         else:
             torch.cat(self._rows, out=into)
 
     def write(self, values: Tensor) -> None:
-        torch._foreach_copy_(self._rows, list(values.split(self._lengths)))
+        torch._foreach_copy_(self._rows, list(torch.split(values, self._lengths)))
 
 
 def _flat(buffer: Tensor) -> Tensor:
