@@ -313,7 +313,7 @@ def difference(ours: str, theirs: str, scores: dict[str, list[dict[str, Scores]]
                 "interval95": list(found.interval95),
                 "interval95_over_queries": list(over_queries),
                 "p": found.p,
-                found.unit: found.count,
+                found.unit: found.number,
             }
     return tree
 
