@@ -253,7 +253,7 @@ def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
 def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 2
-    features = torch.randn(300, 4, generator=generator) + 2 * labels[:, None]
+    features = torch.randn(300, 4, generator=generator) + 4 * labels[:, None]
     rows = Embeddings(features, labels, torch.arange(300))
     train, test = rows.rows(torch.arange(240)), rows.rows(torch.arange(240, 300))
     hits = measure_selection(train, test, 2)
