@@ -433,7 +433,7 @@ def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
 def test_the_scripts_are_valid_bash():
     folders = [ROOT / name for name in ("slurm", "sslpipe/run/batch", "tests/helpers/slurm")]
     paths = [p for folder in folders for p in folder.iterdir() if p.suffix in (".sbatch", ".sh")]
-    assert len(paths) == 11
+    assert len(paths) == 12
     for path in paths:
         done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -22,7 +22,10 @@ COMMANDS = {
     "status": ("status", "Print where a run stands, from its directory alone."),
     "slurm": ("slurm", "Print the batch script of a training for SLURM, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
-    "curate": ("curate", "Look into a data set before training: which images are one picture."),
+    "curate": (
+        "curate",
+        "Look into a data set: which images are one picture, which resemble no other.",
+    ),
     "whiten": ("whiten", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
     "report": ("report", "Write one HTML file that shows a run, or compares several."),

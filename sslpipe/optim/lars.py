@@ -92,8 +92,14 @@ class LARS(Optimizer):
         if not weights or not on_one_gpu([*weights, *(p.grad for p in weights)]):
             return None
         block = self._block_of(weights)
-        if any(p.grad is not part for p, part in zip(weights, block.parts, strict=True)):
-            torch._foreach_copy_(block.parts, [p.grad for p in weights])
+        placed = [p.grad is part for p, part in zip(weights, block.parts, strict=True)]
+        if not all(placed):
+            gradients = [
+                p.grad.clone() if there else p.grad
+                for p, there in zip(weights, placed, strict=True)
+            ]
+            block.flat.zero_()  # a step that was not finite has left NaN between the gradients, too
+            torch._foreach_copy_(block.parts, gradients)
             for p, part in zip(weights, block.parts, strict=True):
                 p.grad = part
         return block.flat

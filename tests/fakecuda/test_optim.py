@@ -126,6 +126,31 @@ def test_the_length_of_gathered_gradients_is_theirs_whichever_there_are():
     assert all(same)  # what clipping changed is what was stepped with
 
 
+def _length_behind_a_bad_step() -> tuple[float, bool]:
+    """Length of finite gradients behind a step of NaN, and whether that step moved a weight."""
+    from sslpipe.optim import LARS, gradient_norm
+
+    weights = [nn.Parameter(torch.ones(n, device="cuda")) for n in (3, 1500)]
+    optimizer: Any = LARS(weights, lr=0.1, trust_coefficient=0.02)
+    optimizer.grad_scale = None
+    for value in (float("nan"), 2.0):
+        optimizer.found_inf = torch.tensor(float(value != value), device="cuda")
+        for p in weights:
+            p.grad = torch.full_like(p, value)
+        norm = gradient_norm(optimizer, weights)
+        torch._foreach_mul_([optimizer.gather_gradients()], float(norm) * 0 + 1)  # as clipping does
+        if value != value:
+            optimizer.step()
+            still = all(bool((p.cpu() == 1).all()) for p in weights)
+    return float(norm), still
+
+
+def test_a_step_of_nan_leaves_no_nan_to_the_next():
+    ((norm, still),) = run_on_cuda(_length_behind_a_bad_step)
+    assert still
+    assert norm == pytest.approx(2 * 1503**0.5, rel=1e-6)
+
+
 def _operations(kinds: list[str]) -> dict[str, tuple[int, int]]:
     """By optimizer: operations of guard, gradient norm and optimizer in a step; and waits."""
     from sslpipe.optim import build_optimizer, gradient_norm

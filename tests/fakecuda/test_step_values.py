@@ -74,7 +74,9 @@ def test_a_bad_step_among_good_ones_gives_the_weights_of_a_cpu(name, trained):
     on_cuda, on_cpu = (trained / device / name for device in ("cuda", "cpu"))
     expected = final_weights(on_cpu)
     for key, weight in final_weights(on_cuda).items():
-        torch.testing.assert_close(weight, expected[key], rtol=1e-4, atol=1e-5, msg=key)
+        torch.testing.assert_close(
+            weight, expected[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}"
+        )
     for run in (on_cuda, on_cpu):
         lines = read_metrics(run)
         assert [line["skipped_steps"] for line in lines] == [0, 0, 1, 1]

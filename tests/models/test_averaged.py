@@ -119,4 +119,5 @@ def test_two_processes_have_the_average_of_one(data, tmp_path):
     one, two = (final_weights(tmp_path / str(world)) for world in (1, 2))
     assert any(key.startswith("ema.") for key in one)
     for key, value in one.items():
-        torch.testing.assert_close(two[key], value, rtol=1e-4, atol=1e-7, msg=key)
+        # views are float32, and rounded by how many are made at once
+        torch.testing.assert_close(two[key], value, rtol=1e-4, atol=1e-6, msg=key)

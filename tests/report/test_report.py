@@ -198,7 +198,7 @@ def test_every_picture_has_an_alternative_text(whole):
     assert all(attrs.get("alt") for attrs in whole.page.all("img"))
     assert all(attrs.get("aria-label") for attrs in whole.page.all("svg"))
     assert (
-        len(whole.page.all("svg")) == 1 + 9 + 2 + 2 + 3
+        len(whole.page.all("svg")) == 1 + 11 + 2 + 2 + 3
     )  # few labels, training, speed, separation, maps
 
 
@@ -300,7 +300,7 @@ def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
 def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
     report(whole.run_dir, "--out", tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text())
-    assert len(page.all("svg")) == 1 + 9 + 2 + 2 + 2  # all but the map with images
+    assert len(page.all("svg")) == 1 + 11 + 2 + 2 + 2  # all but the map with images
     assert not page.all("image")
     assert "The images are shown with --data only" in page.text
     assert page.rows == whole.page.rows
