@@ -120,7 +120,7 @@ def test_what_is_kept_by_no_column_or_not_the_first_is_refused(tmp_path):
     data, file = doubled(tmp_path / "data"), write_recipe(tmp_path)
     with pytest.raises(DataError, match=r"data.keep: .*no column 'duplicates'"):
         plan_order(load_recipe(file, ["data.keep=duplicates first"]), data)
-    with pytest.raises(RecipeError, match=r"data.keep = 'duplicate_group last'"):
+    with pytest.raises(RecipeError, match=r"data.keep: 'duplicate_group last' is no COLUMN first"):
         load_recipe(file, ["data.keep=duplicate_group last"])
 
 

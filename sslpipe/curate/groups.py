@@ -80,7 +80,7 @@ def group(pairs: Pairs, rows: int) -> Groups:
     starts = np.searchsorted(first, np.arange(rows + 1))
     degree = np.diff(starts)
     # stars: a row's count only falls, so that the order of the first counts is gone through once,
-    # and a row whose count has fallen is put back behind those that have more
+    # and a row whose count has fallen waits again, behind those that have more
     label = np.full(rows, -1, np.int64)
     buckets: list[list[int]] = [[] for _ in range(int(degree.max(initial=0)) + 1)]
     for row in np.flatnonzero(degree)[::-1].tolist():

@@ -1,9 +1,11 @@
 """The settings of a pretraining."""
 
+import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from sslpipe.errors import shown
 from sslpipe.recipe.base import (
     Component,
     NonNegative,
@@ -36,7 +38,7 @@ class Data(Section):
     holdout_by: str | None = None
     """A column, such as patient, whose groups data.holdout takes whole or not at all; then it is
     rough. Without data.holdout it is refused."""
-    keep: Annotated[str, Field(pattern=r"^\S+ first$", max_length=206)] | None = None
+    keep: str | None = None
     """A column and the word first, as in "duplicate_group first": of the samples that share a value
     of it, only the one of the lowest id is trained on (of those that are not held out). A sample
     without a value is kept. No shard is rewritten."""
@@ -48,6 +50,13 @@ class Data(Section):
     decoder: Literal["cpu", "nvjpeg"] = "cpu"
     """nvjpeg: JPEGs are decoded on the CUDA device; pixels differ from the CPU's by a few
     levels."""
+
+    @field_validator("keep")
+    @classmethod
+    def _names_a_column(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"\S+ first", value):
+            raise ValueError(f"{shown(value)} is no COLUMN first, such as 'duplicate_group first'")
+        return value
 
     @property
     def keep_first_of(self) -> str | None:
