@@ -1,17 +1,26 @@
 """`sslpipe curate`: what is in a data set, before it is trained on."""
 
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from sslpipe.cli.curate_features import clusters, export, outliers, select
-from sslpipe.cli.inputs import open_split
+from sslpipe.cli.inputs import check_features, check_model, open_split
 from sslpipe.cli.progress import progress
 from sslpipe.cli.terminal import console, report_bad
-from sslpipe.data.index import load_index
+from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import UserError
+from sslpipe.portable import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sslpipe.curate.scan import Samples
+    from sslpipe.evaluation.embed import Embeddings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,39 +63,137 @@ def duplicates(
     split: Annotated[
         list[str] | None, typer.Option(help="Only this split; repeatable, else all of them.")
     ] = None,
+    features: Annotated[
+        list[Path] | None,
+        typer.Option(help="Search candidates by a file of `sslpipe embed`, one a split."),
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(help="Search by these weights: what `sslpipe embed` takes.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Search by a run's backbone.")] = None,
     column: Annotated[
         bool, typer.Option(help="Write the column duplicate_group beside the data set.")
     ] = True,
-    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode.")] = 2,
+    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode and compare.")] = 2,
+    device: Annotated[str, typer.Option(help="Of --init and --run: auto, cpu, cuda or mps.")] = (
+        "auto"
+    ),
 ) -> None:
     """Find the images that are one picture, inside a split and across splits.
 
-    Writes groups.csv and groups.parquet, one row a sample of a group, and the column
-    duplicate_group, by which training keeps one of each group, or none as another's negative. The
-    column changes the sha256 of dataset.json; the shards stay as they are.
+    Exact ones by bytes and pixels; near ones (saved again, resized, cropped to 90 %, mirrored,
+    recoloured a little, with a border or a small text) by their lowest frequencies or by features,
+    and then by a comparison of their pixels. Writes groups.csv and groups.parquet, one row a sample
+    of a group, doubt.png, the pairs nearest to the limit, and the column duplicate_group, by which
+    training keeps one of each group, or none as another's negative. The column changes the sha256
+    of dataset.json; the shards stay as they are.
     """
     names = split or list(load_index(data).manifest.splits)
     if len({*names}) < len(names):
         raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
     for name in names:
         index = open_split(data, name)
+    if sum(map(bool, (features, init, run))) > 1:
+        raise UserError("--features, --init and --run each say what to search by; give one of them")
+    check_model(run if init is None else init)
+    check_features(features or [])
 
-    from sslpipe.curate.duplicates import exact_duplicates
+    from sslpipe.curate.duplicates import find_duplicates
     from sslpipe.curate.groups import group
     from sslpipe.curate.results import group_rows, write_column, write_csv, write_parquet
     from sslpipe.curate.scan import scan
+    from sslpipe.curate.sheet import doubt_sheet
 
+    # read, compare, group
     splits = [index.split(name) for name in names]
+    rows = None
+    if features or init or run:
+        rows = _features(index, splits, features or [], init or run, device, num_workers)
     with progress("read", sum(map(len, splits))) as advance:
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
-    groups = group(exact_duplicates(samples), len(samples))
-    rows = group_rows(samples, groups)
+    with closing(samples.thumbs):
+        vectors = None if rows is None else _of_samples(rows, samples)
+        found = find_duplicates(samples, vectors, num_workers=num_workers)
+        sheet = doubt_sheet(samples, found.doubt)
+    groups = group(found.pairs, len(samples))
+    # write
+    table = group_rows(samples, groups)
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "groups.csv", rows)
-    if not write_parquet(out / "groups.parquet", rows):
+    write_csv(out / "groups.csv", table)
+    if not write_parquet(out / "groups.parquet", table):
         text = "groups.parquet needs pyarrow and is not written: pip install 'sslpipe[parquet]'"
         console.print(text, highlight=False, markup=False)
+    if sheet is not None:
+        with replacing(out / "doubt.png") as temporary:
+            sheet.save(temporary, "PNG")
     if column:
         write_column(index.folder, samples, groups)
-    summary = f"{len(groups.sizes())} groups of {len(rows)} of {len(samples)} samples in {out}"
+    summary = f"{len(groups.sizes())} groups of {len(table)} of {len(samples)} samples in {out}"
     Console().print(summary, highlight=False, markup=False)
+
+
+def _features(
+    index: DatasetIndex,
+    splits: Sequence[Split],
+    files: Sequence[Path],
+    model: str | Path | None,
+    device: str,
+    num_workers: int,
+) -> "list[Embeddings]":
+    """Return a row of features a sample of each split, from files or by a backbone."""
+    from sslpipe.cli.columns import split_of_file
+    from sslpipe.evaluation.embed import check_comparable, embed, load_embeddings
+
+    if model is None:
+        found, first = {}, None
+        for path in files:
+            rows, facts = load_embeddings(path)
+            name = split_of_file(index.folder, path, rows, facts).name
+            check_comparable(first or facts, facts)
+            first, found[name] = first or facts, rows
+        missing = [split.name for split in splits if split.name not in found]
+        if missing or len(found) < len(files) or len(files) > len(splits):
+            raise UserError(
+                f"--features names {len(files)} files, of split {' and '.join(found)}; give one "
+                f"for each of {' and '.join(split.name for split in splits)}"
+            )
+        return [found[split.name] for split in splits]
+
+    from sslpipe.cli.processes import start_alone
+    from sslpipe.evaluation.features import view_canvas_px
+    from sslpipe.export.load import load_backbone
+
+    target = start_alone("curate", device)
+    backbone = load_backbone(model).to(target)
+    every = []
+    for split in splits:
+        with progress(f"embed {split.name}", len(split)) as advance:
+            rows = embed(
+                backbone.backbone,
+                backbone.view,
+                split,
+                canvas_px=view_canvas_px(backbone.view),
+                num_workers=num_workers,
+                device=target,
+                progress=advance,
+                on_bad=lambda bad: None,  # reported where pixels are read
+            )
+        every.append(rows)
+    return every
+
+
+def _of_samples(rows: "Sequence[Embeddings]", samples: "Samples") -> "Tensor":
+    """Return the features of each sample, in their order. Raises: UserError."""
+    import torch
+
+    parts = []
+    for number, own in enumerate(rows):
+        ids = torch.from_numpy(samples.ids[samples.split == number])
+        places = torch.searchsorted(own.ids, ids).clamp_(max=len(own.ids) - 1)
+        if not torch.equal(own.ids[places], ids):
+            raise UserError(
+                f"the features of split {samples.splits[number]!r} lack samples that can be read; "
+                "embed it again"
+            )
+        parts.append(own.features[places])
+    return torch.cat(parts)

@@ -1,20 +1,159 @@
-"""Which samples are one picture: exact duplicates by hashes."""
+"""Which samples are one picture: exact ones by hashes, others by candidates and their pixels.
+
+A pair is one picture where what its registered pixels leave unexplained (1 - score, see `verify`)
+is below a limit, and is little beside what is left to each sample's worst candidate, most likely of
+another picture: among trousers that are all alike a small rest says less than among photographs.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from sslpipe.curate.groups import KINDS, Pairs, joined
+from sslpipe.curate.candidates import by_descriptors, by_features
+from sslpipe.curate.groups import (
+    BYTES,
+    CROPPED,
+    MIRRORED,
+    NEAR,
+    OVERLAID,
+    PIXELS,
+    Pairs,
+    joined,
+)
 from sslpipe.curate.scan import Samples
+from sslpipe.curate.verify import Verdicts, compare
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+PART_PAIRS = 512  # compared by their pixels at a time, in a thread
+WHOLE_BOX = 0.97  # share of either side from which on a part is the whole
+
+
+class Limits(NamedTuple):
+    """Which pairs are one picture; chosen by `benchmarks/curate.py`.
+
+    Args:
+        rest: Share of the variance that may be unexplained.
+        overlay_rest: The same outside of a window that a small text may hide.
+        contrast: Of the rest to that of the samples' worst candidate, at most.
+        safe: A rest that is small enough by itself; half of it beside a window.
+    """
+
+    rest: float = 0.0125
+    overlay_rest: float = 0.004
+    contrast: float = 0.5
+    safe: float = 0.003
+
+
+class Doubt(NamedTuple):
+    """The pairs that were compared and are near to the limit, most doubtful first.
+
+    Args:
+        pairs: (D, 2) int64 rows.
+        score: (D,) float32.
+        accepted: (D,) whether they count as one picture.
+        distance: (D,) float32, how far the rest is from its limit, as a factor's logarithm.
+    """
+
+    pairs: Integers
+    score: Floats
+    accepted: NDArray[np.bool_]
+    distance: Floats
+
+
+class Found(NamedTuple):
+    """All duplicates of some samples.
+
+    Args:
+        pairs: Verified, each once.
+        doubt: For people to look at.
+    """
+
+    pairs: Pairs
+    doubt: Doubt
+
+
+def find_duplicates(
+    samples: Samples,
+    features: torch.Tensor | None = None,
+    *,
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+    num_workers: int = 2,
+    progress: Callable[[int], None] | None = None,
+) -> Found:
+    """Find exact and near duplicates, inside and across splits.
+
+    Args:
+        samples: As scanned.
+        features: (N, F) float32 of a backbone, by which candidates are searched; None: by
+            descriptors, which need no training.
+        limits: What counts as one picture.
+        num_workers: Threads that compare pixels; 0: the caller does.
+        progress: Called with the number of pairs compared.
+    """
+    exact = exact_duplicates(samples)
+    first = np.ones(len(samples), bool)
+    first[exact.second] = False  # of equal pixels one is enough
+    rows = np.flatnonzero(first)
+    if features is None:
+        candidates = by_descriptors(samples.descriptors[rows])
+    else:
+        candidates = by_features(features[torch.from_numpy(rows)])
+    pairs = rows[candidates]
+    verdicts = compare_all(samples, pairs, num_workers=num_workers, progress=progress)
+    worst = worst_rests(pairs, verdicts, len(samples))
+    near = accepted_pairs(pairs, verdicts, worst, limits)
+    # pairs that the search did not name, to the centres of what hangs together
+    more = _to_centres(pairs, near, len(samples))
+    if len(more):
+        pairs = np.concatenate([pairs, more])
+        again = compare_all(samples, more, num_workers=num_workers)
+        verdicts = _concatenated([verdicts, again])
+        near = accepted_pairs(pairs, verdicts, worst, limits)
+    found = Pairs(
+        pairs[near, 0], pairs[near, 1], _kinds(verdicts, near, limits), _scores(verdicts)[near]
+    )
+    return Found(joined([exact, found]), _doubt(pairs, verdicts, worst, limits))
 
 
 def exact_duplicates(samples: Samples) -> Pairs:
     """Pair the samples of equal bytes, and those of equal pixels, each with the first of them."""
-    return joined(
-        [
-            _paired(hashes, kind)
-            for kind, hashes in enumerate((samples.bytes_sha256, samples.pixels_sha256))
-        ]
-    )
+    return joined([_paired(samples.bytes_sha256, BYTES), _paired(samples.pixels_sha256, PIXELS)])
+
+
+def compare_all(
+    samples: Samples,
+    pairs: Integers,
+    *,
+    num_workers: int = 2,
+    progress: Callable[[int], None] | None = None,
+) -> Verdicts:
+    """Compare any number of pairs by their pixels, see `verify.compare`."""
+
+    def look(part: Integers) -> Verdicts:
+        verdicts = compare(part, samples)
+        if progress is not None:
+            progress(len(part))
+        return verdicts
+
+    parts = [pairs[at : at + PART_PAIRS] for at in range(0, max(1, len(pairs)), PART_PAIRS)]
+    if num_workers:
+        with ThreadPoolExecutor(num_workers, "sslpipe-compare") as pool:
+            looked = list(pool.map(look, parts))
+    else:
+        looked = [look(part) for part in parts]
+    return _concatenated(looked)
+
+
+def _concatenated(parts: list[Verdicts]) -> Verdicts:
+    return Verdicts(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def _paired(hashes: NDArray[np.uint8], kind: int) -> Pairs:
@@ -24,5 +163,77 @@ def _paired(hashes: NDArray[np.uint8], kind: int) -> Pairs:
     first = first[place.ravel()]
     second = np.flatnonzero(first != np.arange(len(hashes)))
     how = np.full(len(second), kind, np.int64)
-    assert 0 <= kind < len(KINDS)
     return Pairs(first[second], second, how, np.ones(len(second), np.float32))
+
+
+def _rests(verdicts: Verdicts) -> Floats:
+    """What is unexplained, of all and outside the window, (2, P)."""
+    rests: Floats = 1 - np.stack([verdicts.score, verdicts.outside])
+    return rests
+
+
+def worst_rests(pairs: Integers, verdicts: Verdicts, rows: int) -> Floats:
+    """The largest rest among each row's candidates, (2, N); 1 for a row with a single one."""
+    worst = np.zeros((2, rows), np.float32)
+    for side in (0, 1):
+        for rest, of_row in zip(_rests(verdicts), worst, strict=True):
+            np.maximum.at(of_row, pairs[:, side], rest)
+    counts = np.bincount(pairs.ravel(), minlength=rows)
+    worst[:, counts < 2] = 1
+    return worst
+
+
+def _limits(pairs: Integers, worst: Floats, limits: Limits) -> Floats:
+    """The largest rest with which each pair is one picture, (2, P)."""
+    beside = limits.contrast * np.minimum(worst[:, pairs[:, 0]], worst[:, pairs[:, 1]])
+    most = np.array([[limits.rest], [limits.overlay_rest]])
+    safe = np.array([[limits.safe], [limits.safe / 2]])
+    allowed: Floats = np.minimum(np.maximum(beside, safe), most).astype(np.float32)
+    return allowed
+
+
+def accepted_pairs(
+    pairs: Integers, verdicts: Verdicts, worst: Floats, limits: Limits
+) -> NDArray[np.bool_]:
+    """Say which pairs are one picture, (P,)."""
+    whole, outside = _rests(verdicts) <= _limits(pairs, worst, limits)
+    accepted: NDArray[np.bool_] = whole | outside
+    return accepted
+
+
+def _scores(verdicts: Verdicts) -> Floats:
+    return np.maximum(verdicts.score, verdicts.outside)
+
+
+def _kinds(verdicts: Verdicts, rows: NDArray[np.bool_], limits: Limits) -> Integers:
+    """What relates each of some pairs, of KINDS."""
+    cropped = (verdicts.box[rows, 2:] < WHOLE_BOX).any(1)
+    kinds = np.where(verdicts.mirrored[rows], MIRRORED, NEAR) + cropped * (CROPPED - NEAR)
+    overlaid = 1 - verdicts.score[rows] > limits.rest
+    return np.where(overlaid, OVERLAID, kinds).astype(np.int64)
+
+
+def _to_centres(pairs: Integers, near: NDArray[np.bool_], rows: int) -> Integers:
+    """Pairs of each row with the most connected one that it hangs together with; new ones only."""
+    found = pairs[near]
+    graph = coo_array((np.ones(len(found)), (found[:, 0], found[:, 1])), shape=(rows, rows))
+    count, label = connected_components(graph, directed=False)
+    degree = np.bincount(found.ravel(), minlength=rows)
+    order = np.lexsort((np.arange(rows), -degree, label))
+    centre = np.empty(count, np.int64)
+    heads = np.unique(label[order], return_index=True)[1]
+    centre[label[order][heads]] = order[heads]
+    members = np.flatnonzero(degree)
+    wanted = np.sort(np.stack([members, centre[label[members]]], 1), axis=1)
+    wanted = wanted[wanted[:, 0] != wanted[:, 1]]
+    known = set(map(tuple, pairs.tolist()))
+    new = [pair for pair in np.unique(wanted, axis=0).tolist() if tuple(pair) not in known]
+    return np.array(new, np.int64).reshape(-1, 2)
+
+
+def _doubt(pairs: Integers, verdicts: Verdicts, worst: Floats, limits: Limits) -> Doubt:
+    """Sort the pairs by how near they are to their limit."""
+    ratio = np.log(np.maximum(_rests(verdicts), 1e-6) / _limits(pairs, worst, limits)).min(0)
+    order = np.argsort(np.abs(ratio), kind="stable")
+    distance = ratio[order].astype(np.float32)
+    return Doubt(pairs[order], _scores(verdicts)[order], distance <= 0, distance)

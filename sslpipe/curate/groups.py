@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-KINDS = ("bytes", "pixels")  # what relates two samples; see `duplicates`
+# what relates two samples; see `duplicates`
+KINDS = ("bytes", "pixels", "near", "cropped", "mirrored", "mirrored and cropped", "overlaid")
+BYTES, PIXELS, NEAR, CROPPED, MIRRORED, MIRRORED_CROPPED, OVERLAID = range(len(KINDS))
 
 
 class Pairs(NamedTuple):

@@ -71,6 +71,7 @@ def write_column(folder: str, samples: Samples, groups: Groups) -> None:
     """Write the column `duplicate_group` of the splits beside their data set; shards stay.
 
     One number stands for one picture in all of these splits; a sample of no group has no value.
+    Other splits lose theirs: their numbers would stand for other pictures.
 
     Args:
         folder: Of dataset.json, whose sha256 changes.
@@ -93,4 +94,4 @@ def write_column(folder: str, samples: Samples, groups: Groups) -> None:
         grouped = here & (groups.group >= 0)
         values[samples.ids[grouped]] = groups.group[grouped]
         columns[name] = {COLUMN: ColumnValues("integer", values)}
-    add_columns(Path(folder), columns)
+    add_columns(Path(folder), columns, alone=True)

@@ -125,13 +125,16 @@ def write_columns(
     return manifest.model_copy(update={"columns": entries})
 
 
-def add_columns(folder: Path, columns: Mapping[str, Mapping[str, ColumnValues]]) -> Manifest:
+def add_columns(
+    folder: Path, columns: Mapping[str, Mapping[str, ColumnValues]], *, alone: bool = False
+) -> Manifest:
     """Give splits of a data set that is there columns; shards and all other columns stay.
 
     Args:
         folder: Of dataset.json, which is written anew.
         columns: By split, then by name; values by sample id. One of a name that is there is
             replaced in these splits.
+        alone: Other splits lose their columns of these names.
 
     Raises:
         DataError: As `write_columns`.
@@ -139,9 +142,8 @@ def add_columns(folder: Path, columns: Mapping[str, Mapping[str, ColumnValues]])
     manifest = load_index(folder).manifest
     names = {name for own in columns.values() for name in own}
     others = {name: entry for name, entry in manifest.columns.items() if name not in names}
-    replaced = manifest.model_copy(
-        update={"columns": {n: e for n, e in manifest.columns.items() if n in names}}
-    )
+    known = {} if alone else {n: e for n, e in manifest.columns.items() if n in names}
+    replaced = manifest.model_copy(update={"columns": known})
     entries = write_columns(folder, replaced, columns).columns
     for name in names:
         check_name(name, others)

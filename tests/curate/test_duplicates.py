@@ -5,11 +5,16 @@ import io
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageDraw
 
 from sslpipe.cli import curate as curate_tool
+from sslpipe.curate.candidates import by_descriptors
+from sslpipe.curate.thumbnails import COARSE, describe, thumbnail
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
+from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.features import data_metadata
 from tests.cli.test_evaluate import call
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import picture, png, write_dataset
@@ -80,11 +85,13 @@ def test_one_split_without_the_column(planted, tmp_path):
     assert planted.read_bytes() == before
 
 
-def test_a_second_run_replaces_the_column_of_its_splits_only(planted, tmp_path):
+def test_splits_that_are_not_searched_together_share_no_numbers(planted, tmp_path):
+    add_columns(planted, "test", camera=["a"] * 8)
     run(planted, tmp_path / "out")
     run(planted, tmp_path / "out", "--split", "train")
-    index = load_index(planted)
-    assert index.split("test").column("duplicate_group").show([2]) == ["1"]
+    test = load_index(planted).split("test")
+    assert test.column("duplicate_group").show([2]) == [None]
+    assert test.column("camera").show([2]) == ["a"]
     again = planted.read_bytes()
     run(planted, tmp_path / "out", "--split", "train")
     assert planted.read_bytes() == again
@@ -93,3 +100,107 @@ def test_a_second_run_replaces_the_column_of_its_splits_only(planted, tmp_path):
 def test_a_split_named_twice_is_refused(planted, tmp_path):
     with pytest.raises(UserError, match="names a split twice"):
         run(planted, tmp_path / "out", "--split", "train", "--split", "train")
+
+
+def smooth(number, px=64):
+    """(px, px, 3) uint8: a picture with large forms, of which every number has others."""
+    rng = np.random.default_rng(1000 + number)
+    small = rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(small).resize((px, px), Image.Resampling.BICUBIC))
+
+
+def saved(pixels, quality):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=quality)
+    return np.asarray(Image.open(io.BytesIO(file.getvalue())))
+
+
+def resized(pixels, px):
+    return np.asarray(Image.fromarray(pixels).resize((px, px), Image.Resampling.BILINEAR))
+
+
+MADE = {
+    "jpeg": (lambda p: saved(p, 30), "near"),
+    "half": (lambda p: resized(p, 32), "near"),
+    "double": (lambda p: resized(p, 128), "near"),
+    "crop": (lambda p: p[4:62, 2:60], "cropped"),
+    "corner": (lambda p: p[6:, :58], "cropped"),
+    "mirror": (lambda p: p[:, ::-1], "mirrored"),
+    "mirrored crop": (lambda p: p[:58, 6:, :][:, ::-1], "mirrored and cropped"),
+    "darker": (lambda p: np.uint8(p * 0.9), "near"),
+    "brighter": (lambda p: np.uint8(np.minimum(p * 1.1, 255)), "near"),
+    "border": (lambda p: np.pad(p, ((3, 3), (3, 3), (0, 0)), constant_values=0), "cropped"),
+    "text": (lambda p: with_text(p), "overlaid"),
+}
+
+
+def with_text(pixels):
+    image = Image.fromarray(pixels)
+    ImageDraw.Draw(image).text((2, 50), "photo", fill=(255, 255, 255))
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("by", ["descriptors", "features"])
+def test_every_kind_of_near_duplicate_is_grouped_with_its_source(by, tmp_path):
+    pictures = {k: smooth(k) for k in range(40)}
+    plants = {40 + k: make(smooth(k)) for k, (make, _) in enumerate(MADE.values())}
+    raw = {k: png(np.ascontiguousarray(p)) for k, p in {**pictures, **plants}.items()}
+    manifest = write_dataset(tmp_path / "data", (len(raw),), broken=raw)
+    words = []
+    if by == "features":  # rows by which each plant is nearest to its source
+        rows = torch.randn(40, 8, generator=torch.manual_seed(0))
+        rows = torch.cat([rows, rows[: len(MADE)] + 0.01])
+        ids = torch.arange(len(rows))
+        facts = data_metadata(load_index(manifest), "train")
+        save_embeddings(tmp_path / "f.safetensors", Embeddings(rows, ids * 0, ids), facts)
+        words = ["--features", tmp_path / "f.safetensors"]
+    run(manifest, tmp_path / "out", "--num-workers", "0", *words)
+    found = {int(row["id"]): row for row in read_rows(tmp_path / "out")}
+    for k, (name, (_, kind)) in enumerate(MADE.items()):
+        assert found[40 + k]["nearest"] == f"train:{k}", name
+        assert found[40 + k]["kind"] == kind, (name, found[40 + k])
+        assert found[40 + k]["group"] == found[k]["group"], name
+    assert len(found) == 2 * len(MADE), "no other picture is called a duplicate"
+    with Image.open(tmp_path / "out" / "doubt.png") as sheet:
+        assert sheet.size[0] > 1000
+
+
+def test_descriptors_name_the_pairs_that_brute_force_names():
+    rng = np.random.default_rng(0)
+    thumbs = [thumbnail(smooth(k)) for k in range(30)]
+    thumbs += [thumbnail(saved(smooth(k)[rng.integers(7) :, ::-1], 50)) for k in range(10)]
+    whole = np.array([0, 0, 1, 1], np.float32)
+    descriptors = np.stack([describe(thumb, whole) for thumb in thumbs]).astype(np.int64)
+    sign = np.where(np.arange(64) % 8 % 2 == 0, 1, -1)  # of mirror images
+    expected = set()
+    for a, views in enumerate(descriptors):
+        units = [view / np.linalg.norm(view) for view in views]
+        alike = {}
+        for b, other in enumerate(descriptors[:, 0]):
+            unit = other / np.linalg.norm(other)
+            ways = [max(v @ unit, (v * sign) @ unit) for v in units]
+            coarse = [max(v @ other, (v * sign) @ other) for v in views[list(COARSE)]]
+            if a != b and max(coarse) >= 0.6 * 127**2:
+                alike[b] = max(ways)
+        best = sorted(alike, key=lambda b: -alike[b])[:5]
+        expected |= {tuple(sorted((a, b))) for b in best}
+    found = by_descriptors(descriptors.astype(np.int8))
+    assert set(map(tuple, found.tolist())) == expected
+    assert {(k, 30 + k) for k in range(10)} <= expected
+    small = by_descriptors(descriptors.astype(np.int8)[:1])
+    assert small.shape == (0, 2)
+
+
+def test_constant_pictures_of_different_files_are_no_near_duplicates(tmp_path):
+    raw = {k: png(np.full((16 + k, 16, 3), 250 - k, np.uint8)) for k in range(4)}
+    manifest = write_dataset(tmp_path / "data", (4,), broken=raw)
+    assert "0 groups of 0 of 4" in run(manifest, tmp_path / "out")
+
+
+def test_features_of_another_data_set_are_refused(planted, tmp_path):
+    rows = Embeddings(torch.randn(16, 4), torch.zeros(16, dtype=torch.int64), torch.arange(16))
+    facts = {"data_sha256": "0" * 64, "split": "train"}
+    save_embeddings(tmp_path / "f.safetensors", rows, facts)
+    with pytest.raises(UserError, match="was not embedded from"):
+        run(planted, tmp_path / "out", "--features", tmp_path / "f.safetensors")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,118 @@
+"""How many planted duplicates `sslpipe curate duplicates` finds, and how many pairs are wrong.
+
+Pictures of three sources get duplicates of seven kinds; see `curate_plants.py`. Pairs that the
+program finds among the pictures themselves, before anything is planted, are natural: they are
+counted apart, their pictures are no sources of plants, and a plant is not wrong to be paired with
+what its source is paired with. Pictures that are nearly constant are no sources either: nothing can
+be found of them. Limits were chosen on the set "chosen" and are measured on "measured", of other
+files. Each part is kept in the JSON and not done again.
+
+    python -m benchmarks.curate --fashion-mnist DIR --drawings DIR --photographs DIR \
+        --out docs/curate.json
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.curate_plants import KINDS, Picture, drawings, fashion_mnist, photographs
+from sslpipe.curate.duplicates import find_duplicates
+from sslpipe.curate.scan import scan_pictures
+from sslpipe.evaluation.result import wilson95
+from sslpipe.portable import write_atomically
+
+LEAST_DEVIATION = 12.0  # levels of a source of plants
+
+
+def pictures_of(source: str, folder: Path, count: int, measured: bool) -> list[Picture]:
+    if source == "fashion_mnist":
+        name = "t10k" if measured else "train"
+        return fashion_mnist(folder / f"{name}-images-idx3-ubyte.gz", 0, count)
+    read = drawings if source == "drawings" else photographs
+    return read(folder, count, measured)
+
+
+def found_pairs(pictures: list[Picture], workers: int) -> set[tuple[int, int]]:
+    samples = scan_pictures(pictures)
+    pairs = find_duplicates(samples, num_workers=workers).pairs
+    samples.thumbs.close()
+    return set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+
+
+def measure(pictures: list[Picture], plants_each: int, seed: int, workers: int) -> dict:
+    start = time.process_time()
+    natural = found_pairs(pictures, workers)
+    known = {row for pair in natural for row in pair}
+    fit = [
+        row
+        for row, picture in enumerate(pictures)
+        if row not in known and picture.std() >= LEAST_DEVIATION
+    ]
+    rng = np.random.default_rng(seed)
+    everything, sources = list(pictures), list(range(len(pictures)))
+    kinds = [""] * len(pictures)
+    for kind, make in KINDS.items():
+        for row in rng.choice(fit, min(plants_each, len(fit)), replace=False).tolist():
+            everything.append(make(pictures[row], rng))
+            sources.append(row)
+            kinds.append(kind)
+    pairs = found_pairs(everything, workers)
+    rows = {}
+    for kind in KINDS:
+        planted = {row for row, each in enumerate(kinds) if each == kind}
+        hits = {row for row in planted if (sources[row], row) in pairs}
+        wrong = {
+            pair
+            for pair in pairs
+            if planted & set(pair)
+            and sources[pair[0]] != sources[pair[1]]
+            and tuple(sorted((sources[pair[0]], sources[pair[1]]))) not in natural
+        }
+        total = len(hits) + len(wrong)
+        rows[kind] = {
+            "planted": len(planted),
+            "found": len(hits),
+            "recall": len(hits) / len(planted),
+            "recall_interval95": wilson95(len(hits), len(planted)),
+            "wrong": len(wrong),
+            "precision": len(hits) / total if total else None,
+            "precision_interval95": wilson95(len(hits), total) if total else None,
+        }
+    return {
+        "pictures": len(pictures),
+        "sources": len(fit),
+        "natural_pairs": len(natural),
+        "pictures_in_natural_pairs": len(known),
+        "cpu_s": round(time.process_time() - start, 1),
+        "kinds": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for source in ("fashion-mnist", "drawings", "photographs"):
+        parser.add_argument(f"--{source}", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs/curate.json"))
+    parser.add_argument("--pictures", type=int, default=1500)
+    parser.add_argument("--plants", type=int, default=150)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    tree = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for source in ("fashion_mnist", "drawings", "photographs"):
+        folder = getattr(options, source)
+        for name in ("chosen", "measured") if folder else ():
+            key = f"{source}, {name}"
+            if key in tree:
+                continue
+            pictures = pictures_of(source, folder, options.pictures, name == "measured")
+            seed = int(name == "measured")
+            tree[key] = measure(pictures, options.plants, seed, options.workers)
+            write_atomically(options.out, json.dumps(tree, indent=1) + "\n")
+            print(key, json.dumps(tree[key]["kinds"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
