@@ -10,7 +10,8 @@ _MODEL = "batch-size canvas-px checkpoint data device help num-workers out test-
 EVALUATE: dict[str, set[str]] = {
     name: {f"--{word}" for word in text.split()}
     for name, text in {
-        "suite": f"{_MODEL} against baselines columns features no-baselines search seed",
+        "suite": f"{_MODEL} against baselines columns features leakage no-baselines no-leakage "
+        "search seed",
         "sgd-augmented": f"{_MODEL} epochs flip-prob holdout rates seed smallest-crop",
         "few-shot": f"{_FILES} by draws k labels-per-class search seed temperature vote",
         "geometry": f"{_FILES} most-rows pairs seed",

@@ -16,6 +16,7 @@ from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
 from sslpipe.cli.terminal import console, report_bad, write_json
+from sslpipe.curate.leaks import Leaks, find_leaks
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.baselines import random_backbone
@@ -26,6 +27,7 @@ from sslpipe.evaluation.features import (
     two_splits,
     view_canvas_px,
 )
+from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.suite import check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES, form_names
 from sslpipe.export.load import checkpoint_metadata, load_backbone
@@ -65,6 +67,10 @@ def suite(
             "features know; else its texts of 2 to 50 values, at most 8. Repeatable.",
         ),
     ] = None,
+    leakage: Annotated[
+        bool,
+        typer.Option(help="Look for test samples that are in train, and score without them, too."),
+    ] = True,
     search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
     seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
@@ -82,7 +88,7 @@ def suite(
     sets: Sets = {}
     probed = probed_columns(model, data, (train_split, test_split), columns)
     metadata: dict[str, Any] = {"seed": seed}
-    compared = Compared([])
+    compared, leaks = Compared([]), None
     given = dict(map(_load_features, features or []))
     if model is not None:
         sets, found, compared = _embed_model(
@@ -99,6 +105,8 @@ def suite(
             device=target,
         )
         metadata |= found
+        if leakage:
+            leaks = _find_leaks(str(data), (train_split, test_split), sets["ssl"], num_workers)
     elif against:
         raise DataError("--against is compared with a model; name an export or a run before it")
     sets |= given
@@ -111,6 +119,8 @@ def suite(
         not_compared=compared.not_compared,
         columns=probed.codes,
         not_measured=probed.left_out,
+        leaked=None if leaks is None else leaks.ids,
+        leaked_by="" if leaks is None else leaks.how,
         search=search,  # type: ignore[arg-type]
         seed=seed,
         say=lambda text: console.print(text, highlight=False, markup=False),
@@ -118,6 +128,8 @@ def suite(
     write_json(out, report)
     Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
     print_suite(report)
+    if "leakage" in report:
+        Console().print(leakage_sentence(report["leakage"]), highlight=False, markup=False)
     for sentence in report["left_out"]:
         Console().print(f"not measured: {sentence}", highlight=False)
     Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
@@ -193,6 +205,16 @@ def _embed_model(
         },
         compared,
     )
+
+
+def _find_leaks(
+    data: str, names: tuple[str, str], rows: tuple[Embeddings, Embeddings], num_workers: int
+) -> Leaks:
+    """Find the test samples that are in train, with a progress bar."""
+    index = load_index(data)
+    train, test = map(index.split, names)
+    with progress("leakage", 2 * len(rows[1].ids)) as advance:
+        return find_leaks((train, test), rows, num_workers=num_workers, progress=advance)
 
 
 def print_suite(report: dict[str, Any]) -> None:

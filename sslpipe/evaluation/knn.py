@@ -302,6 +302,7 @@ def few_shot_knn(
                 len(labels),
                 size,
                 {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))},
+                draw_hits=hits,
             )
         )
         if by is not None:

@@ -31,6 +31,7 @@ class Result:
         unit: "share" or "number".
         scores: (queries,) what each scored, `value` their mean: bool, which were right, or float64;
             None for some draws, and where a query has no score of its own. Not in the JSON.
+        draw_hits: (draws, queries) bool, of a mean over draws. Not in the JSON.
     """
 
     protocol: str
@@ -42,6 +43,7 @@ class Result:
     details: dict[str, Any] = field(default_factory=dict)
     unit: Literal["share", "number"] = "share"
     scores: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    draw_hits: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         low, high = self.interval95
@@ -52,9 +54,9 @@ class Result:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values, all fields but `scores` by their names."""
-        tree = asdict(replace(self, scores=None))
-        del tree["scores"]
+        """Convert to plain JSON values, all fields but those of queries by their names."""
+        tree = asdict(replace(self, scores=None, draw_hits=None))
+        del tree["scores"], tree["draw_hits"]
         return tree
 
 

@@ -21,6 +21,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.geometry import geometry
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import DINO_K, check_pair, few_shot_knn, knn_results, protocol_id
+from sslpipe.evaluation.leakage import LeakRows
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.nuisance import nuisance_rows
@@ -48,6 +49,8 @@ def run_suite(
     not_compared: Sequence[str] = (),
     columns: Sequence[GroupCodes] = (),
     not_measured: Sequence[str] = (),
+    leaked: NDArray[np.int64] | None = None,
+    leaked_by: str = "",
     search: Search = "torch",
     draws: int = 5,
     seed: int = 0,
@@ -70,6 +73,9 @@ def run_suite(
         columns: Columns of the data set that a probe reads from each set, by sample id of the whole
             splits; see `nuisance.choose_columns`.
         not_measured: Sentences on what else could have been.
+        leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
+            table is given without them, too. None: nobody has looked for them.
+        leaked_by: How they were found.
         search: "torch" or "faiss"; both find the same neighbours.
         draws: Of a few labels a class.
         seed: Of all that is drawn.
@@ -96,6 +102,12 @@ def run_suite(
     # every set, plain and whitened
     rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
+    needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in few}}  # labels a class
+    leaks = LeakRows(
+        leaked,
+        leaked_by,
+        {column: enough.rows(train, test, n)[1].ids.cpu().numpy() for column, n in needed.items()},
+    )
     scores = Scores({}, {}, queries_with_a_match(test.labels.cpu().numpy()))
     for name, plain in sets.items():
         for whitened in (False, True):
@@ -113,6 +125,7 @@ def run_suite(
                 results += _probe_rows(*enough.rows(bank, queries, 2), enough, seed)
             rows += [_row(name, whitened, column, result) for column, result in results]
             scores.take(name, whitened, results)
+            leaks.take(name, whitened, results)
             if inside:  # there are pairs of one label
                 shapes += [
                     _row(name, whitened, None, result)
@@ -144,6 +157,8 @@ def run_suite(
         "against": compare_all(ours, others, start, scores, forms, known_classes=known),
         "not_compared": list(not_compared),
     }
+    if leaked is not None:
+        report["leakage"] = leaks.report(len(test.ids))
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
 

@@ -25,6 +25,11 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
         unit, count  what the interval is over, "images" or "classes", and how many
         answer, p_holm, of          "better", "no clear difference" or "worse", by Holm's method at
                      5 % over all `of` deciding comparisons
+    leakage          test samples that have a near-duplicate in train; absent: nobody has looked
+        samples, leaked, how        test samples, those of them, and how these were found
+        rows         each number of the table: features, whitened, column, protocol, value,
+                     interval95, queries, and the same without them: clean_value,
+                     clean_interval95 (null where none is left), clean_queries
     not_compared     sentences: networks that could not be compared, and why
     verdict          sentences: are they better than other networks, random weights, raw pixels
     sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
@@ -138,6 +143,27 @@ class _Facts(_Strict):
     against: list[_Other] = []
 
 
+class _LeakRow(_Strict):
+    """What a number with and without leaked samples must have to be shown."""
+
+    features: str
+    whitened: bool
+    column: str
+    value: Share
+    clean_value: Share | None
+    clean_interval95: Ends | None
+    clean_queries: Annotated[int, Field(ge=0)]
+
+
+class _Leakage(_Strict):
+    """What the count of leaked samples must have to be shown."""
+
+    samples: Count
+    leaked: Annotated[int, Field(ge=0)]
+    how: str
+    rows: list[_LeakRow]
+
+
 class _Report(_Strict):
     """What an eval.json must have to be shown."""
 
@@ -150,6 +176,7 @@ class _Report(_Strict):
     comparisons: list[_Comparison] = []
     against: list[_Against] = []
     not_compared: list[str] = []
+    leakage: _Leakage | None = None
 
 
 def check_report(report: dict[str, Any]) -> None:

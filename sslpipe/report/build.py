@@ -13,6 +13,7 @@ from sslpipe.report.embeddings import (
     embedding_quality,
     nearest_neighbours,
 )
+from sslpipe.report.leakage import leakage
 from sslpipe.report.page import html_page
 from sslpipe.report.pictures import png_uri
 from sslpipe.report.results import few_shot_chart, result_table
@@ -56,7 +57,7 @@ def build_page(
     bank_split = _split_of(index, bank, "--bank")
     sections = {
         "Results": (
-            result_table(evaluation) + task_tables(evaluation)
+            result_table(evaluation) + leakage(evaluation) + task_tables(evaluation)
             if evaluation
             else missing("No eval.json yet.", SUITE)
         ),

@@ -1,0 +1,91 @@
+"""Headline numbers without the test samples that train has, too, as near-duplicates."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.evaluation.against import KNN
+from sslpipe.evaluation.result import Result, bootstrap95, wilson95
+
+
+class LeakRows:
+    """Each number of the table, with and without the leaked test samples.
+
+    Args:
+        leaked: (L,) int64 ids of test samples; None: nobody has looked for them.
+        how: By what they were found.
+        scored: Column of the table -> (Q,) ids of the test samples that it scores.
+    """
+
+    def __init__(
+        self,
+        leaked: NDArray[np.int64] | None,
+        how: str,
+        scored: Mapping[str, NDArray[np.int64]],
+    ) -> None:
+        self.how, self.rows = how, list[dict[str, Any]]()
+        self._leaked = leaked
+        none = np.zeros(0, np.int64)
+        self._clean = {
+            column: ~np.isin(ids, none if leaked is None else leaked)
+            for column, ids in scored.items()
+        }
+
+    def take(
+        self, features: str, whitened: bool, results: Sequence[tuple[str | None, Result]]
+    ) -> None:
+        """Add the numbers of the table, each with its column; others stay out."""
+        for column, result in results:
+            if self._leaked is None or column is None:
+                continue
+            clean = self._clean[column]
+            value, interval = _restricted(result, clean)
+            self.rows.append(
+                {
+                    "features": features,
+                    "whitened": whitened,
+                    "column": column,
+                    "protocol": result.protocol,
+                    "value": result.value,
+                    "interval95": list(result.interval95),
+                    "queries": result.queries,
+                    "clean_value": value,
+                    "clean_interval95": interval,
+                    "clean_queries": int(clean.sum()),
+                }
+            )
+
+    def report(self, samples: int) -> dict[str, Any]:
+        """Return what eval.json holds, see `suite_file`. samples: Of the test."""
+        leaked = int((~self._clean[KNN]).sum())
+        return {"samples": samples, "leaked": leaked, "how": self.how, "rows": self.rows}
+
+
+def leakage_sentence(leakage: dict[str, Any]) -> str:
+    """Say how many test samples are in train, and what that does to the first number."""
+    total, leaked = leakage["samples"], leakage["leaked"]
+    found = f"{leaked:,} of {total:,} test samples ({100 * leaked / total:.2g} %)"
+    if not leaked:
+        return f"None of {total:,} test samples has a near-duplicate in train ({leakage['how']})."
+    text = f"{found} have a near-duplicate in train ({leakage['how']})"
+    row = next((row for row in leakage["rows"] if row["clean_value"] is not None), None)
+    if row is None:
+        return f"{text}; without them nothing is left to score."
+    return (
+        f"{text}: {row['features']}, {row['column']} is {100 * row['value']:.1f} % with them, "
+        f"{100 * row['clean_value']:.1f} % without."
+    )
+
+
+def _restricted(result: Result, kept: NDArray[np.bool_]) -> tuple[float | None, list[float] | None]:
+    """The number over some of its queries, and its interval as in `result`."""
+    if not kept.any():
+        return None, None
+    if result.draw_hits is not None:
+        hits = result.draw_hits[:, kept]
+        return float(hits.mean(axis=1).mean()), list(bootstrap95(hits))
+    assert result.scores is not None  # numbers of the table are shares of right answers
+    right, total = int(result.scores[kept].sum()), int(kept.sum())
+    return right / total, list(wilson95(right, total))
