@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from sslpipe.recipe.base import Component
 from sslpipe.run.checkpoint import latest, read_state
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import png, write_dataset
+from tests.helpers.finetunes import RECIPE as METRIC
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
@@ -33,6 +35,15 @@ from tests.helpers.runs import (
     write_recipe,
 )
 
+WITH_LABELS = (
+    METRIC[: METRIC.index("[backbone]")]
+    + """
+[loss]
+kind = "multi_similarity"
+[optim]
+peak_lr = 0.01
+"""
+)
 WITHOUT_BACKBONE = RECIPE[: RECIPE.index("[backbone]")] + RECIPE[RECIPE.index("[projector]") :]
 
 
@@ -272,36 +283,55 @@ def coloured(number, classes=10):
 
 
 def continue_in_rank(process, recipe, data, folder):
-    """A source that knows colours, continued at a rate that suits it, and at one far too high."""
+    """A source that knows colours, continued at a rate that suits it, and at one far too high.
+
+    The same with the labels of seven classes, judged by the three others.
+    """
     common = ("data.holdout=500", "data.batch_size=32", "augment.flip_prob=0.0",
               "augment.crop_area=[0.6,1.0]", "run.save_steps=100")  # fmt: skip
     adamw = (*common, "optim.kind=adamw")
     first = (*adamw, "steps=40", "optim.peak_lr=0.05", "optim.warmup_steps=10")
     sslpipe.api.train(recipe, data, f"{folder}/source", overrides=first)
+    bad = ("steps=12", "optim.peak_lr=30.0", "optim.warmup_steps=100")
     runs = {
-        "good": (*adamw, "steps=8", "optim.peak_lr=0.0003"),
-        "bad": (*common, "steps=12", "optim.peak_lr=30.0", "optim.warmup_steps=100"),
+        "good": (recipe, (*adamw, "steps=8", "optim.peak_lr=0.0003")),
+        "bad": (recipe, (*common, *bad)),
+        "tuned good": (WITH_LABELS, ("steps=8", "optim.peak_lr=0.0003")),
+        "tuned bad": (WITH_LABELS, (*bad, "optim.kind=sgd")),
     }
-    for name, settings in runs.items():
+    for name, (source, settings) in runs.items():
+        path = recipe if source is recipe else str(write_recipe(Path(folder), source))
         given = (*settings, "run.monitor_steps=1")
-        sslpipe.api.train(recipe, data, f"{folder}/{name}", init=f"{folder}/source",
+        sslpipe.api.train(path, data, f"{folder}/{name}", init=f"{folder}/source",
                           overrides=given)  # fmt: skip
 
 
-def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(tmp_path):
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory):
+    """The folder of the runs of `continue_in_rank`."""
+    folder = tmp_path_factory.mktemp("continued")
     pictures = {number: coloured(number) for number in range(1000)}
-    data = write_dataset(tmp_path / "data", (1000,), classes=10, broken=pictures)
-    run_processes(continue_in_rank, 1, str(write_recipe(tmp_path)), str(data), str(tmp_path))
-    knn = {
-        name: [line["holdout_knn"] for line in read_metrics(tmp_path / name, "eval")]
-        for name in ("good", "bad")
+    data = write_dataset(folder / "data", (1000,), classes=10, broken=pictures)
+    (folder / "recipe").mkdir()
+    run_processes(continue_in_rank, 1, str(write_recipe(folder / "recipe")), str(data), str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "number"),
+    [("good", "bad", "holdout_knn"), ("tuned good", "tuned bad", "validation_map_at_r")],
+)
+def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(continued, good, bad, number):
+    values = {
+        name: [line[number] for line in read_metrics(continued / name, "eval")]
+        for name in (good, bad)
     }
-    start = knn["good"][0]
-    assert knn["bad"][0] == start > 0.8  # of step 0, before any step
-    assert len(knn["bad"]) == 13
-    assert min(knn["bad"]) < start - 0.1  # the accident
-    first, *_ = read_metrics(tmp_path / "bad", "alarm")
+    start = values[good][0]
+    assert values[bad][0] == start > 0.8  # of step 0, before any step
+    assert len(values[bad]) == 13
+    assert min(values[bad]) < start - 0.1  # the accident
+    first, *_ = read_metrics(continued / bad, "alarm")
     assert first["raised"] == ["below_start"]
     assert first["value"]["below_start"] > start - 0.05
-    assert all(value > start - 0.02 for value in knn["bad"][: first["step"]])
-    assert not read_metrics(tmp_path / "good", "alarm")
+    assert all(value > start - 0.02 for value in values[bad][: first["step"]])
+    assert not read_metrics(continued / good, "alarm")

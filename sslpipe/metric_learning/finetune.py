@@ -112,6 +112,7 @@ def finetune(
             # a sample may come twice in an epoch, never twice in a step: the step names its numbers
             return augment.prepare(batch, seed=recipe.seed, number=step)
 
+        run.evaluate_start(validate)  # of a run from weights: it should not fall below
         stream = open_batches(recipe, split, order, run, first_step, plan_views)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks

@@ -11,6 +11,7 @@ from torch import Tensor
 from sslpipe.distributed import all_gather_rows, row_counts
 from sslpipe.evaluation.geometry import effective_rank, uniformity
 from sslpipe.precision import to_float64
+from sslpipe.run.best import LABELLED
 
 MOST_IMAGES = 512  # both views of each: 1,024 rows
 
@@ -21,7 +22,7 @@ LEAST_RANK_SHARE = (
 )
 OVER = 2.0  # an alarm ends above OVER times its threshold
 PATIENCE = 3  # readings in a row that raise or end an alarm
-MOST_FALL = 0.02  # of the held-out kNN, below what the run's weights had at the start
+MOST_FALL = 0.02  # of held-out kNN or MAP@R, below what the run's weights had at the start
 
 
 @torch.no_grad()
@@ -86,15 +87,17 @@ class Alarm(NamedTuple):
         raised: Whether it begins.
         value: The reading that changed it.
         threshold: A reading below it counts towards an alarm, or raises it.
+        measured: Which number was read.
     """
 
     name: str
     raised: bool
     value: float
     threshold: float
+    measured: str
 
     def __str__(self) -> str:
-        reading = f"{self.name}: {_MEASURED[self.name]} is {self.value:.3g}"
+        reading = f"{self.name}: {self.measured} is {self.value:.3g}"
         if self.name == "below_start":
             start = self.threshold + MOST_FALL
             if not self.raised:
@@ -116,7 +119,6 @@ class Alarm(NamedTuple):
 _MEASURED = {
     "embedding_collapse": "embedding_std",
     "rank_collapse": "effective_rank",
-    "below_start": "holdout_knn",
 }
 _MEANING = {
     "embedding_collapse": "all images get nearly the same embedding",
@@ -146,7 +148,8 @@ class Alarms:
         """Take in the numbers of `embedding_health`. Returns what changes; mostly nothing."""
         changes = []
         for name, threshold in self._thresholds.items():
-            value = numbers[_MEASURED[name]]
+            measured = _MEASURED[name]
+            value = numbers[measured]
             if math.isnan(value):
                 continue
             raised = self._raised[name]
@@ -154,30 +157,32 @@ class Alarms:
             self._in_a_row[name] = self._in_a_row[name] + 1 if crossed else 0
             if self._in_a_row[name] == PATIENCE:
                 self._raised[name], self._in_a_row[name] = not raised, 0
-                changes.append(Alarm(name, not raised, value, threshold))
+                changes.append(Alarm(name, not raised, value, threshold, measured))
         return changes
 
 
 class StartAlarm:
-    """The held-out kNN of a run that starts from weights has fallen below the start's.
+    """Held-out kNN of a run that starts from weights has fallen below the start's.
 
-    Raised at the first reading MOST_FALL below the start, over at the first that is not below it: a
-    fall is reported once. A rate made for training from scratch is the usual reason.
+    In a fine-tuning it is MAP@R of the validation classes. Raised at the first reading MOST_FALL
+    below the start, over at the first that is not below it: a fall is reported once. A rate made
+    for training from scratch is the usual reason.
 
     Args:
-        start: What the evaluation of step 0 measured; without "holdout_knn" there is no alarm.
+        start: What the evaluation of step 0 measured; without either number there is no alarm.
     """
 
     def __init__(self, start: Mapping[str, Any]) -> None:
-        self._start, self._raised = start.get("holdout_knn"), False
+        self._measured = next((name for name in LABELLED if name in start), "")
+        self._start, self._raised = start.get(self._measured), False
 
     def read(self, values: Mapping[str, float]) -> list[Alarm]:
         """Take in the numbers of an evaluation. Returns what changes; mostly nothing."""
-        value = values.get("holdout_knn")
+        value = values.get(self._measured)
         if self._start is None or value is None:
             return []
         threshold = self._start - MOST_FALL
         if not (value >= self._start if self._raised else value <= threshold):
             return []
         self._raised = not self._raised
-        return [Alarm("below_start", self._raised, value, threshold)]
+        return [Alarm("below_start", self._raised, value, threshold, self._measured)]

@@ -157,7 +157,7 @@ def test_alarms_say_what_real_embeddings_do() -> None:
         actual.append([change.name for change in changes])
     assert actual == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]
     assert "all images get nearly the same embedding. Lower optim.peak_lr" in str(
-        Alarm("embedding_collapse", True, 0.02, 0.1)
+        Alarm("embedding_collapse", True, 0.02, 0.1, "embedding_std")
     )
 
 
@@ -178,3 +178,7 @@ def test_a_fall_below_the_start_is_told_once_and_again_after_it_was_over():
         assert words in str(raised)
     assert not alarm.read({})
     assert not StartAlarm({}).read({"holdout_knn": 0.1})
+    tuned = StartAlarm({"step": 0, "validation_recall_at_1": 0.9, "validation_map_at_r": 0.5})
+    assert not tuned.read({"validation_recall_at_1": 0.1, "validation_map_at_r": 0.49})
+    (raised,) = tuned.read({"validation_recall_at_1": 0.9, "validation_map_at_r": 0.47})
+    assert str(raised).startswith("below_start: validation_map_at_r is 0.47, 0.03 below the 0.5")
