@@ -224,6 +224,7 @@ def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:
         backbone_lr=tune.backbone_lr,
         layer_decay=tune.layer_decay,
         loss_lr=tune.loss_lr,
+        by_library=tune.layer_decay_by == "library",
     )
     return build_optimizer(task, recipe.optim, scale, **pretrained_groups(tune))
 

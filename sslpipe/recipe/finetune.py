@@ -77,6 +77,10 @@ class FinetuneTune(Tune):
     """frozen: only the embedding layer and the loss's own weights are trained."""
     loss_lr: Rate = 1.0
     """Times the learning rate: the loss's own weights (proxies, class weights)."""
+    layer_decay_by: Literal["blocks", "library"] = "blocks"
+    """What `layer_decay` counts. blocks: residual blocks, transformer layers, and what lies between
+    them. library: the layers of a timm network's own `group_matcher`, as in pretraining; of other
+    networks the blocks."""
 
 
 class Queue(Section):
@@ -131,6 +135,7 @@ class FinetuneRecipe(RunRecipe):
         "data.holdout_by": None,
         **{f"tune.{key}": 0 for key in ("projector_first_steps", "ramp_steps", "l2_to_init")},
         "tune.eval_crop_px": None,
+        "tune.layer_decay_by": "blocks",
     }
 
     views: Literal[1, 2] = 1
@@ -179,6 +184,11 @@ class FinetuneRecipe(RunRecipe):
             raise ValueError(
                 "tune.backbone = 'frozen' trains no block, tune.last_blocks = "
                 f"{self.tune.last_blocks} some: leave one of them out"
+            )
+        if self.tune.layer_decay_by != "blocks" and self.tune.layer_decay == 1:
+            raise ValueError(
+                f"tune.layer_decay_by = {self.tune.layer_decay_by!r} says which layers "
+                "tune.layer_decay counts, and it is 1: set it below 1, or leave both out"
             )
         for key in ("projector_first_steps", "ramp_steps", "l2_to_init"):
             if self.tune.backbone == "frozen" and getattr(self.tune, key):

@@ -4,6 +4,7 @@ import os
 from itertools import count
 
 import pytest
+import timm.optim
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,7 +17,13 @@ from sslpipe.evaluation.embed import embed
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
-from sslpipe.metric_learning.build import build_task, untrained_ids, validation_ids, with_backbone
+from sslpipe.metric_learning.build import (
+    build_task,
+    freeze_and_optimize,
+    untrained_ids,
+    validation_ids,
+    with_backbone,
+)
 from sslpipe.metric_learning.sampling import neighbours
 from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import build_backbone
@@ -327,6 +334,7 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
         (lambda: recipe("sampler.neighbours=2"), "groups of 3, which do not divide .* use 3"),
         (lambda: recipe("sampler.clases_per_batch=5"), "did you mean 'classes_per_batch'"),
         (lambda: recipe("tune={backbone='frozen', last_blocks=1}"), "leave one of them out"),
+        (lambda: recipe("tune.layer_decay_by=library"), "tune.layer_decay counts, and it is 1"),
         (
             lambda: recipe("epochs=2.0", "steps=3", "optim.precision=auto"),
             "optim.precision = 'auto'",
@@ -428,6 +436,23 @@ def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once(
             if name.startswith(f"backbone.network.{block}."):
                 expected = 2.0 * 0.1 * 0.5 ** (len(blocks) - 1 - number)
         assert rates[id(p)] == pytest.approx(expected), name
+
+
+@pytest.mark.parametrize("by", ["blocks", "library"])
+def test_layers_are_counted_as_in_pretraining_where_the_recipe_says_so(tmp_path, by):
+    tune = f"tune={{layer_decay=0.5, layer_decay_by='{by}'}}"
+    recipe = load_recipe(write_recipe(tmp_path, WITHOUT_BACKBONE), (tune,))
+    network = {"kind": "timm/convnext_atto"}
+    recipe = recipe.model_copy(update={"backbone": Component.model_validate(network)})
+    with torch.device("meta"):
+        task = build_task(recipe, 32, None, 5)
+    optimizer = freeze_and_optimize(task, recipe)
+    rates = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
+    own = {n: rates[id(p)] for n, p in task.backbone.network.named_parameters()}
+    groups = timm.optim.param_groups_layer_decay(task.backbone.network, layer_decay=0.5)
+    timms = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    same = own == {n: timms[id(p)] for n, p in task.backbone.network.named_parameters()}
+    assert same == (by == "library")
 
 
 def load_optim():
