@@ -41,7 +41,6 @@ __all__ = [
     "load_recipe",
     "train",
 ]
-__version__ = "0.1.0"
 
 _HOMES = {
     "DCLLoss": "losses",
@@ -60,6 +59,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name == "__version__":
+        return _version()
     if name == "train":
         return import_module("sslpipe.train")  # see _Package
     if name not in _HOMES:
@@ -67,6 +68,16 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"sslpipe.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    """Return the version of the tag that was installed; of a tree on the path, "0+unknown"."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sslpipe")
+    except PackageNotFoundError:
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

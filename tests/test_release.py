@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError
 
 import sslpipe
 from tests.helpers.runs import ROOT
@@ -10,12 +11,27 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
-def test_package_project_and_citation_name_one_version():
-    assert PROJECT["project"]["version"] == sslpipe.__version__
-    text = (ROOT / "sslpipe" / "__init__.py").read_text()
-    assert f'\n__version__ = "{sslpipe.__version__}"\n' in text  # as the release workflow looks
+def test_the_version_is_that_of_the_tag_and_of_files_without_git_the_next_one():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    scm = PROJECT["tool"]["setuptools_scm"]
+    assert any(each.startswith("setuptools-scm") for each in PROJECT["build-system"]["requires"])
     citation = (ROOT / "CITATION.cff").read_text()
-    assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == sslpipe.__version__
+    released = re.search(r"^version: (.*)$", citation, re.MULTILINE)[1]
+    assert scm["fallback_version"] == f"{released}.dev0"
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    first = re.search(r"^The first release, (.*)\.$|^## \[?(\d[\d.]*)", changes, re.MULTILINE)
+    assert released in first.groups()
+    assert re.fullmatch(scm["tag_regex"], f"v{released}")["version"] == released
+
+
+def test_the_package_knows_its_version_installed_or_not(monkeypatch):
+    assert re.match(r"\d", sslpipe.__version__)
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert sslpipe.__version__ == "0+unknown"
 
 
 def test_all_is_every_extra_that_a_command_needs():

@@ -10,5 +10,7 @@ from pathlib import Path
 project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
 for requirement in dict.fromkeys([*project["dependencies"], *extras["dev"]]):
-    name, lowest, marker = re.fullmatch(r"([\w\[\],.-]+?)>=([\w.]+)\s*(;.*)?", requirement).groups()
+    name, lowest, marker = re.fullmatch(
+        r"([\w\[\],.-]+?)[>=]=([\w.]+)\s*(;.*)?", requirement
+    ).groups()
     print(f"{name}=={lowest}{' ' + marker if marker else ''}")
