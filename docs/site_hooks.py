@@ -1,13 +1,14 @@
 """What the site adds to the pages: files from outside docs/, and the table of all settings.
 
-The README is the home page; links between files are rewritten to where the site has them. Settings
-are listed from their own documentation, so that no page repeats it.
+The README is the home page, notebooks are shown as text and code, links between files are rewritten
+to where the site has them, and `git clone` names repo_url where it is known. Settings are listed
+from their own documentation, so that no page repeats it.
 """
 
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ OUTSIDE = {  # page of the site -> file of the repository
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
-PAGES = {file: page for page, file in OUTSIDE.items()}
+NOTEBOOKS = {  # page of the site -> notebook, shown as text and code
+    "search-engine.md": "docs/notebooks/search_engine.ipynb",
+    "did-it-help.md": "docs/notebooks/did_it_help.ipynb",
+}
+PAGES = {file: page for page, file in (OUTSIDE | NOTEBOOKS).items()}
 SETTINGS = "<!-- all settings -->"
 
 
@@ -41,17 +46,30 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                 entry
                 for entry in entries
                 for page in entry.values()
-                if page in OUTSIDE or (ROOT / "docs" / page).exists()
+                if page in OUTSIDE | NOTEBOOKS or (ROOT / "docs" / page).exists()
             ]
             entries[:] = there
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are files outside docs/."""
+    """Add the pages that are files outside docs/, and the notebooks."""
     for page, file in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / file).read_text()))
+    for page, file in NOTEBOOKS.items():
+        files.append(File.generated(config, page, content=notebook_page(ROOT / file)))
     return files
+
+
+def notebook_page(file: Path) -> str:
+    """Write a notebook's cells as Markdown; the notebook itself can be downloaded."""
+    parts = []
+    for cell in loads(file.read_text())["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+    link = f"<a href='../notebooks/{file.name}' download>Download this notebook</a>"
+    parts.insert(1, f"{link}, and run it with Jupyter from a clone.")
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -67,6 +85,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({there}{'#' * bool(anchor)}{anchor})"
 
     markdown = re.sub(r"\]\(([^)\s]+)\)", rewrite, markdown)
+    if config.repo_url:
+        markdown = markdown.replace("git clone REPOSITORY", f"git clone {config.repo_url}")
     return markdown.replace(SETTINGS, "\n".join(settings_tables()))
 
 

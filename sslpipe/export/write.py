@@ -19,7 +19,7 @@ import glob
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,7 +55,7 @@ WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits 
 def export_backbone(
     run_dir: str | Path,
     out: str | Path,
-    formats: Sequence[str],
+    formats: Sequence[str] = ("safetensors",),
     *,
     with_projector: bool = False,
     checkpoint: str | None = None,
@@ -121,7 +121,12 @@ def load_for_export(
 
 
 def export_model(
-    model: FrozenBackbone, out: str | Path, formats: Sequence[str], *, overwrite: bool = False
+    model: FrozenBackbone,
+    out: str | Path,
+    formats: Sequence[str],
+    *,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Path]:
     """Write the formats, prove each, and only then put the folder in its place.
 
@@ -133,6 +138,7 @@ def export_model(
         out: The folder to write.
         formats: Names of FORMATS, or "all": those that can hold this backbone; see `refusals`.
         overwrite: Replace a folder that is there.
+        say: Called with what comes next.
 
     Returns:
         Format -> where it lies.
@@ -153,9 +159,11 @@ def export_model(
         images, expected = _proof(model)
         written = {}
         with CleanProcess(folder, images) as proof:
-            for name in formats:
+            for number, name in enumerate(formats, 1):
+                say(f"write {name}, {number} of {len(formats)}")
                 written[name] = FORMATS[name].write(model, folder)
                 proof.start(name)  # it is proved while the next is written
+            say("prove them in a clean process")
             for name, reloaded in proof.outputs().items():
                 _compare(name, reloaded, expected)
         usage = {name: FORMATS[name].usage for name in written}

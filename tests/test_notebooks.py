@@ -1,0 +1,103 @@
+"""The notebooks run from top to bottom, in a folder of their own, on less data and fewer steps."""
+
+import os
+import re
+import sys
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.helpers.runs import ROOT
+
+NOTEBOOKS = ROOT / "docs" / "notebooks"
+# what the test makes smaller: as the notebook has it -> what runs
+SMALLER = {
+    "search_engine": {
+        "STEPS = 300": "STEPS = 10",
+        "batch_size=128": "batch_size=64",
+        "3)[::5]": "3)[::20]",
+    },
+    "did_it_help": {
+        "STEPS = 200": "STEPS = 10",
+        "batch_size=128": "batch_size=64",
+        "PER_CLASS = 300": "PER_CLASS = 60",
+        "data.holdout=300": "data.holdout=60",
+        "(5, 10, 50)": "(5, 10, 40)",
+    },
+}
+
+
+@pytest.fixture
+def execute(tmp_path, monkeypatch):
+    """Run a notebook in tmp_path; returns its cells with their outputs."""
+    program = tmp_path / "bin" / "sslpipe"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sslpipe "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+
+    def run(name):
+        text = (NOTEBOOKS / f"{name}.ipynb").read_text()
+        for whole, less in SMALLER[name].items():
+            assert text.count(whole) == 1, whole
+            text = text.replace(whole, less)
+        notebook = nbformat.reads(text, as_version=4)
+        (tmp_path / "work").mkdir()
+        where = {"metadata": {"path": str(tmp_path / "work")}}
+        NotebookClient(notebook, timeout=240, resources=where).execute()
+        return notebook.cells
+
+    return run
+
+
+def printed(cells):
+    """What the code cells wrote to the standard output."""
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    return "".join(each.text for each in outputs if each.get("name") == "stdout")
+
+
+def pictures(cells):
+    """How many pictures the cells show."""
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    return sum("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.timeout(600)
+def test_a_folder_of_photographs_becomes_a_search_engine(execute, tmp_path):
+    cells = execute("search_engine")
+    assert pictures(cells) == 6  # the folder, the views, three questions, one to the loaded export
+    assert {"backbone", "features.npy"} == {p.name for p in (tmp_path / "work/search").iterdir()}
+    asked, loaded = (
+        next(output.data["image/png"] for output in cell.outputs if "data" in output)
+        for cell in cells
+        if cell.cell_type == "code" and cell.source.endswith("side_by_side(search(paths[7]))")
+    )
+    assert asked == loaded  # the export answers as the run
+
+
+@pytest.mark.timeout(600)
+def test_whether_pretraining_helped_is_answered_with_intervals(execute):
+    text = printed(execute("did_it_help"))
+    assert len(re.findall(r"^(?:ssl|random|pixels) .* % right  \[.*\]$", text, re.MULTILINE)) == 3
+    assert len(re.findall(r"^than (?:random|pixels)\s*: .* \[.*\]: ", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^step +\d+  #* 0\.\d+$", text, re.MULTILINE)) >= 3
+    assert "standard deviation" in text
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_notebooks_are_stored_without_outputs_and_are_small(name):
+    file = NOTEBOOKS / f"{name}.ipynb"
+    assert file.stat().st_size < 20_000
+    notebook = nbformat.reads(file.read_text(), as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert max(len(cell.source.splitlines()) for cell in code) <= 16
+
+
+def test_every_notebook_is_run():
+    assert {file.stem for file in NOTEBOOKS.glob("*.ipynb")} == set(SMALLER)
