@@ -19,7 +19,7 @@ EVALUATE: dict[str, set[str]] = {
         "vote",
         "linear": f"{_FILES} by exclude-same grid holdout seed",
         "nuisance": f"{_FILES} column holdout most-rows probe seed",
-        "retrieval": f"{_FILES} cross denominator exclude-same exclude-same-id ignore k lone "
+        "retrieval": f"{_FILES} by cross denominator exclude-same exclude-same-id ignore k lone "
         "no-exclude-same-id per-query similarity",
         "ridge": f"{_FILES} by exclude-same grid holdout seed",
         "sgd": f"{_FILES} batch-size epochs holdout rates seed",

@@ -51,7 +51,7 @@ class GroupCodes(NamedTuple):
                 f"{len(bank.ids)} rows of the bank and {len(queries.ids)} queries"
             )
 
-    def of_queries(self, rows: slice) -> "GroupCodes":
+    def of_queries(self, rows: slice | NDArray[np.bool_]) -> "GroupCodes":
         """Keep some of the queries."""
         return self._replace(queries=self.queries[rows])
 
@@ -143,7 +143,7 @@ def worst_value(
     draws: NDArray[np.bool_] | None = None,
     least: int = LEAST_QUERIES,
 ) -> Result:
-    """Find the value of a column at which an accuracy is lowest, among those of enough queries.
+    """Find the value of a column at which a score is lowest, among those of enough queries.
 
     The lowest of several accuracies measured is below the lowest true one more often than not: it
     was selected. The interval is therefore simultaneous: each of the G values has an interval of
@@ -151,14 +151,15 @@ def worst_value(
     lowest true accuracy lies between the lowest of their lower and of their upper ends.
 
     Args:
-        result: An accuracy.
+        result: A mean over queries, each of which scores 0 to 1: an accuracy, say.
         by: The column; its queries are those of the result.
         draws: (draws, queries), which were right in each draw; else the result's `scores`.
         least: Queries that a value needs.
 
     Returns:
-        details: "worst", the value; "values", for each value counted its accuracy, queries and own
-        95 % interval (Wilson's; of several draws the wider of it and a bootstrap), the worst first;
+        details: "worst", the value; "values", for each value counted its mean, queries and own 95 %
+        interval (Wilson's, wider than needed where scores lie between 0 and 1, whose variance is
+        less; of several draws the wider of it and a bootstrap), the worst first;
         "too_few", values with fewer than `least` queries; "missing", queries without a value.
 
     Raises:
@@ -287,7 +288,7 @@ def fit_unlike(
     ]
 
 
-def _intervals(hits: NDArray[np.bool_], z: float) -> tuple[Interval, Interval]:
+def _intervals(hits: NDArray[Any], z: float) -> tuple[Interval, Interval]:
     """The 95 % interval of a mean over (draws, queries), and one of z standard deviations."""
     draws, total = hits.shape
     right = float(hits.sum()) / draws  # the mean of a query's draws varies less than one draw

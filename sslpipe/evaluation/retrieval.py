@@ -1,6 +1,7 @@
 """Retrieval: does a query find rows of its own label first? All metrics from the matches' ranks."""
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.groups import GroupCodes
+from sslpipe.evaluation.groups import GroupCodes, by_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
 from sslpipe.evaluation.result import Result, bootstrap_means95
@@ -23,6 +24,8 @@ Denominator = Literal["min(k,R)", "R", "hits"]
 Lone = Literal["skip", "zero", "one"]
 
 Floats = NDArray[np.float64]
+
+_BY_VALUE = re.compile(r"hit_rate@\d+|map|map_at_r")  # of which the worst value is shown
 
 
 class PerQuery(NamedTuple):
@@ -52,6 +55,7 @@ def retrieval(
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
+    by: GroupCodes | None = None,
     ignore: Path | None = None,
     per_query: Path | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
@@ -74,6 +78,8 @@ def retrieval(
             missing value excludes nothing.
         cross: A column (camera, say), as re-identification counts: a query does not see rows of its
             own label and its own value of it; those of other labels stay as distractors.
+        by: A column: hit_rate@k, map and map_at_r of its worst value beside them; see
+            `groups.worst_value`.
         ignore: A CSV file without heading: in each line a query's id and a gallery id that it does
             not see.
         per_query: A safetensors file to write, one row a query.
@@ -93,6 +99,8 @@ def retrieval(
         map_at_r: Musgrave et al. 2020, arXiv:2003.08505. cross: Zheng et al. 2015, "Scalable
         Person Re-identification: A Benchmark" (Market-1501), ICCV.
     """
+    if by is not None:
+        by.check(gallery, queries)
     scores = retrieval_per_query(
         gallery,
         queries,
@@ -114,7 +122,15 @@ def retrieval(
     rules += f" not-same={exclude_same.name}" if exclude_same is not None else ""
     rules += f" cross={cross.name}" if cross is not None else ""
     rules += f" ignoring={ignore.name}" if ignore is not None else ""
-    return summary(scores, f"retrieval {rules}", lone=lone, bank=len(gallery.ids))
+    results = summary(scores, f"retrieval {rules}", lone=lone, bank=len(gallery.ids))
+    if by is None:
+        return results
+    scored = by.of_queries(scores.matches > 0) if lone == "skip" else by
+    return [
+        one
+        for result in results
+        for one in by_value([result], scored if _BY_VALUE.fullmatch(result.metric) else None)
+    ]
 
 
 def retrieval_per_query(

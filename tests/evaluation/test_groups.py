@@ -276,6 +276,34 @@ def test_knn_and_few_labels_say_how_the_worst_value_fares():
     assert worst.interval95[0] <= low < worst.value < high
 
 
+@pytest.mark.parametrize("lone", ["skip", "zero"])
+def test_retrieval_says_how_the_worst_value_fares(lone):
+    gallery = random_rows(120, 5, 4, seed=1)
+    queries = random_rows(150, 5, 4, seed=2, first_id=1000)
+    queries.labels[:30] = 9  # without a match
+    codes = codes_for(gallery, queries, values=3)
+    results = retrieval(gallery, queries, k=(1, 5), lone=lone, by=codes)
+    assert [one for one in results if " by=" not in one.protocol] == retrieval(
+        gallery, queries, k=(1, 5), lone=lone
+    )
+    table = retrieval_per_query(gallery, queries, k=(1, 5))
+    counted = (table.matches > 0) | (lone == "zero")
+    worst = {one.metric: one for one in results if " by=" in one.protocol}
+    names = ("hit_rate@1", "hit_rate@5", "map", "map_at_r")
+    assert list(worst) == [f"{name} of the worst camera" for name in names]
+    for name, one in zip(names, worst.values(), strict=True):
+        scores = table.values[:, table.names.index(name)]
+        means = [scores[counted & (codes.queries == code)].mean() for code in range(3)]
+        assert one.value == pytest.approx(min(means), rel=1e-12)
+        assert one.interval95[0] < one.value < one.interval95[1]
+        own = one.details["values"][one.details["worst"]]
+        rows = scores[counted & (codes.queries == np.argmin(means))]
+        assert (own["queries"], own["interval95"]) == (len(rows), wilson95(rows.sum(), len(rows)))
+    few, some = queries.rows(torch.arange(30, 60)), codes.of_queries(slice(30, 60))
+    with pytest.raises(DataError, match="no value of column 'camera' has 20 queries"):
+        retrieval(gallery, few, k=(1,), by=some)
+
+
 def test_codes_are_the_same_numbers_in_both_splits(tmp_path: Path):
     write_dataset(tmp_path, (4,), split="test")
     manifest = write_dataset(tmp_path, (3, 2))
