@@ -14,6 +14,7 @@ from rich.table import Table
 from sslpipe.data.index import Split, load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence
 from sslpipe.evaluation.nuisance import choose_columns
 from sslpipe.evaluation.result import Result
@@ -36,6 +37,20 @@ OPTIONS = (
     _option("data", None, "The dataset.json that both files were embedded from: its columns."),
     _option("query", "CONDITION", _ROWS.format("TEST", "=", _SYMBOLS)),
     _option("gallery", "CONDITION", _ROWS.format("TRAIN", "!=", "see --query.")),
+)
+ERASE = inspect.Parameter(
+    "erased",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        list[str] | None,
+        typer.Option(
+            "--erase",
+            metavar="COLUMN",
+            help="Change both sides so that no linear probe of TRAIN reads this column of the data "
+            "set; before --whiten and --pca; repeatable.",
+        ),
+    ],
 )
 
 
@@ -134,28 +149,6 @@ class ColumnRows:
         return file._replace(rows=file.rows.rows(chosen.nonzero()[:, 0]))
 
 
-def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, Any]) -> Split:
-    """Open the split that a features file was embedded from.
-
-    Raises:
-        DataError: The file is of another data set, or of none that is known.
-    """
-    index = load_index(data)
-    if metadata.get("data_sha256") != index.sha256 or "split" not in metadata:
-        raise DataError(
-            f"{path} was not embedded from {data} as it is now (sha256 "
-            f"{str(metadata.get('data_sha256'))[:12]} and {index.sha256[:12]}), so its ids are not "
-            "known to be that data set's; embed the split again"
-        )
-    split = index.split(metadata["split"])
-    if int(rows.ids.min()) < 0 or int(rows.ids.max()) >= len(split):
-        raise DataError(
-            f"{path} has an id {int(rows.ids.max())}, and split {split.name!r} of {data} has "
-            f"{len(split)} samples; embed it again"
-        )
-    return split
-
-
 class Probed(NamedTuple):
     """The columns that a suite probes.
 
@@ -221,10 +214,13 @@ def print_values(results: Sequence[Result]) -> None:
         values = result.details.get("values")
         if "worst" not in result.details or not isinstance(values, dict):
             continue
-        name = result.protocol.rpartition(" by=")[2]
+        name, metric = (
+            result.protocol.rpartition(" by=")[2],
+            result.metric.split(" of the worst")[0],
+        )
         table = Table(title=escape(result.protocol))
         table.add_column(name)
-        for heading in ("accuracy in %, 95 % interval", "queries"):
+        for heading in (f"{metric} in %, 95 % interval", "queries"):
             table.add_column(heading, justify="right")
         for value, own in list(values.items())[:SHOWN_VALUES]:
             table.add_row(

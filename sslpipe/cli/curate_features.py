@@ -264,8 +264,8 @@ def _open(features: Path, data: str) -> _Opened:
     check_features([features])
     index = load_index(data)
 
-    from sslpipe.cli.columns import split_of_file
     from sslpipe.evaluation.embed import load_embeddings
+    from sslpipe.evaluation.features import split_of_file
 
     rows, facts = load_embeddings(features)
     split = split_of_file(data, features, rows, facts)

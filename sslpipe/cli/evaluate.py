@@ -14,6 +14,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from sslpipe.cli.columns import (
+    ERASE,
     OPTIONS,
     ColumnRows,
     column_option,
@@ -30,6 +31,7 @@ from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.embed import check_comparable, load_embeddings
+from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import two_splits, view_canvas_px
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
@@ -191,6 +193,7 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         data: str | None = None,
         gallery: str | None = None,
         query: str | None = None,
+        erased: list[str] | None = None,
         **options: Any,
     ) -> None:
         if whiten_both and axes is not None:
@@ -210,6 +213,9 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         for column in columns:
             if options[column] is not None:
                 options[column] = rows.codes(column, options[column])
+        if erased:
+            codes = {column: rows.codes("erase", column).bank for column in erased}
+            bank, queries = erase(bank, queries, columns=codes)
         if whiten_both:
             bank, queries = whiten(bank, queries)
         if axes is not None:
@@ -221,13 +227,18 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
             for result in evaluate(bank, queries.to(target), **options)
         ]
         if process.rank == 0:
-            prefix = "whitened " if whiten_both else "" if axes is None else f"pca={axes} "
+            prefix = f"erased={','.join(erased)} " if erased else ""
+            prefix += "whitened " if whiten_both else "" if axes is None else f"pca={axes} "
             _print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
             print_values(results)
             for kept in rows.kept:
                 Console().print(kept, highlight=False, markup=False, soft_wrap=True)
             if out is not None:
-                mapped = {"whitened": whiten_both, **({} if axes is None else {"pca": axes})}
+                mapped: dict[str, Any] = {
+                    "whitened": whiten_both,
+                    **({} if axes is None else {"pca": axes}),
+                }
+                mapped |= {"erased": erased} if erased else {}
                 write_json(out, [{**mapped, **result.to_json()} for result in results])
         end_processes()
 
@@ -237,7 +248,7 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         inspect.Parameter("train", kind, annotation=TrainFile),
         inspect.Parameter("test", kind, annotation=TestFile),
         *(_option(column_option(p), helps.get(p.name)) for p in accepted if p.name != "process"),
-        *(OPTIONS if name != "stability" else ()),  # its two files are of the same rows
+        *(() if name == "stability" else (*OPTIONS, ERASE)),  # its files are of the same rows
         inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
         inspect.Parameter("axes", kind, annotation=Axes, default=None),
         inspect.Parameter("device", kind, annotation=Device, default="auto"),

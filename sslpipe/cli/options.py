@@ -4,7 +4,7 @@ They are the arguments of its function, which needs torch; a test compares both.
 """
 
 _TWO_FILES = "device help out pca whiten"  # of what takes two files of embeddings
-_FILES = f"{_TWO_FILES} data gallery query"  # and chooses among their rows
+_FILES = f"{_TWO_FILES} data erase gallery query"  # and chooses among their rows
 _MODEL = "batch-size canvas-px checkpoint data device help num-workers out test-split train-split"
 
 EVALUATE: dict[str, set[str]] = {
@@ -29,4 +29,4 @@ EVALUATE: dict[str, set[str]] = {
 }
 
 # take the name of a column of the data set
-COLUMN_OPTIONS = ("--by", "--column", "--columns", "--cross", "--exclude-same")
+COLUMN_OPTIONS = ("--by", "--column", "--columns", "--cross", "--erase", "--exclude-same")

@@ -7,6 +7,7 @@ import typer
 
 from sslpipe.cli.inputs import check_export, check_features
 from sslpipe.cli.terminal import console
+from sslpipe.errors import UserError
 
 FLOOR = 0.1  # sslpipe.evaluation.whiten.FLOOR, without its imports
 
@@ -27,16 +28,32 @@ def main(
     pca: Annotated[
         bool, typer.Option("--pca", help="Rotate to the principal axes without whitening.")
     ] = False,
+    erase: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Change the features as little as can be so that no linear probe reads this "
+            "column of the data set from them, first; repeatable. Needs --data.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The dataset.json that TRAIN was embedded from, for --erase.")
+    ] = None,
 ) -> None:
     """Store a PCA whitening, and the crops of TRAIN, in an export.
 
-    The whitening is fitted on TRAIN; `encode` and `sslpipe embed` apply both from then on.
+    The whitening is fitted on TRAIN; `encode` and `sslpipe embed` apply both from then on. With
+    --erase a column of the data set (scanner, say) is taken out of the features before.
     """
     check_export(export)
     check_features([train])
 
+    if data is not None and not erase:
+        raise UserError("--data is where --erase looks up a column; name one, or leave --data out")
+
     from sslpipe.export.whiten import whiten_export
 
-    width, kept = whiten_export(export, train, floor, dims, pca=pca)
+    width, kept = whiten_export(export, train, floor, dims, pca=pca, erase=erase or (), data=data)
     done = "principal axes, largest first" if pca else "whitened"
-    console.print(f"{export}: {width} -> {kept} features, {done}", highlight=False)
+    erased = f"{', '.join(erase)} erased, " if erase else ""
+    console.print(f"{export}: {width} -> {kept} features, {erased}{done}", highlight=False)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.store import OnBad
 from sslpipe.errors import DataError
 from sslpipe.evaluation.baselines import pixel_features
@@ -36,6 +36,28 @@ def two_splits(index: DatasetIndex, train_split: str, test_split: str) -> tuple[
     for name in (train_split, test_split):
         index.check_files(name)
     return train, test
+
+
+def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, Any]) -> Split:
+    """Open the split that a features file was embedded from.
+
+    Raises:
+        DataError: The file is of another data set, or of none that is known.
+    """
+    index = load_index(data)
+    if metadata.get("data_sha256") != index.sha256 or "split" not in metadata:
+        raise DataError(
+            f"{path} was not embedded from {data} as it is now (sha256 "
+            f"{str(metadata.get('data_sha256'))[:12]} and {index.sha256[:12]}), so its ids are not "
+            "known to be that data set's; embed the split again"
+        )
+    split = index.split(metadata["split"])
+    if int(rows.ids.min()) < 0 or int(rows.ids.max()) >= len(split):
+        raise DataError(
+            f"{path} has an id {int(rows.ids.max())}, and split {split.name!r} of {data} has "
+            f"{len(split)} samples; embed it again"
+        )
+    return split
 
 
 def embed_with_baselines(

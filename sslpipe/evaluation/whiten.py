@@ -50,7 +50,7 @@ def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = No
     Raises:
         DataError: dims is not one of 1 to F.
     """
-    mean, variances, axes = _principal_axes(train.features, dims)
+    mean, variances, axes = principal_axes(train.features, dims)
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
     # an axis without variance and without floor carries nothing
     scale = torch.where(spread > 1e-10 * spread.max(), 1 / spread, torch.zeros_like(spread))
@@ -71,14 +71,14 @@ def fit_pca(train: Embeddings, dims: int | None = None) -> Whitening:
     Raises:
         DataError: dims is not one of 1 to F.
     """
-    mean, _, axes = _principal_axes(train.features, dims)
+    mean, _, axes = principal_axes(train.features, dims)
     axes = axes.flip(1)[:, :dims]  # (F, D)
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
     return Whitening(mean, (axes * largest.sign()).contiguous())
 
 
-def _principal_axes(features: Tensor, dims: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (F,), variances (F,) ascending and axes (F, F) in columns, in float64."""
+def principal_axes(features: Tensor, dims: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the mean (F,), variances (F,) ascending and axes (F, F) in columns, in float64."""
     if dims is not None and not 1 <= dims <= features.shape[1]:
         raise DataError(f"dims = {dims} must lie in 1..{features.shape[1]}, the features")
     mean = features.double().mean(dim=0)  # (F,)

@@ -2,13 +2,17 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.embed import Embeddings, load_embeddings
+from sslpipe.evaluation.erase import Erasure, fit_erasure
+from sslpipe.evaluation.features import split_of_file
+from sslpipe.evaluation.groups import group_codes
 from sslpipe.evaluation.whiten import (
     FLOOR,
     Whitening,
@@ -29,6 +33,8 @@ def whiten_export(
     dims: int | None = None,
     *,
     pca: bool = False,
+    erase: Sequence[str] = (),
+    data: str | None = None,
 ) -> tuple[int, int]:
     """Fit a whitening and store it in an export with the crops of the features it was fitted on.
 
@@ -39,12 +45,14 @@ def whiten_export(
         floor: Added to each variance, as a share of their mean; None: FLOOR.
         dims: Principal axes that are kept, the largest first; None: all.
         pca: Rotate to the principal axes, the largest first, without whitening; takes no floor.
+        erase: Columns of the data set that no linear probe reads from the features afterwards.
+        data: The dataset.json that the features were embedded from, where its columns are.
 
     Returns:
         The number of features before and after.
 
     Raises:
-        UserError: Where the folder is no export, or the features are not its own.
+        UserError: Where the folder is no export, or the features are not its own, or of other data.
     """
     config_json = export / "config.json"
     if not config_json.is_file():
@@ -59,18 +67,39 @@ def whiten_export(
         raise UserError(f"{train} is of another backbone; embed the train split with {export}")
     if "whitening_sha256" in metadata:
         raise UserError(f"{train} is whitened already; embed with an export without whitening")
-    width = rows.features.shape[1]
-    if dims is not None and dims > width:
-        raise UserError(f"--dims {dims} is more than the {width} features")
     if pca and floor is not None:
         raise UserError(
             f"--floor {floor:g} is of whitening, and --pca does not whiten; leave one out"
         )
+    width = left = rows.features.shape[1]
+    erasure = None
+    if erase:
+        erasure = _fit_erasure(train, rows, metadata, erase, data)
+        rows, left = erasure(rows), width - erasure.left.shape[1]
+    if dims is not None and dims > left:
+        erased = f" less {width - left} that are erased" if erase else ""
+        raise UserError(f"--dims {dims} is more than the {width} features{erased}")
+    kept = dims or left
     chosen = FLOOR if floor is None else floor
-    fitted = fit_pca(rows, dims) if pca else fit_whitening(rows, chosen, dims)
+    fitted = fit_pca(rows, kept) if pca else fit_whitening(rows, chosen, kept)
+    if erasure is not None:
+        fitted = erasure.then(fitted)
     tree = json.loads(config_json.read_text(encoding="utf-8"))
     _put(export, fitted, tree, metadata["view"])
-    return width, dims or width
+    return width, kept
+
+
+def _fit_erasure(
+    train: Path, rows: Embeddings, metadata: dict[str, Any], names: Sequence[str], data: str | None
+) -> Erasure:
+    """Look up columns by the ids of a features file, and fit what erases them."""
+    if data is None:
+        raise UserError(
+            f"--erase {names[0]} is looked up in the data set; name the dataset.json that {train} "
+            "was embedded from with --data"
+        )
+    side = (split_of_file(data, train, rows, metadata), rows.ids.numpy())
+    return fit_erasure(rows, {name: group_codes(name, side, side).bank for name in names})
 
 
 def _put(export: Path, fitted: Whitening, tree: dict[str, Any], view: dict[str, Any]) -> None:

@@ -8,9 +8,11 @@ import torch
 
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.cli.columns import print_values
+from sslpipe.cli.inputs import check_evaluate
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed, save_embeddings
+from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_value
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
@@ -20,6 +22,7 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite_file import check_report
 from sslpipe.evaluation.verification import verification
+from sslpipe.evaluation.whiten import whiten
 from sslpipe.export.write import export_backbone, load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.report.compare import merged
@@ -79,6 +82,7 @@ def plain(results):
         ("linear", ["--exclude-same", "camera"], linear_probe, {}, "exclude_same"),
         ("retrieval", ["--exclude-same", "camera"], retrieval, {}, "exclude_same"),
         ("retrieval", ["--cross", "camera"], retrieval, {}, "cross"),
+        ("retrieval", ["--by", "camera"], retrieval, {}, "by"),
         (
             "verification",
             ["--pairs", "300", "--far", "0.1", "--exclude-same", "camera"],
@@ -97,6 +101,23 @@ def test_a_column_is_looked_up_by_the_ids_of_both_files(
     assert actual == plain(evaluate(*rows, **options, **{columns: codes}))
     if columns == "by":
         assert "values of camera with at least 20 queries" in " ".join(shown.split())
+
+
+def test_an_erased_column_is_fitted_on_the_first_file_and_recorded(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")  # no line is folded
+    _, paths, rows, codes = given
+    expected = erase(*rows, columns={"camera": codes.bank})
+    (row,), shown = run(
+        given, tmp_path, "nuisance", "--column", "camera", "--erase", "camera", "--whiten"
+    )
+    (result,) = nuisance(*whiten(*expected), column=codes)
+    assert row == {**plain([result])[0], "whitened": True, "erased": ["camera"]}
+    assert "erased=camera whitened nuisance" in " ".join(shown.split())
+    words = [*map(str, paths), "--erase", "camera"]
+    with pytest.raises(UserError, match="--erase camera is looked up in the data set"):
+        evaluate_tool.app(["knn", *words], standalone_mode=False)
+    with pytest.raises(UserError, match="No such option: --erase of `evaluate stability`"):
+        check_evaluate(["stability", *words])
 
 
 def test_query_and_gallery_keep_the_rows_that_they_describe(given, tmp_path, monkeypatch):
