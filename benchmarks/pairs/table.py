@@ -20,8 +20,13 @@ backbone; above chance: (right - chance) / (1 - chance), chance the share of the
 theme. Themes drew different things, so that what is drawn tells something of the theme, too: "told
 by the thing" is the share of themes that one reads who knows the thing and nothing else. BALANCED:
 the probe of two themes on the things that both drew, a drawing each, where the thing tells nothing
-and chance is a half. A difference of Recall@1 is of the means over the seeds, its interval over
-things (`paired_means`). Settings were chosen with `--split val`; "test" was read once, at the end.
+and chance is a half. neighbours: the theme as a vote of 20 nearest neighbours reads it, which need
+not be linear, above chance; the neighbours are drawings of every other train thing.
+Theme erased: the features after the smallest change that hides the theme from linear probes
+(`sslpipe.evaluation.erase`), fitted on the drawings of half of the train things; all that is read
+from them is learned from the other half. A difference of Recall@1 is of the means over the seeds,
+its interval over things (`paired_means`). Settings were chosen with `--split val`; "test" was read
+once, at the end.
 """
 
 import argparse
@@ -43,7 +48,9 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.difference import paired_means
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.groups import group_codes
+from sslpipe.evaluation.knn import knn
 from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result, bootstrap_means95
 from sslpipe.evaluation.retrieval import retrieval_per_query
@@ -54,7 +61,8 @@ Tree = dict[str, Any]
 
 DATA = "icons"
 PIXELS, CROPS, PAIRS, DIFFERENT = "pixels", "two crops", "pairs", "pairs, other theme"
-SUPCON = "SupCon"
+SUPCON, ERASED = "SupCon", ", theme erased"
+NEIGHBOURS = 20  # that vote on a theme
 BALANCED = ("papirus", "numix-circle")
 CROP_PX, CANVAS_PX = 48, 96
 SETTINGS = (
@@ -125,7 +133,12 @@ def main() -> None:
     for run in runs:
         run_dir = run_folder(args.folder, run.row, run.seed)
         if (run_dir / "DONE").exists():
-            found.setdefault(run.row, {})[run.seed] = score(splits, *features(run_dir, splits))
+            rows = tuple(features(run_dir, splits))
+            found.setdefault(run.row, {})[run.seed] = score(splits, *rows)
+            for kind in (CROPS, DIFFERENT):
+                if run.row.rpartition(",")[0] == kind:
+                    row = run.row.replace(kind, kind + ERASED)
+                    found.setdefault(row, {})[run.seed] = score(splits, *erased(splits, *rows))
             print(f"scored: {run_dir.name}", file=sys.stderr, flush=True)
 
     # the table
@@ -171,6 +184,8 @@ class Scores(NamedTuple):
         theme: The share of themes that the probe reads.
         chance: Of the most frequent theme.
         above: theme above chance, of what is above chance.
+        half: The same of a probe fitted on every other train thing.
+        neighbours: The same of 20 nearest neighbours among those.
         balanced: The share of right answers of two, on things that both themes drew.
     """
 
@@ -180,6 +195,8 @@ class Scores(NamedTuple):
     theme: float
     chance: float
     above: float
+    half: float
+    neighbours: float
     balanced: float
 
 
@@ -189,7 +206,10 @@ def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings)
     themes = group_codes("theme", side, side)
     found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True, exclude_same=themes)
     has_match = found.matches > 0
-    probe = theme_probe(splits, train_rows, rows)
+    probe, other = theme_probe(splits, train_rows, rows), halves(train_rows)[1]
+    chance = probe.details["chance"]
+    near = group_codes("theme", (splits[0], other.ids.numpy()), side)
+    vote = knn(other.features, near.bank, rows.features, near.queries, k=NEIGHBOURS)
     both = [
         each.rows(torch.from_numpy(drawn_by_all(split, each, BALANCED)))
         for split, each in zip(splits, (train_rows, rows), strict=True)
@@ -199,10 +219,28 @@ def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings)
         rows.labels.numpy()[has_match],
         int((~has_match).sum()),
         probe.value,
-        probe.details["chance"],
+        chance,
         probe.details["above_chance"],
+        theme_probe(splits, other, rows).details["above_chance"],
+        (vote.value - chance) / (1 - chance),
         theme_probe(splits, *both).value,
     )
+
+
+def halves(rows: Embeddings) -> tuple[Embeddings, Embeddings]:
+    """Split rows by their things."""
+    odd = rows.labels % 2 == 1
+    return rows.rows(torch.where(~odd)[0]), rows.rows(torch.where(odd)[0])
+
+
+def erased(
+    splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings
+) -> tuple[Embeddings, Embeddings]:
+    """Erase the theme, as half of the train things show it, from the other half and from rows."""
+    fit_on, others = halves(train_rows)
+    side = (splits[0], fit_on.ids.numpy())
+    _, *pair = erase(fit_on, others, rows, columns={"theme": group_codes("theme", side, side).bank})
+    return pair[0], pair[1]
 
 
 def theme_probe(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings) -> Result:
@@ -262,6 +300,8 @@ def summary(row: str, runs: dict[int, Scores], folder: Path) -> Tree:
             "chance": first.chance,
             "above_chance": float(np.mean([run.above for run in runs.values()])),
             "seeds": [run.above for run in runs.values()],
+            "above_chance of half": float(np.mean([run.half for run in runs.values()])),
+            "above_chance of neighbours": float(np.mean([run.neighbours for run in runs.values()])),
             "balanced": float(np.mean([run.balanced for run in runs.values()])),
         },
     }
@@ -278,6 +318,9 @@ def compared(rows: dict[str, Any]) -> list[tuple[str, str]]:
             (DIFFERENT, PAIRS),
             (SUPCON, CROPS),
             (DIFFERENT, SUPCON),
+            (DIFFERENT + ERASED, CROPS),
+            (DIFFERENT + ERASED, DIFFERENT),
+            (CROPS + ERASED, CROPS),
         )
     ]
     return [(ours, theirs) for ours, theirs in pairs if ours in rows and theirs in rows]
@@ -311,8 +354,8 @@ def difference(ours: str, theirs: str, found: dict[str, dict[int, Scores]]) -> T
 
 def show(result: Tree) -> None:
     """Print the table in percent, and the differences with their intervals."""
-    print("| | seeds | Recall@1 | theme | above chance | of two | CPU s |")
-    print("|---" * 7 + "|")
+    print("| | seeds | Recall@1 | theme | above chance | neighbours | of two | CPU s |")
+    print("|---" * 8 + "|")
     for tree in result["rows"]:
         recall, theme = tree["Recall@1"], tree["theme"]
         low, high = (100 * end for end in recall["interval95"])
@@ -321,6 +364,7 @@ def show(result: Tree) -> None:
             f"| {tree['row']} | {len(tree['seeds'])} "
             f"| {100 * recall['value']:.1f} ({low:.1f} to {high:.1f}) "
             f"| {100 * theme['value']:.1f} | {100 * theme['above_chance']:.1f} "
+            f"| {100 * theme['above_chance of neighbours']:.1f} "
             f"| {100 * theme['balanced']:.1f} | {seconds:.0f} |"
         )
     print("\n| difference | Recall@1 | ratio | above chance, ratio |")
