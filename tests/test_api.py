@@ -20,7 +20,7 @@ import sys, sslpipe
 assert "torch" not in sys.modules
 assert callable(sslpipe.train) and callable(sslpipe.train)
 import sslpipe.train
-assert callable(sslpipe.train) and sslpipe.train.plan_order
+assert callable(sslpipe.train) and sslpipe.train.open_batches
 for name in sslpipe.__all__:
     assert callable(getattr(sslpipe, name)), name
 assert set(sslpipe.__all__) <= set(dir(sslpipe))

@@ -11,12 +11,12 @@ import torch
 import typer
 
 from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.build import build_loss, build_model, freeze_and_optimize
 from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import lr_at
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build
-from sslpipe.train import build_loss, build_model, freeze_and_optimize
 from tests.helpers.runs import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from sslpipe.data.order import held_out
+from sslpipe.data.plan import plan_order, untrained_ids
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import digest, identity
 from sslpipe.run.launch import stored_precision
 from sslpipe.run.log import read_metrics
-from sslpipe.train import plan_order, untrained_ids
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes

@@ -34,7 +34,9 @@ from benchmarks.checkpoints.runs import BASE, RUNS
 from benchmarks.nt_xent import machine
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.probe_view import ProbeViews, by_view
+from sslpipe.build import build_model
 from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.data.plan import holdout_ids
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.label_free import SCORES, label_free_numbers
@@ -43,7 +45,7 @@ from sslpipe.models.backbones import Backbone
 from sslpipe.portable import write_atomically
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint import checkpoint_names
-from sslpipe.train import build_model, holdout_ids, train
+from sslpipe.train import train
 
 DATA_SETS = ("clothes", "drawings", "icons")
 # scattered clothes are gray and upright; nothing else differs between the data sets

@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 
 from benchmarks.gpu.common import Bench, Figures
 from sslpipe.augment.fused_views import FusedViews
+from sslpipe.build import build_model, recipe_flops
 from sslpipe.data.index import load_index
 from sslpipe.losses.base import InBatchLoss
 from sslpipe.recipe import load_recipe
@@ -27,7 +28,7 @@ from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
 from sslpipe.run.session import Run
-from sslpipe.train import build_model, recipe_flops, train
+from sslpipe.train import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NO_SAVES = ("run.save_steps=1000000", "data.holdout=0", "run.monitor_steps=0")

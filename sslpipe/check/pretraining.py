@@ -8,6 +8,13 @@ import numpy as np
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
+from sslpipe.build import (
+    build_loss,
+    build_model,
+    freeze_and_optimize,
+    plan_warnings,
+    recipe_flops,
+)
 from sslpipe.check.estimate import first_images, noise_batch, step_seconds
 from sslpipe.check.pairs import PairsCheck, check_pairs, pair_rows, poorly_mixed_groups
 from sslpipe.check.splits import straddle_warning
@@ -17,6 +24,7 @@ from sslpipe.data.mixing import WELL_MIXED, mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
+from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError
 from sslpipe.export.initial import with_init
 from sslpipe.export.load import FrozenBackbone
@@ -28,15 +36,6 @@ from sslpipe.recipe.base import digest, divisors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
-from sslpipe.train import (
-    build_loss,
-    build_model,
-    freeze_and_optimize,
-    holdout_ids,
-    plan_order,
-    plan_warnings,
-    recipe_flops,
-)
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 

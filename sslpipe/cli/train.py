@@ -115,12 +115,8 @@ def preview(
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
 
     from sslpipe.run.preview import preview_recipe
-    from sslpipe.train import draw_partners
 
-    partners = draw_partners(loaded, index)
-    grid, shown = preview_recipe(
-        loaded, index, images=images, ids=ids, epoch=epoch, partners=partners
-    )
+    grid, shown = preview_recipe(loaded, index, images=images, ids=ids, epoch=epoch)
     out.parent.mkdir(parents=True, exist_ok=True)
     grid.save(out)
     Console().print(f"{shown} images and their views: {out}", highlight=False)

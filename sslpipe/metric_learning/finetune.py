@@ -38,7 +38,9 @@ from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.models.averaged import follow_average
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.run.session import Run, open_run, seed_torch
+from sslpipe.run.memory import warn_of_memory
+from sslpipe.run.open import open_run
+from sslpipe.run.session import Run, seed_torch
 
 MOST_VALIDATED = 4000  # samples of the validation classes that are scored: evenly spaced ones
 
@@ -80,7 +82,7 @@ def finetune(
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
         task = build_task(recipe, augment.crop_px, init_from, len(order.classes))
-        run.check_memory(recipe, augment.crop_px, task, encoder=task.backbone)  # and warns
+        warn_of_memory(recipe, augment.crop_px, task, run.process, encoder=task.backbone)
         run.configure(recipe, recipe.optim.precision)
         augment, task = augment.to(run.device), run.place(task)
         neighbours = class_neighbours(recipe, task, order, run)
@@ -103,16 +105,15 @@ def finetune(
         warnings = plan_warnings(recipe, index, order, augment.crop_px)
         run.announce(describe_start(order, init_from), warnings)
         held_out, canvas_px = monitored_ids(recipe, index), recipe.data.canvas_px
-        validate = run.monitor(
-            retrieval_monitor, task.backbone, view, split, held_out, canvas_px, ema=task.ema
-        )
+        monitored = task.backbone, view, split, held_out, canvas_px
+        run.monitor(retrieval_monitor, *monitored, ema=task.ema)
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
             # a sample may come twice in an epoch, never twice in a step: the step names its numbers
             return augment.prepare(batch, seed=recipe.seed, number=step)
 
-        run.evaluate_start(validate)  # of a run from weights: it should not fall below
+        run.evaluate_start()  # of a run from weights: it should not fall below
         stream = open_batches(recipe, split, order, run, first_step, plan_views)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
@@ -138,7 +139,7 @@ def finetune(
                 update_neighbours(neighbours, embeddings, taken, step + 1, order)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 run.log(step, loss, {**mining_stats(task), **similarities(embeddings, labels)})
-            run.evaluate_if_due(step, validate)  # all ranks embed, rank 0 scores
+            run.evaluate_if_due(step)  # all ranks embed, rank 0 scores
             run.save_if_due(step)  # all ranks agree whether to stop, rank 0 writes
         return run.finish()
 

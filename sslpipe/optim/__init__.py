@@ -5,6 +5,7 @@ Start with `build_optimizer`; `lars.py` is the one optimizer that torch does not
 
 from sslpipe.optim.build import (
     build_optimizer,
+    clip_gradient,
     describe_groups,
     gradient_norm,
     lr_at,
@@ -16,6 +17,7 @@ from sslpipe.optim.lars import LARS
 __all__ = [
     "LARS",
     "build_optimizer",
+    "clip_gradient",
     "describe_groups",
     "gradient_norm",
     "lr_at",

@@ -232,3 +232,20 @@ def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(block)
         return norm
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def clip_gradient(optimizer: Optimizer, parameters: list[nn.Parameter], most: float) -> Tensor:
+    """Bring the gradient's length to at most `most`, in place.
+
+    Args:
+        optimizer: Of the parameters.
+        parameters: Whose gradients are one vector.
+        most: The length; 0: any.
+
+    Returns:
+        The length () before that.
+    """
+    norm = gradient_norm(optimizer, parameters)
+    if most:
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+    return norm

@@ -32,7 +32,6 @@ from sslpipe.report.sections import (
 )
 from sslpipe.report.tables import task_tables
 from sslpipe.run.preview import preview_recipe
-from sslpipe.train import draw_partners
 
 SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
 NEEDS_RESULTS = "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
@@ -128,7 +127,7 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
 def _preview(facts: RunFiles, index: DatasetIndex) -> bytes:
     """The grid of `sslpipe preview`, of the run's own recipe, as PNG."""
     recipe = parse_recipe(facts.given_recipe, "recipe.json", recorded=True)
-    grid, _ = preview_recipe(recipe, index, images=PREVIEWED, partners=draw_partners(recipe, index))
+    grid, _ = preview_recipe(recipe, index, images=PREVIEWED)
     file = io.BytesIO()
     grid.save(file, "PNG")
     return file.getvalue()

@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +15,8 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from sslpipe.distributed import Rank, broadcast_object, host_group, pick_device
 from sslpipe.errors import RecipeError, UserError
@@ -93,6 +96,17 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
             )
         ],
     )
+
+
+def wrap(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
+    """Return the model wrapped for DDP where there are several processes, and the optimizer."""
+    with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate not yet
+        warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+        # never the data (it is cut by rank already), never the schedule (it would step W times)
+        wrapped, prepared = accelerator.prepare(model, optimizer)
+    if isinstance(wrapped, DistributedDataParallel):  # it times a step in 100, and waits for it
+        wrapped._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
+    return wrapped, prepared
 
 
 @contextmanager

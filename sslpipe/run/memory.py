@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
 from sslpipe.portable import free_memory_bytes, total_memory_bytes
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.launch import training_device
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the others compute as weights are
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
@@ -154,6 +157,29 @@ def check_memory(
     if needed - processes * memory.batches > HOPELESS * total:
         raise RecipeError(f"{text}; this cannot run here")
     return f"{text}; without it the system may end the run"
+
+
+def warn_of_memory(
+    recipe: RunRecipe, crop_px: int, model: nn.Module, process: Rank, **modules: Any
+) -> None:
+    """Warn on rank 0 where a step of a run is likely to need more memory than is free.
+
+    Args:
+        recipe: Of the run.
+        crop_px: Side of the views.
+        model: On the CPU, as yet.
+        process: This process.
+        **modules: encoder and others, as in `estimate_memory`.
+
+    Raises:
+        RecipeError: It needs many times more than the machine has.
+    """
+    precision, world = recipe.optim.precision, process.world_size
+    named = "fp32" if precision == "auto" else precision
+    memory = estimate_memory(model, recipe, crop_px, named, world, **modules)
+    text = check_memory(memory, recipe, training_device(recipe), world)
+    if text is not None and process.rank == 0:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def gib(count: int) -> str:

@@ -6,8 +6,9 @@ import numpy as np
 from PIL import Image
 
 from sslpipe.augment.build import build_augment
-from sslpipe.augment.preview import DrawPartners, preview_grid
+from sslpipe.augment.preview import preview_grid
 from sslpipe.data.index import DatasetIndex
+from sslpipe.data.plan import draw_partners
 from sslpipe.errors import UserError
 from sslpipe.random import permutation
 from sslpipe.recipe import FinetuneRecipe, Recipe
@@ -20,7 +21,6 @@ def preview_recipe(
     images: int = 8,
     ids: Sequence[int] | None = None,
     epoch: int = 0,
-    partners: DrawPartners | None = None,
 ) -> tuple[Image.Image, int]:
     """Draw images of the recipe's split beside the views that training makes of them.
 
@@ -30,7 +30,6 @@ def preview_recipe(
         images: How many, at most; drawn from the seed, each once.
         ids: These samples instead.
         epoch: The first of the two epochs whose views are shown.
-        partners: Of a recipe with [pairs]; see `train.draw_partners`.
 
     Returns:
         The picture, and the number of images on it.
@@ -52,6 +51,6 @@ def preview_recipe(
         epoch=epoch,
         ids=chosen,
         canvas_px=recipe.data.canvas_px,
-        partners=partners,
+        partners=draw_partners(recipe, index),
     )
     return grid, len(chosen)

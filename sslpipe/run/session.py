@@ -1,111 +1,46 @@
-"""One training run, whatever is trained: what surrounds the steps, and what repeats at each.
+"""One training run, whatever is trained: what repeats at each step.
 
-`open_run` joins the processes and takes the run directory; `Run` then carries a training from its
-parts to DONE. `sslpipe.train` and `sslpipe.metric_learning.finetune` show the order of the calls.
+`open_run` makes a `Run`, which carries a training from its parts to DONE. `sslpipe.train` and
+`sslpipe.metric_learning.finetune` show the order of the calls.
 """
 
 import os
-import sys
-import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
+from sslpipe.data.plan import RunPlan
 from sslpipe.distributed import Rank, agree
-from sslpipe.errors import UserError
 from sslpipe.faults import fault
 from sslpipe.models.sync_batchnorm import sync_batchnorm
-from sslpipe.optim import describe_groups, gradient_norm, lr_at, ramp_at, set_lr
+from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.random import hash_integers
-from sslpipe.recipe.base import RunRecipe, digest, identity
-from sslpipe.run.best import Best
-from sslpipe.run.checkpoint import Checkpointer
-from sslpipe.run.console import run_console
+from sslpipe.recipe.base import RunRecipe
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
-from sslpipe.run.health import Alarms, StartAlarm
-from sslpipe.run.launch import (
-    deterministic_algorithms,
-    start_accelerator,
-    start_processes,
-    training_device,
-)
-from sslpipe.run.lock import take_lock
-from sslpipe.run.log import RunLog, read_metrics
-from sslpipe.run.memory import check_memory, estimate_memory
+from sslpipe.run.health import Alarms
+from sslpipe.run.launch import start_accelerator, wrap
+from sslpipe.run.log import RunLog
 from sslpipe.run.metadata import describe_run
+from sslpipe.run.monitor import Monitor, Score
 from sslpipe.run.quarantine import Quarantine
-from sslpipe.run.stop import StopRequest, write_failure, write_marker
+from sslpipe.run.saving import RunCheckpoints
+from sslpipe.run.stop import StopRequest, write_marker
 from sslpipe.run.throughput import Meter
 from sslpipe.run.watchdog import Watchdog
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-Monitor = Callable[[], dict[str, float]]
-
-_LESS_MEMORY = (
-    "the last checkpoint is whole: more processes resume it with less memory each. Or begin in a "
-    "new run directory with data.micro_batch, a part of data.batch_size (pretraining: the same "
-    "negatives), a smaller sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
-)
-
-
-class RunPlan(Protocol):
-    """What a run has to know of its order."""
-
-    @property
-    def samples(self) -> int:
-        """Samples that an epoch draws from."""
-
-    @property
-    def batch_size(self) -> int:
-        """Images of a global step."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Global steps of an epoch."""
-
-
-@contextmanager
-def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
-    """Join the launcher's processes and hold the run directory; on leaving, close what was opened.
-
-    Inside, no other job can use `run_dir`, and a rank that hangs is ended. A failure leaves FAILED
-    there with its text. Collective.
-
-    Raises:
-        UserError: The directory is in use, the launcher's processes are not accelerate's, or the
-            device has no memory left.
-    """
-    process = start_processes(recipe)
-    deterministic = deterministic_algorithms(recipe, training_device(recipe).type)
-    with run_console(), take_lock(run_dir, process), deterministic:
-        try:
-            with Watchdog(run_dir, process, recipe.run.timeout_s) as watchdog:
-                run = Run(recipe, run_dir, process, watchdog)
-                try:
-                    yield run
-                finally:
-                    run.close()
-        except torch.OutOfMemoryError as error:
-            text = f"{error}; {_LESS_MEMORY}"
-            write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
-            raise UserError(text) from error
-        except BaseException as error:
-            write_failure(run_dir, f"rank {process.rank}: {type(error).__name__}: {error}")
-            raise
 
 
 class Run:
@@ -141,28 +76,9 @@ class Run:
         self.last_step, self.first_step = 0, 0
         self._watchdog, self._opened = watchdog, ExitStack()
         self._stopping, self._lr, self._grad_norm = False, 0.0, torch.zeros(())
-        self._start_alarm: StartAlarm | None = None
+        self._monitor: Monitor | None = None
 
     # before the first step
-
-    def check_memory(self, recipe: RunRecipe, crop_px: int, model: nn.Module, **parts: Any) -> None:
-        """Warn on rank 0 where a step is likely to need more memory than is free.
-
-        Args:
-            recipe: Of the run.
-            crop_px: Side of the views.
-            model: On the CPU, as yet.
-            **parts: Of `estimate_memory`.
-
-        Raises:
-            RecipeError: It needs many times more than the machine has.
-        """
-        precision = recipe.optim.precision
-        named, world = "fp32" if precision == "auto" else precision, self.process.world_size
-        memory = estimate_memory(model, recipe, crop_px, named, world, **parts)
-        text = check_memory(memory, recipe, training_device(recipe), world)
-        if text is not None and self.process.rank == 0:
-            print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def configure(self, recipe: RunRecipe, precision: str) -> None:
         """Start the Accelerator: from here on device and dtype are known.
@@ -195,14 +111,8 @@ class Run:
             The wrapped model, to run; save and read `model` itself. The optimizer to checkpoint.
         """
         self._model = model
-        with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate not yet
-            warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
-            # never the data (it is cut by rank already), never the schedule (it would step W times)
-            wrapped, self._optimizer = self.accelerator.prepare(
-                torch.compile(model) if self.recipe.run.compile else model, optimizer
-            )
-        if isinstance(wrapped, DistributedDataParallel):  # it times a step in 100, and waits for it
-            wrapped._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
+        compiled = torch.compile(model) if self.recipe.run.compile else model
+        wrapped, self._optimizer = wrap(self.accelerator, compiled, optimizer)
         return wrapped, self._optimizer
 
     def restore(
@@ -237,27 +147,19 @@ class Run:
         recipe, run_config, world = self.recipe, self.recipe.run, self.process.world_size
         is_main = self.process.rank == 0
         self._order, self._alarms = order, alarms
-        self._metadata = {"world": world, "precision": self.precision, **(metadata or {})}
+        metadata = {"world": world, "precision": self.precision, **(metadata or {})}
 
         # weights, optimizer, loss; the gradient scaler where fp16 needs one
         everything = {**parts, "scaler": self.accelerator.scaler}
-        self._parts = {name: part for name, part in everything.items() if part is not None}
-        key = recipe, index.sha256, order_version
-        self._checkpoints = Checkpointer(
-            self.run_dir,
-            keep=run_config.keep_checkpoints,
-            identity={"digest": digest(*key), **identity(*key)},
-            defaults=recipe.ADDED_LATER,
-            process=self.process,
-            warn=lambda text: print(f"warning: {text}", flush=True),
+        self._checkpoints = RunCheckpoints(
+            self.run_dir, recipe, index.sha256, order_version, self.process, everything, metadata
         )
-        self.first_step = self.last_step = self._checkpoints.restore(self._parts)
-        self._best = Best(run_config, self._checkpoints.best)
+        self.first_step = self.last_step = self._checkpoints.restore()
+        self._best = self._checkpoints.best
 
         # the log, at that step; rank 0 writes it
         if is_main:
-            init = self._metadata.get("init")
-            describe_run(self.run_dir, recipe, index, self.precision, world, init)
+            describe_run(self.run_dir, recipe, index, self.precision, world, metadata.get("init"))
         self.reporter = RunLog(
             self.run_dir,
             name=recipe.name,
@@ -305,42 +207,42 @@ class Run:
 
     def monitor(
         self,
-        score: Callable[..., dict[str, float]],
+        score: Score,
         backbone: nn.Module,
         view: EvalView,
         split: Split,
         ids: NDArray[np.int64],
         canvas_px: int,
         ema: nn.Module | None = None,
-    ) -> Monitor | None:
-        """Return the evaluation of held-out samples, or None where there are none.
+    ) -> None:
+        """Have held-out samples scored by `evaluate_if_due`; without any, none are.
 
         Args:
-            score: One of `evaluation.monitor`.
+            score: As in `Monitor`, and so is all else.
             backbone: Images (B, 3, S, S) -> (B, F).
             view: Makes its images.
             split: Where the samples are.
             ids: (n,) the samples.
             canvas_px: As in training.
-            ema: An average of the backbone, scored likewise: its numbers begin with "ema_".
+            ema: An average of the backbone.
         """
-        if not len(ids):
-            return None
-        options = {
-            "canvas_px": canvas_px,
-            "num_workers": self.recipe.run.num_workers,
-            "device": self.device,
-            "reader": open_reader(split, self.recipe.run),
-        }
+        if len(ids):
+            samples = view, split, ids, self.process, self.recipe.run
+            options: dict[str, Any] = {"canvas_px": canvas_px, "device": self.device}
+            self._monitor = Monitor(score, backbone, *samples, ema=ema, **options)
 
-        def evaluate() -> dict[str, float]:
-            numbers = score(backbone, view, split, ids, self.process, **options)
-            if ema is not None:
-                averages = score(ema, view, split, ids, self.process, **options)
-                numbers |= {f"ema_{name}": value for name, value in averages.items()}
-            return numbers
+    def evaluate_start(self) -> None:
+        """Score held-out samples before the first step of a run that starts from weights.
 
-        return evaluate
+        A resumed run reads what was scored then: an alarm compares with it.
+        """
+        if self._monitor is None or not self.recipe.init or not self.recipe.run.monitor_steps:
+            return
+        if self.first_step == 0:
+            self._watchdog(0, "evaluating")
+            self.reporter.evals(0, self._monitor())
+        if self.process.rank == 0:
+            self._monitor.compare_with_start(self.run_dir)
 
     # each step
 
@@ -394,25 +296,18 @@ class Run:
         Raises:
             UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
         """
-        self._grad_norm = self._clip()
+        self.accelerator.unscale_gradients()
+        parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm
+        self._grad_norm = clip_gradient(self._optimizer.optimizer, parameters, most)
         with self._guard.step(step, batch.ids, batch.source_ids, loss, self._grad_norm) as skipped:
             yield skipped
         self.last_step = step + 1
         fault("train.step")
         self.reporter.step_done(self.last_step)
 
-    def _clip(self) -> Tensor:
-        """Bring the gradient to optim.clip_norm at most; returns its norm (), before that."""
-        parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm
-        self.accelerator.unscale_gradients()
-        norm = gradient_norm(self._optimizer.optimizer, parameters)
-        if most:
-            nn.utils.clip_grads_with_norm_(parameters, most, norm)
-        return norm
-
     def is_log_step(self, step: int) -> bool:
         """Whether this step's numbers are logged; the same on all ranks."""
-        return self._is_last(step) or _is_due(step, self.recipe.run.log_steps)
+        return self._is_due(step, self.recipe.run.log_steps)
 
     def log(self, step: int, loss: Tensor, numbers: Mapping[str, float]) -> None:
         """Write a log line and read the alarms. All ranks call it, rank 0 writes.
@@ -439,41 +334,17 @@ class Run:
         if self._alarms is not None:
             self.reporter.alarms(self.last_step, self._alarms.read(values))
 
-    def evaluate_if_due(self, step: int, monitor: Monitor | None) -> None:
-        """Score held-out samples every run.monitor_steps and at the end.
-
-        Args:
-            step: The step's number.
-            monitor: Embeds on all ranks, scores on rank 0. None: there are no such samples.
-        """
-        interval = self.recipe.run.monitor_steps
-        if monitor is None or not interval or not (self._is_last(step) or _is_due(step, interval)):
+    def evaluate_if_due(self, step: int) -> None:
+        """Score held-out samples every run.monitor_steps and at the end. All ranks call it."""
+        if self._monitor is None or not self._is_due(step, self.recipe.run.monitor_steps):
             return
         self._watchdog(self.last_step, "evaluating")
         fault("train.monitor")
         with self._meter.paused():
-            values = monitor()
+            values = self._monitor()
             self.reporter.evals(self.last_step, values)
         self._best.read(self.last_step, values)
-        if self._start_alarm is not None:
-            self.reporter.alarms(self.last_step, self._start_alarm.read(values))
-
-    def evaluate_start(self, monitor: Monitor | None) -> None:
-        """Score held-out samples before the first step of a run that starts from weights.
-
-        A resumed run reads what was scored then: an alarm compares with it.
-
-        Args:
-            monitor: As in `evaluate_if_due`.
-        """
-        if monitor is None or not self.recipe.init or not self.recipe.run.monitor_steps:
-            return
-        if self.first_step == 0:
-            self._watchdog(0, "evaluating")
-            self.reporter.evals(0, monitor())
-        lines = read_metrics(self.run_dir, "eval") if self.process.rank == 0 else []
-        if lines and lines[0]["step"] == 0:
-            self._start_alarm = StartAlarm(lines[0])
+        self.reporter.alarms(self.last_step, self._monitor.alarms(values))
 
     def save_if_due(self, step: int) -> None:
         """Save every run.save_steps, at the end, where any rank was asked to stop, and the best.
@@ -482,14 +353,12 @@ class Run:
         """
         self._stopping = agree(self._stop_requested())
         needed = self._stopping or self._is_last(step) or self._best.exhausted
-        due = _is_due(step, self.recipe.run.save_steps) or self._best.wants_checkpoint
+        due = self._is_due(step, self.recipe.run.save_steps) or self._best.wants_checkpoint
         if needed or due:
             self._watchdog(self.last_step, "saving")
             self._guard.settle()
             with self._meter.paused():
-                metadata = {**self._metadata, **self._best.state()}
-                saved = self._checkpoints.save(self.last_step, self._parts, metadata, needed=needed)
-            self._best.saved(saved)
+                self._checkpoints.save(self.last_step, needed=needed)
 
     # after the last step
 
@@ -520,11 +389,11 @@ class Run:
     def _is_last(self, step: int) -> bool:
         return step + 1 == self.recipe.total_steps
 
+    def _is_due(self, step: int, interval: int) -> bool:
+        """Whether what is done every `interval` steps and at the end is done; 0: never."""
+        return interval > 0 and (self._is_last(step) or (step + 1) % interval == 0)
+
 
 def seed_torch(*words: int) -> None:
     """Seed torch's generators, for dropout and the like, by a hash of the integers."""
     torch.manual_seed(int(hash_integers(*words) >> 1))  # a positive int64
-
-
-def _is_due(step: int, interval: int) -> bool:
-    return interval > 0 and (step + 1) % interval == 0

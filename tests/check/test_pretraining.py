@@ -12,11 +12,13 @@ from torch import nn
 
 import sslpipe.check.estimate
 from sslpipe.augment.presets import view_specs
+from sslpipe.build import build_model
 from sslpipe.check.estimate import noise_batch, step_seconds
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.data.plan import plan_order
 from sslpipe.errors import DataError, RecipeError, UserError
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import count_parameters
@@ -25,7 +27,6 @@ from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, digest
 from sslpipe.run.flops import step_flops
 from sslpipe.run.memory import estimate_memory
-from sslpipe.train import build_model, plan_order
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import command_line, write_recipe

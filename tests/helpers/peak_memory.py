@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-import sslpipe.run.session
+import sslpipe.run.memory
 from sslpipe.data.index import load_index
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import is_finetune, load_recipe
@@ -26,7 +26,7 @@ def resident_bytes() -> int:
 def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
     """Train, watch the resident set from the moment the estimate is made, print both in bytes."""
     torch.set_num_threads(1)
-    seen, original, over = {}, sslpipe.run.session.check_memory, threading.Event()
+    seen, original, over = {}, sslpipe.run.memory.check_memory, threading.Event()
 
     def watch() -> None:
         while not over.wait(0.002):
@@ -39,7 +39,7 @@ def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
         threading.Thread(target=watch, daemon=True).start()
         return original(memory, *rest)
 
-    sslpipe.run.session.check_memory = begin
+    sslpipe.run.memory.check_memory = begin
     kind = finetune if is_finetune(read_tree(recipe, overrides)) else train
     kind(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
     over.set()

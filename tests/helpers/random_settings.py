@@ -36,6 +36,7 @@ from sslpipe.augment.build import build_augment
 from sslpipe.augment.fused_views import FusedViews
 from sslpipe.augment.params import draws
 from sslpipe.augment.spec import ViewSpec
+from sslpipe.build import build_loss, build_model
 from sslpipe.check import estimate, finetuning, pretraining
 from sslpipe.check.estimate import noise_batch
 from sslpipe.data.index import DatasetIndex, load_index
@@ -51,7 +52,6 @@ from sslpipe.recipe.base import Component, RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run import memory
-from sslpipe.train import build_loss, build_model
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
 

@@ -1,0 +1,164 @@
+"""The parts of a pretraining, built from its recipe and checked before the first step."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sslpipe.data.index import Split
+from sslpipe.data.pairing import Pairing
+from sslpipe.data.plan import holdout_ids
+from sslpipe.errors import RecipeError
+from sslpipe.export.initial import copy_weights
+from sslpipe.export.load import FrozenBackbone
+from sslpipe.losses import LOSSES, Objective
+from sslpipe.losses.base import takes_groups
+from sslpipe.models.averaged import averaged
+from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
+from sslpipe.models.limits import within_memory
+from sslpipe.models.momentum import MomentumPair
+from sslpipe.models.simclr import SimCLR
+from sslpipe.models.tuning import (
+    freeze_layers,
+    learning_rate_scale,
+    pretrained_groups,
+    tune_warnings,
+)
+from sslpipe.optim import build_optimizer
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.registry import build
+from sslpipe.run.best import check_keeping
+from sslpipe.run.flops import step_flops
+from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
+from sslpipe.run.session import Run
+
+Model = SimCLR | MomentumPair
+
+
+def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
+    """Build encoder and projector: the same on every rank.
+
+    Args:
+        recipe: Random weights are drawn from its seed.
+        crop_px: Side of the views.
+        init_from: Weights that the backbone gets instead; None: random ones.
+    """
+    assert recipe.backbone is not None  # by `with_init`
+    torch.manual_seed(recipe.seed)
+    with within_memory("[backbone] and [projector]"):
+        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+        if init_from is not None:
+            copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
+        model = (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+        model.ema = averaged(backbone) if recipe.optim.ema else None
+        return model
+
+
+def backbones(model: Model) -> list[Backbone]:
+    """List the backbones that a run's weights go into: the trained one, and its slow copy."""
+    copies = [model.momentum.backbone] if isinstance(model, MomentumPair) else []
+    return [model.backbone, *copies]
+
+
+def freeze_and_optimize(model: Model, recipe: Recipe) -> Optimizer:
+    """Take what [tune] freezes out of training, in place; the optimizer is that of the rest."""
+    tune = recipe.tune
+    if not recipe.init:
+        return build_optimizer(model, recipe.optim)
+    still = tune.batchnorm == "frozen"
+    for backbone in backbones(model):
+        freeze_layers(backbone, frozen=False, last_blocks=tune.last_blocks, batchnorm=still)
+    scale = learning_rate_scale(
+        model.backbone,
+        backbone_lr=tune.backbone_lr,
+        layer_decay=tune.layer_decay,
+        by_library=True,
+    )
+    return build_optimizer(model, recipe.optim, scale, **pretrained_groups(tune))
+
+
+def build_loss(recipe: Recipe) -> Objective:
+    """Build the recipe's objective; one with a queue learns how long its embeddings are.
+
+    Raises:
+        RecipeError: It needs a momentum encoder, and the recipe has none; or it cannot do what
+            [pairs] says.
+    """
+    fixed = {"dim": recipe.projector.out_dim}
+    masks = recipe.pairs.masks if recipe.pairs else ()
+    if masks or "group_columns" in recipe.loss.arguments:  # of a queue: [pairs] alone decides it
+        fixed["group_columns"] = len(masks)
+    with within_memory("[loss]"):
+        loss_fn = build(LOSSES, recipe.loss, section="loss", fixed=fixed)
+    has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0
+    if masks and has_negatives and not takes_groups(loss_fn):
+        raise RecipeError(
+            f"loss.kind = {recipe.loss.kind!r} takes no groups, so that [pairs] cannot keep images "
+            "from being negatives; leave pairs.positive and pairs.never_negative out"
+        )
+    if loss_fn.needs_momentum_encoder and recipe.momentum is None:
+        raise RecipeError(
+            f"loss.kind = {recipe.loss.kind!r} compares queries with keys of earlier steps, which "
+            "only a momentum encoder keeps alike; add a section [momentum], or momentum.start=0.999"
+        )
+    return loss_fn
+
+
+def build_gradient_cache(
+    recipe: Recipe, model: Model, ddp: nn.Module, run: Run, crop_px: int
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
+    """Return `cached_backward` over the recipe's micro-batches; None without data.micro_batch."""
+    data, world = recipe.data, run.process.world_size
+    if data.micro_batches == 1:
+        return None
+    view = torch.zeros(2, 3, crop_px, crop_px, dtype=run.dtype, device=run.device)
+    rows = micro_batch_rows(data.batch_size // world, data.num_streams // world, data.micro_batches)
+    return partial(cached_backward, ddp, PooledStatistics(model, view), rows, backward=run.backward)
+
+
+def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
+    """FLOPs of a step's forward and backward; what gradient caching repeats is not counted."""
+    trained = nn.Sequential(model.backbone, model.projector)
+    flops = step_flops(trained, recipe.data.batch_size, crop_px)
+    # forward and twice as much backward for either view; the keys of a pair have no backward
+    return flops * (4 / 6 if recipe.momentum else 1)
+
+
+def plan_warnings(
+    recipe: Recipe,
+    split: Split,
+    loss_fn: Objective,
+    crop_px: int,
+    pairing: Pairing | None = None,
+) -> list[str]:
+    """List what a user should know before the first step.
+
+    Raises:
+        RecipeError: run.keep or run.patience need an evaluation that is not made.
+    """
+    assert recipe.backbone is not None
+    ids = holdout_ids(recipe, split)
+    has_labels = bool((split.labels_of(ids) >= 0).any())
+    check_keeping(recipe.run, scored=len(ids) > 0, labelled=has_labels)
+    warnings = [stem_warning(recipe.backbone, crop_px)]
+    if pairing is not None:
+        split = pairing.split  # its labels are those of pairs.label
+        warnings += pairing.warnings(recipe.run.cache)
+    if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
+        masks = bool(recipe.loss.arguments.get("mask_labels"))
+        setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
+        warnings.append(f"{setting}, but the split {split.name!r} has no labels: no effect")
+    warnings += tune_warnings(recipe)
+    if recipe.init and not (has_labels and recipe.run.monitor_steps):
+        warnings.append(
+            "the run starts from weights, and nothing watches whether it makes them worse: set "
+            "run.monitor_steps, and data.holdout where there are labels"
+        )
+    if recipe.run.monitor_steps and not has_labels:
+        warnings.append(
+            "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
+            + ("" if len(ids) else ", and without data.holdout_from = 'all' no other score")
+        )
+    return [warning for warning in warnings if warning]

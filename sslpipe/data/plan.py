@@ -1,0 +1,82 @@
+"""Which samples a pretraining reads: those held out, those trained on, their order, partners."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.order import Order, held_out, repeated
+from sslpipe.data.pairing import plan_pairs
+from sslpipe.errors import naming
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.pretrain import Recipe
+
+
+class RunPlan(Protocol):
+    """What a run has to know of its order."""
+
+    @property
+    def samples(self) -> int:
+        """Samples that an epoch draws from."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a global step."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global steps of an epoch."""
+
+
+def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
+    """Plan the order of a run: the split without held-out samples and those that are not kept."""
+    split = index.split(recipe.data.split)
+    return Order(
+        split.starts,
+        seed=recipe.seed,
+        batch_size=recipe.data.batch_size,
+        num_streams=recipe.data.num_streams,
+        window=recipe.data.shuffle_window,
+        without=untrained_ids(recipe, split),
+    )
+
+
+def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
+    """Return the ids held out from training, for the monitor.
+
+    Without any, no label is read: those of a billion samples take 24 GB.
+    """
+    count, by = recipe.data.holdout, recipe.data.holdout_by
+    if not count:
+        return np.zeros(0, np.int64)
+    with naming("data.holdout_by"):
+        groups = split.column(by).groups.whole_split() if by else None
+    # "all": those without a label, -1, are a class of their own
+    labels = split.labels + 1 if recipe.data.holdout_from == "all" else split.labels
+    return held_out(labels, count, groups)
+
+
+def untrained_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
+    """Return the ids that are not trained on: held out, or not kept by data.keep."""
+    ids, column = holdout_ids(recipe, split), recipe.data.keep_first_of
+    if column is None:
+        return ids
+    with naming("data.keep"):
+        groups = split.column(column).groups.whole_split()
+    return np.union1d(ids, repeated(groups, ids))
+
+
+def draw_partners(
+    recipe: RunRecipe, index: DatasetIndex
+) -> Callable[[int, NDArray[np.int64]], NDArray[np.int64]] | None:
+    """Return (epoch, ids) -> the samples that second views show; None where all show their own."""
+    if not isinstance(recipe, Recipe) or recipe.pairs is None or not recipe.pairs.has_partners:
+        return None
+    split, order = index.split(recipe.data.split), plan_order(recipe, index)
+    pairing = plan_pairs(recipe.pairs, split, order)
+    assert pairing is not None
+    partners = pairing.partners
+    assert partners is not None
+    return lambda epoch, ids: partners.of_samples(epoch, ids).ids

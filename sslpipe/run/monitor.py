@@ -1,0 +1,72 @@
+"""The evaluation of held-out samples that a run repeats: what is scored, and where it begins."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import Split
+from sslpipe.data.loader import open_reader
+from sslpipe.distributed import Rank
+from sslpipe.recipe.base import RunConfig
+from sslpipe.run.health import Alarm, StartAlarm
+from sslpipe.run.log import read_metrics
+
+Score = Callable[..., dict[str, float]]
+
+
+class Monitor:
+    """Scores a run's held-out samples; call it for the numbers. Collective.
+
+    Args:
+        score: One of `evaluation.monitor`.
+        backbone: Images (B, 3, S, S) -> (B, F).
+        view: Makes its images.
+        split: Where the samples are.
+        ids: (n,) the samples, at least one.
+        process: This process.
+        config: The recipe's [run]: how shards are read.
+        ema: An average of the backbone, scored likewise: its numbers begin with "ema_".
+        **options: canvas_px and device, as in `embed`.
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        backbone: nn.Module,
+        view: EvalView,
+        split: Split,
+        ids: NDArray[np.int64],
+        process: Rank,
+        config: RunConfig,
+        *,
+        ema: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
+        self._score, self._samples = score, (view, split, ids, process)
+        reader = open_reader(split, config)
+        self._options = {**options, "num_workers": config.num_workers, "reader": reader}
+        self._backbones = {"": backbone} if ema is None else {"": backbone, "ema_": ema}
+        self._start_alarm: StartAlarm | None = None
+
+    def __call__(self) -> dict[str, float]:
+        """Embed on all ranks, score on rank 0; the others get no numbers."""
+        numbers = {}
+        for prefix, backbone in self._backbones.items():
+            scores = self._score(backbone, *self._samples, **self._options)
+            numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
+        return numbers
+
+    def compare_with_start(self, run_dir: Path) -> None:
+        """Have `alarms` compare with what a run from weights scored before its first step."""
+        lines = read_metrics(run_dir, "eval")
+        if lines and lines[0]["step"] == 0:
+            self._start_alarm = StartAlarm(lines[0])
+
+    def alarms(self, values: dict[str, float]) -> list[Alarm]:
+        """Take in the numbers of an evaluation. Returns what changes; mostly nothing."""
+        return [] if self._start_alarm is None else self._start_alarm.read(values)

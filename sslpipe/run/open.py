@@ -1,0 +1,52 @@
+"""What surrounds a training: its processes, its run directory, its watchdog, what it says last."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from sslpipe.errors import UserError
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.run.console import run_console
+from sslpipe.run.launch import deterministic_algorithms, start_processes, training_device
+from sslpipe.run.lock import take_lock
+from sslpipe.run.session import Run
+from sslpipe.run.stop import write_failure
+from sslpipe.run.watchdog import Watchdog
+
+_LESS_MEMORY = (
+    "the last checkpoint is whole: more processes resume it with less memory each. Or begin in a "
+    "new run directory with data.micro_batch, a part of data.batch_size (pretraining: the same "
+    "negatives), a smaller sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
+)
+
+
+@contextmanager
+def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator[Run]:
+    """Join the launcher's processes and hold the run directory; on leaving, close what was opened.
+
+    Inside, no other job can use `run_dir`, and a rank that hangs is ended. A failure leaves FAILED
+    there with its text. Collective.
+
+    Raises:
+        UserError: The directory is in use, the launcher's processes are not accelerate's, or the
+            device has no memory left.
+    """
+    process = start_processes(recipe)
+    deterministic = deterministic_algorithms(recipe, training_device(recipe).type)
+    with run_console(), take_lock(run_dir, process), deterministic:
+        try:
+            with Watchdog(run_dir, process, recipe.run.timeout_s) as watchdog:
+                run = Run(recipe, run_dir, process, watchdog)
+                try:
+                    yield run
+                finally:
+                    run.close()
+        except torch.OutOfMemoryError as error:
+            text = f"{error}; {_LESS_MEMORY}"
+            write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
+            raise UserError(text) from error
+        except BaseException as error:
+            write_failure(run_dir, f"rank {process.rank}: {type(error).__name__}: {error}")
+            raise
