@@ -7,7 +7,7 @@ import torch
 
 from sslpipe.data.index import load_index
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import digest
+from sslpipe.recipe.identity import digest
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset

@@ -12,7 +12,7 @@ from sslpipe.data.order import held_out
 from sslpipe.data.plan import plan_order, untrained_ids
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import digest, identity
+from sslpipe.recipe.identity import digest, identity
 from sslpipe.run.launch import stored_precision
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns

@@ -25,8 +25,8 @@ from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups
-from sslpipe.recipe.base import digest
 from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.identity import digest
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
 

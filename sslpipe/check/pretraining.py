@@ -32,7 +32,8 @@ from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups
-from sslpipe.recipe.base import digest, divisors
+from sslpipe.recipe.base import divisors
+from sslpipe.recipe.identity import digest
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import Memory, check_memory, estimate_memory

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sslpipe.evaluation.against import KNN, LEVEL, LINEAR
 from sslpipe.evaluation.difference import Difference, holm, mean_over_seeds, paired_seeds
 from sslpipe.recipe import parse_recipe
-from sslpipe.recipe.base import digest
+from sslpipe.recipe.identity import digest
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import flat
 

@@ -35,7 +35,7 @@ from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError, UserError
 from sslpipe.faults import fault
 from sslpipe.portable import sha256_of, sync, write_atomically
-from sslpipe.recipe.base import differing_keys, same_run
+from sslpipe.recipe.identity import differing_keys, same_run
 from sslpipe.run.records import read_object
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest

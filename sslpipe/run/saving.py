@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from sslpipe.distributed import Rank
-from sslpipe.recipe.base import RunRecipe, digest, identity
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.identity import digest, identity
 from sslpipe.run.best import Best
 from sslpipe.run.checkpoint import Checkpointer
 

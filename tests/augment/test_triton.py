@@ -14,7 +14,7 @@ from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import digest
+from sslpipe.recipe.identity import digest
 from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, params_for
 from tests.helpers.runs import write_recipe
 from tests.helpers.triton_views import in_a_process

@@ -24,7 +24,8 @@ from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component, digest
+from sslpipe.recipe.base import Component
+from sslpipe.recipe.identity import digest
 from sslpipe.run.flops import step_flops
 from sslpipe.run.memory import estimate_memory
 from tests.helpers.columns import add_columns

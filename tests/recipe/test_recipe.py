@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe, parse_recipe
-from sslpipe.recipe.base import differing_keys, digest
+from sslpipe.recipe.identity import differing_keys, digest
 
 TEXT = """
 name = "tiny"
