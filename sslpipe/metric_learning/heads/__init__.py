@@ -4,26 +4,27 @@ For fine-tuning recipes (`loss.kind` may be a name of HEADS) and for notebooks:
 `ArcFace(num_classes=10, dim=128)(embeddings, labels)`. They compare rows with weights, so `ref` and
 `miner` mean nothing to them. Their weights are trained with the model, their state lies in buffers,
 and an export leaves them out. Start with `margin_softmax.MarginSoftmax`, whose logits are made in
-`margins`; `proxies` has the others. A new head is a class on `base.Head` and a line below.
+`margins`; `fixed_margins` and `adaptive_margins` have it with each paper's rule, `proxies` the
+other heads. A new head is a class on `base.Head` and a line below.
 """
 
 from collections.abc import Callable
 
+from sslpipe.metric_learning.heads.adaptive_margins import AdaFace, CircleSoftmax, CurricularFace
 from sslpipe.metric_learning.heads.base import Head
-from sslpipe.metric_learning.heads.margin_softmax import (
-    AdaFace,
+from sslpipe.metric_learning.heads.fixed_margins import (
     ArcFace,
-    CircleSoftmax,
     CombinedMargin,
     CosFace,
-    CurricularFace,
     LSoftmax,
+    SphereFace,
+    SubCenterArcFace,
+)
+from sslpipe.metric_learning.heads.margin_softmax import (
     MarginSoftmax,
     ModifiedSoftmax,
     NormFace,
     Softmax,
-    SphereFace,
-    SubCenterArcFace,
 )
 from sslpipe.metric_learning.heads.proxies import CenterLoss, ProxyAnchor, ProxyNCA, SoftTriple
 from sslpipe.registry import Table
