@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sslpipe.cli.options import COLUMN_OPTIONS, EVALUATE
-from sslpipe.data.columns import find_column
+from sslpipe.data.column_files import find_column
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.storage import is_remote
 from sslpipe.errors import DataError, UserError, did_you_mean

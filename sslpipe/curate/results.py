@@ -9,7 +9,7 @@ import numpy as np
 
 from sslpipe.curate.groups import KINDS, Groups
 from sslpipe.curate.scan import Samples
-from sslpipe.data.columns import MISSING_INTEGER
+from sslpipe.data.column_files import MISSING_INTEGER
 from sslpipe.data.index import load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError

@@ -6,7 +6,7 @@ Layout of a data set, in one folder (or under one URL):
     train-000000.tar               webdataset: KEY.jpg|png|webp + optional KEY.cls, members adjacent
     train-000000.offsets.npy       (samples, 3) int64: first byte of the sample's first tar header,
                                    one past its last padded member, label (-1: none)
-    columns/NAME/...               what else is known of each sample; see `sslpipe.data.columns`
+    columns/NAME/...               what else is known of each sample; see `column_files.py`
 
 A sample's id is its place in its split: shards in index order, samples in file order.
 """
@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
+from sslpipe.data.column_files import COLUMN_NAME, ColumnEntry, find_column
+from sslpipe.data.columns import Column
 from sslpipe.data.storage import join, read_bytes, size_of
 from sslpipe.errors import DataError
 from sslpipe.portable import forward_slashes

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.columns import STORED, Kind
+from sslpipe.data.column_files import STORED, Kind
 from sslpipe.data.values import (
     PARSERS,
     fit_float,

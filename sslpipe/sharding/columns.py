@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.columns import (
+from sslpipe.data.column_files import (
     COLUMN_NAME,
     STORED,
-    Column,
     ColumnEntry,
     ColumnFile,
     Kind,
@@ -24,6 +23,7 @@ from sslpipe.data.columns import (
     members_dtype,
     show_time,
 )
+from sslpipe.data.columns import Column
 from sslpipe.data.index import Manifest, load_index
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import replacing, sha256_of
@@ -38,7 +38,7 @@ class ColumnValues(NamedTuple):
 
     Args:
         kind: Of the values.
-        values: (n,) as `sslpipe.data.columns.STORED` says; of a text, places in `strings`.
+        values: (n,) as `sslpipe.data.column_files.STORED` says; of a text, places in `strings`.
         strings: The distinct texts.
     """
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sslpipe.data.columns import Kind
+from sslpipe.data.column_files import Kind
 from sslpipe.errors import DataError
 from sslpipe.portable import write_atomically
 from sslpipe.sharding.record import FOLDER, Done, Part

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from sslpipe.data.columns import is_missing
+from sslpipe.data.column_files import is_missing
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.reader import Reader

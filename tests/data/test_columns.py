@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from sslpipe.data import columns
-from sslpipe.data.columns import Column, ColumnEntry
+from sslpipe.data.column_files import ColumnEntry
+from sslpipe.data.columns import Column
 from sslpipe.data.index import DatasetIndex, Manifest, load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import ColumnValues, write_columns
@@ -204,8 +205,8 @@ def test_a_batch_reads_its_own_values_only(tmp_path: Path, monkeypatch) -> None:
         assert isinstance(array, np.memmap)
         return array.view(Counted)
 
-    plain_map = columns._map
-    monkeypatch.setattr(columns, "_map", counting)
+    plain_map = columns.map_file
+    monkeypatch.setattr(columns, "map_file", counting)
     column = Column(str(tmp_path), "train", "group", entry, samples, verify=False)
     ids = np.random.default_rng(0).choice(samples, 256, replace=False)
     Counted.read = 0

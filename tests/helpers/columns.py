@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sslpipe.data.columns import MISSING_INTEGER
+from sslpipe.data.column_files import MISSING_INTEGER
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.sharding.columns import ColumnValues, write_columns
 from sslpipe.sharding.manifest import save_manifest

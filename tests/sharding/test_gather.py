@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslpipe.data.columns import MISSING_INTEGER
+from sslpipe.data.column_files import MISSING_INTEGER
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding.build import build_dataset
