@@ -17,7 +17,7 @@ from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
-from sslpipe.evaluation.features import data_metadata, view_canvas_px
+from sslpipe.evaluation.features import data_metadata, saved_embeddings, view_canvas_px
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.recipe.base import Component
 from sslpipe.weights.source import HUBS, parse_source
@@ -212,10 +212,10 @@ def embed_others(
                 "view": view.config(),
                 **data_metadata(index, split.name),
             }
-            text = json.dumps({**facts, "canvas_px": canvas, "dtype": "float32"}, sort_keys=True)
-            key = hashlib.sha256(text.encode()).hexdigest()
+            identity = {**facts, "canvas_px": canvas, "dtype": "float32"}
+            key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
             file = folder / f"{key[:16]}-{split.name}.safetensors"
-            known = _read(file, json.loads(text))
+            known = _read(file, identity, split)
             if known is None:
                 embed_to_file(
                     file,
@@ -235,13 +235,10 @@ def embed_others(
     return sets
 
 
-def _read(file: Path, identity: dict[str, Any]) -> Embeddings | None:
-    """Read the features of an earlier suite; None where there are none of just this kind."""
-    if not file.is_file():
-        return None
+def _read(file: Path, identity: dict[str, Any], split: Split) -> Embeddings | None:
+    """Read the features of an earlier suite; a damaged file is reported, and then embedded anew."""
     try:
-        rows, facts = load_embeddings(file)
+        return saved_embeddings(file, identity, split, whole=False)
     except DataError as error:
         console.print(str(error), highlight=False, markup=False, soft_wrap=True)
         return None
-    return rows if {key: facts.get(key) for key in identity} == identity else None

@@ -109,17 +109,20 @@ def embed_with_baselines(
     return sets
 
 
-def saved_embeddings(file: Path, identity: Mapping[str, Any], split: Split) -> Embeddings | None:
-    """Read what `sslpipe embed` wrote earlier, where it is just what would be computed now.
+def saved_embeddings(
+    file: Path, identity: Mapping[str, Any], split: Split, *, whole: bool = True
+) -> Embeddings | None:
+    """Read what `embed_to_file` wrote earlier, where it is just what would be computed now.
 
     Args:
         file: Of embeddings, or not there.
         identity: All that decides the features, as the file carries it: weights, view, data, split,
             canvas and dtype.
         split: Whose samples they are.
+        whole: Whether all of them must be there; else those that could not be decoded may lack.
 
     Returns:
-        None where there is no file, it differs in anything, or samples are missing in it.
+        None where there is no file, it differs in anything, or samples are missing in a `whole`.
 
     Raises:
         DataError: The file is damaged.
@@ -127,7 +130,12 @@ def saved_embeddings(file: Path, identity: Mapping[str, Any], split: Split) -> E
     if not file.is_file():
         return None
     rows, facts = load_embeddings(file)
-    if facts.pop("left_out", None) != [] or facts != json.loads(json.dumps(dict(identity))):
+    left_out = facts.pop("left_out", None)
+    if facts != json.loads(json.dumps(dict(identity))):
+        return None
+    if not whole:
+        return rows
+    if left_out != []:
         return None
     ids = torch.arange(len(split))
     same = torch.equal(rows.ids, ids) and torch.equal(rows.labels, torch.from_numpy(split.labels))
