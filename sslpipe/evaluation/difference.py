@@ -108,6 +108,18 @@ def mean_over_seeds(values: Sequence[float]) -> tuple[float, float, Interval]:
     return mean, spread, (mean - half, mean + half)
 
 
+def class_means95(values: NDArray[np.float64], classes: NDArray[np.int64]) -> list[Interval]:
+    """Compute 95 % intervals of the columns' means as `paired_means` does, against nothing.
+
+    Args:
+        values: (Q, columns) in [0, 1], what each query scores.
+        classes: (Q,) labels, of two classes or more.
+    """
+    nothing = np.zeros(len(values))
+    ends = (paired_means(column, nothing, classes).interval95 for column in values.T)
+    return [(max(0.0, low), high) for low, high in ends]
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values of several comparisons: those up to 0.05 hold together at 5 %.
 

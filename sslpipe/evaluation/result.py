@@ -23,7 +23,8 @@ class Result:
             "knn-weighted k=20 T=0.07 cosine"; two results compare only where it is the same.
         metric: "top1", "auc", ...
         value: In [0, 1] where unit is "share".
-        interval95: Over test samples (and draws of labels, where there are any).
+        interval95: Over test samples (and draws of labels, where there are any); of retrieval, over
+            classes where the protocol says so.
         queries: Test samples scored, each counted once.
         bank: Labelled train samples used.
         details: Chosen C, per-class accuracy, confusion matrix, spread over draws: plain JSON

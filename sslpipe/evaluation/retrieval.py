@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError, did_you_mean
+from sslpipe.evaluation.difference import class_means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, by_value
 from sslpipe.evaluation.knn import check_pair
@@ -24,6 +25,7 @@ Denominator = Literal["min(k,R)", "R", "hits"]
 Lone = Literal["skip", "zero", "one"]
 
 Floats = NDArray[np.float64]
+LEAST_CLASSES = 10  # for an interval over classes; of fewer, their spread is hardly known
 
 _BY_VALUE = re.compile(r"hit_rate@\d+|map|map_at_r")  # of which the worst value is shown
 
@@ -34,12 +36,14 @@ class PerQuery(NamedTuple):
     Args:
         names: Of the metrics.
         ids: (Q,) int64.
+        labels: (Q,) int64.
         matches: (Q,) int64, 0 for a lone query.
         values: (Q, metrics) float64; 0 in the rows of lone queries.
     """
 
     names: tuple[str, ...]
     ids: Integers
+    labels: Integers
     matches: Integers
     values: Floats
 
@@ -202,7 +206,8 @@ def retrieval_per_query(
     for tile in tiles:
         values.append(metrics_of(tile, ks, denominator))
         matches.append(tile.matches)
-    return PerQuery(names, ids, np.concatenate(matches), np.concatenate(values))
+    labels = queries.labels.cpu().numpy()
+    return PerQuery(names, ids, labels, np.concatenate(matches), np.concatenate(values))
 
 
 def metric_names(ks: Sequence[int], denominator: Denominator) -> tuple[str, ...]:
@@ -249,17 +254,24 @@ def gathered(part: PerQuery) -> PerQuery:
 
 
 def summary(scores: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int = 0) -> list[Result]:
-    """Average each metric, with a bootstrap interval over queries."""
+    """Average each metric, with a 95 % interval that the protocol names.
+
+    Queries of a class stand or fall together: of LEAST_CLASSES classes or more the interval is over
+    classes (`paired_means`), else a bootstrap over queries, which is too short where they do.
+    """
     if lone not in ("skip", "zero", "one"):
         raise DataError(f"lone = {lone!r} is unknown; known: skip, zero, one")
     alone = scores.matches == 0
-    values = scores.values[~alone] if lone == "skip" else scores.values.copy()
+    kept = ~alone if lone == "skip" else np.ones_like(alone)
+    values, labels = scores.values[kept], scores.labels[kept]
     if lone == "one":
         values[alone] = 1
     if len(values) == 0:
         raise DataError(f"none of {len(alone)} queries has a match in the gallery")
     details: dict[str, Any] = {"lone": int(alone.sum())}
-    intervals = bootstrap_means95(values)
+    by_class = len(np.unique(labels)) >= LEAST_CLASSES
+    intervals = class_means95(values, labels) if by_class else bootstrap_means95(values)
+    protocol += f" interval={'classes' if by_class else 'queries'}"
     return [
         Result(protocol, name, float(mean), interval, len(values), bank, details, scores=each)
         for name, mean, interval, each in zip(

@@ -135,8 +135,9 @@ def result_table(evaluation: Tree) -> str:
     )
     return (
         f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
-        "test images. <b class='best'>Marked</b> only where the whole interval is better than "
-        "those of all other features; a column without a mark has no clear best.</p>"
+        "test images (over classes where the protocol says so). <b class='best'>Marked</b> only "
+        "where the whole interval is better than those of all other features; a column without a "
+        "mark has no clear best.</p>"
         f"{feature_table(lines, columns)}{against_table(evaluation.get('against', []))}"
         f"{_caveats(evaluation)}{not_measured}"
         f"{_protocols(evaluation)}{_all_numbers(evaluation)}"

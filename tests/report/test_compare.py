@@ -1,5 +1,6 @@
 """Several runs on one page, and the ROC and spectrum of embeddings, against loops."""
 
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sslpipe.report.pictures import unit_rows
 from sslpipe.report.results import clear_best, few_shot_chart, result_table, table_lines
 from sslpipe.report.run import RunFiles
 from sslpipe.report.tables import task_tables
+from sslpipe.run.evaluated import read_suite
 from tests.report.test_report import row
 
 
@@ -50,6 +52,20 @@ def test_a_column_is_split_where_its_protocols_differ_and_a_baseline_where_its_n
     for line in table_lines(together):
         assert len(line.cells) == 1  # nobody stands in a column of another protocol
     assert clear_best(table_lines(together), "kNN: p") == [table_lines(together)[0]]  # above random
+
+
+def test_an_eval_json_without_the_kind_of_its_intervals_loads_and_stands_apart(tmp_path):
+    """Which is better is told by intervals: those over queries are not compared with others."""
+    protocol = "retrieval cosine lone=skip self-removed"
+    old, new = (
+        evaluation_of(row("ssl", 0.5, *ends, column="kNN", metric="map_at_r") | {"protocol": name})
+        for name, ends in ((protocol, (0.4, 0.6)), (f"{protocol} interval=classes", (0.3, 0.7)))
+    )
+    (tmp_path / "eval.json").write_text(json.dumps(old))
+    old = read_suite(tmp_path / "eval.json")
+    together = merged({"old": old, "new": new})
+    assert together["columns"] == [f"kNN: {protocol}", f"kNN: {protocol} interval=classes"]
+    assert f"<code>{protocol} interval=classes</code>" in result_table(together)
 
 
 def test_names_are_all_different():
