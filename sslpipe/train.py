@@ -37,6 +37,7 @@ from sslpipe.models.averaged import follow_average
 from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.cuda_graph import record_passes
 from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision
 from sslpipe.run.launcher import check_streams
@@ -101,7 +102,8 @@ def train(
         )
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
-        run.announce(size + describe_init(init_from), warnings)
+        unrecorded = record_passes(ddp, recipe, augment.crop_px, run.view_dtype, run.process)
+        run.announce(size + describe_init(init_from), [*warnings, unrecorded])
         holdout, canvas_px = holdout_ids(recipe, split), recipe.data.canvas_px
         run.monitor(monitor, model.backbone, view, split, holdout, canvas_px, ema=model.ema)
 

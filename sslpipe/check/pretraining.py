@@ -35,6 +35,7 @@ from sslpipe.optim import describe_groups
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import digest
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.cuda_graph import graph_refusal
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
 
@@ -196,6 +197,8 @@ def _warnings(
         warnings += filter(None, [straddle_warning(index, recipe.data.split)])
     if too_much:
         warnings.append(too_much)
+    if refusal := graph_refusal(recipe, training_device(recipe).type, world_size=1):
+        warnings.append(refusal)
     if recipe.batchnorm == "local":
         warnings.append(
             "batchnorm = 'local': each process normalises by its own part of the batch, so results "

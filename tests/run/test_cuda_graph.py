@@ -1,0 +1,47 @@
+"""`run.cuda_graph`: where the passes cannot be recorded, check and log say why."""
+
+import pytest
+
+from sslpipe.check.pretraining import check_pretraining
+from sslpipe.errors import UserError
+from sslpipe.recipe import load_recipe
+from sslpipe.run.cuda_graph import graph_refusal
+from tests.helpers import finetunes
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import command_line, write_recipe
+
+GRAPH = "run.cuda_graph=true"
+
+
+@pytest.mark.parametrize(
+    ("device", "world", "settings", "reason"),
+    [
+        ("cpu", 1, (), "cpu has no CUDA graphs"),
+        ("cuda", 2, (), "2 processes exchange gradients and statistics inside them"),
+        ("cuda", 1, ("data.micro_batch=8",), "data.micro_batch adds up gradients"),
+        ("cuda", 1, ("run.compile=true",), "run.compile = true makes kernels of its own"),
+        ("cuda", 1, (), None),
+    ],
+)
+def test_the_first_reason_against_recording_is_told(device, world, settings, reason, tmp_path):
+    recipe = write_recipe(tmp_path)
+    text = graph_refusal(load_recipe(recipe, (GRAPH, *settings)), device, world)
+    expected = f"run.cuda_graph = true has no effect: {reason}"
+    assert text is None if reason is None else str(text).startswith(expected)
+    assert graph_refusal(load_recipe(recipe, settings), device, world) is None  # nobody asked
+
+
+def test_check_and_the_run_say_on_a_cpu_that_it_has_no_effect(tmp_path):
+    recipe, data = write_recipe(tmp_path), write_dataset(tmp_path / "data")
+    reason = "run.cuda_graph = true has no effect: cpu has no CUDA graphs"
+    settings = GRAPH, "run.device=cpu", "steps=1"
+    assert reason in check_pretraining(load_recipe(recipe, settings), None).warnings
+    run = "--data", str(data), "--run-dir", str(tmp_path / "run")
+    result = command_line("train", str(recipe), *run, *settings)
+    assert result.returncode == 0, result.stderr
+    assert f"warning: {reason}" in result.stderr
+
+
+def test_a_fine_tuning_refuses_it(tmp_path):
+    with pytest.raises(UserError, match=r"run\.cuda_graph: true is for pretraining"):
+        load_recipe(finetunes.write_recipe(tmp_path), (GRAPH,))
