@@ -95,7 +95,7 @@ def test_a_metric_loss_takes_labelled_rows_and_gives_one_number(name):
     table = {**METRIC_LOSSES, **HEADS}
     loss_fn = build(table, Component(kind=name), section="loss", num_classes=3, dim=9)
     names = list(inspect.signature(loss_fn.forward).parameters)
-    assert names == ["embeddings", "labels", "ids", "ref", "miner"]
+    assert names == ["embeddings", "labels", "ids", "ref", "miner", "counts"]
     x = torch.randn(9, 9, requires_grad=True)
     labels, ids = torch.arange(9) % 3, torch.arange(9)
     loss = loss_fn(x, labels, ids=ids)

@@ -31,7 +31,7 @@ from sslpipe.metric_learning.build import (
     with_backbone,
 )
 from sslpipe.metric_learning.losses.base import MetricLoss
-from sslpipe.metric_learning.losses.pairwise import unit
+from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
@@ -119,13 +119,14 @@ def finetune(
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             head_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             seed_torch(recipe.seed, step, run.process.rank)  # dropout and the like
-            labels = index_of[batch.labels].repeat(recipe.views)  # (views * B,)
+            labels = index_of[batch.labels].repeat(recipe.views)  # (views * B,), on the host
+            counts = count_labels(labels)
             labels = to_device(labels, run.device)
             ids = to_device(batch.source_ids.repeat(recipe.views), run.device)
             use_queue = recipe.queue is not None and step >= recipe.queue.start_step
 
             views = augment(batch.to(run.device), dtype=run.view_dtype)  # (views * B, 3, S, S)
-            loss, embeddings = ddp(views, labels, ids, use_queue)  # (), (views * B, D)
+            loss, embeddings = ddp(views, labels, ids, use_queue, counts)  # (), (views * B, D)
             run.backward(loss)
 
             rows = image_by_image(len(ids), recipe.views, ids.device)
@@ -223,6 +224,18 @@ def image_by_image(rows: int, views: int, device: torch.device) -> Tensor:
     Rows come view by view; in this order the ranks' rows, concatenated, are one process's.
     """
     return torch.arange(rows, device=device).view(views, -1).T.flatten()
+
+
+def count_labels(labels: Tensor) -> LabelCounts:
+    """Count what losses ask of a step's labels. Collective.
+
+    Args:
+        labels: (n,) int64, this rank's; on the host, so that no device has to be waited for.
+    """
+    everyone = all_gather_rows(labels)
+    sizes = everyone[everyone >= 0].bincount()  # of the classes
+    most_positives = int(sizes.max()) - 1 if len(sizes) else 0
+    return LabelCounts(int((labels < 0).sum()), most_positives)
 
 
 def mining_stats(task: MetricTask) -> Mapping[str, float]:

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError
+from sslpipe.metric_learning.heads.base import Head
+from sslpipe.metric_learning.losses.base import MetricLoss
+from sslpipe.metric_learning.losses.pairwise import LabelCounts
 from sslpipe.metric_learning.memory import EmbeddingQueue
 from sslpipe.models.backbones import Backbone
 
@@ -37,9 +40,21 @@ class MetricTask(nn.Module):
         self.ema: Backbone | None = None  # see models.averaged
 
     def forward(
-        self, views: Tensor, labels: Tensor, ids: Tensor, use_queue: bool = False
+        self,
+        views: Tensor,
+        labels: Tensor,
+        ids: Tensor,
+        use_queue: bool = False,
+        counts: LabelCounts | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute the loss and the embeddings.
+
+        Args:
+            views: Of the images.
+            labels: Of the views, < 0 for none.
+            ids: Which sample each view shows.
+            use_queue: Compare with the queue's rows, too.
+            counts: Of the labels, where the host knows them.
 
         Shape:
             views (B, 3, S, S), labels (B,), ids (B,) -> (), (B, D) not normalised.
@@ -49,7 +64,9 @@ class MetricTask(nn.Module):
         terms = []
         for weight, loss in zip(self.weights, self.losses, strict=True):
             try:
-                term = loss(embeddings, labels, ids=ids, ref=ref, miner=self.miner)
+                own = isinstance(loss, Head | MetricLoss)  # others do not know the argument
+                known = {"counts": counts} if own else {}
+                term = loss(embeddings, labels, ids=ids, ref=ref, miner=self.miner, **known)
             except ValueError as error:  # sizes and settings that only rows and labels contradict
                 raise RecipeError(f"[loss] {type(loss).__name__}: {error}") from error
             terms.append(weight * term)

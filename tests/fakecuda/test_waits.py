@@ -5,9 +5,11 @@ import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.helpers import finetunes
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
@@ -41,7 +43,7 @@ RUNS: dict[str, Settings] = {
 def waits_of_steps(
     recipe: Path, data: Path, folder: Path, runs: dict[str, Settings], counted: tuple[int, ...]
 ) -> dict[str, tuple[int, dict[str, int]]]:
-    """Train each of the runs in turn, in one process.
+    """Train each of the runs in turn, in one process; fine-tune where the recipe is of that kind.
 
     Returns:
         For each run how often the host waited in the counted steps, and where: lines of the
@@ -52,7 +54,9 @@ def waits_of_steps(
 
     import sslpipe.run.session
     from sslpipe.data.index import load_index
+    from sslpipe.metric_learning.finetune import finetune
     from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.pretrain import Recipe
     from sslpipe.train import train
     from tests.fakecuda.runtime import events, mark, reset, waits
 
@@ -82,7 +86,9 @@ def waits_of_steps(
     for name, overrides in runs.items():
         places.clear()
         reset()
-        train(load_recipe(recipe, (*COMMON, *overrides)), load_index(data), folder / name)
+        loaded = load_recipe(recipe, (*COMMON, *overrides))
+        run: Any = train if isinstance(loaded, Recipe) else finetune
+        run(loaded, load_index(data), folder / name)
         log = [event for event in events() if event.main_thread and event.section == "counted"]
         # a copy from or to memory that is not pinned may wait as well, asynchronous or not
         paged = [event for event in log if event.name in ("H2D", "D2H") and not event.flag]
@@ -107,3 +113,23 @@ def test_no_step_between_log_lines_waits_for_the_device(ranks, names, tmp_path):
     env = {"FAKE_VALUES": "0"}  # which steps come out as non-finite: no wait depends on that
     for found in run_on_cuda(waits_of_steps, *arguments, ranks=ranks, env=env, timeout_s=600):
         assert found == dict.fromkeys(runs, (0, {}))
+
+
+TUNINGS: dict[str, Settings] = {
+    "arcface": (),
+    "proxy_anchor sgd bf16": ("loss.kind=proxy_anchor", "optim.kind=sgd", "optim.precision=bf16"),
+    "mined multi_similarity": ("loss.kind=multi_similarity", "miner.kind=multi_similarity"),
+    "triplet lars": ("loss.kind=triplet", "optim.kind=lars"),
+}
+
+
+def test_no_step_of_a_fine_tuning_waits_for_the_device(tmp_path):
+    # no argument of arcface's is left to the other losses
+    text = finetunes.RECIPE.replace("scale = 8.0\n", "")
+    recipe = finetunes.write_recipe(tmp_path, text)
+    data = write_dataset(tmp_path / "data", (40, 3, 60, 25, 72), classes=8)
+    runs = {name: ("steps=4", *settings) for name, settings in TUNINGS.items()}
+    env = {"FAKE_VALUES": "0"}
+    arguments = recipe, data, tmp_path, runs, (1, 2)
+    (found,) = run_on_cuda(waits_of_steps, *arguments, env=env, timeout_s=600)
+    assert found == dict.fromkeys(TUNINGS, (0, {}))

@@ -43,7 +43,7 @@ def gradient(loss, x, labels=LABELS, autocast=False, **given):
 @pytest.mark.parametrize("name", OURS)
 def test_the_signature_is_that_of_all_metric_losses(name):
     parameters = inspect.signature(built(name).forward).parameters
-    assert list(parameters) == ["embeddings", "labels", "ids", "ref", "miner"]
+    assert list(parameters) == ["embeddings", "labels", "ids", "ref", "miner", "counts"]
     assert built(name)(rows(), LABELS).shape == ()
 
 

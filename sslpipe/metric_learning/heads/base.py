@@ -7,15 +7,14 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import global_mean
 from sslpipe.metric_learning.configured import Configured
-from sslpipe.metric_learning.losses.pairwise import References, labelled_rows
+from sslpipe.metric_learning.losses.pairwise import LabelCounts, References, labelled_rows
 
 
 class Head(Configured):
     """Compare embeddings with weights of their classes.
 
     Shape:
-        embeddings (B, D), labels (B,) int64 in 0..C-1, < 0 for none: such rows are skipped
-        embeddings (B, D), labels (B,) int64 in 0..C-1, < 0 for none: such rows are skipped. -> (),
+        embeddings (B, D), labels (B,) int64 in 0..C-1, < 0 for none: such rows are skipped -> ().
         Products are float32 at least, also under autocast.
 
     Args:
@@ -39,12 +38,13 @@ class Head(Configured):
         ids: Tensor | None = None,
         ref: References | None = None,
         miner: nn.Module | None = None,
+        counts: LabelCounts | None = None,
     ) -> Tensor:
         """Return the loss of the rows of all ranks; ids, ref and miner mean nothing to a head."""
         # float32 at least: half precision rounds a cosine by 0.002, times 64 in a logit
         x, labels = labelled_rows(embeddings, labels, self.num_classes)
-        known = labels >= 0
-        if not bool(known.all()):
+        all_known = counts is not None and not counts.unlabelled
+        if not all_known and not bool((known := labels >= 0).all()):
             x, labels = x[known], labels[known]
         with torch.autocast(x.device.type, enabled=False):
             return self.compute_loss(x, labels)
@@ -56,4 +56,4 @@ class Head(Configured):
 
 def row_mean(values: Tensor) -> Tensor:
     """Average (n,) of this rank over the rows of all ranks -> (). Collective."""
-    return global_mean(values.sum(), values.new_tensor(len(values)))
+    return global_mean(values.sum(), values.new_full((), len(values)))

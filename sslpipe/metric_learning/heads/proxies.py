@@ -188,7 +188,7 @@ class CenterLoss(Head):
         """Return the value over all ranks. Collective."""
         d2 = (x - self.centers[labels].to(x.dtype)).square().sum(1)  # (B,)
         rows = len(d2) if self.reduction == "mean" else 1 / current_rank().world_size
-        loss = self.weight / 2 * global_mean(d2.sum(), d2.new_tensor(rows))
+        loss = self.weight / 2 * global_mean(d2.sum(), d2.new_full((), rows))
         if self.training:
             self._move(all_gather_rows(x), all_gather_rows(labels))
         return loss

@@ -43,7 +43,7 @@ class AngularLoss(MetricLoss, normalize=True):
         s = batch.similarities()
         alone = batch.anchors.shape == batch.columns.shape
         everyone = s if alone else batch.columns @ batch.columns.T  # (M, M)
-        slots = positive_slots(pairs.positive)
+        slots = positive_slots(pairs.positive, pairs.most_positives)
         negatives = cast(Tensor, _NegativesOfPairs.apply(s, everyone, 4 * t, slots, pairs.negative))
         values = F.softplus(negatives - 2 * (1 + t) * slots.take(s))  # (n, P)
         return [per_pair(values, slots.filled & pairs.negative.any(1, keepdim=True))]

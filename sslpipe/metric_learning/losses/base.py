@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sslpipe.distributed import current_rank, global_mean, global_sum
 from sslpipe.metric_learning.configured import Configured
 from sslpipe.metric_learning.losses.pairwise import (
+    LabelCounts,
     LabelledRows,
     Pairs,
     References,
@@ -73,7 +74,7 @@ class MetricLoss(Configured):
             raise ValueError(
                 f"reduction = {self.reduction!r} must be 'mean', 'mean_active', 'sum' or 'none'"
             )
-        self.last_count = self.last_active = 0.0
+        self._counted: Tensor | None = None
         missing = [name for name in self.__signature__.parameters if name not in self.settings]
         if missing:
             raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
@@ -92,6 +93,7 @@ class MetricLoss(Configured):
         ids: Tensor | None = None,
         ref: References | None = None,
         miner: nn.Module | None = None,
+        counts: LabelCounts | None = None,
     ) -> Tensor:
         """Return the loss of this rank's rows, compared with the rows of all ranks.
 
@@ -101,6 +103,7 @@ class MetricLoss(Configured):
             ids: (n,) int64, which sample each row shows: no pair with a reference of the same id.
             ref: Further columns, from a queue.
             miner: Narrows the pairs down, see MINERS.
+            counts: Of the labels; None: they are counted where a loss needs it.
         """
         x, labels = labelled_rows(embeddings, labels, self.settings.get("num_classes"))
         with torch.autocast(x.device.type, enabled=False):
@@ -110,8 +113,10 @@ class MetricLoss(Configured):
                     ref = ref._replace(embeddings=unit(ref.embeddings.to(x.dtype)))
             batch, pairs = compare(x, labels, ids, ref)
             batch = batch._replace(unit=self.normalize)
+            if ref is None and counts is not None:
+                pairs = pairs._replace(most_positives=counts.most_positives)
             if not len(batch.columns):  # no rows on any rank
-                self.last_count = self.last_active = 0.0
+                self._counted = None
                 return 0 * (x.sum(1) if self.reduction == "none" else x.sum())
             if miner is not None:
                 with torch.no_grad():
@@ -123,14 +128,23 @@ class MetricLoss(Configured):
         totals = torch.stack([term.total.sum() for term in terms])  # (T,)
         counts = torch.stack([term.items.sum() for term in terms]).to(totals.dtype)
         actives = torch.stack([term.active.sum() for term in terms]).to(totals.dtype)
-        everyone = global_sum(torch.stack([counts[0], actives[0]]))
-        self.last_count, self.last_active = everyone.tolist()
+        self._counted = global_sum(torch.stack([counts[0], actives[0]]))
         if self.reduction == "none":
             return torch.stack([term.total for term in terms]).sum(0)
         if self.reduction == "sum":
             world = torch.full_like(counts, 1 / current_rank().world_size)
             return global_mean(totals, world).sum()
         return global_mean(totals, actives if self.reduction == "mean_active" else counts).sum()
+
+    @property
+    def last_count(self) -> float:
+        """Items of the last call's global batch; on CUDA, to read it waits for the device."""
+        return 0.0 if self._counted is None else float(self._counted[0])
+
+    @property
+    def last_active(self) -> float:
+        """Those of them above 0; on CUDA, to read it waits for the device."""
+        return 0.0 if self._counted is None else float(self._counted[1])
 
     def _try_out(self) -> None:
         """Compute the terms of four rows: a setting that they refuse is an error at once."""

@@ -184,7 +184,7 @@ def _hinges(
 
     d (n, M); near, far (n,) with gradient.
     """
-    slots = positive_slots(pairs.positive)
+    slots = positive_slots(pairs.positive, pairs.most_positives)
     gap = (slots.take(d) - near[:, None]).clamp_min(0)  # (n, P)
     positives = per_pair(gap.square() if squared else gap, slots.filled)
     total, active = cast(tuple[Tensor, Tensor], _FarHinges.apply(d, far, pairs.negative, squared))

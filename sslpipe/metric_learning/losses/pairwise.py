@@ -80,17 +80,26 @@ class LabelledRows(NamedTuple):
         return cast(Tensor, _Distances.apply(self.anchors, self.columns, kind == "squared"))
 
 
+class LabelCounts(NamedTuple):
+    """What the host knows of a step's labels: on CUDA, to count them would wait for the device."""
+
+    unlabelled: int  # of this rank's rows
+    most_positives: int  # no row has more among all ranks' rows
+
+
 class Pairs(NamedTuple):
     """Say what counts. A miner takes pairs or triplets away; it never adds one.
 
     triplets holds, for the anchor's p-th positive in column order, which negatives form a triplet
     with it; None: every positive with every negative. Only losses of triplets look at it, so
-    `positive` and `negative` hold what is left in at least one triplet.
+    `positive` and `negative` hold what is left in at least one triplet. most_positives is what the
+    host knows of an anchor's positives without looking at the device: never more than so many.
     """
 
     positive: Tensor  # (n, M) bool
     negative: Tensor  # (n, M) bool
     triplets: Tensor | None = None  # (n, P, M) bool
+    most_positives: int | None = None
 
 
 def labelled_rows(
@@ -101,7 +110,7 @@ def labelled_rows(
     Args:
         embeddings: Of any float dtype; a numpy array or a list is taken too.
         labels: int64, < 0 for none; a numpy array or a list is taken too.
-        num_classes: Labels must be below it.
+        num_classes: Labels must be below it; on CUDA, where to look would wait, kernels assert it.
 
     Raises:
         ValueError: naming the shape, the dtype or the label.
@@ -117,7 +126,8 @@ def labelled_rows(
         raise ValueError(f"embeddings must be of a float dtype, got {embeddings.dtype}")
     if labels.dtype != torch.int64:
         raise ValueError(f"labels must be int64, got {labels.dtype}; convert them with .long()")
-    if num_classes is not None and len(labels) and (top := int(labels.max())) >= num_classes:
+    looks = num_classes is not None and len(labels) and not labels.is_cuda
+    if num_classes is not None and looks and (top := int(labels.max())) >= num_classes:
         raise ValueError(f"label {top} is out of range: num_classes = {num_classes}")
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels
 
@@ -161,7 +171,7 @@ def compare(
     positive = labels[:, None] == column_labels
     negative = ~positive
     positive.diagonal(first).fill_(False)
-    if bool((column_labels < 0).any()):
+    if column_labels.is_cuda or bool((column_labels < 0).any()):  # there, to look would wait
         known = (labels >= 0)[:, None] & (column_labels >= 0)
         positive &= known
         negative &= known
@@ -288,8 +298,20 @@ class Slots(NamedTuple):
         return (scale * self.take(x)).masked_fill(~self.filled, NEVER).logsumexp(1)
 
 
-def positive_slots(positive: Tensor) -> Slots:
-    """Find the columns of each row's positives, ascending, from a mask (n, M)."""
+def positive_slots(positive: Tensor, most_positives: int | None = None) -> Slots:
+    """Find the columns of each row's positives, ascending, from a mask (n, M).
+
+    Args:
+        positive: The mask.
+        most_positives: A bound of a row's; with it nothing is counted on a CUDA device, which
+            would wait, and there are so many slots.
+    """
+    if positive.is_cuda and most_positives is not None and positive.shape[1]:
+        width = max(1, min(most_positives, positive.shape[1]))
+        early = torch.arange(positive.shape[1], 0, -1, dtype=torch.int32, device=positive.device)
+        first = (positive * early).topk(width, dim=1).values  # the columns, counted from the end
+        filled = first > 0
+        return Slots((positive.shape[1] - first.long()).masked_fill_(~filled, 0), filled)
     at = positive.flatten().nonzero()[:, 0]  # in less time than rows and columns at once
     rows, columns = at // positive.shape[1], at % positive.shape[1]
     counts = rows.bincount(minlength=len(positive))  # (n,)

@@ -60,7 +60,7 @@ class _TripletSums(torch.autograd.Function):
     def forward(ctx: Any, near: Tensor, far: Tensor | None, rule: _Rule) -> tuple[Tensor, ...]:
         ctx.apart = far is not None
         far = near if far is None else far
-        slots = positive_slots(rule.pairs.positive)
+        slots = positive_slots(rule.pairs.positive, rule.pairs.most_positives)
         nearby = slots.take(near).masked_fill_(~slots.filled, -torch.inf)  # (n, P)
         most = slots.columns.shape[1]
         if rule.shape == "hinge" and rule.pairs.triplets is None and most > MOST_POSITIVES:

@@ -47,7 +47,7 @@ class InfoNCELoss(MetricLoss, normalize=True):
         batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.07
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         negatives = masked_lse(s, pairs.negative, _sharpness(temperature))
         values = F.softplus(negatives[:, None] - slots.take(s) / temperature)  # (n, P)
         return [per_pair(values, slots.filled)]
@@ -71,7 +71,7 @@ class LabelledNTXentLoss(MetricLoss, normalize=True):
         batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.1
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
         return [per_pair(everyone[:, None] - slots.take(s) / temperature, slots.filled)]
 
@@ -101,7 +101,7 @@ class LabelledSupConLoss(MetricLoss, normalize=True):
         """Return the terms that are added up, see `MetricLoss`."""
         if form not in ("out", "in"):
             raise ValueError(f"form = {form!r} must be 'out' or 'in'")
-        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         positives = slots.filled.sum(1)
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
         if form == "out":
@@ -137,7 +137,7 @@ class NCALoss(MetricLoss, normalize=False):
         """Return the terms that are added up, see `MetricLoss`."""
         if form not in ("log", "expected"):
             raise ValueError(f"form = {form!r} must be 'log' or 'expected'")
-        d, slots = batch.distances("squared"), positive_slots(pairs.positive)
+        d, slots = batch.distances("squared"), positive_slots(pairs.positive, pairs.most_positives)
         gap = masked_lse(d, pairs.negative, -scale) - slots.lse(d, -scale)  # log of (1 - p) / p
         values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)
         return [per_row(values, slots.filled[:, 0])]
@@ -186,7 +186,7 @@ class TupleMaxLoss(MetricLoss, normalize=True):
         """Return the terms that are added up, see `MetricLoss`."""
         s = batch.relative_similarities()
         hardest = s.masked_fill(~pairs.negative, NEVER).amax(1, keepdim=True)
-        slots = positive_slots(pairs.positive)
+        slots = positive_slots(pairs.positive, pairs.most_positives)
         filled = slots.filled & pairs.negative.any(1, keepdim=True)
         return [per_pair((hardest - slots.take(s)).clamp_min(0), filled)]
 
@@ -216,7 +216,7 @@ class MultiSimilarityLoss(MetricLoss, normalize=True):
         base: float = 1.0,
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         pull = F.softplus(slots.lse(s, -alpha) + alpha * base) / alpha
         push = F.softplus(masked_lse(s, pairs.negative, beta) - beta * base) / beta
         return [per_row(pull + push, batch.labels >= 0)]
@@ -240,7 +240,7 @@ class UnifiedLoss(MetricLoss, normalize=True):
         batch: LabelledRows, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        s, slots = batch.similarities(), positive_slots(pairs.positive)
+        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         gap = masked_lse(s, pairs.negative, gamma) + slots.lse(s, -gamma) + gamma * margin
         return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
 
@@ -265,7 +265,7 @@ class CircleLoss(MetricLoss, normalize=True):
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
         s = batch.similarities()
-        slots = positive_slots(pairs.positive)
+        slots = positive_slots(pairs.positive, pairs.most_positives)
         near = slots.take(s)  # (n, P)
         push = gamma * (s.detach() + margin).clamp_min(0) * (s - margin)
         pull = -gamma * (1 + margin - near.detach()).clamp_min(0) * (near - 1 + margin)
@@ -300,7 +300,7 @@ class LiftedStructureLoss(MetricLoss, normalize=False):
             other = (labels[:, None] != batch.column_labels) & (batch.column_labels >= 0)
             far = batch._replace(anchors=rows).distances("euclidean")
             theirs = torch.cat([theirs, alpha + masked_lse(far, other, -1.0)])
-        slots = positive_slots(pairs.positive)
+        slots = positive_slots(pairs.positive, pairs.most_positives)
         j = slots.take(d) + torch.logaddexp(mine[:, None], theirs[slots.columns])  # (n, P)
         return [per_pair(0.5 * j.clamp_min(0).square(), slots.filled)]
 
@@ -336,7 +336,7 @@ class TupletMarginLoss(MetricLoss, normalize=True):
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
         s = batch.similarities()
-        slots = positive_slots(pairs.positive)
+        slots = positive_slots(pairs.positive, pairs.most_positives)
         cosines = slots.take(s)  # (n, P)
         # cos(th - margin) without acos: a small angle is read off the distance, not the cosine
         d = slots.take(batch.distances("euclidean"))

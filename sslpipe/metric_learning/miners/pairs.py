@@ -1,6 +1,7 @@
 """Miners of pairs: which positives and negatives of an anchor a loss sees."""
 
 import torch
+from torch import Tensor
 
 from sslpipe.metric_learning.losses.pairwise import Distance, LabelledRows, Pairs, hardest_pairs
 from sslpipe.metric_learning.miners.base import Loss, Miner, RandomMiner, only_at, unit_rows
@@ -52,8 +53,8 @@ class BatchHardMiner(Miner):
         both = (pairs.positive.any(1) & pairs.negative.any(1))[:, None]
         farthest = d.masked_fill(~pairs.positive, -torch.inf).argmax(1)
         nearest = d.masked_fill(~pairs.negative, torch.inf).argmin(1)
-        return Pairs(
-            only_at(farthest, pairs.positive & both), only_at(nearest, pairs.negative & both)
+        return _narrowed(
+            pairs, only_at(farthest, pairs.positive & both), only_at(nearest, pairs.negative & both)
         )
 
 
@@ -68,7 +69,7 @@ class PackagedMiner(Miner):
         positive = pairs.positive & anchor & (column == row + 1)
         negative = pairs.negative & anchor & (column == row + 2)
         whole = positive.any(1, keepdim=True) & negative.any(1, keepdim=True)
-        return Pairs(positive & whole, negative & whole)
+        return _narrowed(pairs, positive & whole, negative & whole)
 
 
 class MultiSimilarityMiner(Miner):
@@ -92,10 +93,8 @@ class MultiSimilarityMiner(Miner):
         s = unit_rows(batch).similarities()
         lowest = s.masked_fill(~pairs.positive, torch.inf).amin(1, keepdim=True)
         highest = s.masked_fill(~pairs.negative, -torch.inf).amax(1, keepdim=True)
-        return Pairs(
-            pairs.positive & (s - self.epsilon < highest),
-            pairs.negative & (s + self.epsilon > lowest),
-        )
+        positive = pairs.positive & (s - self.epsilon < highest)
+        return _narrowed(pairs, positive, pairs.negative & (s + self.epsilon > lowest))
 
 
 class PairMarginMiner(Miner):
@@ -116,7 +115,8 @@ class PairMarginMiner(Miner):
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         """Select as the class says."""
         d = batch.distances(self.distance)
-        return Pairs(pairs.positive & (d > self.positive), pairs.negative & (d < self.negative))
+        positive = pairs.positive & (d > self.positive)
+        return _narrowed(pairs, positive, pairs.negative & (d < self.negative))
 
 
 class HardestShareMiner(Miner):
@@ -176,3 +176,8 @@ class MaximumLossMiner(RandomMiner):
         self.calls += 1
         values = [float(loss(subset).sum()) for subset in subsets]
         return subsets[max(range(self.trials), key=values.__getitem__)]
+
+
+def _narrowed(pairs: Pairs, positive: Tensor, negative: Tensor) -> Pairs:
+    """Keep fewer pairs of each kind, any triplet of them."""
+    return Pairs(positive, negative, most_positives=pairs.most_positives)
