@@ -16,7 +16,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.run.checkpoint import latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
-from tests.helpers.runs import RECIPE, ROOT, command_line, final_weights, write_recipe
+from tests.helpers.runs import RECIPE, ROOT, command_line, final_weights, launched, write_recipe
 
 PACKAGE = ROOT / "tests" / "helpers" / "plugin_package"
 PLUGGED = (
@@ -113,21 +113,10 @@ def test_a_stopped_run_resumes_with_its_code_and_is_refused_with_another(trained
 
 def test_two_processes_train_a_packages_parts(trained, site, tmp_path):
     words, run = trained
-    launch = [sys.executable, "-m", "accelerate.commands.launch"]
-    launch += ["--config_file", str(ROOT / "launch" / "cpu2.yaml"), "-m", "sslpipe"]
-    done = subprocess.run(
-        [*launch, *map(str, words), tmp_path / "run", "run.device=cpu"],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    where = f"{ROOT}{os.pathsep}{site}"
+    arguments = (*map(str, words), str(tmp_path / "run"), "run.device=cpu")
+    for done in launched(2, *arguments, PYTHONPATH=where):
+        assert done.returncode == 0, done.stderr
     assert_same(final_weights(tmp_path / "run"), final_weights(run), 1e-4)
 
 

@@ -31,8 +31,7 @@ from sslpipe.train import train
 from tests.evaluation.test_knn import random_rows
 from tests.helpers import finetunes
 from tests.helpers.dataset import picture, write_dataset
-from tests.helpers.runs import final_weights, write_recipe
-from tests.run import test_launch
+from tests.helpers.runs import final_weights, launched, write_recipe
 
 
 def call(tool, *arguments) -> str:
@@ -427,15 +426,15 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
 
 
 @pytest.mark.parametrize("name", ["knn", "retrieval", "verification"])
-def test_two_launched_processes_print_and_write_once_what_one_does(files, tmp_path, name):
+def test_two_processes_print_and_write_once_what_one_does(files, tmp_path, name):
     paths, _ = files
     options = ["--far", "0.1"] if name == "verification" else []
     call(evaluate_tool, name, *paths, *options, "--out", tmp_path / "one.json")
-    command = ["sslpipe", "evaluate", name, *map(str, paths), *options, "--device", "cpu", "--out"]
-    words = [*test_launch.launcher("cpu2", "-m"), *command]
-    done = test_launch.run(*words, str(tmp_path / "two.json"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"{name}: train.safetensors -> test.safetensors") == 1
+    command = ["evaluate", name, *map(str, paths), *options, "--device", "cpu", "--out"]
+    ranks = launched(2, *command, str(tmp_path / "two.json"))
+    assert [done.returncode for done in ranks] == [0, 0], ranks[0].stderr + ranks[1].stderr
+    title = f"{name}: train.safetensors -> test.safetensors"
+    assert [done.stdout.count(title) for done in ranks] == [1, 0]
     assert (tmp_path / "two.json").read_bytes() == (tmp_path / "one.json").read_bytes()
 
 

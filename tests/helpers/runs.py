@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from sslpipe.distributed import Rank
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint import latest
 from sslpipe.run.session import Run
-from tests.helpers.processes import run_processes, run_program
+from tests.helpers.processes import free_port, run_processes, run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +104,20 @@ def command_line(
     """`python -m sslpipe ...` as a user would run it, with its imports already done."""
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
     return run_program(arguments, cwd, {**os.environ, **settings})
+
+
+def launched(
+    world: int, *arguments: str, **environment: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """`sslpipe ...` in `world` processes with a launcher's variables; what each rank ended with."""
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
+
+    def start(rank: int) -> subprocess.CompletedProcess[str]:
+        mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+        return command_line(*arguments, **group, **mine, **environment)
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(start, range(world)))
 
 
 def feed_equal_views():
