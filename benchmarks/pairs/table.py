@@ -34,6 +34,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,13 +42,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.adapting.table import QUIET, RECIPES, Training, cpu_seconds, run_folder, train
 from benchmarks.nt_xent import machine
+from benchmarks.trainings import (
+    QUIET,
+    RECIPES,
+    Training,
+    cpu_seconds,
+    embedded,
+    run_folder,
+    train,
+)
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
 from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.difference import paired_means
-from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.groups import group_codes
 from sslpipe.evaluation.knn import knn
@@ -94,7 +103,7 @@ def trainings(minutes: int, seed: int) -> list[Training]:
     steps = (f"steps={STEPS[minutes]}", f"optim.warmup_steps={STEPS[minutes] // 10}")
     recipe = RECIPES / "my_images_small.toml"
     return [
-        Training(row_name(kind, minutes), seed, recipe, (*steps, *SETTINGS, *added), data=DATA)
+        Training(row_name(kind, minutes), seed, recipe, DATA, (*steps, *SETTINGS, *added))
         for kind, added in ROWS.items()
     ]
 
@@ -159,19 +168,11 @@ def main() -> None:
 
 def features(run_dir: Path, splits: tuple[Split, Split]) -> Iterator[Embeddings]:
     """Embed both splits by a run's backbone, or read what was embedded."""
-    model = None
+    load = cache(partial(load_backbone, run_dir))
     for split in splits:
         path = run_dir.parent.parent / "features" / f"{run_dir.name}-{split.name}.safetensors"
-        if path.exists():
-            yield load_embeddings(path)[0]
-            continue
-        if model is None:
-            model = load_backbone(run_dir).to(memory_format=torch.channels_last)
-        crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
-        view = EvalView(crop_px, crop_px, mean, std)
-        rows = embed(model.backbone, view, split, canvas_px=CANVAS_PX, num_workers=0)
-        save_embeddings(path, rows, {"run": run_dir.name, "split": split.name})
-        yield rows
+        facts = {"run": run_dir.name, "split": split.name}
+        yield embedded(path, split, load, facts, canvas_px=CANVAS_PX)
 
 
 class Scores(NamedTuple):

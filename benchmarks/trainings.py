@@ -1,0 +1,111 @@
+"""What tables of whole trainings share: their runs, the seconds they took, their features."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import Split
+from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.export.load import FrozenBackbone
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+QUIET = ("data.holdout=0", "run.monitor_steps=0", "run.num_workers=0")  # the time is for training
+# glibc gives freed memory back, and faults it in again: 40 % of the time of small networks
+KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(8 << 30))
+
+
+class Training(NamedTuple):
+    """A run of `sslpipe train`.
+
+    Args:
+        row: Of the table.
+        seed: Of the run.
+        recipe: Its file.
+        data: Folder of the data set, in that of the table.
+        overrides: Of the recipe.
+        init: A source of weights; "": none.
+    """
+
+    row: str
+    seed: int
+    recipe: Path
+    data: str
+    overrides: tuple[str, ...]
+    init: str = ""
+
+
+def run_folder(folder: Path, row: str, seed: int) -> Path:
+    return folder / "runs" / f"{row.replace(', ', '-').replace(' ', '_')}-{seed}"
+
+
+def train(run: Training, folder: Path) -> None:
+    """Run `sslpipe train` in a process of one thread, unless it is done; record its seconds."""
+    run_dir = run_folder(folder, run.row, run.seed)
+    if (run_dir / "DONE").exists():
+        return
+    words = ["train", str(run.recipe), "--run-dir", str(run_dir)]
+    words += ["--data", str(folder / run.data / "dataset.json"), f"seed={run.seed}"]
+    if run.init:
+        words += ["--init", run.init]
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{run_dir}.log", "a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sslpipe", *words, *run.overrides],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{run_dir}.log says why this run failed")
+    # a resumed run took the seconds of all its processes
+    path = Path(f"{run_dir}.cpu.json")
+    before = json.loads(path.read_text()) if path.exists() else 0.0
+    path.write_text(json.dumps(before + usage.ru_utime + usage.ru_stime))
+
+
+def embedded(
+    path: Path,
+    split: Split,
+    load: Callable[[], FrozenBackbone],
+    facts: dict[str, Any],
+    *,
+    canvas_px: int,
+) -> Embeddings:
+    """Embed the whole shorter side of a split's images, or read what was embedded.
+
+    Args:
+        path: Of the features.
+        split: Of the images.
+        load: Gives the network, with its own view's side, mean and std.
+        facts: Written beside the features.
+        canvas_px: Longer side an image is reduced to first.
+    """
+    if path.exists():
+        return load_embeddings(path)[0]
+    model = load()
+    crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
+    backbone = model.backbone.to(memory_format=torch.channels_last)
+    view = EvalView(crop_px, crop_px, mean, std)
+    rows = embed(backbone, view, split, canvas_px=canvas_px, num_workers=0)
+    save_embeddings(path, rows, facts)
+    return rows
+
+
+def cpu_seconds(folder: Path, rows: Sequence[str], seeds: Sequence[int]) -> dict[str, list[float]]:
+    """Read the processor seconds of each trained row's runs."""
+    paths = {
+        row: [Path(f"{run_folder(folder, row, seed)}.cpu.json") for seed in seeds] for row in rows
+    }
+    return {
+        row: [json.loads(path.read_text()) for path in files if path.exists()]
+        for row, files in paths.items()
+        if any(path.exists() for path in files)
+    }
