@@ -1,5 +1,6 @@
 """What the table of pairs is made of: one drawing under one thing, things in one split."""
 
+import json
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -8,9 +9,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.pairs import data, table
+from benchmarks.pairs import data, scale, table
+from sslpipe.data.columns import Column as StoredColumn
+from sslpipe.data.columns import ColumnEntry
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.erase import fit_erasure
+from sslpipe.sharding.columns import ColumnValues, group_rows
 
 
 @pytest.fixture
@@ -99,7 +104,7 @@ def test_a_difference_is_of_the_seeds_that_both_rows_have() -> None:
 
     def scores(share: float, above: float) -> table.Scores:
         hits = (torch.rand(40, generator=rng) < share).double().numpy()
-        return table.Scores(hits, things, 0, 0.5, 0.2, above, 0.5)
+        return table.Scores(hits, things, 0, 0.5, 0.2, above, 0.1, 0.1, 0.5)
 
     ours, theirs = table.row_name(table.PAIRS, 2), table.row_name(table.CROPS, 2)
     found = {
@@ -150,3 +155,36 @@ def test_what_the_thing_tells_of_the_theme_and_who_drew_the_same_things() -> Non
     ids = torch.arange(7)
     rows = Embeddings(torch.eye(7), torch.from_numpy(Drawn.labels), ids)
     assert table.drawn_by_all(split, rows, ("a", "b")).tolist() == [0, 1]
+
+
+def test_an_erasure_learns_from_half_of_the_things_and_changes_the_others() -> None:
+    class Themes:
+        kind = "text"
+
+        def values_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+            return ids % 3
+
+        def show_value(self, value: int) -> str:
+            return "abc"[value]
+
+    split = cast(Split, type("S", (), {"column": lambda self, name: Themes()})())
+    ids = torch.arange(90)
+    features = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
+    rows = Embeddings(features, ids // 5, ids)
+    train, test = table.erased((split, split), rows, rows)
+    even = ids // 5 % 2 == 0
+    fitted = fit_erasure(rows.rows(torch.where(even)[0]), {"theme": ids[even].numpy() % 3})
+    assert torch.equal(test.features, fitted.apply(features))
+    assert torch.equal(train.features, test.features[~even])
+    assert torch.equal(train.ids, ids[~even])
+
+
+def test_the_large_columns_are_written_as_columns_are(tmp_path: Path) -> None:
+    scale.write_columns(tmp_path, 1600)
+    for name, tree in json.loads((tmp_path / "columns.json").read_text()).items():
+        column = StoredColumn(str(tmp_path), "train", name, ColumnEntry(**tree), 1600)
+        values = np.asarray(column.values)
+        groups, members = group_rows(ColumnValues("text", values))
+        assert np.array_equal(column.groups.ids, members), name
+        assert np.array_equal(column.groups.values, groups[0]), name
+        assert np.array_equal(column.groups.starts, groups[1]), name
