@@ -5,9 +5,9 @@
 `out/checkpoints` holds what `benchmarks.checkpoints.data` builds; numbers go there, too. What is
 done is not done again, so a stopped command is repeated; with --table nothing is trained.
 
-Every run of `runs.RUNS` on each data set keeps its checkpoints (every 40 of 160 steps). The scores
+Every run of `runs.RUNS` on each data set keeps its checkpoints (every 60 of 240 steps). The scores
 of a checkpoint are of the 500 images that the run holds out, as its monitor takes them. What they
-are to predict is kNN (k = 20, weighted by similarity) of up to 1,500 test images in up to 1,500
+are to predict is kNN (k = 20, weighted by similarity) of up to 3,000 test images in up to 2,000
 labelled training images, neither of which a score sees.
 Spearman: over all checkpoints of a data set, over the last ones, and within each run (mean).
 Regret, in points of kNN: what the checkpoint with the highest score has less than the best one;
@@ -40,17 +40,18 @@ from sslpipe.data.plan import holdout_ids
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.label_free import SCORES, label_free_numbers
-from sslpipe.export.load import load_run
+from sslpipe.export.load import Weights, load_run
 from sslpipe.models.backbones import Backbone
 from sslpipe.portable import write_atomically
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint import checkpoint_names
 from sslpipe.train import train
 
-DATA_SETS = ("clothes", "drawings", "icons")
-# scattered clothes are gray and upright; nothing else differs between the data sets
-OVERRIDES = {"clothes": ("augment.preset=grayscale",)}
-TEST_IMAGES, BANK_IMAGES, K = 1500, 1500, 20
+DATA_SETS = ("clothes", "drawings", "letters")
+# these are gray and upright; nothing else differs between the data sets
+GRAY = ("augment.preset=grayscale",)
+OVERRIDES = {"clothes": GRAY, "letters": GRAY}
+TEST_IMAGES, BANK_IMAGES, K = 3000, 2000, 20
 START = "random weights"
 
 CROP_PX, CANVAS_PX = 32, 48  # base.toml's
@@ -97,11 +98,11 @@ def measure(folder: Path, data: str, run: str) -> str:
     else:
         run_dir = target.with_suffix("")
         train(recipe, index, run_dir)
-        names = checkpoint_names(run_dir / "checkpoints")
-        rows = {
-            name: measured(load_run(run_dir, checkpoint=name).backbone, index, ids)
-            for name in names
-        }
+        weights: Weights = "trained" if recipe.optim.ema is None else "ema"
+        rows = {}
+        for name in checkpoint_names(run_dir / "checkpoints"):
+            backbone = load_run(run_dir, checkpoint=name, weights=weights).backbone
+            rows[name] = measured(backbone, index, ids)
         shutil.rmtree(run_dir)
     write_atomically(target, json.dumps(rows, indent=1))
     return f"{data}, {run}: {[round(100 * row['knn'], 1) for row in rows.values()]}"

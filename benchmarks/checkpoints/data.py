@@ -1,30 +1,41 @@
-"""The three data sets of the table: clothes, drawings and icons, at about 40 px.
+"""The three data sets of the table: clothes, drawings and letters, at about 40 px.
 
-    apt-get download openclipart-png oxygen-icon-theme gnome-icon-theme mate-icon-theme \
-        moka-icon-theme faenza-icon-theme paper-icon-theme
+    apt-get download openclipart-png fonts-averia-sans-gwf fonts-averia-serif-gwf fonts-cabin \
+        fonts-cantarell fonts-comfortaa fonts-crosextra-carlito fonts-dejavu-extra fonts-dosis \
+        fonts-dustin fonts-ebgaramond fonts-freefont-ttf fonts-jura fonts-lato fonts-liberation \
+        fonts-linuxlibertine fonts-lmodern fonts-oldstandard fonts-opendyslexic fonts-open-sans \
+        fonts-paratype fonts-quattrocento fonts-roboto-unhinted fonts-sil-gentium-basic \
+        fonts-stix fonts-urw-base35 fonts-vollkorn
     for deb in *.deb; do dpkg -x $deb debian; done
     python -m benchmarks.checkpoints.data debian/usr/share out/checkpoints
 
-clothes: the 10,000 images of Fashion-MNIST that this project ships, scattered in their frame.
-drawings: openclipart; a class is a folder of the first level with at least LEAST_DRAWINGS drawings.
-icons: the 48 px icons of six themes; a class is one of CATEGORIES.
-Of drawings and icons, links and files of the same bytes are dropped, and a quarter, chosen by the
-hash of the bytes, is the test split.
+clothes: the 10,000 images of Fashion-MNIST that this project ships, scattered in their frame; a
+quarter is the test split.
+drawings: openclipart; a class is a folder of the second level with at least LEAST_DRAWINGS
+drawings, MOST_DRAWINGS of which, chosen by the hash of their bytes, have the label: half of them,
+chosen likewise, are the test split. All others are in train, without a label. Links and files of
+the same bytes are dropped.
+letters: A to Z of each font, black on white; no two of the same pixels. Fonts whose names begin
+alike are in one split.
 """
 
 import argparse
 import hashlib
+import string
 import subprocess
 import sys
 from pathlib import Path
 
+from PIL import Image, ImageDraw, ImageFont
+
 from benchmarks.adapting.data import build, different_files
 
 ROOT = Path(__file__).parents[2]
-DRAWINGS_LEVELS, LEAST_DRAWINGS = 1, 100
-CATEGORIES = ("actions", "apps", "devices", "mimetypes", "places", "status", "categories")
-THEMES = ("oxygen", "gnome", "mate", "Moka", "Faenza", "Paper")
-ICON_PX = "48x48"
+DRAWINGS_LEVELS, LEAST_DRAWINGS, MOST_DRAWINGS = 2, 40, 400
+# of fonts that have no letters, letters in one case alone, or those of another font
+NO_LETTERS = ("symbol", "dingbat", "math", "d050", "size", "variants", "integrals", "nonuni")
+NAME_LETTERS = 6  # of a font's file: alike in one family
+LETTER_PX, LEAST_LETTER_PX, FRAME_PX = 72, 8, 96
 SHORTER_PX = 40
 
 
@@ -37,43 +48,52 @@ def main() -> None:
     command += ["--source", "idx", "--root", str(ROOT / "assets" / "fashion-mnist-10k")]
     command += ["--test-fraction", "0.25", "--scatter"]
     subprocess.run(command, check=True)
-    drawings = different_files(args.share / "openclipart" / "png", DRAWINGS_LEVELS)
-    named = {
-        name if len(files) >= LEAST_DRAWINGS and name != "unsorted" else "": []
-        for name, files in drawings.items()
-    }
-    for name, files in drawings.items():
-        named[name if name in named else ""] += files
-    make(args.out / "drawings", named, "Debian openclipart-png", "PD")
-    make(
-        args.out / "icons", icons(args.share / "icons"), "Debian icon themes", "GPL, LGPL, CC-BY-SA"
-    )
+    folders = different_files(args.share / "openclipart" / "png", DRAWINGS_LEVELS)
+    rows = drawing_rows(folders)
+    options = ("--resize-shorter", str(SHORTER_PX))
+    build(args.out / "drawings", rows, "Debian openclipart-png", "PD", options=options)
+    rows = letter_rows([args.share / "fonts", args.share / "texmf"], args.out / "letter-images")
+    build(args.out / "letters", rows, "Debian's fonts", "OFL, GPL, others")
 
 
-def icons(root: Path) -> dict[str, list[Path]]:
-    """List the icons of each category, of all themes; no two of the same bytes."""
-    found: dict[str, list[Path]] = {name: [] for name in CATEGORIES}
-    seen: set[str] = set()
-    for theme in THEMES:
-        for path in sorted((root / theme).rglob("*.png")):
-            category = path.parent.name
-            if ICON_PX not in path.parts or category not in found or path.is_symlink():
-                continue
-            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            if sha256 not in seen:
-                seen.add(sha256)
-                found[category].append(path)
-    return found
-
-
-def make(out: Path, classes: dict[str, list[Path]], origin: str, license: str) -> None:
-    """Build the shards of train and test; class "" has no label, and is in train alone."""
+def drawing_rows(folders: dict[str, list[Path]]) -> list[tuple[Path, str, str]]:
+    """Give each drawing its label, "" for none, and its split."""
     rows = []
-    for label, paths in classes.items():
-        for path in paths:
-            in_test = bool(label) and hashlib.sha256(path.read_bytes()).digest()[0] < 64
-            rows.append((path, label, "test" if in_test else "train"))
-    build(out, rows, origin, license, options=("--resize-shorter", str(SHORTER_PX)))
+    for folder, paths in folders.items():
+        is_class = "/" in folder and len(paths) >= LEAST_DRAWINGS  # else of the first level
+        for place, path in enumerate(paths):  # in the order of their hashes
+            labelled = is_class and place < MOST_DRAWINGS
+            split = "test" if labelled and place % 2 else "train"
+            rows.append((path, folder if labelled else "", split))
+    return rows
+
+
+def letter_rows(roots: list[Path], out: Path) -> list[tuple[Path, str, str]]:
+    """Draw the letters of all fonts; a third of the families is the test split."""
+    out.mkdir(parents=True, exist_ok=True)
+    rows, seen = [], set()
+    fonts = (path for root in roots for path in root.rglob("*.[ot]tf") if not path.is_symlink())
+    for path in sorted(fonts, key=lambda path: path.name):
+        name = path.name.lower()
+        if any(word in name for word in NO_LETTERS):
+            continue
+        in_test = hashlib.sha256(name[:NAME_LETTERS].encode()).digest()[0] % 3 == 0
+        font = ImageFont.truetype(str(path), LETTER_PX)
+        for letter in string.ascii_uppercase:
+            left, top, right, bottom = font.getbbox(letter)
+            width, height = right - left, bottom - top
+            if min(width, height) < LEAST_LETTER_PX and letter != "I":
+                break  # the font has no letters
+            image = Image.new("RGB", (FRAME_PX, FRAME_PX), "white")
+            corner = ((FRAME_PX - width) // 2 - left, (FRAME_PX - height) // 2 - top)
+            ImageDraw.Draw(image).text(corner, letter, font=font, fill="black")
+            image = image.resize((SHORTER_PX, SHORTER_PX), Image.Resampling.LANCZOS)
+            if image.tobytes() not in seen:
+                seen.add(image.tobytes())
+                file = out / f"{path.stem}-{letter}.png"
+                image.save(file)
+                rows.append((file, letter, "test" if in_test else "train"))
+    return rows
 
 
 if __name__ == "__main__":

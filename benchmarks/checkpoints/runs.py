@@ -31,4 +31,11 @@ RUNS: dict[str, tuple[str, ...]] = {
         "optim.decay_one_dim=true",
         "optim.schedule=constant",
     ),
+    # the weights of two runs above, averaged over the last 1 / (1 - 0.95) = 20 steps
+    "averaged": ("optim.ema=0.95",),
+    "constant rate x 5, averaged": (
+        "optim.peak_lr=1e-2",
+        "optim.schedule=constant",
+        "optim.ema=0.95",
+    ),
 }
