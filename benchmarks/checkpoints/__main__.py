@@ -5,7 +5,7 @@
 `out/checkpoints` holds what `benchmarks.checkpoints.data` builds; numbers go there, too. What is
 done is not done again, so a stopped command is repeated; with --table nothing is trained.
 
-Every run of `runs.RUNS` on each data set keeps its checkpoints (every 60 of 240 steps). The scores
+Every run of `runs.RUNS` on each data set keeps its checkpoints (every 50 of 200 steps). The scores
 of a checkpoint are of the 500 images that the run holds out, as its monitor takes them. What they
 are to predict is kNN (k = 20, weighted by similarity) of up to 3,000 test images in up to 2,000
 labelled training images, neither of which a score sees.
@@ -54,7 +54,7 @@ OVERRIDES = {"clothes": GRAY, "letters": GRAY}
 TEST_IMAGES, BANK_IMAGES, K = 3000, 2000, 20
 START = "random weights"
 
-CROP_PX, CANVAS_PX = 32, 48  # base.toml's
+CROP_PX, CANVAS_PX = 24, 40  # base.toml's
 
 Tree = dict[str, Any]
 Floats = NDArray[np.float64]
