@@ -8,7 +8,8 @@ done is not done again, so a stopped command is repeated; with --table nothing i
 Every run of `runs.RUNS` on each data set keeps its checkpoints (every 50 of 200 steps). The scores
 of a checkpoint are of the 500 images that the run holds out, as its monitor takes them. What they
 are to predict is kNN (k = 20, weighted by similarity) of up to 3,000 test images in up to 2,000
-labelled training images, neither of which a score sees.
+labelled training images, neither of which a score sees. `holdout_knn` is no score without labels:
+it is the kNN of the held-out images, and says what is lost by their small number alone.
 Spearman: over all checkpoints of a data set, over the last ones, and within each run (mean).
 Regret, in points of kNN: what the checkpoint with the highest score has less than the best one;
 among the last checkpoints of all runs (which recipe), among all checkpoints, and within each run
@@ -53,6 +54,8 @@ GRAY = ("augment.preset=grayscale",)
 OVERRIDES = {"clothes": GRAY, "letters": GRAY}
 TEST_IMAGES, BANK_IMAGES, K = 3000, 2000, 20
 START = "random weights"
+WITH_LABELS = "holdout_knn"  # of the same images: what labels would choose
+ROWS = (*SCORES, WITH_LABELS)
 
 CROP_PX, CANVAS_PX = 24, 40  # base.toml's
 
@@ -120,7 +123,7 @@ def measured(backbone: Backbone, index: DatasetIndex, ids: NDArray[np.int64]) ->
     view, probe = eval_view_for(CROP_PX, mean, std), ProbeViews(CROP_PX, mean, std)
     options: dict[str, Any] = {"canvas_px": CANVAS_PX, "num_workers": 0}
     split, test = index.split("train"), index.split("test")
-    features = embed(backbone, view, split, ids=ids, **options).features
+    held_out = embed(backbone, view, split, ids=ids, **options)
     views = embed(backbone, probe, split, ids=ids, **options).features
     bank_ids = np.setdiff1d(np.flatnonzero(split.labels >= 0), ids)
     queries, bank = (
@@ -131,7 +134,9 @@ def measured(backbone: Backbone, index: DatasetIndex, ids: NDArray[np.int64]) ->
         )
     )
     (knn,) = knn_accuracies(bank, queries, k=(K,)).values()
-    return {"knn": knn, **label_free_numbers(features, by_view(views))}
+    (holdout_knn,) = knn_accuracies(held_out, held_out, k=(K,), exclude_same_id=True).values()
+    free = label_free_numbers(held_out.features, by_view(views))
+    return {"knn": knn, WITH_LABELS: holdout_knn, **free}
 
 
 def evenly(ids: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -147,6 +152,7 @@ def scored(folder: Path, data: str, run: str) -> list[Tree]:
     found = []
     for name, numbers in json.loads(path.read_text()).items():
         scores = {key: score(numbers) for key, score in SCORES.items()}
+        scores[WITH_LABELS] = numbers[WITH_LABELS]
         step = int(name.removeprefix("step-"))
         found.append({"data": data, "run": run, "step": step, "knn": numbers["knn"], **scores})
     return found
@@ -165,7 +171,7 @@ def table(checkpoints: list[Tree], data: str) -> Tree:
     tree["failed"] = [row["run"] for row in last if row["knn"] <= start]
     tree["best"] = max(row["knn"] for row in rows)
     tree["last: regret within runs"] = regrets_within(runs, lambda run: run[-1])
-    for name in SCORES:
+    for name in ROWS:
         chosen = best_by(last, name)
         tree[name] = {
             "spearman": spearman(rows, name),
@@ -214,7 +220,7 @@ def show(tables: dict[str, Tree]) -> None:
         columns = [key for key in tree["rankme"] if key != "picked failed"]
         print("| score | " + " | ".join(columns) + " |")
         print("|---" * (len(columns) + 1) + "|")
-        for name in SCORES:
+        for name in ROWS:
             cells = [text(tree[name][key]) for key in columns]
             cells[-1] += " (failed)" if tree[name]["picked failed"] else ""
             print(f"| {name} | " + " | ".join(cells) + " |")
