@@ -5,7 +5,7 @@
 `out/checkpoints` holds what `benchmarks.checkpoints.data` builds; numbers go there, too. What is
 done is not done again, so a stopped command is repeated; with --table nothing is trained.
 
-Every run of `runs.RUNS` on each data set keeps its checkpoints (every 50 of 200 steps). The scores
+Every run of `runs.RUNS` on each data set keeps its checkpoints (every 80 of 320 steps). The scores
 of a checkpoint are of the 500 images that the run holds out, as its monitor takes them. What they
 are to predict is kNN (k = 20, weighted by similarity) of up to 3,000 test images in up to 2,000
 labelled training images, neither of which a score sees. `holdout_knn` is no score without labels:
