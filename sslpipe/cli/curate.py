@@ -141,8 +141,8 @@ def _features(
     num_workers: int,
 ) -> "list[Embeddings]":
     """Return a row of features a sample of each split, from files or by a backbone."""
-    from sslpipe.cli.columns import split_of_file
     from sslpipe.evaluation.embed import check_comparable, embed, load_embeddings
+    from sslpipe.evaluation.features import split_of_file
 
     if model is None:
         found, first = {}, None

@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.evaluation.difference import class_means95
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.groups import GroupCodes, by_value
+from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
 from sslpipe.evaluation.result import Result, bootstrap_means95
@@ -27,6 +28,7 @@ Lone = Literal["skip", "zero", "one"]
 Floats = NDArray[np.float64]
 LEAST_CLASSES = 10  # for an interval over classes; of fewer, their spread is hardly known
 
+_OVER = " interval={}"  # in the protocol: what is taken anew for the interval
 _BY_VALUE = re.compile(r"hit_rate@\d+|map|map_at_r")  # of which the worst value is shown
 
 
@@ -130,11 +132,13 @@ def retrieval(
     if by is None:
         return results
     scored = by.of_queries(scores.matches > 0) if lone == "skip" else by
-    return [
-        one
-        for result in results
-        for one in by_value([result], scored if _BY_VALUE.fullmatch(result.metric) else None)
-    ]
+    shown = []
+    for result in results:
+        shown.append(result)
+        if _BY_VALUE.fullmatch(result.metric):  # a value's own interval is over its queries
+            protocol = result.protocol.replace(_OVER.format("classes"), _OVER.format("queries"))
+            shown.append(worst_value(replace(result, protocol=protocol), scored))
+    return shown
 
 
 def retrieval_per_query(
@@ -271,7 +275,7 @@ def summary(scores: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int =
     details: dict[str, Any] = {"lone": int(alone.sum())}
     by_class = len(np.unique(labels)) >= LEAST_CLASSES
     intervals = class_means95(values, labels) if by_class else bootstrap_means95(values)
-    protocol += f" interval={'classes' if by_class else 'queries'}"
+    protocol += _OVER.format("classes" if by_class else "queries")
     return [
         Result(protocol, name, float(mean), interval, len(values), bank, details, scores=each)
         for name, mean, interval, each in zip(

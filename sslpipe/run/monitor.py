@@ -1,4 +1,4 @@
-"""The evaluation of held-out samples that a run repeats: what is scored, and where it begins."""
+"""The evaluation of held-out samples that a run repeats, and the start that it is compared with."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +55,7 @@ class Monitor:
 
     def __call__(self) -> dict[str, float]:
         """Embed on all ranks, score on rank 0; the others get no numbers."""
-        numbers = {}
+        numbers: dict[str, float] = {}
         for prefix, backbone in self._backbones.items():
             scores = self._score(backbone, *self._samples, **self._options)
             numbers |= {f"{prefix}{name}": value for name, value in scores.items()}

@@ -111,7 +111,7 @@ class Run:
             The wrapped model, to run; save and read `model` itself. The optimizer to checkpoint.
         """
         self._model = model
-        compiled = torch.compile(model) if self.recipe.run.compile else model
+        compiled = cast(nn.Module, torch.compile(model)) if self.recipe.run.compile else model
         wrapped, self._optimizer = wrap(self.accelerator, compiled, optimizer)
         return wrapped, self._optimizer
 
@@ -297,7 +297,7 @@ class Run:
             UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
         """
         self.accelerator.unscale_gradients()
-        parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm
+        parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm or 0.0
         self._grad_norm = clip_gradient(self._optimizer.optimizer, parameters, most)
         with self._guard.step(step, batch.ids, batch.source_ids, loss, self._grad_norm) as skipped:
             yield skipped

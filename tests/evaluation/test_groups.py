@@ -299,6 +299,10 @@ def test_retrieval_says_how_the_worst_value_fares(lone):
         own = one.details["values"][one.details["worst"]]
         rows = scores[counted & (codes.queries == np.argmin(means))]
         assert (own["queries"], own["interval95"]) == (len(rows), wilson95(rows.sum(), len(rows)))
+    many = (each._replace(labels=each.ids % 10) for each in (gallery, queries))  # ten classes
+    for one in retrieval(*many, k=(1, 5), lone=lone, by=codes):
+        over = "queries" if " by=" in one.protocol else "classes"
+        assert f" interval={over}" in one.protocol
     few, some = queries.rows(torch.arange(30, 60)), codes.of_queries(slice(30, 60))
     with pytest.raises(DataError, match="no value of column 'camera' has 20 queries"):
         retrieval(gallery, few, k=(1,), by=some)
