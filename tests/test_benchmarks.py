@@ -236,7 +236,7 @@ def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
     rows = [{"data": "x", "run": checkpoints.START, "step": 0, "knn": 0.25}]
     for run, values in knn.items():
         for place, value in enumerate(values):
-            scores = dict.fromkeys(checkpoints.SCORES, -value)
+            scores = dict.fromkeys(checkpoints.ROWS, -value)
             scores["rankme"] = value  # ranks as kNN does
             rows.append({"data": "x", "run": run, "step": 40 * place, "knn": value, **scores})
     tree = checkpoints.table([*rows, {**rows[0], "data": "y"}], "x")

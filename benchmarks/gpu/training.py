@@ -24,6 +24,7 @@ from sslpipe.data.index import load_index
 from sslpipe.losses.base import InBatchLoss
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run import session
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
@@ -35,7 +36,7 @@ NO_SAVES = ("run.save_steps=1000000", "data.holdout=0", "run.monitor_steps=0")
 STAGES: list[tuple[str, Any, str]] = [
     ("views", FusedViews, "forward"),
     ("loss", InBatchLoss, "forward"),  # and its gradient by z
-    ("gradient norm", Run, "_clip"),
+    ("gradient norm", session, "clip_gradient"),
     ("guard", StepGuard, "remember"),
     ("guard", StepGuard, "step"),  # the optimizer steps inside
 ]
