@@ -106,12 +106,12 @@ def train(
         run.announce(size + describe_init(init_from), [*warnings, unrecorded])
         holdout, canvas_px = holdout_ids(recipe, split), recipe.data.canvas_px
         run.monitor(monitor, model.backbone, view, split, holdout, canvas_px, ema=model.ema)
+        run.evaluate_start()  # of a run from weights: it should not fall below
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
             # the views' parameters are a function of (seed, epoch, sample, view)
             return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
 
-        run.evaluate_start()  # of a run from weights: it should not fall below
         stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views, pairing)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks

@@ -107,13 +107,13 @@ def finetune(
         held_out, canvas_px = monitored_ids(recipe, index), recipe.data.canvas_px
         monitored = task.backbone, view, split, held_out, canvas_px
         run.monitor(retrieval_monitor, *monitored, ema=task.ema)
+        run.evaluate_start()  # of a run from weights: it should not fall below
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
             # a sample may come twice in an epoch, never twice in a step: the step names its numbers
             return augment.prepare(batch, seed=recipe.seed, number=step)
 
-        run.evaluate_start()  # of a run from weights: it should not fall below
         stream = open_batches(recipe, split, order, run, first_step, plan_views)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks

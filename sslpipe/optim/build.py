@@ -234,18 +234,20 @@ def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
-def clip_gradient(optimizer: Optimizer, parameters: list[nn.Parameter], most: float) -> Tensor:
+def clip_gradient(
+    optimizer: Optimizer, parameters: list[nn.Parameter], most: float | None
+) -> Tensor:
     """Bring the gradient's length to at most `most`, in place.
 
     Args:
         optimizer: Of the parameters.
         parameters: Whose gradients are one vector.
-        most: The length; 0: any.
+        most: The length; None: any.
 
     Returns:
         The length () before that.
     """
     norm = gradient_norm(optimizer, parameters)
-    if most:
+    if most is not None:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
     return norm

@@ -297,7 +297,7 @@ class Run:
             UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
         """
         self.accelerator.unscale_gradients()
-        parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm or 0.0
+        parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm
         self._grad_norm = clip_gradient(self._optimizer.optimizer, parameters, most)
         with self._guard.step(step, batch.ids, batch.source_ids, loss, self._grad_norm) as skipped:
             yield skipped
