@@ -248,18 +248,25 @@ def test_of_ten_classes_the_interval_leaves_out_a_class_at_a_time_of_fewer_it_is
             assert result.interval95 == pytest.approx(ends)
 
 
-def test_intervals_over_classes_hold_the_mean_of_other_classes_and_those_over_queries_do_not():
+@pytest.mark.parametrize(
+    ("classes", "images", "least"),
+    [(40, 5, 0.88), pytest.param(10, 20, 0.84, marks=pytest.mark.slow)],
+)
+def test_intervals_over_classes_hold_the_mean_of_other_classes_and_those_over_queries_do_not(
+    classes, images, least
+):
     """Each draw has classes of its own, some spread out and some not; queries of one are alike.
 
-    The truth is the mean over all draws. With 1,000 draws 92 and 93 of 100 intervals over classes
-    hold it, and 69 and 64 of those over queries.
+    The truth is the mean over all draws. With 1,000 draws, of 100 intervals over classes 92
+    (Recall@1) and 93 (MAP@R) hold it, and 69 and 64 of those over queries; of 10 classes 89 and 93,
+    and 54 and 34.
     """
     rng, draws = np.random.default_rng(1), 200
     means, of_classes, of_queries = [], [], []
     for _ in range(draws):
-        labels = np.repeat(np.arange(40), 5)
-        noise = rng.uniform(0.5, 1.5, 40)[labels, None] * rng.standard_normal((200, 12))
-        labelled = rows(rng.standard_normal((40, 12))[labels] + noise, labels)
+        labels = np.repeat(np.arange(classes), images)
+        noise = rng.uniform(0.5, 1.5, classes)[labels, None] * rng.standard_normal((200, 12))
+        labelled = rows(rng.standard_normal((classes, 12))[labels] + noise, labels)
         scores = retrieval_per_query(labelled, labelled, k=(1,), exclude_same_id=True)
         columns = [scores.names.index(name) for name in ("hit_rate@1", "map_at_r")]
         values = scores.values[:, columns]
@@ -273,7 +280,7 @@ def test_intervals_over_classes_hold_the_mean_of_other_classes_and_those_over_qu
         low, high = np.moveaxis(np.array(intervals), 2, 0)  # (draws, 2) each
         return ((low <= truth) & (truth <= high)).mean(axis=0)
 
-    assert (covered(of_classes) >= 0.88).all()  # a share of 0.93 has a standard error of 0.018
+    assert (covered(of_classes) >= least).all()  # a share of 0.93 has a standard error of 0.018
     assert (covered(of_queries) <= 0.78).all()
 
 
