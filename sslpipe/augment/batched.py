@@ -4,8 +4,8 @@ A GPU is fastest with few operations on many pixels, and when the host never wai
 are not cut into small chunks, and all that the host knows is made ahead and sent in one copy.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sslpipe.augment.op import Chunk, Draws, MaskedOp, MaskedRows, Op
 from sslpipe.augment.pixels import HUE, Colours, make_blends
+from sslpipe.augment.planes import Planes, blend_weights
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.data.pipeline import send
 from sslpipe.precision import full_float32
@@ -48,7 +49,7 @@ class Passes(NamedTuple):
     before: int  # passes before the hue shift
     hues: slice | None  # the rows whose hue is shifted
     terms: Tensor  # (passes, 3, n) float32: factor, gray and mean of the blends; on the device
-    shift: Tensor  # (n,) float32, in cycles; on the device
+    shift: Tensor  # (n,) float32, in sixths of a cycle; on the device
 
 
 class Part(NamedTuple):
@@ -74,7 +75,7 @@ class BatchPlan:
         canvas: Height and width of the batch's images, in pixels.
         jitter_ops: The colour ops that some view may do.
         ops: What is done, in order.
-        colours: The jitter's kernels.
+        colours: The jitter's kernels; None: products, see Planes.
         bfloat16: As in Chunk.
         shown: (VB,) int64, the image of each view; None: the views of a row show one image, which
             is read once.
@@ -87,7 +88,7 @@ class BatchPlan:
         canvas: tuple[int, int],
         jitter_ops: list[int],
         ops: Sequence[Op],
-        colours: Colours,
+        colours: Colours | None,
         bfloat16: bool,
         shown: Tensor | None = None,
     ) -> None:
@@ -116,22 +117,72 @@ class BatchPlan:
             self._parts[0].rows.record_stream(stream)  # all are parts of one block
 
     def __iter__(self) -> Iterator[Chunk]:
+        return self.chunks(torch.float32)
+
+    def chunks(self, dtype: torch.dtype) -> Iterator[Chunk]:
+        """Give each part as a Chunk.
+
+        Args:
+            dtype: Of the result. For bfloat16, crops are products of float16: its rounding is an
+                eighth of that of the result.
+        """
         for part in self._parts:
-            jitter = partial(_jitter, passes=part.passes, colours=self._colours)
+            views = _PartViews(
+                part, int(self._specs[0].crop_px), self._colours, dtype == torch.bfloat16
+            )
             yield Chunk(
                 draws=part.draws,
                 specs=self._specs,
                 rows=part.rows,
                 from_bytes=True,
-                cut=partial(_cut, part=part, crop_px=int(self._specs[0].crop_px)),
-                jitter=jitter if part.passes.spans or part.passes.hues else None,
+                cut=views.cut,
+                jitter=views.jitter if part.passes.spans or part.passes.hues else None,
                 bfloat16=self._bfloat16,
                 params=part.params,
                 masked=part.masked,
             )
 
 
-def crop_by_products(images: Tensor, lines: Lines, crop_px: int) -> Tensor:
+class _PartViews:
+    """The views of a part, from the crop to the last colour."""
+
+    def __init__(self, part: Part, crop_px: int, colours: Colours | None, half: bool) -> None:
+        self._part, self._crop_px = part, crop_px
+        self._colours, self._half = colours, half
+        self._planes: Planes | None = None
+
+    def cut(self, images: Tensor) -> Tensor:
+        """Crop the part's views, and bring them in the order of its passes; planar again."""
+        part, side = self._part, self._crop_px
+        shown = part.shown
+        images = images[part.images] if shown is None else images.index_select(0, shown)
+        dtype = torch.float16 if self._half else torch.float32
+        crops = crop_by_products(images, part.lines, side, dtype).index_select(0, part.gather)
+        self._planes = Planes(len(crops), side, images.device)
+        return torch.mul(crops.transpose(1, 2), 1 / 255, out=self._planes.views)
+
+    def jitter(self, views: Tensor) -> Tensor:
+        """Jitter colours, each view in its own order."""
+        passes, planes = self._part.passes, self._planes
+        if self._colours is not None:
+            return _jitter(views, passes, self._colours)
+        assert planes is not None
+        if views.data_ptr() != planes.views.data_ptr():  # a rotation's own memory
+            planes.views.copy_(views)
+
+        def blend(number: int, rows: slice, gray: bool, mean: bool) -> None:
+            means = passes.terms[number, 2, rows] if mean else None
+            planes.blend_(rows, weights[number, rows], means)
+
+        with full_float32():
+            weights = blend_weights(passes.terms)
+            _in_passes(passes, blend, lambda rows: planes.shift_hue_(rows, passes.shift[rows]))
+        return planes.views
+
+
+def crop_by_products(
+    images: Tensor, lines: Lines, crop_px: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Crop, resample (bilinear, antialiased) and mirror all views of images by dense products.
 
     An image's lines stand as (H, 3, W), so both products read and write whole lines and nothing is
@@ -141,22 +192,24 @@ def crop_by_products(images: Tensor, lines: Lines, crop_px: int) -> Tensor:
         images: (B, 3, H, W) uint8.
         lines: Of VB views, image by image.
         crop_px: Side of the views.
+        dtype: Of factors and results. float16 holds each byte exactly, and weights to 2^-11.
 
     Returns:
-        (VB, 3, crop_px, crop_px) float32 in [0, 1], as lines of (VB, crop_px, 3, crop_px).
+        (VB, crop_px, 3, crop_px) of dtype in [0, 255].
     """
     count, _, height, width = images.shape
-    pixels = torch.empty(count, height, 3, width, device=images.device)
-    torch.mul(images.transpose(1, 2), 1 / 255, out=pixels)
-    down, across = _matrices(lines, crop_px, max(height, width)).chunk(2)  # (VB, S, longest) each
+    pixels = torch.empty(count, height, 3, width, dtype=dtype, device=images.device)
+    pixels.copy_(images.transpose(1, 2))
+    matrices = _matrices(lines, crop_px, max(height, width), dtype)
+    down, across = matrices.chunk(2)  # (VB, S, longest) each
     with full_float32():
         down = down.view(count, -1, down.shape[2])[:, :, :height]  # (B, V S, H)
         rows = torch.bmm(down, pixels.view(count, height, -1))  # (B, V S, 3 W)
         views = torch.bmm(rows.view(len(across), -1, width), across[:, :, :width].mT)
-    return views.view(-1, crop_px, 3, crop_px).transpose(1, 2)
+    return views.view(-1, crop_px, 3, crop_px)
 
 
-def _matrices(lines: Lines, out_px: int, in_px: int) -> Tensor:
+def _matrices(lines: Lines, out_px: int, in_px: int, dtype: torch.dtype) -> Tensor:
     """(n, out_px, in_px): what resamples each line; the formulas of resample.crop_taps."""
     device = lines.start.device
     centre = (_count(out_px, device) + lines.offset).abs_().mul_(lines.scale)  # (n, out)
@@ -168,8 +221,8 @@ def _matrices(lines: Lines, out_px: int, in_px: int) -> Tensor:
     weight.clamp_min_(0.0).mul_(position <= lines.last)
     weight.div_(weight.sum(0))
     position = torch.minimum(position, lines.last).add_(lines.start).long()
-    matrices = torch.zeros(*centre.shape, in_px, device=device)
-    return matrices.scatter_add_(2, position.permute(1, 2, 0), weight.permute(1, 2, 0))
+    matrices = torch.zeros(*centre.shape, in_px, dtype=dtype, device=device)
+    return matrices.scatter_add_(2, position.permute(1, 2, 0), weight.permute(1, 2, 0).to(dtype))
 
 
 @cache
@@ -178,33 +231,36 @@ def _count(most: int, device: torch.device) -> Tensor:
     return torch.arange(float(most), device=device)
 
 
-def _cut(images: Tensor, part: Part, crop_px: int) -> Tensor:
-    """Crop the part's views, and bring them in the order of its passes; planar again."""
-    images = images[part.images] if part.shown is None else images.index_select(0, part.shown)
-    views = crop_by_products(images, part.lines, crop_px)
-    return views.index_select(0, part.gather)
-
-
 def _jitter(views: Tensor, passes: Passes, colours: Colours) -> Tensor:
-    """Jitter colours, each view in its own order."""
+    """Jitter colours by compiled kernels."""
 
     def change(rows: slice, changed: Tensor) -> None:
-        if changed.data_ptr() != views[rows].data_ptr():  # a compiled kernel's own memory
+        if changed.data_ptr() != views[rows].data_ptr():  # a kernel's own memory
             views[rows] = changed
 
-    def shift_hues() -> None:
-        if passes.hues is not None:
-            rows = passes.hues
-            change(rows, colours.shift_hue(views[rows], passes.shift[rows]))
-
-    for number, (rows, needs_gray, needs_mean) in enumerate(passes.spans):
-        if number == passes.before:
-            shift_hues()
+    def blend(number: int, rows: slice, needs_gray: bool, needs_mean: bool) -> None:
         factor, gray, mean = passes.terms[number, :, rows].unbind(0)
         change(rows, colours.blend(views[rows], factor, gray, mean, needs_gray, needs_mean))
-    if len(passes.spans) == passes.before:
-        shift_hues()
+
+    def shift_hue(rows: slice) -> None:
+        change(rows, colours.shift_hue(views[rows], passes.shift[rows] / 6))
+
+    _in_passes(passes, blend, shift_hue)
     return views
+
+
+def _in_passes(
+    passes: Passes,
+    blend: Callable[[int, slice, bool, bool], None],
+    shift_hue: Callable[[slice], None],
+) -> None:
+    """Do all passes in their order."""
+    for number, (rows, needs_gray, needs_mean) in enumerate(passes.spans):
+        if number == passes.before and passes.hues is not None:
+            shift_hue(passes.hues)
+        blend(number, rows, needs_gray, needs_mean)
+    if len(passes.spans) == passes.before and passes.hues is not None:
+        shift_hue(passes.hues)
 
 
 def _plan_part(
@@ -279,7 +335,7 @@ def _plan_passes(order: Tensor, before: Tensor, draws: Draws, shifts: bool) -> P
             number_before += number < len(early)
     hues = slice(0, jittered) if shifts and jittered else None
     stacked = torch.stack(terms) if terms else torch.empty(0, 3, len(order))
-    return Passes(spans, number_before, hues, stacked, draws.factors[:, HUE].contiguous())
+    return Passes(spans, number_before, hues, stacked, 6.0 * draws.factors[:, HUE])
 
 
 def _tensors(part: Part) -> list[Tensor]:

@@ -101,10 +101,11 @@ class FusedViews(BaseViews):
             return ChunkPlan(params, self.specs, batch.sizes, shown, *options)
         height, width = batch.images.shape[2:]
         jitter_ops, colours, bfloat16 = options
-        if colours is pixels.EAGER:
-            colours = pixels.FEW_OPS
+        compiled = None if colours is pixels.EAGER else colours
         canvas, each = (height, width), None if batch.pairs is None else shown
-        return BatchPlan(params, self.specs, canvas, jitter_ops, ops, colours, bfloat16, shown=each)
+        return BatchPlan(
+            params, self.specs, canvas, jitter_ops, ops, compiled, bfloat16, shown=each
+        )
 
     @torch.no_grad()
     def forward(
@@ -139,12 +140,14 @@ class FusedViews(BaseViews):
 
         ops = ops_for(self.specs)
         with torch.autocast(images.device.type, enabled=False):
-            for chunk in plan:
+            for chunk in plan.chunks(dtype) if isinstance(plan, BatchPlan) else plan:
                 changed = images if chunk.from_bytes else small
                 for op in ops:  # the first cuts the chunk's views out of the images
+                    if op.name not in triton_views.COVERED:  # a plugged-in one may flatten them
+                        changed = changed.contiguous()
                     changed = op.apply(changed, chunk)  # (n, 3, S, S), planar
                 if self.extra is not None:
-                    changed = self.extra(changed, chunk.draws)
+                    changed = self.extra(changed.contiguous(), chunk.draws)
                 if isinstance(plan, ChunkPlan):
                     self._write(pixels.normalize_(changed, self.mean, self.std), chunk.rows, views)
                 else:

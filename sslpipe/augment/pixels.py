@@ -6,14 +6,11 @@ torchvision.transforms.v2 on float tensors; each function is tested against it.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from sslpipe.data.pipeline import send
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # columns of factors, values of order
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of R, G, B; torchvision _rgb_to_grayscale_image
@@ -153,12 +150,8 @@ def blend_(
         target = to_gray(images)  # (n, 1, S, S)
         if needs_mean:
             mean = target.mean((1, 2, 3), keepdim=True) * mean
-        if images.is_cuda:  # in one pass; a CPU does not vectorise these broadcasts
-            torch.addcmul(mean, target, gray, out=target)
-            torch.addcmul(target, images, factor, out=images)
-        else:
-            target.mul_(gray).add_(mean)
-            images.mul_(factor).add_(target)
+        target.mul_(gray).add_(mean)
+        images.mul_(factor).add_(target)
     elif needs_mean:
         mean = to_gray(images.mean((2, 3), keepdim=True)) * mean  # the mean is linear
         images.mul_(factor).add_(mean)
@@ -204,33 +197,7 @@ def _ramp(sixths: Tensor, centre: float, out: Tensor) -> Tensor:
     return torch.sub(sixths, centre, out=out).abs_().sub_(1.0).clamp_(0.0, 1.0)
 
 
-def shift_hue_in_few_ops_(images: Tensor, hue_shift: Tensor) -> Tensor:
-    """Do the same in half as many operations, for a GPU, which pays for each of them.
-
-    With T = 1 + (g + b - r - m) / c the hue is T sixths where g >= b and -T elsewhere: between red
-    and green T is 0 + (g - m) / c, then 1 + (v - r) / c, and so on; the other half mirrors it.
-    """
-    red, green, blue = images.unbind(1)  # (n, S, S) each
-    least, value = torch.aminmax(images, dim=1)
-    chroma = value - least
-    sixths = (green + blue).sub_(red).sub_(least).add_(chroma)  # T times chroma
-    sixths.div_(chroma.clamp_min(1e-30)).copysign_(green - blue)
-    sixths.add_(hue_shift[:, None, None], alpha=6.0).remainder_(6.0)
-    ramps = sixths[:, None] - _centres(images.device)  # (n, 3, S, S)
-    ramps.abs_().sub_(1.0).clamp_(0.0, 1.0)
-    torch.addcmul(least, chroma, ramps[:, 0], out=red)
-    torch.addcmul(value[:, None], chroma[:, None], ramps[:, 1:], value=-1, out=images[:, 1:])
-    return images
-
-
-@cache
-def _centres(device: torch.device) -> Tensor:
-    """(3, 1, 1): where red, green and blue ramp, in sixths. Shared by all calls."""
-    return send([torch.tensor([3.0, 2.0, 4.0])[:, None, None]], device)[0]
-
-
 EAGER = Colours(blend_, shift_hue_)
-FEW_OPS = Colours(blend_, shift_hue_in_few_ops_)
 
 
 def solarize(images: Tensor, threshold: Tensor | float) -> Tensor:

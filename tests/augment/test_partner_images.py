@@ -6,7 +6,6 @@ import torch
 from sslpipe.augment.base import ViewPlan
 from sslpipe.augment.batched import BatchPlan
 from sslpipe.augment.ops import ops_for
-from sslpipe.augment.pixels import FEW_OPS
 from sslpipe.augment.triton_views import TritonPlan
 from sslpipe.augment.two_views import FusedViews, KorniaViews, Views
 from sslpipe.data.pipeline import Batch, PairRows
@@ -70,7 +69,7 @@ def test_a_gpus_plan_makes_the_same_views(parts: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr("sslpipe.augment.batched._PART_BYTES", size)
     shown = both.view_images(2)
     plan = BatchPlan(
-        draws, augment.specs, canvas, augment.jitter_ops, ops, FEW_OPS, False, shown=shown
+        draws, augment.specs, canvas, augment.jitter_ops, ops, None, False, shown=shown
     ).to(torch.device("cpu"))
     assert len(list(plan)) == parts
     views = augment(batch._replace(plan=ViewPlan(draws, plan)))

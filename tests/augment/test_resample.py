@@ -39,7 +39,8 @@ def cropped(
     side: int,
 ) -> Tensor:
     if by is crop_by_products:
-        return crop_by_products(images[source], plan_lines(boxes, flip, side), side)
+        lines = crop_by_products(images[source], plan_lines(boxes, flip, side), side)
+        return lines.transpose(1, 2) / 255
     apart = torch.full_like(flip, by is crop_apart)
     return by(images, plan_crops(source, boxes, flip, apart, side))
 

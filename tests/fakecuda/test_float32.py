@@ -27,7 +27,7 @@ def _rounded_products(current: bool) -> dict[str, set[int]]:
     with section("a user's own"):
         x @ x
     with section("crop"):
-        views = crop_by_products(images, lines, 8).contiguous()
+        views = crop_by_products(images, lines, 8).transpose(1, 2).contiguous()
     with section("blur"):
         gaussian_blur(views, torch.ones(1, device=device), 7, 2.0)
     with section("search"):
