@@ -29,6 +29,11 @@ from sslpipe.run.records import read_description
 
 _COMPRESSION = {"none": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
+_SHARDED = {  # what accelerate's launcher sets, and who would cut the model into parts
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+}
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -49,8 +54,15 @@ def training_device(recipe: RunRecipe) -> torch.device:
 def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     """Join the launcher's process group, if there is one, over gloo where `cpu`.
 
-    Raises: UserError where the launcher's processes are not the ones accelerate sees.
+    Raises: UserError where the launcher's processes are not the ones accelerate sees, or it asks
+        for a model that is cut into parts.
     """
+    for variable, name in _SHARDED.items():
+        if os.environ.get(variable, "").lower() == "true":  # on a CPU accelerate would ignore it
+            raise UserError(
+                f"{variable} = true: the launcher asks for {name}, but every process of a run "
+                "holds the whole model; use `distributed_type: MULTI_GPU` (launch/gpu8.yaml)"
+            )
     keep_freed_memory()
     timeout = timedelta(seconds=timeout_s)
     launched = launched_processes()  # read first: accelerate overwrites it

@@ -22,7 +22,7 @@ from sslpipe.cli.train import app as train_commands
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
-from sslpipe.run.launch import start_processes
+from sslpipe.run.launch import join_processes, start_processes
 from sslpipe.run.launcher import check_streams, launch_command
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
@@ -134,6 +134,13 @@ def failing(self, *given, **named):
 Run.steps = failing
 main()
 """
+
+
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    with pytest.raises(UserError, match=rf"ACCELERATE_USE_{name} = true: .*launch/gpu8\.yaml"):
+        join_processes(cpu=True, timeout_s=10)
 
 
 def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
