@@ -9,6 +9,7 @@ and the host reads a step's numbers while the device is at the next one.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,30 +232,46 @@ class _Memory:
     def restore_where(self, bad: Tensor) -> None:
         """Restore where () bool is true; the device decides."""
         for block in self._blocks:
-            now = torch.empty_like(block.kept)
-            block.read(now)
-            block.write(torch.where(bad, block.kept, now, out=now))
+            block.read(block.now)
+            torch.where(bad, block.kept.flat, block.now.flat, out=block.now.flat)
+            block.write(block.now)
+
+
+class _Values(NamedTuple):
+    """Numbers of many rows, (numbers,), and the part of each row: cutting them takes time."""
+
+    flat: Tensor
+    parts: list[Tensor]
 
 
 class _Block:
     """Rows that are copied together from and to one tensor.
 
     Attributes:
-        kept: (numbers,), what the rows held.
+        kept: What the rows held.
     """
 
     def __init__(self, rows: list[Tensor]) -> None:
-        self._rows, self._lengths = rows, [len(row) for row in rows]
-        self.kept = torch.cat(rows)
+        self._rows = rows
+        self.kept = self._values()
 
-    def read(self, into: Tensor) -> None:
-        if into.is_cuda:  # in one launch; a CPU has a loop here
-            torch._foreach_copy_(list(torch.split(into, self._lengths)), self._rows)
+    @cached_property
+    def now(self) -> _Values:
+        """What the rows hold, on a GPU."""
+        return self._values()
+
+    def read(self, into: _Values) -> None:
+        if into.flat.is_cuda:  # in one launch; a CPU has a loop here
+            torch._foreach_copy_(into.parts, self._rows)
         else:
-            torch.cat(self._rows, out=into)
+            torch.cat(self._rows, out=into.flat)
 
-    def write(self, values: Tensor) -> None:
-        torch._foreach_copy_(self._rows, list(torch.split(values, self._lengths)))
+    def write(self, values: _Values) -> None:
+        torch._foreach_copy_(self._rows, values.parts)
+
+    def _values(self) -> _Values:
+        flat = torch.cat(self._rows)
+        return _Values(flat, list(torch.split(flat, [len(row) for row in self._rows])))
 
 
 def _flat(buffer: Tensor) -> Tensor:
