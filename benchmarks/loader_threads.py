@@ -3,9 +3,10 @@
     python -m benchmarks.loader_threads [--workers 1 2 4] [--images 600] [--rounds 5] [--json FILE]
 
 The loader reads shards, decodes with so many threads and makes batches on one canvas; beside it, as
-many threads decode the same bytes and keep nothing. Both by the clock, on all cores, in turns of
-one process, so that what else the machine does weighs on both; medians. The images are those of
-benchmarks.loader: JPEGs of 500 x 375.
+many threads decode the same bytes and keep nothing. In turns of one process, so that what else the
+machine does weighs on both; medians. By the clock, on all cores, and by the CPU time, which
+says what the threads cost on a busy machine, too. The images are those of benchmarks.loader: JPEGs
+of 500 x 375.
 """
 
 import argparse
@@ -28,28 +29,40 @@ from sslpipe.recipe.base import RunConfig
 from sslpipe.run.allocator import keep_freed_memory
 
 
-def decoded_by(raws: list[bytes], threads: int) -> float:
-    """Images/s of threads that decode and keep nothing."""
+class Stopwatch:
+    """The clock and the process's CPU time from here on."""
+
+    def __init__(self) -> None:
+        self._clock, self._cpu = time.perf_counter(), time.process_time()
+
+    def rates(self, images: int) -> tuple[float, float]:
+        """Images a second by the clock, and a CPU second."""
+        clock, cpu = time.perf_counter() - self._clock, time.process_time() - self._cpu
+        return images / clock, images / cpu
+
+
+def decoded_by(raws: list[bytes], threads: int) -> tuple[float, float]:
+    """Rates of threads that decode and keep nothing."""
     with ThreadPoolExecutor(threads) as pool:
-        start = time.perf_counter()
+        watch = Stopwatch()
         for _ in pool.map(simplejpeg.decode_jpeg, raws):
             pass
-        return len(raws) / (time.perf_counter() - start)
+        return watch.rates(len(raws))
 
 
-def loaded_by(folder: Path, threads: int) -> float:
-    """Images/s of the loader with so many decoding threads, in whole batches."""
+def loaded_by(folder: Path, threads: int) -> tuple[float, float]:
+    """Rates of the loader with so many decoding threads, in whole batches."""
     stream = our_batches(folder, num_workers=threads, epochs=2)
-    for _, _ in zip(range(2 + RunConfig().prefetch), stream, strict=False):  # those made ahead
-        pass
-    start, count = time.perf_counter(), 0
+    for _, _ in zip(range(2 + RunConfig().prefetch), stream, strict=False):
+        pass  # so many are ahead from here on; the stream goes on behind the last one, too
+    watch, count = Stopwatch(), 0
     for images in stream:
         count += len(images)
-    return count / (time.perf_counter() - start)
+    return watch.rates(count)
 
 
 def measure_workers(folder: Path, workers: list[int], rounds: int) -> dict[str, dict[str, float]]:
-    """By number of threads: images/s of the loader and of decoding, medians, and their ratio."""
+    """By number of threads: rates of the loader and of decoding, medians, and their ratios."""
     keep_freed_memory()
     torch.set_num_threads(1)
     raws, rates = list(raw_jpegs(folder)), {}
@@ -57,19 +70,27 @@ def measure_workers(folder: Path, workers: list[int], rounds: int) -> dict[str, 
         turns = [(loaded_by(folder, threads), decoded_by(raws, threads)) for _ in range(rounds + 1)]
         turns = turns[1:]  # the first one warms up
         rates[str(threads)] = {
-            "loader": median(loaded for loaded, _ in turns),
-            "decoding": median(decoded for _, decoded in turns),
-            "ratio": median(loaded / decoded for loaded, decoded in turns),
+            f"{name}{by}": median(values)
+            for by, which in (("", 0), ("_cpu", 1))
+            for name, values in (
+                ("loader", [loaded[which] for loaded, _ in turns]),
+                ("decoding", [decoded[which] for _, decoded in turns]),
+                ("ratio", [loaded[which] / decoded[which] for loaded, decoded in turns]),
+            )
         }
     return rates
 
 
 def show_workers(rates: dict[str, dict[str, float]]) -> None:
     """Print the table of `measure_workers`."""
-    table = Table("threads", "loader, images/s", "decoding alone", "ratio")
+    table = Table("threads", "loader, images/s", "decoding alone", "ratio", "ratio of CPU time")
     for threads, row in rates.items():
         table.add_row(
-            threads, f"{row['loader']:,.0f}", f"{row['decoding']:,.0f}", f"{row['ratio']:.2f}"
+            threads,
+            f"{row['loader']:,.0f}",
+            f"{row['decoding']:,.0f}",
+            f"{row['ratio']:.2f}",
+            f"{row['ratio_cpu']:.2f}",
         )
     Console().print(table)
 
