@@ -5,13 +5,17 @@ For people about to start a run, and for scripts that refuse a bad one early. St
 and time, `tables` draws.
 """
 
+from pathlib import Path
+
 from rich.console import RenderableType
 
 from sslpipe.check.finetuning import check_finetuning, render_finetuning
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import DatasetIndex
+from sslpipe.errors import RecipeError
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.recipe import FinetuneRecipe, Recipe
+from sslpipe.recipe.shortened import shorten
 
 
 def check_recipe(
@@ -35,3 +39,33 @@ def check_recipe(
     if isinstance(recipe, FinetuneRecipe):
         return render_finetuning(check_finetuning(recipe, index, init_from))
     return render_pretraining(check_pretraining(recipe, index, init_from))
+
+
+def check_within(
+    recipe: Recipe | FinetuneRecipe,
+    index: DatasetIndex | None,
+    init_from: FrozenBackbone | None,
+    within_s: float,
+    timed_by: Path | None = None,
+) -> tuple[list[str], RenderableType]:
+    """Check a pretraining, and shorten it to the steps that this machine does in time.
+
+    Args:
+        recipe: A pretraining whose length is given in steps.
+        index: The data set; None skips what only the data can tell.
+        init_from: The weights that the backbone starts from; None: random ones.
+        within_s: Seconds that all steps may take.
+        timed_by: The directory of a few steps of the same run on this machine; None: as the check
+            itself estimates, from a few images.
+
+    Returns:
+        The overrides of `shorten`, and what `check_recipe` returns.
+
+    Raises:
+        UserError: As `check_recipe`; it is no pretraining, its length is not in steps, or the run
+            that times it is too short.
+    """
+    if isinstance(recipe, FinetuneRecipe) or recipe.steps is None:
+        raise RecipeError("--within shortens a pretraining whose length is given in steps")
+    result = check_pretraining(recipe, index, init_from, timed_by)
+    return shorten(recipe, result.step_seconds, within_s), render_pretraining(result)

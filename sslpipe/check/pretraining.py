@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import digest
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.cuda_graph import graph_refusal
-from sslpipe.run.launch import check_precision, training_device
+from sslpipe.run.launch import check_precision, stored_precision, training_device
+from sslpipe.run.log import logged_step_s
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
@@ -76,6 +78,7 @@ class PretrainCheck:
     device: str
     precision: str
     step_seconds: float
+    timed_by: Path | None
     steps: int | None  # None: the recipe gives epochs, and there is no index
     process_counts: tuple[int, ...]
     warnings: tuple[str, ...]
@@ -83,7 +86,10 @@ class PretrainCheck:
 
 
 def check_pretraining(
-    recipe: Recipe, index: DatasetIndex | None, init_from: FrozenBackbone | None = None
+    recipe: Recipe,
+    index: DatasetIndex | None,
+    init_from: FrozenBackbone | None = None,
+    timed_by: Path | None = None,
 ) -> PretrainCheck:
     """Build every part of a pretraining and look at its order; train nothing.
 
@@ -91,6 +97,8 @@ def check_pretraining(
         recipe: Of a pretraining.
         index: The data set; None skips what only the data can tell.
         init_from: The weights that the backbone starts from; None: random ones.
+        timed_by: The directory of a few steps of this run, whose log times a step; None: a few
+            images do.
 
     Raises:
         UserError: The recipe, the data or the weights cannot be trained on.
@@ -129,7 +137,10 @@ def check_pretraining(
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")
     flops = recipe_flops(recipe, model, crop_px)
-    precision, seconds = step_seconds(model, augment, images, recipe, device)
+    if timed_by is None:
+        precision, seconds = step_seconds(model, augment, images, recipe, device)
+    else:
+        precision, seconds = stored_precision(timed_by), logged_step_s(timed_by)
     return PretrainCheck(
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
@@ -144,6 +155,7 @@ def check_pretraining(
         device=device.type,
         precision=precision,
         step_seconds=seconds,
+        timed_by=timed_by,
         steps=recipe.steps,
         process_counts=tuple(divisors(recipe.data.num_streams)),
         warnings=_warnings(recipe, loss_fn, crop_px, data, index, pairing, too_much),
@@ -268,8 +280,12 @@ def _size_rows(result: PretrainCheck) -> Rows:
             "estimated time",
             f"{result.step_seconds:.3g} s a step"
             + (f", {in_all} in all" if in_all else "")
-            + f" on one {result.device} process here in {result.precision}: a few images timed and "
-            "scaled, reading and loss not counted",
+            + (
+                f" on one {result.device} process here in {result.precision}: a few images timed "
+                "and scaled, reading and loss not counted"
+                if result.timed_by is None
+                else f" in {result.precision}, as {result.timed_by} took"
+            ),
         ),
         ("processes", f"{', '.join(map(str, result.process_counts))} (they divide num_streams)"),
     ]

@@ -214,6 +214,10 @@ class RunConfig(Section):
     """On CUDA, only algorithms that give the same bits in each run on the same GPU and versions,
     slower where there is a faster one (not yet measured); an op without one is an error. TF32 stays
     as it is. A CPU needs no such setting."""
+    full_steps: NonNegative = 0
+    """Steps of the whole recipe, where a run has fewer to end in time: filled in by
+    `sslpipe check --within`, and said by console, results and report. 0: the run is the whole
+    recipe."""
     timeout_s: Positive = 1800
     """Seconds; a collective, a loader or a save that takes longer ends the job."""
 

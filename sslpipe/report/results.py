@@ -133,7 +133,10 @@ def result_table(evaluation: Tree) -> str:
     not_measured = "".join(
         f"<p class='missing'>Not measured: {escape(text)}.</p>" for text in evaluation["left_out"]
     )
+    shortened = evaluation["facts"].get("shortened")
+    mark = f"<p class='missing'>{escape(str(shortened).capitalize())}.</p>" if shortened else ""
     return (
+        f"{mark}"
         f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
         "test images (over classes where the protocol says so). <b class='best'>Marked</b> only "
         "where the whole interval is better than those of all other features; a column without a "

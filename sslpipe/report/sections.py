@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sslpipe.recipe import is_finetune
+from sslpipe.recipe.shortened import shortened_note
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.pictures import Row
 from sslpipe.report.results import accuracy_sentence, verdict_sentence
@@ -155,6 +156,8 @@ def header(run: RunFiles) -> str:
     )
     bad = ", ".join(standing_alarms(run)).replace("_", " ")
     warning = f"<p class='missing'><a href='#alarms'>{escape(bad)}</a></p>" if bad else ""
+    if note := shortened_note(recipe):
+        warning += f"<p class='missing'>{escape(note.capitalize())}.</p>"
     warning += "".join(
         f"<p class='missing'>{count} damaged lines of {escape(name)} were skipped.</p>"
         for name, count in run.damaged.items()

@@ -12,7 +12,9 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -226,6 +228,26 @@ def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
         if line["kind"] == kind and (kind not in NUMBERS_ONLY or _has_numbers_only(line)):
             by_step[line["step"]] = line
     return [by_step[step] for step in sorted(by_step)]
+
+
+def logged_step_s(run_dir: Path) -> float:
+    """Read how long a step took: the median over the lines of metrics.jsonl but the first.
+
+    Evaluations and saves between them count, and what a machine does only once does not.
+
+    Raises:
+        UserError: Fewer than four lines are logged.
+    """
+    lines = read_metrics(run_dir)[1:]  # the first steps warm up
+    if len(lines) < LEAST_TIMED:
+        raise UserError(
+            f"{run_dir} has logged too few steps to time one; train it with more steps, or a "
+            "smaller run.log_steps"
+        )
+    return median(
+        (later["wall"] - line["wall"]) / (later["step"] - line["step"])
+        for line, later in pairwise(lines)
+    )
 
 
 def quarantined_ids(path: Path) -> set[int]:
