@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sslpipe.cli.curate_features import clusters, export, outliers, select
 from sslpipe.cli.inputs import check_features, check_model, open_split
+from sslpipe.cli.next_step import after_a_look
 from sslpipe.cli.progress import progress
 from sslpipe.cli.terminal import console, report_bad
 from sslpipe.data.index import DatasetIndex, Split, load_index
@@ -130,6 +131,7 @@ def duplicates(
         write_column(index.folder, samples, groups)
     summary = f"{len(groups.sizes())} groups of {len(table)} of {len(samples)} samples in {out}"
     Console().print(summary, highlight=False, markup=False)
+    after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 
 def _features(

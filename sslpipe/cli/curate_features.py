@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 
 from sslpipe.cli.inputs import check_features
-from sslpipe.cli.progress import progress
+from sslpipe.cli.next_step import say_next, say_next_program
+from sslpipe.cli.progress import progress, working
 from sslpipe.cli.terminal import console
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import DataError, UserError
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 HOW = ("coverage", "balanced", "hard")
 TOOLS = ("fiftyone", "lightly")
 TRIES = 4  # of k-means, for a map that is looked at
+
+_FIFTYONE = (
+    "import fiftyone as fo; "
+    "fo.launch_app(fo.Dataset.from_dir({!r}, fo.types.FiftyOneDataset)).wait()"
+)
 
 Features = Annotated[
     Path, typer.Argument(help="Embeddings of one split, from `sslpipe embed`.", show_default=False)
@@ -67,7 +73,8 @@ def outliers(
     from sslpipe.report.curated import outlier_page
 
     split = opened.split
-    far = far_from_all(opened.rows, neighbours=neighbours, z=z)
+    with working("compare"):
+        far = far_from_all(opened.rows, neighbours=neighbours, z=z)
     tiny = _tiny_px(features, opened.facts) if tiny_px is None else tiny_px
     with progress("read", len(split)) as advance:
         bad = bad_pictures(split, tiny_px=tiny, num_workers=num_workers, progress=advance)
@@ -90,6 +97,8 @@ def outliers(
         counts[one.reason] = counts.get(one.reason, 0) + 1
     said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
     _say(f"{out}: of {len(split)} samples of {split.name}: {said}")
+    kinds_of = ["--count", min(50, len(opened.rows.ids)), "--out", out.with_name("clusters")]
+    say_next("curate", "clusters", features, "--data", data, *kinds_of)
 
 
 def clusters(
@@ -110,7 +119,8 @@ def clusters(
     from sslpipe.report.curated import cluster_page
 
     split, rows = opened.split, opened.rows
-    found = cluster(rows, count, seed=seed, tries=TRIES)
+    with working("clusters"):
+        found = cluster(rows, count, seed=seed, tries=TRIES)
     table = [
         {
             "split": split.name,
@@ -132,6 +142,10 @@ def clusters(
         f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
         f"{found.sizes[-1]} to {found.sizes[0]} samples"
     )
+    without = int((rows.labels < 0).sum())
+    few = ["--count", min(100, without or len(rows.ids)), "--out", out.with_name("chosen")]
+    few += ["--images", *([] if without else ["--ignore-labels"])]
+    say_next("curate", "select", features, "--data", data, *few)
 
 
 def select(
@@ -182,12 +196,13 @@ def select(
             "a table of those that count with --labels, or choose as if there were none with "
             "--ignore-labels"
         )
-    if how == "coverage":
-        chosen = by_coverage(rows, count, labelled=known >= 0, seed=seed)
-    elif how == "balanced":
-        chosen = balanced(rows, count, clusters=clusters, labelled=known >= 0, seed=seed)
-    else:
-        chosen = hard(rows, count, labels=known)
+    with working(f"select by {how}"):
+        if how == "coverage":
+            chosen = by_coverage(rows, count, labelled=known >= 0, seed=seed)
+        elif how == "balanced":
+            chosen = balanced(rows, count, clusters=clusters, labelled=known >= 0, seed=seed)
+        else:
+            chosen = hard(rows, count, labels=known)
     ids = [int(rows.ids[one.row]) for one in chosen]
     paths: dict[int, str] = {}
     if images:
@@ -215,6 +230,13 @@ def select(
     captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
     write_atomically(out / "chosen.html", chosen_page(split, captions, how))
     _say(f"{out}: {count} of {len(rows.ids)} samples of {split.name} by {how}")
+    when, csv = " when its column `label` is filled in", out / "chosen.csv"
+    if images:
+        words = ["--source", "csv", "--csv", csv]
+        say_next("shards", "build", out / "shards", *words, when=when)
+    else:
+        words = ["--count", count, "--how", "hard", "--labels", csv, "--out", out.with_name("next")]
+        say_next("curate", "select", features, "--data", data, *words, when=when)
 
 
 def export(
@@ -257,6 +279,10 @@ def export(
         most_px=image_px,
     )
     _say(f"{out}: {total} samples of {opened.split.name} for {to}")
+    if to == "lightly":
+        say_next_program("python", out / "open_lightly_studio.py")
+    else:
+        say_next_program("python", "-c", _FIFTYONE.format(str(out)))
 
 
 def _open(features: Path, data: str) -> _Opened:

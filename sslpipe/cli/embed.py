@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sslpipe.cli.inputs import OTHERS, check_model, open_split
+from sslpipe.cli.next_step import after_embed
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
 from sslpipe.cli.terminal import console, report_bad
@@ -103,6 +104,7 @@ def main(
         if process.rank == 0:
             console.print(f"{file}: features of split {name!r}", highlight=False)
     end_processes()
+    after_embed(files, data, index)
 
 
 def _files(out: Path, splits: Sequence[str]) -> dict[str, Path]:

@@ -22,7 +22,9 @@ from sslpipe.cli.columns import (
     percent,
     print_values,
 )
+from sslpipe.cli.next_step import after_evaluation, after_suite
 from sslpipe.cli.processes import refuse_several, start, start_alone
+from sslpipe.cli.progress import working
 from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
 from sslpipe.cli.suite import suite
 from sslpipe.cli.terminal import console, report_bad, write_json
@@ -149,6 +151,7 @@ def sgd_augmented(
     if out is not None:
         named = checkpoint_metadata(backbone)
         write_json(out, [{"whitened": False, **result.to_json(), **named} for result in results])
+    after_suite(str(model), data)
 
 
 def _shown(result: Result) -> str:
@@ -222,10 +225,9 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
             bank, queries = pca(bank, queries, dims=axes)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
-        results = [
-            replace(result, protocol=result.protocol + rows.protocol)
-            for result in evaluate(bank, queries.to(target), **options)
-        ]
+        with working(name):
+            results = evaluate(bank, queries.to(target), **options)
+        results = [replace(result, protocol=result.protocol + rows.protocol) for result in results]
         if process.rank == 0:
             prefix = f"erased={','.join(erased)} " if erased else ""
             prefix += "whitened " if whiten_both else "" if axes is None else f"pca={axes} "
@@ -241,6 +243,7 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
                 mapped |= {"erased": erased} if erased else {}
                 write_json(out, [{**mapped, **result.to_json()} for result in results])
         end_processes()
+        after_evaluation(name, train, test)
 
     summary, helps = documentation(evaluate)
     kind = inspect.Parameter.KEYWORD_ONLY

@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 
 from sslpipe.cli.inputs import OTHERS, check_model
+from sslpipe.cli.next_step import say_next_program
+from sslpipe.cli.progress import working
 from sslpipe.cli.recipes import Checkpoint
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -48,10 +50,11 @@ def main(
     model = load_for_export(
         source, with_projector=with_projector, checkpoint=checkpoint, weights=weights
     )
-    with console.status("writing each format and proving it in a clean process"):
-        written = export_model(model, out, formats, overwrite=overwrite)
+    with working("export") as say:
+        written = export_model(model, out, formats, overwrite=overwrite, say=say)
     lines = [f"{name}: {path}, proved equal in a clean process" for name, path in written.items()]
     if "all" in formats:
         lines += [f"{name}: skipped: {reason}" for name, reason in refusals(model).items()]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    say_next_program("cat", out / "README.md")  # how each format is loaded

@@ -8,7 +8,10 @@ import typer
 from rich.console import Console
 
 from sslpipe.cli.inputs import OTHERS, check_model, find_images, find_named_images
+from sslpipe.cli.next_step import say_next
+from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import Checkpoint, Device
+from sslpipe.cli.terminal import console as err
 from sslpipe.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ app = typer.Typer(
     "out/backbone --far 0.01 | sslpipe gallery identify team.safetensors new.jpg --model "
     "out/backbone",
 )
-out, err = Console(), Console(stderr=True)
+out = Console()
 
 GalleryFile = Annotated[Path, typer.Argument(help="The gallery's file.", show_default=False)]
 Model = Annotated[Path, typer.Option(help=f"A run directory, {OTHERS}, or model.onnx.")]
@@ -59,6 +62,7 @@ def enrol(
         f"{len(kept)} images of {len({names[k] for k in kept})} names; {len(book)} names in all"
     )
     out.print(f"{gallery}: {summary}", highlight=False)
+    say_next("gallery", "identify", gallery, folder, "--model", model)
 
 
 @app.command()
@@ -79,6 +83,7 @@ def add(
     book.add(name, embeddings)
     book.save(gallery)
     out.print(f"{gallery}: {name} has {len(book.embeddings(name))} images", highlight=False)
+    say_next("gallery", "list", gallery)
 
 
 @app.command()
@@ -91,6 +96,7 @@ def remove(
     book.remove(name)
     book.save(gallery)
     out.print(f"{gallery}: {name} is gone; {len(book)} names are left", highlight=False)
+    say_next("gallery", "list", gallery)
 
 
 @app.command("list")
@@ -129,6 +135,7 @@ def calibrate(
             "just above the highest of them",
             style="yellow",
         )
+    say_next("gallery", "identify", gallery, strangers, "--model", model)
 
 
 @app.command()
@@ -250,4 +257,5 @@ def _embed(backbone: "FrozenBackbone", paths: list[Path]) -> tuple[list[int], "T
     def report(path: Path, reason: str) -> None:
         err.print(f"skipped: {path}: {reason}", style="yellow", highlight=False, markup=False)
 
-    return embed_images(backbone, paths, on_bad=report)
+    with progress("embed", len(paths)) as advance:
+        return embed_images(backbone, paths, on_bad=report, advance=advance)

@@ -1,21 +1,32 @@
 """A progress bar on a terminal, a plain line now and then everywhere else (batch logs, pipes)."""
 
-import sys
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from sslpipe.cli.terminal import console
 
 PLAIN_EVERY_S = 10.0
 
 
 @contextmanager
 def progress(task: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that advances the bar by a number; any thread may call it. On stderr."""
-    console = Console(stderr=True)
+    """Yield a function that advances the bar by a number; any thread may call it. On stderr.
+
+    What `terminal.console` prints meanwhile stands above the bar.
+    """
     if not console.is_terminal:
         yield _plain(task, total)
         return
@@ -30,15 +41,29 @@ def progress(task: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(number, count)
 
 
+@contextmanager
+def working(task: str) -> Iterator[Callable[[str], None]]:
+    """Show how long a task takes whose end nobody knows; yields a function that says what it does.
+
+    On a terminal alone, by the first process alone, and gone at the end.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    quiet = not console.is_terminal or os.environ.get("RANK", "0") != "0"
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+        number = bar.add_task(task, total=None)
+        yield lambda text: bar.update(number, description=f"{task}: {text}")
+
+
 def _plain(task: str, total: int) -> Callable[[int], None]:
-    lock, done, last = threading.Lock(), 0, time.monotonic()
+    """A line each ten seconds, and a last one where there was one before."""
+    lock, done, last, said = threading.Lock(), 0, time.monotonic(), False
 
     def advance(count: int) -> None:
-        nonlocal done, last
+        nonlocal done, last, said
         with lock:
             done += count
-            if done == total or time.monotonic() - last > PLAIN_EVERY_S:
-                last = time.monotonic()
-                print(f"{task}: {done}/{total}", file=sys.stderr, flush=True)
+            if (said and done == total) or time.monotonic() - last > PLAIN_EVERY_S:
+                last, said = time.monotonic(), True
+                console.print(f"{task}: {done}/{total}", highlight=False, markup=False)
 
     return advance

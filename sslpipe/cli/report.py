@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sslpipe.cli.inputs import check_features, check_run
+from sslpipe.cli.next_step import after_report
+from sslpipe.cli.progress import working
 from sslpipe.cli.terminal import console
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
@@ -86,10 +88,12 @@ def main(
     run = read_run(run_dir)
     queries = _load(features, run_dir / USUAL.format("test"))
     others = _load(bank, run_dir / USUAL.format("train"))
-    page = build_page(run, index, queries, others)
+    with working("report") as say:
+        page = build_page(run, index, queries, others, say)
     if run.evaluation is not None:
         print_suite(run.evaluation)
     _write(out or run_dir / "report.html", page)
+    after_report(run_dir)
 
 
 def _write(out: Path, page: str) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sslpipe.cli.next_step import after_a_look, after_shards, say_next
 from sslpipe.cli.progress import progress
 from sslpipe.cli.shard_options import (
     BACKGROUND,
@@ -291,6 +292,7 @@ def verify(folder: OutFolder, workers: Workers = 2) -> None:
         print(f"{len(faults)} faults in {total} samples", file=sys.stderr)
         raise typer.Exit(1)
     print(f"{folder}: {total} samples in {len(jobs)} shards are good")
+    after_a_look(folder / "dataset.json")
 
 
 @app.command()
@@ -312,6 +314,7 @@ def show(
 
     save_sheet(sample_sheet(data, split, count=count, columns=columns, seed=seed), out)
     print(out)
+    after_a_look(folder / "dataset.json")
 
 
 @app.command()
@@ -329,6 +332,7 @@ def stats(
         for row in [*split_rows(data, name, sampled=looked_at), *column_rows(data, name)]:
             table.add_row(*map(escape, row))
         Console().print(table)
+    after_a_look(folder / "dataset.json")
 
 
 @app.command("cut-idx")
@@ -340,6 +344,7 @@ def cut_idx_command(
     """Cut the first images of each class from MNIST-style training files (never the test files)."""
     for path in cut_idx(root, out, per_class):
         print(path)
+    say_next("shards", "build", out / "shards", "--source", "idx", "--root", out)
 
 
 def _print_built(out: Path, built: Built, part: Part | None = None) -> None:
@@ -366,3 +371,4 @@ def _print_summary(folder: Path, manifest: Manifest) -> None:
         table.add_row(escape(key), str(samples), str(len(shards)), f"{size:.1f}")
     Console().print(table)
     print(f"{folder / 'dataset.json'}: {len(manifest.classes) or 'no'} classes")
+    after_shards(folder, [*manifest.splits])

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from sslpipe.cli.next_step import say_next, say_same
 from sslpipe.cli.recipes import Data, Init, Overrides, RecipePath
 from sslpipe.errors import UserError
 from sslpipe.recipe import Recipe, load_recipe
@@ -99,8 +100,10 @@ def train(
     )
     if submit:
         _sbatch(text)
+        say_next("status", run_dir, when=" when the job runs")
     else:
         sys.stdout.write(text)
+        say_same("--submit")
 
 
 @app.command(
@@ -136,9 +139,11 @@ def shards(
     text = batch_script(options, words, {"SSLPIPE_PARTS": str(parts)}, site, kind="shards")
     if not submit:
         sys.stdout.write(text)
+        say_same("--submit")
         return
     job = _sbatch(text, f"--array=1-{parts}")
     _sbatch(text, f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
+    say_next("shards", "stats", out, when=" when the jobs have ended")
 
 
 def _plugins() -> list[str]:

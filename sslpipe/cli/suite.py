@@ -12,6 +12,7 @@ from rich.text import Text
 from sslpipe.cli.against import Compared, embed_others, features_folder, load_compared
 from sslpipe.cli.columns import nuisance_table, percent, probed_columns
 from sslpipe.cli.embed import saved_features
+from sslpipe.cli.next_step import after_suite
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
@@ -31,6 +32,7 @@ from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.suite import check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES, form_names
 from sslpipe.export.load import checkpoint_metadata, load_backbone
+from sslpipe.recipe.shortened import shortened_note
 
 Sets = dict[str, tuple[Embeddings, Embeddings]]  # name -> train and test
 
@@ -111,20 +113,22 @@ def suite(
         raise DataError("--against is compared with a model; name an export or a run before it")
     sets |= given
     # the numbers
-    report = run_suite(
-        {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()},
-        metadata,
-        against=[other.name for other in compared.others],
-        start=compared.start,
-        not_compared=compared.not_compared,
-        columns=probed.codes,
-        not_measured=probed.left_out,
-        leaked=None if leaks is None else leaks.ids,
-        leaked_by="" if leaks is None else leaks.how,
-        search=search,  # type: ignore[arg-type]
-        seed=seed,
-        say=lambda text: console.print(text, highlight=False, markup=False),
-    )
+    with progress("evaluate", 2 * len(sets)) as advance:
+        report = run_suite(
+            {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()},
+            metadata,
+            against=[other.name for other in compared.others],
+            start=compared.start,
+            not_compared=compared.not_compared,
+            columns=probed.codes,
+            not_measured=probed.left_out,
+            leaked=None if leaks is None else leaks.ids,
+            leaked_by="" if leaks is None else leaks.how,
+            search=search,  # type: ignore[arg-type]
+            seed=seed,
+            say=lambda text: console.print(text, highlight=False, markup=False),
+            advance=advance,
+        )
     write_json(out, report)
     Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
     print_suite(report)
@@ -133,6 +137,7 @@ def suite(
     for sentence in report["left_out"]:
         Console().print(f"not measured: {sentence}", highlight=False)
     Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
+    after_suite(model, data)
 
 
 def _embed_model(
@@ -188,6 +193,8 @@ def _embed_model(
         **options,
     )
     others = compared.others
+    trained = config.facts.get("recipe")
+    note = shortened_note(trained) if isinstance(trained, dict) else ""
     with features_folder(Path(model)) as folder:
         sets |= embed_others(others, index, splits, folder=folder, canvas_px=canvas_px, **options)
     return (
@@ -199,6 +206,7 @@ def _embed_model(
             "canvas_px": canvas,
             **data_metadata(index, splits[1].name),
             **checkpoint_metadata(backbone),
+            **({"shortened": note} if note else {}),
             "train_split": splits[0].name,
             "classes": list(index.manifest.classes),
             **({"against": [other.metadata() for other in others]} if others else {}),
@@ -232,7 +240,9 @@ def print_suite(report: dict[str, Any]) -> None:
 def suite_table(report: dict[str, Any]) -> Table:
     """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
     queries = report["rows"][0]["queries"]
-    table = Table(title=f"Top-1 accuracy in %, 95 % interval; {queries} test samples")
+    title = f"Top-1 accuracy in %, 95 % interval; {queries} test samples"
+    note = report["facts"].get("shortened")
+    table = Table(title=f"{title}; {note}" if note else title)
     table.add_column("features")
     for column in report["columns"]:
         table.add_column(column, justify="right")

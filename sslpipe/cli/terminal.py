@@ -1,6 +1,7 @@
 """What several commands print: messages and skipped samples on stderr, JSON files."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from sslpipe.data.store import Quarantined
 
 console = Console(stderr=True)
+
+
+def say_once(text: str) -> None:
+    """Print a line on stderr, of several processes by the first alone."""
+    if os.environ.get("RANK", "0") == "0":
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def report_bad(sample: "Quarantined") -> None:

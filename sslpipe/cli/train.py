@@ -6,10 +6,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import check_init, check_run_dir, open_split
+from sslpipe.cli.inputs import check_init, check_run, check_run_dir, open_split
+from sslpipe.cli.next_step import after_train, new_run_dir, say_next, training
+from sslpipe.cli.progress import working
 from sslpipe.cli.recipes import Checkpoint, Data, Init, Overrides, RecipePath
+from sslpipe.cli.terminal import console, say_once
 from sslpipe.data.index import load_index
-from sslpipe.recipe import load_recipe
+from sslpipe.errors import UserError
+from sslpipe.recipe import Recipe, load_recipe
+from sslpipe.recipe.shortened import shortened_note
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -27,7 +32,8 @@ def _explain(key: str | None) -> None:
 @app.command(
     epilog="Examples: sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512 "
     "| sslpipe check finetune.toml --data out/photos/dataset.json --init runs/photos | "
-    "sslpipe check --explain data.micro_batch | sslpipe check --explain loss.temperature"
+    "sslpipe check --explain data.micro_batch | sslpipe check --explain loss.temperature | "
+    "sslpipe check recipe.toml --data out/photos/dataset.json --within 3600"
 )
 def check(
     recipe: RecipePath,
@@ -46,6 +52,23 @@ def check(
             help="Print what a setting such as data.micro_batch means, and nothing else.",
         ),
     ] = None,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Print the settings with which the steps take so long on this machine, nothing "
+            "where the whole recipe does; all else goes to stderr.",
+        ),
+    ] = None,
+    timed_by: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="For --within: a run of a few steps on this machine, whose log times a step; else "
+            "the estimate counts, which is rough.",
+        ),
+    ] = None,
 ) -> None:
     """Validate a recipe without training; print its settings and sizes.
 
@@ -56,12 +79,31 @@ def check(
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
     check_init(init)
+    if timed_by is not None:
+        if within is None:
+            raise UserError("--timed-by is for --within; give both")
+        check_run(timed_by)
 
-    from sslpipe.check import check_recipe
+    from sslpipe.check import check_recipe, check_within
     from sslpipe.export.initial import open_init
 
     init_from = open_init(loaded, init, checkpoint=checkpoint)
-    Console().print(check_recipe(loaded, index, init_from))
+    with working("check: a step is timed"):
+        if within is None:
+            said = check_recipe(loaded, index, init_from)
+        else:
+            shorter, said = check_within(loaded, index, init_from, within, timed_by)
+    (Console() if within is None else console).print(said)
+    if within is not None:
+        print(" ".join(shorter))
+        return
+    if data is None:
+        say_next("shards", "build", "--help")
+    elif isinstance(loaded, Recipe) and init is None:  # of --init, `preview` knows nothing
+        say_next("preview", *training(recipe, overrides, data), "--out", "views.png")
+    else:
+        words = training(recipe, overrides, data, init, checkpoint)
+        say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
 
 
 @app.command(
@@ -87,12 +129,15 @@ def train(
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
     check_run_dir(run_dir)
     check_init(init, run_dir)
+    if note := shortened_note(loaded.model_dump()):
+        say_once(note)
 
     from sslpipe.api import train as train_run
     from sslpipe.run.launch import end_processes
 
     train_run(loaded, index, run_dir, init=init, checkpoint=checkpoint)
     end_processes()
+    after_train(run_dir, data, index)
 
 
 @app.command(
@@ -120,3 +165,4 @@ def preview(
     out.parent.mkdir(parents=True, exist_ok=True)
     grid.save(out)
     Console().print(f"{shown} images and their views: {out}", highlight=False)
+    say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sslpipe.cli.inputs import check_export, check_features
+from sslpipe.cli.next_step import say_next
 from sslpipe.cli.terminal import console
 from sslpipe.errors import UserError
 
@@ -57,3 +58,4 @@ def main(
     done = "principal axes, largest first" if pca else "whitened"
     erased = f"{', '.join(erase)} erased, " if erase else ""
     console.print(f"{export}: {width} -> {kept} features, {erased}{done}", highlight=False)
+    say_next("gallery", "enrol", "--help")

@@ -55,6 +55,7 @@ def run_suite(
     draws: int = 5,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
+    advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features.
 
@@ -80,6 +81,7 @@ def run_suite(
         draws: Of a few labels a class.
         seed: Of all that is drawn.
         say: Called with what comes next.
+        advance: Called with 1 when a set is done, plain or whitened.
 
     Returns:
         What eval.json holds; see `suite_file`.
@@ -131,6 +133,7 @@ def run_suite(
                     _row(name, whitened, None, result)
                     for result in geometry(bank, queries, seed=seed)
                 ]
+            advance(1)
 
     # what else the features know
     if columns:

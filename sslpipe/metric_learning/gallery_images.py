@@ -18,6 +18,7 @@ def embed_images(
     *,
     batch_size: int = 64,
     on_bad: Callable[[Path, str], None] | None = None,
+    advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[int], Tensor]:
     """Embed image files as `sslpipe embed` would embed them in shards, each at its own size.
 
@@ -26,6 +27,7 @@ def embed_images(
         paths: Of the images.
         batch_size: Images at a time.
         on_bad: Called with the path of an image that cannot be decoded, and why.
+        advance: Called with the number of images of each batch that is done.
 
     Returns:
         Places in `paths` of the images that could be decoded, and their embeddings, (n, D) float32
@@ -50,6 +52,7 @@ def embed_images(
         if views:
             with torch.no_grad():
                 rows.append(backbone(torch.cat(views).to(device)).float().cpu())  # (b, D)
+        advance(len(paths[start : start + batch_size]))
     if not kept:
         raise UserError("no image could be read")
     return kept, torch.cat(rows)

@@ -1,6 +1,7 @@
 """The HTML file of one run: which sections it has, and what each needs."""
 
 import io
+from collections.abc import Callable
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
@@ -39,7 +40,11 @@ PREVIEWED = 4  # images of the view grid where the run has none of its own
 
 
 def build_page(
-    facts: RunFiles, index: DatasetIndex | None, queries: Features | None, bank: Features | None
+    facts: RunFiles,
+    index: DatasetIndex | None,
+    queries: Features | None,
+    bank: Features | None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Return the whole HTML file of a run; it loads nothing from the network.
 
@@ -48,35 +53,42 @@ def build_page(
         index: The data set that was evaluated, for pictures; None: no pictures.
         queries: Embeddings of the test split.
         bank: Embeddings to search in.
+        say: Called with the section that comes next.
 
     Raises:
         UserError: Where the embeddings are of another data set.
     """
     evaluation, split = facts.evaluation, _split_of(index, queries, "--features")
     bank_split = _split_of(index, bank, "--bank")
-    sections = {
-        "Results": (
+    builders: dict[str, Callable[[], str]] = {
+        "Results": lambda: (
             result_table(evaluation) + leakage(evaluation) + task_tables(evaluation)
             if evaluation
             else missing("No eval.json yet.", SUITE)
         ),
-        "Few labels": few_labels(facts),
-        "Training": charts(facts, FINETUNE_CHARTS if is_finetune(facts.recipe) else CHARTS)
-        + steps_note(facts),
-        "Alarms": alarms(facts),
-        "Views": views(facts, index),
-        "Embedding map": embedding_map(facts, queries, split),
-        "Separation": (
+        "Few labels": lambda: few_labels(facts),
+        "Training": lambda: (
+            charts(facts, FINETUNE_CHARTS if is_finetune(facts.recipe) else CHARTS)
+            + steps_note(facts)
+        ),
+        "Alarms": lambda: alarms(facts),
+        "Views": lambda: views(facts, index),
+        "Embedding map": lambda: embedding_map(facts, queries, split),
+        "Separation": lambda: (
             embedding_quality({facts.recipe["name"]: queries}, evaluation)
             if queries
             else missing("No embeddings of the test split yet.", EMBED.format("test"))
         ),
-        "Nearest neighbours": nearest_neighbours(facts, queries, split, bank, bank_split),
-        "Confusion": confusion(evaluation, facts.classes) if evaluation else NEEDS_RESULTS,
-        "Speed": charts(facts, SPEED_CHARTS),
-        "Quarantine": quarantine(facts),
-        "Settings": settings(facts),
+        "Nearest neighbours": lambda: nearest_neighbours(facts, queries, split, bank, bank_split),
+        "Confusion": lambda: confusion(evaluation, facts.classes) if evaluation else NEEDS_RESULTS,
+        "Speed": lambda: charts(facts, SPEED_CHARTS),
+        "Quarantine": lambda: quarantine(facts),
+        "Settings": lambda: settings(facts),
     }
+    sections = {}
+    for name, build in builders.items():
+        say(name.lower())
+        sections[name] = build()
     return html_page(facts.recipe["name"], header(facts), sections)
 
 

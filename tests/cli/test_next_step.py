@@ -1,0 +1,134 @@
+"""What each command says to type next works as it stands, and leads from images to an export."""
+
+import shlex
+
+import pytest
+import typer
+
+from sslpipe.cli import next_step
+from sslpipe.cli.app import app, run
+from tests.helpers.photos import write_photos
+from tests.helpers.runs import RECIPE
+
+STEPS = "steps = 4"
+
+
+@pytest.fixture
+def follow(tmp_path, monkeypatch, capsys):
+    """Run a command line in a folder of its own; returns the one that it says to type next."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(line):
+        monkeypatch.setattr("sys.argv", shlex.split(line))
+        with pytest.raises(SystemExit) as end:
+            run()
+        shown = capsys.readouterr()
+        assert not end.value.code, shown.err
+        assert "Next" not in shown.out  # what is piped stays as it is
+        lines = [each for each in shown.err.splitlines() if each.startswith("Next")]
+        assert len(lines) <= 1, lines
+        return lines[0].partition(": ")[2] if lines else None
+
+    return call
+
+
+def follow_all(follow, line, last):
+    """Every command from `line` on, up to and without the first that begins with `last`."""
+    seen = []
+    while line is not None and not line.startswith(last):
+        assert line not in seen
+        seen.append(line)
+        line = follow(line)
+    return [" ".join(shlex.split(each)[1:3]) for each in seen], line
+
+
+def test_a_beginner_is_led_from_photographs_to_an_export(follow, tmp_path):
+    write_photos(tmp_path / "my photos")
+    (tmp_path / "recipes").mkdir()
+    recipe = tmp_path / next_step.FIRST_RECIPE
+    recipe.write_text(RECIPE.replace("steps = 12", STEPS))
+
+    build = "sslpipe shards build 'out/my data' --root 'my photos' --test-fraction 0.3"
+    commands, line = follow_all(follow, build, "cat ")
+    assert [command.split()[0] for command in commands] == [
+        "shards", "shards", "check", "preview", "train", "evaluate", "report", "export"
+    ]  # fmt: skip
+    assert line == "cat runs/tiny/backbone/README.md"
+    assert (tmp_path / "runs/tiny/report.html").stat().st_size > 10_000
+    assert (tmp_path / "runs/tiny/backbone/README.md").is_file()
+    assert "runs/tiny-2" in follow(
+        f"sslpipe preview {next_step.FIRST_RECIPE} --data 'out/my data'"
+    )  # runs/tiny is taken
+
+    # the features, and what they tell
+    data = "--data 'out/my data/dataset.json'"
+    both = "--split train --split test --out 'f/{split}.safetensors'"
+    line = follow(f"sslpipe embed runs/tiny/backbone {data} {both}")
+    assert line == "sslpipe evaluate knn f/train.safetensors f/test.safetensors --k 20"
+    line = follow(line)
+    assert line == "sslpipe evaluate linear f/train.safetensors f/test.safetensors"
+    line = follow(line)
+    assert line == "sslpipe evaluate geometry f/train.safetensors f/test.safetensors"
+    assert follow(line) is None
+    line = follow(f"sslpipe embed runs/tiny {data} --out runs/tiny/features/test.safetensors")
+    assert line.endswith("test.safetensors --exclude-same-id --k 20")
+    assert follow(line) == "sslpipe report runs/tiny"
+
+    # what is in the data set, and which of it to label
+    curate = f"sslpipe curate outliers f/train.safetensors {data} --out look/outliers"
+    commands, line = follow_all(follow, curate, "sslpipe shards")
+    assert commands == ["curate outliers", "curate clusters", "curate select"]
+    parsed(line)  # it wants the labels that nobody has filled in
+    line = follow("sslpipe curate duplicates 'out/my data' --out look/duplicates")
+    assert "'data.keep=duplicate_group first'" in line
+    follow(line)
+
+    # an export whitened, and a gallery
+    follow("sslpipe whiten runs/tiny/backbone f/train.safetensors")
+    line = follow("sslpipe gallery enrol pets.safetensors 'my photos' --model runs/tiny/backbone")
+    assert line.startswith("sslpipe gallery identify pets.safetensors 'my photos' --model")
+    assert follow(line) is None
+
+
+def parsed(line):
+    """The command line is one of the program."""
+    words, command = shlex.split(line)[1:], typer.main.get_command(app)
+    while isinstance(command, typer.core.TyperGroup):
+        context = command.make_context("x", list(words))
+        _, command, words = command.resolve_command(context, list(words))
+    command.make_context("x", list(words))
+
+
+def test_without_a_recipe_to_name_nothing_is_made_up(follow, tmp_path):
+    write_photos(tmp_path / "photos")
+    line = follow("sslpipe shards build data --root photos")
+    assert line == "sslpipe shards show data --out samples.png"
+    assert follow(line) is None
+
+
+def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
+    write_photos(tmp_path / "photos")
+    follow("sslpipe shards build data --root photos --no-labels")
+    (tmp_path / "own.toml").write_text(RECIPE.replace("steps = 12", STEPS))
+    line = follow("sslpipe check own.toml data.holdout=0 --data data")
+    assert line == "sslpipe preview own.toml data.holdout=0 --data data --out views.png"
+    line = follow("sslpipe train own.toml data.holdout=0 --data data --run-dir here")
+    assert line == "sslpipe report here --data data"
+    line = follow("sslpipe embed here --data data --split train --out f/train.safetensors")
+    assert line == "sslpipe curate outliers f/train.safetensors --data data --out f/outliers"
+
+
+def test_a_batch_script_is_submitted_by_the_same_command(follow, tmp_path):
+    (tmp_path / "own.toml").write_text(RECIPE)
+    line = follow("sslpipe slurm own.toml --data data --run-dir 'a run'")
+    assert line == "sslpipe slurm own.toml --data data --run-dir 'a run' --submit"
+
+
+def test_only_the_first_of_several_processes_says_it_and_no_script(monkeypatch, capsys):
+    monkeypatch.setenv("SSLPIPE_NEXT", "0")
+    next_step.say_next("status", "a run")
+    monkeypatch.delenv("SSLPIPE_NEXT")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        next_step.say_next("status", "a run")
+    assert capsys.readouterr().err == "Next: sslpipe status 'a run'\n"

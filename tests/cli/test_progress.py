@@ -1,0 +1,65 @@
+"""Bars on a terminal; elsewhere a line now and then of what takes long, and nothing of the rest."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from sslpipe.cli import progress
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Replace the console by one that is a terminal, or none; returns what it was given."""
+
+    def replace(terminal):
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=terminal, width=100)
+        monkeypatch.setattr(progress, "console", console)
+        return text
+
+    return replace
+
+
+def test_a_terminal_has_a_bar_with_the_time_to_go_and_messages_above_it(shown):
+    text = shown(True)
+    with progress.progress("embed", 8) as advance:
+        advance(4)
+        progress.console.print("skipped: one")
+        advance(4)
+    assert "8/8" in text.getvalue()
+    assert "0:00:00" in text.getvalue()
+    assert "skipped: one\n" in text.getvalue()
+
+
+def test_a_log_has_a_line_each_ten_seconds_and_the_end(shown, monkeypatch):
+    text, clock = shown(False), iter(range(0, 1000, 6))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with progress.progress("embed", 6) as advance:
+        for _ in range(6):
+            advance(1)
+    assert text.getvalue() == "embed: 2/6\nembed: 4/6\nembed: 6/6\n"
+
+
+def test_what_takes_no_time_is_no_line_of_a_log(shown):
+    text = shown(False)
+    with progress.progress("embed", 2) as advance:
+        advance(1)
+        advance(1)
+    with progress.working("report") as say:
+        say("views")
+    assert text.getvalue() == ""
+
+
+def test_a_task_of_unknown_length_shows_its_stage_and_is_gone_at_the_end(shown, monkeypatch):
+    text = shown(True)
+    with progress.working("report") as say:
+        say("views")
+    assert "report: views" in text.getvalue()
+    assert text.getvalue().endswith("\x1b[2K")  # the line is erased
+    monkeypatch.setenv("RANK", "1")
+    text = shown(True)
+    with progress.working("knn"):
+        pass
+    assert text.getvalue() == ""
