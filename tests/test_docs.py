@@ -253,6 +253,34 @@ def test_the_headline_figures_are_those_that_were_measured():
     assert f"{inputs:,}:" in row(text, "damaged")
 
 
+def shown_percent(row: dict) -> str:
+    low, high = row["interval95"]
+    return f"{100 * row['value']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def test_the_demos_numbers_are_those_that_it_ended_with():
+    measured = json.loads((ROOT / "docs" / "measured" / "demo.json").read_text())
+    names = {"ssl": "pretrained", "pixels": "raw pixels", "random": "random weights"}
+    cells = {
+        (names[each["features"]] + ", whitened" * each["whitened"], each["column"]): each
+        for each in measured["rows"]
+    }
+    # the whole table of the quickstart
+    text = TEXTS["docs/quickstart.md"].replace("**", "")
+    for name in dict.fromkeys(name for name, _ in cells):
+        shown = [
+            shown_percent(cells[name, column]) if (name, column) in cells else ""
+            for column in ("kNN", "kNN, 100/class", "kNN, 10/class", "linear")
+        ]
+        assert [cell.strip() for cell in row(text, f"{name} |").split("|")[2:-1]] == shown
+    assert f"training in {measured['precision']}" in text
+    # the README's row
+    line = row(TEXTS["README.md"], "kNN top-1")
+    assert f"| {shown_percent(cells['pretrained', 'kNN'])} |" in line
+    for name in ("raw pixels", "random weights"):
+        assert f"{name} {100 * cells[name, 'kNN']['value']:.1f}" in line
+
+
 def test_the_tables_of_performance_are_those_that_were_measured():
     text = TEXTS["docs/performance.md"]
     loss = {(r["rows"], r["contender"]): r for r in figures("nt_xent.json")}

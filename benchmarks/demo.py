@@ -1,0 +1,48 @@
+"""The numbers that `make demo` ends with, as the pages quote them.
+
+    make demo && python -m benchmarks.demo out/demo/run --json docs/measured/demo.json
+
+Nothing is measured here: what eval.json and run.json of the run say is kept, of the table that the
+suite prints. A run that was shortened for a slow machine is refused.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+KEPT = ("features", "whitened", "column", "protocol", "value", "interval95")
+
+
+def figures(run_dir: Path) -> dict[str, Any]:
+    """Take the table's numbers from a run of the whole recipe. Raises: SystemExit."""
+    recipe, run, evaluation = (
+        json.loads((run_dir / f"{name}.json").read_text()) for name in ("recipe", "run", "eval")
+    )
+    if recipe["name"] != "demo" or recipe["run"].get("full_steps"):
+        raise SystemExit(f"{run_dir} is no run of the whole recipe demo.toml")
+    return {
+        "command": "make demo",
+        "precision": run["precision"],
+        "environment": run["environment"],
+        "steps": recipe["steps"],
+        "rows": [
+            {key: row[key] for key in KEPT}
+            for row in evaluation["rows"]
+            if row["column"] is not None
+        ],
+    }
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--json", type=Path, required=True)
+    given = parser.parse_args()
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    given.json.write_text(json.dumps(figures(given.run_dir), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
