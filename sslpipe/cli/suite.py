@@ -221,8 +221,7 @@ def _find_leaks(
     """Find the test samples that are in train, with a progress bar."""
     index = load_index(data)
     train, test = map(index.split, names)
-    with progress("leakage", 2 * len(rows[1].ids)) as advance:
-        return find_leaks((train, test), rows, num_workers=num_workers, progress=advance)
+    return find_leaks((train, test), rows, num_workers=num_workers, progress=progress)
 
 
 def print_suite(report: dict[str, Any]) -> None:

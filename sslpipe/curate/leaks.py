@@ -1,7 +1,6 @@
 """Which test samples have a near-duplicate in train: what makes a test easier than it looks."""
 
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from sslpipe.curate.results import COLUMN
 from sslpipe.curate.scan import Samples, scan
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.neighbours import nearest
 
 NEIGHBOURS = 3  # train samples compared with each test sample
@@ -34,7 +34,7 @@ def find_leaks(
     rows: tuple[Embeddings, Embeddings],
     *,
     num_workers: int = 2,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Leaks:
     """Find the test samples that are in train, too.
 
@@ -45,7 +45,7 @@ def find_leaks(
         splits: Train and test.
         rows: Their features, on the CPU.
         num_workers: Threads that decode and compare.
-        progress: Called with the number of samples of each part that is read.
+        progress: Makes the progress bar of the samples that are read.
 
     Raises:
         DataError: A shard cannot be read, or fewer train samples than neighbours have features.
@@ -56,9 +56,11 @@ def find_leaks(
     k = min(NEIGHBOURS, len(train.ids))
     near = train.ids[nearest(train.features, test.features, k).indices]  # (Q, k)
     wanted = [np.unique(near.numpy()), np.sort(test.ids.numpy())]
-    samples = scan(
-        splits, ids=wanted, num_workers=num_workers, on_bad=lambda bad: None, progress=progress
-    )
+    bar = nullcontext() if progress is None else progress("leakage", sum(map(len, wanted)))
+    with bar as advance:
+        samples = scan(
+            splits, ids=wanted, num_workers=num_workers, on_bad=lambda bad: None, progress=advance
+        )
     with closing(samples.thumbs):
         pairs = _rows_of(samples, near.numpy(), test.ids.numpy())
         verdicts = compare_all(samples, pairs, num_workers=num_workers)

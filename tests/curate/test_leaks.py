@@ -1,6 +1,7 @@
 """Test samples that are in train: found by pixels, or by the column that says so."""
 
 import io
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -45,8 +46,16 @@ def test_leaks_are_found_by_pixels_among_the_nearest(index):
     splits = index.split("train"), index.split("test")
     leaks = find_leaks(splits, features([0, 1, 5, 3, 9, 4, 1]), num_workers=0)
     assert (leaks.ids.tolist(), leaks.how) == ([2, 4, 6], "by pixels")
-    threads = find_leaks(splits, features([0, 1, 5, 3, 9, 4, 1]), num_workers=2)
+    planned, done = [], []
+
+    def bar(title, total):
+        planned.append(total)
+        return nullcontext(done.append)
+
+    rows = features([0, 1, 5, 3, 9, 4, 1])
+    threads = find_leaks(splits, rows, num_workers=2, progress=bar)
     assert threads.ids.tolist() == [2, 4, 6]
+    assert planned == [sum(done)]  # the bar ends where the work does
 
 
 def test_the_column_says_so_where_both_splits_have_it(index, tmp_path):
