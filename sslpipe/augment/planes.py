@@ -40,7 +40,7 @@ class Planes:
     @property
     def views(self) -> Tensor:
         """(n, 3, S, S), planar; changed by what is called here."""
-        return self._planes[:, :_ONES].unflatten(2, (self._side, self._side))
+        return self._planes[:, :_ONES].view(-1, _ONES, self._side, self._side)
 
     def blend_(self, rows: slice, weights: Tensor, mean: Tensor | None) -> None:
         """Do one step of pixels.Blends to some views.
@@ -96,7 +96,7 @@ def blend_weights(terms: Tensor) -> Tensor:
         (k, n, 3, 4); its last column is 0, for what the mean gray adds.
     """
     weights = terms[:, :2].mT @ _constants(terms.device).blend
-    return weights.unflatten(2, (3, 4))
+    return weights.view(*weights.shape[:2], 3, 4)
 
 
 class _Constants(NamedTuple):

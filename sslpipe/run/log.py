@@ -244,10 +244,11 @@ def logged_step_s(run_dir: Path) -> float:
             f"{run_dir} has logged too few steps to time one; train it with more steps, or a "
             "smaller run.log_steps"
         )
-    return median(
+    step_s: float = median(
         (later["wall"] - line["wall"]) / (later["step"] - line["step"])
         for line, later in pairwise(lines)
     )
+    return step_s
 
 
 def quarantined_ids(path: Path) -> set[int]:
