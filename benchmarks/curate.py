@@ -3,9 +3,9 @@
 Pictures of three sources get duplicates of seven kinds; see `curate_plants.py`. Pairs that the
 program finds among the pictures themselves, before anything is planted, are natural: they are
 counted apart, their pictures are no sources of plants, and a plant is not wrong to be paired with
-what its source is paired with. Pictures that are nearly constant are no sources either: nothing can
-be found of them. Limits were chosen on the set "chosen" and are measured on "measured", of other
-files. Each part is kept in the JSON and not done again.
+what its source is paired with. Pictures that are nearly constant, or nearly a ramp, are no sources
+either: nothing can be found of them. Limits were chosen on the set "chosen" and are measured on
+"measured", of other files. Each part is kept in the JSON and not done again.
 
     python -m benchmarks.curate --fashion-mnist DIR --drawings DIR --photographs DIR \
         --out docs/curate.json
@@ -21,10 +21,11 @@ import numpy as np
 from benchmarks.curate_plants import KINDS, Picture, drawings, fashion_mnist, photographs
 from sslpipe.curate.duplicates import find_duplicates
 from sslpipe.curate.scan import scan_pictures
+from sslpipe.curate.thumbnails import luminance
 from sslpipe.evaluation.result import wilson95
 from sslpipe.portable import write_atomically
 
-LEAST_DEVIATION = 12.0  # levels of a source of plants
+LEAST_DEVIATION = 12.0  # levels, see `detail`, of a source of plants
 
 
 def pictures_of(source: str, folder: Path, count: int, measured: bool) -> list[Picture]:
@@ -35,10 +36,21 @@ def pictures_of(source: str, folder: Path, count: int, measured: bool) -> list[P
     return read(folder, count, measured)
 
 
+def detail(picture: Picture) -> float:
+    """Deviation of the brightness from a linear ramp, in levels."""
+    levels = luminance(picture)
+    axes = [np.linspace(-1, 1, side) for side in levels.shape]
+    down, right = np.meshgrid(*axes, indexing="ij")
+    levels = levels - levels.mean()
+    for ramp in (down, right):
+        levels = levels - ramp * (levels * ramp).sum() / (ramp**2).sum()
+    return float(levels.std())
+
+
 def found_pairs(pictures: list[Picture], workers: int) -> set[tuple[int, int]]:
     samples = scan_pictures(pictures)
     pairs = find_duplicates(samples, num_workers=workers).pairs
-    samples.thumbs.close()
+    samples.pictures.thumbs.close()
     return set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
 
 
@@ -49,7 +61,7 @@ def measure(pictures: list[Picture], plants_each: int, seed: int, workers: int) 
     fit = [
         row
         for row, picture in enumerate(pictures)
-        if row not in known and picture.std() >= LEAST_DEVIATION
+        if row not in known and detail(picture) >= LEAST_DEVIATION
     ]
     rng = np.random.default_rng(seed)
     everything, sources = list(pictures), list(range(len(pictures)))
@@ -103,7 +115,7 @@ def main() -> None:
     tree = json.loads(options.out.read_text()) if options.out.exists() else {}
     for source in ("fashion_mnist", "drawings", "photographs"):
         folder = getattr(options, source)
-        for name in ("chosen", "measured") if folder else ():
+        for name in ("measured", "chosen") if folder else ():
             key = f"{source}, {name}"
             if key in tree:
                 continue

@@ -112,7 +112,7 @@ def duplicates(
         rows = _features(index, splits, features or [], init or run, device, num_workers)
     with progress("read", sum(map(len, splits))) as advance:
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
-    with closing(samples.thumbs):
+    with closing(samples.pictures.thumbs):
         vectors = None if rows is None else _of_samples(rows, samples)
         found = find_duplicates(samples, vectors, num_workers=num_workers)
         sheet = doubt_sheet(samples, found.doubt)

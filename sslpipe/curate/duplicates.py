@@ -26,14 +26,13 @@ from sslpipe.curate.groups import (
     Pairs,
     joined,
 )
-from sslpipe.curate.scan import Samples
+from sslpipe.curate.scan import Pictures, Samples
 from sslpipe.curate.verify import Verdicts, compare
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-PART_PAIRS = 512  # compared by their pixels at a time, in a thread
-WHOLE_BOX = 0.97  # share of either side from which on a part is the whole
+PART_PAIRS = 128  # compared by their pixels at a time, in a thread
 
 
 class Limits(NamedTuple):
@@ -103,10 +102,9 @@ def find_duplicates(
     first[exact.second] = False  # of equal pixels one is enough
     rows = np.flatnonzero(first)
     if features is None:
-        candidates = by_descriptors(samples.descriptors[rows])
+        pairs = by_descriptors(samples.pictures.of_some(first))
     else:
-        candidates = by_features(features[torch.from_numpy(rows)])
-    pairs = rows[candidates]
+        pairs = rows[by_features(features[torch.from_numpy(rows)])]
     verdicts = compare_all(samples, pairs, num_workers=num_workers, progress=progress)
     worst = worst_rests(pairs, verdicts, len(samples))
     near = accepted_pairs(pairs, verdicts, worst, limits)
@@ -118,7 +116,7 @@ def find_duplicates(
         verdicts = _concatenated([verdicts, again])
         near = accepted_pairs(pairs, verdicts, worst, limits)
     found = Pairs(
-        pairs[near, 0], pairs[near, 1], _kinds(verdicts, near, limits), _scores(verdicts)[near]
+        pairs[near, 0], pairs[near, 1], _kinds(verdicts, near, limits), verdicts.best()[near]
     )
     return Found(joined([exact, found]), _doubt(pairs, verdicts, worst, limits))
 
@@ -135,10 +133,10 @@ def compare_all(
     num_workers: int = 2,
     progress: Callable[[int], None] | None = None,
 ) -> Verdicts:
-    """Compare any number of pairs by their pixels, see `verify.compare`."""
+    """Compare any number of pairs by their pixels: of a framed sample, its inside, too."""
 
     def look(part: Integers) -> Verdicts:
-        verdicts = compare(part, samples)
+        verdicts = _compare_pictures(part, samples.pictures)
         if progress is not None:
             progress(len(part))
         return verdicts
@@ -150,6 +148,19 @@ def compare_all(
     else:
         looked = [look(part) for part in parts]
     return _concatenated(looked)
+
+
+def _compare_pictures(pairs: Integers, pictures: Pictures) -> Verdicts:
+    """Compare pairs of samples by each of their pictures; the best counts."""
+    first, counts = pictures.of(pairs)  # (P, 2) each
+    verdicts = compare(first, pictures)
+    for inside in ((0, 1), (1, 0), (1, 1)):
+        rows = np.flatnonzero((counts > inside).all(1))
+        if len(rows):
+            found = compare(first[rows] + np.array(inside), pictures)
+            found.cropped[:] |= sum(inside) == 1
+            verdicts.take(found, rows)
+    return verdicts
 
 
 def _concatenated(parts: list[Verdicts]) -> Verdicts:
@@ -201,14 +212,10 @@ def accepted_pairs(
     return accepted
 
 
-def _scores(verdicts: Verdicts) -> Floats:
-    return np.maximum(verdicts.score, verdicts.outside)
-
-
 def _kinds(verdicts: Verdicts, rows: NDArray[np.bool_], limits: Limits) -> Integers:
     """What relates each of some pairs, of KINDS."""
-    cropped = (verdicts.box[rows, 2:] < WHOLE_BOX).any(1)
-    kinds = np.where(verdicts.mirrored[rows], MIRRORED, NEAR) + cropped * (CROPPED - NEAR)
+    kinds = np.where(verdicts.mirrored[rows], MIRRORED, NEAR)
+    kinds += verdicts.cropped[rows] * (CROPPED - NEAR)
     overlaid = 1 - verdicts.score[rows] > limits.rest
     return np.where(overlaid, OVERLAID, kinds).astype(np.int64)
 
@@ -236,4 +243,4 @@ def _doubt(pairs: Integers, verdicts: Verdicts, worst: Floats, limits: Limits) -
     ratio = np.log(np.maximum(_rests(verdicts), 1e-6) / _limits(pairs, worst, limits)).min(0)
     order = np.argsort(np.abs(ratio), kind="stable")
     distance = ratio[order].astype(np.float32)
-    return Doubt(pairs[order], _scores(verdicts)[order], distance <= 0, distance)
+    return Doubt(pairs[order], verdicts.best()[order], distance <= 0, distance)

@@ -61,7 +61,7 @@ def find_leaks(
         samples = scan(
             splits, ids=wanted, num_workers=num_workers, on_bad=lambda bad: None, progress=advance
         )
-    with closing(samples.thumbs):
+    with closing(samples.pictures.thumbs):
         pairs = _rows_of(samples, near.numpy(), test.ids.numpy())
         verdicts = compare_all(samples, pairs, num_workers=num_workers)
     same = accepted_pairs(pairs, verdicts, worst_rests(pairs, verdicts, len(samples)), Limits())

@@ -28,7 +28,34 @@ WINDOW_BYTES = 64 * 2**20
 Integers = NDArray[np.int64]
 Progress = Callable[[int], None]
 T = TypeVar("T")
-_NO_THUMB = np.zeros((0, 0, 3), np.uint8)  # where it is on disk
+
+
+class Pictures(NamedTuple):
+    """What samples are compared by: each one's whole and, of a framed one, then its inside.
+
+    Args:
+        sample: (M,) int64, rows of `Samples`, ascending.
+        sizes: (M, 2) int64, height and width in px.
+        descriptors: (M, VIEWS, 64) int8, see `thumbnails.describe`.
+        thumbs: M thumbnails, on disk.
+    """
+
+    sample: Integers
+    sizes: Integers
+    descriptors: NDArray[np.int8]
+    thumbs: ThumbFile
+
+    def of(self, samples: Integers) -> tuple[Integers, Integers]:
+        """Return the first picture of some samples, and how many they have: 1 or 2."""
+        first = np.searchsorted(self.sample, samples)
+        return first, np.searchsorted(self.sample, samples, side="right") - first
+
+    def of_some(self, samples: NDArray[np.bool_]) -> "Pictures":
+        """Return those of some samples, (N,); thumbnails stay those of all, and are not for use."""
+        kept = samples[self.sample]
+        return self._replace(
+            sample=self.sample[kept], sizes=self.sizes[kept], descriptors=self.descriptors[kept]
+        )
 
 
 class Samples(NamedTuple):
@@ -41,22 +68,16 @@ class Samples(NamedTuple):
         keys: N of the shards.
         bytes_sha256: (N, 32) uint8, of the encoded image.
         pixels_sha256: (N, 32) uint8, of its decoded pixels and their shape.
-        sizes: (N, 2) int64, height and width in px.
-        descriptors: (N, VIEWS, 64) int8, see `thumbnails.describe`.
-        frames: (N, 4) float32, see `thumbnails.inside_frame`.
-        thumbs: N thumbnails, on disk.
+        pictures: Of all of them.
     """
 
     splits: tuple[str, ...]
-    split: NDArray[np.int64]
-    ids: NDArray[np.int64]
+    split: Integers
+    ids: Integers
     keys: list[str]
     bytes_sha256: NDArray[np.uint8]
     pixels_sha256: NDArray[np.uint8]
-    sizes: NDArray[np.int64]
-    descriptors: NDArray[np.int8]
-    frames: NDArray[np.float32]
-    thumbs: ThumbFile
+    pictures: Pictures
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -67,10 +88,8 @@ class _Seen(NamedTuple):
     key: str
     bytes_sha256: bytes
     pixels_sha256: bytes
-    size: tuple[int, int]
-    thumb: NDArray[np.uint8]
-    frame: NDArray[np.float32]
-    descriptor: NDArray[np.int8]
+    sizes: list[tuple[int, int]]  # of the whole, and of what is inside its frame
+    thumbs: list[NDArray[np.uint8]]
 
 
 def scan(
@@ -93,52 +112,58 @@ def scan(
     Raises:
         DataError: A shard cannot be read.
     """
-    rows: list[_Seen] = []
-    counts, thumbs = [], ThumbFile()
+    found, counts = _Collected(), []
     for number, split in enumerate(splits):
-        before, some = len(rows), None if ids is None else ids[number]
+        before, some = len(found.rows), None if ids is None else ids[number]
         parts = each_sample(split, _look, ids=some, num_workers=num_workers, on_bad=on_bad)
         for part in parts:
-            seen = [one for one in part if one is not None]
-            thumbs.append([one.thumb for one in seen])
-            rows += [one._replace(thumb=_NO_THUMB) for one in seen]
+            found.take([seen for seen in part if seen is not None])
             if progress is not None:
                 progress(len(part))
-        counts.append(len(rows) - before)
-    return _samples([split.name for split in splits], counts, rows, thumbs)
+        counts.append(len(found.rows) - before)
+    return found.samples([split.name for split in splits], counts)
 
 
 def scan_pictures(pictures: Iterable[NDArray[np.uint8]], name: str = "pictures") -> Samples:
     """Do as `scan` with pictures in memory, (h, w, 3) uint8 each; their bytes are their pixels."""
-    rows, thumbs = list[_Seen](), ThumbFile()
+    found = _Collected()
     for number, pixels in enumerate(pictures):
-        seen = _see(number, str(number), pixels.tobytes(), pixels)
-        thumbs.append([seen.thumb])
-        rows.append(seen._replace(thumb=_NO_THUMB))
-    return _samples([name], [len(rows)], rows, thumbs)
+        found.take([_see(number, str(number), pixels.tobytes(), pixels)])
+    return found.samples([name], [len(found.rows)])
 
 
-def _samples(
-    splits: Sequence[str], counts: Sequence[int], rows: Sequence[_Seen], thumbs: ThumbFile
-) -> Samples:
-    """Put what was seen into arrays. counts: Rows of each split."""
-    descriptors = [row.descriptor[None] for row in rows]
-    of_bytes, of_pixels = (
-        np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)
-        for hashes in ([r.bytes_sha256 for r in rows], [r.pixels_sha256 for r in rows])
-    )
-    return Samples(
-        tuple(splits),
-        np.repeat(np.arange(len(splits)), counts),
-        np.array([row.id for row in rows], np.int64),
-        [row.key for row in rows],
-        of_bytes,
-        of_pixels,
-        np.array([row.size for row in rows], np.int64).reshape(-1, 2),
-        np.concatenate([np.zeros((0, VIEWS, WIDTH), np.int8), *descriptors]),
-        np.array([row.frame for row in rows], np.float32).reshape(-1, 4),
-        thumbs,
-    )
+class _Collected:
+    """What was seen so far; thumbnails go to the disk."""
+
+    def __init__(self) -> None:
+        self.rows: list[_Seen] = []
+        self._thumbs = ThumbFile()
+        self._descriptors = [np.zeros((0, VIEWS, WIDTH), np.int8)]
+
+    def take(self, part: Sequence[_Seen]) -> None:
+        thumbs = [thumb for seen in part for thumb in seen.thumbs]
+        if thumbs:
+            self._thumbs.append(thumbs)
+            self._descriptors.append(describe(np.stack(thumbs)))
+        self.rows += [seen._replace(thumbs=[]) for seen in part]
+
+    def samples(self, splits: Sequence[str], counts: Sequence[int]) -> Samples:
+        """Put everything into arrays. counts: Rows of each split."""
+        rows = self.rows
+        of_bytes, of_pixels = (
+            np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)
+            for hashes in ([r.bytes_sha256 for r in rows], [r.pixels_sha256 for r in rows])
+        )
+        pictures = Pictures(
+            np.repeat(np.arange(len(rows)), [len(row.sizes) for row in rows]),
+            np.array([size for row in rows for size in row.sizes], np.int64).reshape(-1, 2),
+            np.concatenate(self._descriptors),
+            self._thumbs,
+        )
+        ids = np.array([row.id for row in rows], np.int64)
+        split = np.repeat(np.arange(len(splits)), counts)
+        keys = [row.key for row in rows]
+        return Samples(tuple(splits), split, ids, keys, of_bytes, of_pixels, pictures)
 
 
 def each_sample(
@@ -208,14 +233,13 @@ def _see(sample_id: int, key: str, raw: bytes | memoryview, pixels: NDArray[np.u
     height, width, _ = pixels.shape
     of_pixels = hashlib.sha256(f"{height} {width} ".encode())
     of_pixels.update(np.ascontiguousarray(pixels).data)
-    thumb, frame = thumbnail(pixels), inside_frame(pixels)
+    inside = inside_frame(pixels)
+    shown = [pixels] if inside is None else [pixels, inside]
     return _Seen(
         sample_id,
         key,
         hashlib.sha256(raw).digest(),
         of_pixels.digest(),
-        (height, width),
-        thumb,
-        frame,
-        describe(thumb, frame),
+        [(each.shape[0], each.shape[1]) for each in shown],
+        [thumbnail(each) for each in shown],
     )

@@ -36,8 +36,9 @@ def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image
     for place, pair in enumerate(pairs.tolist()):
         left = MARGIN_PX + place % columns * step_x
         top = MARGIN_PX + place // columns * step_y
-        for side, thumb in enumerate(samples.thumbs.read(pair)):
-            size = _fitted(*samples.sizes[pair[side]].tolist())
+        wholes, _ = samples.pictures.of(np.array(pair))
+        for side, thumb in enumerate(samples.pictures.thumbs.read(wholes)):
+            size = _fitted(*samples.pictures.sizes[wholes[side]].tolist())
             sheet.paste(Image.fromarray(thumb).resize(size), (left + side * (CELL_PX + 2), top))
         accepted = bool(doubt.accepted[place])
         words = f"{'one picture' if accepted else 'refused'}, score {doubt.score[place]:.4f}"

@@ -21,9 +21,9 @@ FREQUENCIES = 8  # of either axis
 LEVELS = 127  # of a descriptor, int8: sums of products are whole numbers below 2^24, so exact
 CROP = 0.9  # of each side
 _STARTS = (0.0, 0.025, 0.05, 0.075, 0.1)  # of crops, on either axis
-VIEWS = 2 + len(_STARTS) ** 2
-FULL, FRAMED = 0, VIEWS - 1  # the whole, and what a frame of one colour leaves
-COARSE = (0, 1, 5, 13, 21, 25, 26)  # views that are searched: whole, corners, centre, framed
+VIEWS = 1 + len(_STARTS) ** 2
+FULL = 0  # the view that is the whole
+COARSE = (0, 1, 5, 13, 21, 25)  # views that are searched among all: whole, corners, centre
 MOST_FRAME = 0.09  # of a side; what is wider belongs to the picture
 _FRAME_LEVELS = 6  # that a frame's pixels differ, at most
 WIDTH = FREQUENCIES**2  # of a descriptor
@@ -32,35 +32,38 @@ EVEN = np.tile(np.arange(FREQUENCIES) % 2 == 0, FREQUENCIES)  # (64,), which mir
 Thumbs = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
+# left, top, width and height of each view as shares of the sides, (VIEWS, 4)
+VIEW_BOXES: Floats = np.array(
+    [(0, 0, 1, 1), *((left, top, CROP, CROP) for top in _STARTS for left in _STARTS)], np.float32
+)
 
-def view_boxes(frames: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return left, top, width and height of each view as shares of the sides.
+
+def inside_frame(pixels: Thumbs) -> Thumbs | None:
+    """Take off a frame of one colour: at least a pixel on each side, at most MOST_FRAME of it.
 
     Args:
-        frames: (n, 4), of `inside_frame`.
+        pixels: (h, w, 3) uint8.
 
     Returns:
-        (n, VIEWS, 4) float32.
+        What is inside, (h', w', 3); None without a frame.
     """
-    crops = [(left, top, CROP, CROP) for top in _STARTS for left in _STARTS]
-    fixed = np.array([(0.0, 0.0, 1.0, 1.0), *crops], np.float32)
-    fixed = np.broadcast_to(fixed, (len(frames), *fixed.shape))
-    return np.concatenate([fixed, frames[:, None]], axis=1)
-
-
-def inside_frame(pixels: Thumbs) -> Floats:
-    """Find what a frame of one colour leaves. (h, w, 3) -> (4,): left, top, width, height.
-
-    Rows and columns of the corner's colour are taken off each side, at most MOST_FRAME of it.
-    """
-    odd = np.abs(pixels.astype(np.int16) - pixels[0, 0]).max(2) > _FRAME_LEVELS  # (h, w)
+    if min(pixels.shape[:2]) < 3:
+        return None
+    corner = pixels[0, 0].astype(np.int16)
+    edges = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
+    if any((np.abs(edge - corner) > _FRAME_LEVELS).any() for edge in edges):
+        return None
+    odd = (np.abs(pixels - corner) > _FRAME_LEVELS).any(2)  # (h, w)
     ends = []
-    for lines in (odd.any(0), odd.any(1)):  # columns, rows
-        most = int(MOST_FRAME * len(lines))
-        first, last = (next(iter(np.flatnonzero(side)), most) for side in (lines, lines[::-1]))
-        first, last = min(int(first), most), min(int(last), most)
-        ends.append((first / len(lines), 1 - (first + last) / len(lines)))
-    return np.array([ends[0][0], ends[1][0], ends[0][1], ends[1][1]], np.float32)
+    for lines in (odd.any(1), odd.any(0)):  # rows, columns
+        inside = np.flatnonzero(lines)
+        if not len(inside):
+            return None
+        first, end = int(inside[0]), int(inside[-1]) + 1
+        if max(first, len(lines) - end) > MOST_FRAME * len(lines):
+            return None
+        ends.append(slice(first, end))
+    return pixels[ends[0], ends[1]]
 
 
 def thumbnail(pixels: Thumbs) -> Thumbs:
@@ -101,29 +104,26 @@ def _frequencies(start: float, size: float) -> Floats:
     return rows
 
 
-def describe(thumb: Thumbs, frame: Floats) -> NDArray[np.int8]:
-    """Compute the descriptors of every view of a thumbnail.
+def describe(thumbs: Thumbs) -> NDArray[np.int8]:
+    """Compute the descriptors of every view of some thumbnails.
 
     Args:
-        thumb: (64, 64, 3) uint8.
-        frame: (4,) of `inside_frame`.
+        thumbs: (n, 64, 64, 3) uint8.
 
     Returns:
-        (VIEWS, 64) int8 of length 127 but for rounding; zeros where a view is constant.
+        (n, VIEWS, 64) int8 of length 127 but for rounding; zeros where a view is constant.
     """
-    grey = luminance(thumb)
-    waves = _FILTERS @ grey @ _FILTERS.T  # (48, 48): each part of y with each of x
-    blocks = waves.reshape(-1, FREQUENCIES, _PARTS, FREQUENCIES).transpose(0, 2, 1, 3)
-    left, top, width, height = frame.tolist()
-    inside = _frequencies(top, height) @ grey @ _frequencies(left, width).T
-    crops = blocks[1:, 1:].reshape(-1, FREQUENCIES, FREQUENCIES)
-    views = np.concatenate([blocks[0, :1], crops, inside[None]])  # (VIEWS, 8, 8)
-    k = np.arange(FREQUENCIES)
-    # natural pictures fall with the frequency; without weights the lowest would be all
-    views = views * np.sqrt(np.hypot(k[:, None], k)).astype(np.float32)
-    flat = views.reshape(VIEWS, WIDTH)
-    lengths = np.linalg.norm(flat, axis=1, keepdims=True)
-    units = np.where(lengths > 1.0, flat / np.maximum(lengths, 1.0), 0.0)
+    waves = _FILTERS @ luminance(thumbs) @ _FILTERS.T  # (n, 48, 48): each part of y with each of x
+    blocks = waves.reshape(-1, _PARTS, FREQUENCIES, _PARTS, FREQUENCIES).swapaxes(2, 3)
+    crops = blocks[:, 1:, 1:].reshape(len(thumbs), VIEWS - 1, WIDTH)
+    views = np.concatenate([blocks[:, :1, 0].reshape(-1, 1, WIDTH), crops], axis=1)
+    return rounded(views * _WEIGHTS)
+
+
+def rounded(rows: Floats) -> NDArray[np.int8]:
+    """Scale rows to length 127 and round; zeros for what is shorter than 1. (..., d)."""
+    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+    units = np.where(lengths > 1.0, rows / np.maximum(lengths, 1.0), 0.0)
     found: NDArray[np.int8] = np.rint(LEVELS * units).astype(np.int8)
     return found
 
@@ -132,6 +132,9 @@ _PARTS = 1 + len(_STARTS)
 _FILTERS = np.concatenate(
     [_frequencies(*part) for part in [(0.0, 1.0), *((start, CROP) for start in _STARTS)]]
 )  # (6 * 8, 64)
+# natural pictures fall with the frequency, and without weights the lowest would be all; the mean 0
+_WEIGHTS = np.sqrt(np.hypot(np.arange(FREQUENCIES)[:, None], np.arange(FREQUENCIES)))
+_WEIGHTS = _WEIGHTS.astype(np.float32).ravel()
 
 
 class ThumbFile:

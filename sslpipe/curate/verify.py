@@ -1,44 +1,51 @@
-"""Decide by pixels whether two samples are one picture: register one to the other, and compare.
+"""Decide by pixels whether two pictures are one: register one to the other, and compare.
 
 The first estimate is the view of one whose descriptor is most like the other's, mirrored or not.
 From there Gauss and Newton's steps find the four numbers of a box (its place and its size) by which
-the second picture is cut out of the first. What is compared is what a contrast, a brightness and a
-sharpness for the whole picture do not explain; the score is the share of the second picture's
-variance that is explained (a squared correlation).
+the second picture is cut out of the first. What is compared, in that box and in the whole, is what
+a contrast, a brightness and a sharpness for the whole picture do not explain; the score is the
+share of the second picture's variance about a linear ramp that is explained.
 
 Source:
     Lucas and Kanade 1981, IJCAI (image registration by linear least squares), with the gain and the
     bias of Baker, Gross and Matthews 2003, CMU-RI-TR-03-35; the Laplacian stands for sharpness.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.curate.candidates import LEAST_SIMILAR, similarities
-from sslpipe.curate.scan import Samples
-from sslpipe.curate.thumbnails import luminance, resampling, view_boxes
+from sslpipe.curate.scan import Pictures
+from sslpipe.curate.thumbnails import FULL, THUMB_PX, VIEW_BOXES, VIEWS, luminance, resampling
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
-GRIDS_PX = (16, 24, 32, 48, 64)  # pictures are compared on one that neither is much smaller than
-COARSE_PX = 32  # pictures are registered on a grid that is no finer, then once on their own
-FINER = 1.4  # a grid's side over the least side of two pictures, at most
-PROMISING = (0.55, 0.7, 0.8, 0.8)  # least score after each step of registration that goes on
-NOISE = 1.5  # levels of a pixel that saving alone leaves unexplained
+GRID_PX = 32  # pictures are compared on a grid of as many
+PROMISING = (0.55, 0.75, 0.85, 0.9)  # least score after each step of registration that goes on
+LIKELY = 0.95  # least score by brightness with which colours are compared
+SURER = 0.05  # cosine by which one of both mirrorings is taken without a look at the other
+WHOLE_SIMILAR = 0.7  # least cosine of the wholes with which these are compared
+NOISE = 0.5  # levels of a pixel that saving alone leaves unexplained
 WHITE, BLACK = 251.0, 4.0  # levels from which on a picture may have been cut off by its brightness
-SETTLED = 0.99  # score of a registered box above which the first estimate is not tried
-EDGE = 0.05  # share of a side, all around, that does not count: a border's blur reaches so far
+EDGE = 2  # px of the grid, all around, that do not count: a border's blur reaches so far
 SMALLEST_BOX, LARGEST_BOX = 0.82, 1.02  # share of a side that is cut out
 FARTHEST = 0.03  # share of a side that a box may reach beyond the picture
-LEAST_GAIN, MOST_GAIN = 0.6, 1.6
+WHOLE_BOX = 0.97  # share of either side from which on a part is the whole
+LEAST_GAIN, MOST_GAIN = 0.75, 1.3
 MOST_OFFSET = 32.0  # levels that a channel's brightness may differ beside the gain
-FAINT = 3.0  # levels; a picture whose deviation is below is constant, and like nothing
-WINDOW = (0.16, 0.44)  # height and width that a small text may hide, as shares of the sides
+FAINT = 3.0  # levels; a picture that deviates less from a ramp is like nothing
+WINDOW = (5, 14)  # height and width in px of the grid that a small text may hide
 _ASPECT = 0.06  # of the logarithm of shapes, beside a pixel's rounding
+
+# what counts of the grid, (px, px)
+_INNER = np.zeros((GRID_PX, GRID_PX), bool)
+_INNER[EDGE:-EDGE, EDGE:-EDGE] = True
+# what makes a grid of a thumbnail, (px, 64): as `_cut` does of the whole
+_SHRINK = resampling(0.0, 1.0, GRID_PX)
+_RAMP = ((np.arange(GRID_PX) + 0.5) / GRID_PX - 0.5).astype(np.float32)
 
 
 class Verdicts(NamedTuple):
@@ -48,191 +55,141 @@ class Verdicts(NamedTuple):
         score: Share of the variance explained, at most 1.
         outside: The same outside of the window that is explained worst.
         mirrored: Whether one is the other's mirror image.
-        box: (P, 4) float32, left, top, width, height of the part of `whole` that is compared.
-        swapped: Whether the second of the pair is the whole, and the first a part of it.
+        cropped: Whether one is a part of the other.
     """
 
     score: Floats
     outside: Floats
     mirrored: NDArray[np.bool_]
-    box: Floats
-    swapped: NDArray[np.bool_]
+    cropped: NDArray[np.bool_]
+
+    def best(self) -> Floats:
+        """Return the larger of both scores."""
+        larger: Floats = np.maximum(self.score, self.outside)
+        return larger
+
+    def take(self, better: "Verdicts", rows: Integers) -> None:
+        """Put other verdicts in the place of some rows where their scores are larger."""
+        taken = better.best() > self.best()[rows]
+        for ours, theirs in zip(self, better, strict=True):
+            ours[rows[taken]] = theirs[taken]
 
 
-class _Start(NamedTuple):
-    swapped: NDArray[np.bool_]
-    box: Floats
-    near: NDArray[np.bool_]
-
-
-def compare(pairs: Integers, samples: Samples) -> Verdicts:
-    """Compare pairs of samples by their pixels.
+def compare(pairs: Integers, pictures: Pictures) -> Verdicts:
+    """Compare pairs of pictures by their pixels, mirrored or not.
 
     Args:
-        pairs: (P, 2) int64 rows; some hundreds at a time.
-        samples: Their thumbnails, descriptors and sizes.
+        pairs: (P, 2) int64 rows of `pictures`; a hundred or so at a time.
+        pictures: What is compared.
     """
-    plain = _compare(pairs, samples, mirrored=False)
-    doubtful = np.maximum(plain.score, plain.outside) < SETTLED
-    mirrored = _compare(pairs[doubtful], samples, mirrored=True)
-    taken = mirrored.score > plain.score[doubtful]
-    better = np.flatnonzero(doubtful)[taken]
-    for ours, theirs in zip(plain, mirrored, strict=True):
-        ours[better] = theirs[taken]
-    return plain
+    count = len(pairs)
+    none, no = np.zeros(count, np.float32), np.zeros(count, bool)
+    verdicts = Verdicts(none, none.copy(), no, no.copy())
+    first, second = (pictures.thumbs.read(side) for side in pairs.T)
+    # of each view of either picture, how like the whole of the other it is
+    ways = [similarities(pictures.descriptors, *side) for side in (pairs.T, pairs.T[::-1])]
+    even, odd = (np.concatenate(parts, axis=1) for parts in zip(*ways, strict=True))  # (P, 2 VIEWS)
+    sides = even + odd, even - odd
+    surest = np.maximum(sides[0].max(1), sides[1].max(1)) - SURER
+    for mirrored, alike in enumerate(sides):
+        likely = alike.max(1) >= np.maximum(surest, LEAST_SIMILAR)
+        # cut out of the one or out of the other
+        swapped, view = np.divmod(alike.argmax(1), VIEWS)
+        for way, whole, part in ((0, first, second), (1, second, first)):
+            rows = np.flatnonzero(likely & (swapped == way))
+            if len(rows):
+                sizes = pictures.sizes[pairs[rows]][:, [way, 1 - way]]  # (n, 2, 2)
+                flipped = part[rows][:, :, ::-1] if mirrored else part[rows]
+                same = alike[rows, way * VIEWS + FULL] >= WHOLE_SIMILAR
+                found = _compare(whole[rows], flipped, sizes, VIEW_BOXES[view[rows]], same)
+                verdicts.take(found._replace(mirrored=np.full(len(rows), mirrored > 0)), rows)
+    return verdicts
 
 
-def _compare(pairs: Integers, samples: Samples, *, mirrored: bool) -> Verdicts:
-    """Compare pairs, the second of which is mirrored or not."""
-    start = _first_boxes(pairs, samples, mirrored)
-    count, sizes = len(pairs), samples.sizes
-    score, outside = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    box = start.box.copy()
-    whole = np.where(start.swapped, pairs[:, 1], pairs[:, 0])
-    part = np.where(start.swapped, pairs[:, 0], pairs[:, 1])
-    grid = _grids(sizes[pairs].min(axis=(1, 2)))
-    for px in np.unique(grid[start.near]).tolist():
-        own = np.flatnonzero((grid == px) & start.near)
-        first, second = (samples.thumbs.read(side[own]) for side in (whole, part))
-        if mirrored:
-            second = second[:, :, ::-1]
-        registered, alike = _registered(first, second, px, box[own])
-        score[own], outside[own], box[own] = _best_score(
-            first, second, px, (registered, box[own]), alike
-        )
-    fits = _same_shape(box, sizes[whole], sizes[part])
-    score[~fits] = outside[~fits] = 0.0
-    return Verdicts(score, outside, np.full(count, mirrored), box, start.swapped)
-
-
-def _registered(
-    whole: NDArray[np.uint8], part: NDArray[np.uint8], px: int, box: Floats
-) -> tuple[Floats, Floats]:
-    """Register thumbnails on a coarse grid, then what is promising on a grid of px."""
-    grey = [luminance(side)[..., None] for side in (whole, part)]
-    coarse = [_resampled(side, min(px, COARSE_PX))[..., 0] for side in grey]
-    box, alike = _register(coarse[0], coarse[1], box, PROMISING)
-    close = np.flatnonzero(alike >= PROMISING[-1])
-    if px > COARSE_PX and len(close):
-        fine = [_resampled(side[close], px)[..., 0] for side in grey]
-        box[close], alike[close] = _register(fine[0], fine[1], box[close], (0.0,))
-    return box, alike
-
-
-def _best_score(
+def _compare(
     whole: NDArray[np.uint8],
     part: NDArray[np.uint8],
-    px: int,
-    boxes: Sequence[Floats],
-    alike: Floats,
-) -> tuple[Floats, Floats, Floats]:
-    """Compare colours in the registered box and, where that explains too little, in the first one.
+    sizes: Integers,
+    box: Floats,
+    same: NDArray[np.bool_],
+) -> Verdicts:
+    """Compare pictures with parts of others, and with all of them.
 
-    Returns:
-        (n,) score and score outside of the window, (n, 4) the box; `alike` where neither is tried.
+    Args:
+        whole: (n, 64, 64, 3) levels.
+        part: (n, 64, 64, 3).
+        sizes: (n, 2, 2) of both, height and width in px.
+        box: (n, 4) first estimates of where the part is.
+        same: (n,) whether the part may be the whole.
     """
-    score, outside, box = alike.copy(), alike.copy(), boxes[0].copy()
-    for number, each in enumerate(boxes):
-        least = PROMISING[0] if number else PROMISING[-1]
-        settled = number > 0 and np.maximum(score, outside) >= SETTLED
-        rows = np.flatnonzero((alike >= least) & ~np.asarray(settled))
-        if not len(rows):
-            continue
-        colours = [_resampled(side[rows], px) for side in (whole, part)]
-        found = _score(colours[0], colours[1], each[rows])
-        better = np.maximum(*found) > outside[rows] if number else np.ones(len(rows), bool)
-        score[rows[better]], outside[rows[better]] = (values[better] for values in found)
-        box[rows[better]] = each[rows[better]]
-    return score, outside, box
-
-
-def _first_boxes(pairs: Integers, samples: Samples, mirrored: bool) -> _Start:
-    """The view of either sample that is most like the whole of the other, or of its mirror image.
-
-    Returns:
-        Whether the view is of the second sample, its box, and whether it is like the other at all.
-    """
-    found = []
-    for whole, part in ((0, 1), (1, 0)):
-        even, odd = similarities(samples.descriptors, pairs[:, whole], pairs[:, part])
-        found.append(even - odd if mirrored else even + odd)
-    alike = np.concatenate(found, axis=1)  # (P, 2 VIEWS)
-    swapped, view = np.divmod(alike.argmax(1), found[0].shape[1])
-    whole_rows = np.where(swapped == 1, pairs[:, 1], pairs[:, 0])
-    boxes = view_boxes(samples.frames[whole_rows])[np.arange(len(pairs)), view]
-    return _Start(swapped == 1, boxes, alike.max(1) >= LEAST_SIMILAR)
-
-
-def _grids(smallest_px: Integers) -> Integers:
-    """The grid on which each pair is compared, by the least side of both pictures."""
-    grids = np.array(GRIDS_PX)
-    place = np.searchsorted(grids, FINER * smallest_px, side="right") - 1
-    fitting: Integers = grids[np.maximum(place, 0)]
-    return fitting
-
-
-def _resampled(thumbs: NDArray[Any], px: int) -> Floats:
-    """(n, 64, 64, c) -> (n, px, px, c) float32 levels."""
-    matrix = resampling(0.0, 1.0, px)
-    wide = np.moveaxis(thumbs.astype(np.float32), 3, 1)  # (n, c, 64, 64)
-    small: NDArray[Any] = matrix @ wide @ matrix.T
-    return np.moveaxis(small, 1, 3)
+    score, outside = np.zeros((2, len(whole)), np.float32)
+    grey = [luminance(side)[:, None] for side in (whole, part)]  # (n, 1, 64, 64)
+    registered, alike = _register(grey[0][:, 0], grey[1][:, 0], box)
+    chosen = np.broadcast_to(VIEW_BOXES[FULL], box.shape).copy()
+    # all of it or a part, by brightness; then the better one by colours, where it may be a pair
+    for tried, boxes in ((same, chosen), (alike >= PROMISING[-1], registered)):
+        rows = np.flatnonzero(tried & _same_shape(boxes, sizes[:, 0], sizes[:, 1]))
+        found = _score(grey[0][rows], grey[1][rows], boxes[rows])
+        better = np.maximum(*found) > np.maximum(score[rows], outside[rows])
+        rows = rows[better]
+        score[rows], outside[rows] = found[0][better], found[1][better]
+        chosen[rows] = boxes[rows]
+    rows = np.flatnonzero(np.maximum(score, outside) >= LIKELY)
+    colours = [np.moveaxis(side[rows], 3, 1).astype(np.float32) for side in (whole, part)]
+    score[rows], outside[rows] = _score(colours[0], colours[1], chosen[rows])
+    cropped = chosen[:, 2:].min(1) < WHOLE_BOX
+    return Verdicts(score, outside, np.zeros(len(whole), bool), cropped)
 
 
 def _cut(pictures: Floats, box: Floats) -> Floats:
-    """Cut boxes out of pictures, to the same grid. (n, px, px) and (n, 4) -> (n, px, px)."""
-    px = pictures.shape[1]
-    target = (np.arange(px, dtype=np.float32) + 0.5) / px
+    """Resample boxes of pictures. (n, 64, 64) or (n, c, 64, 64), (n, 4) -> (n, [c,] px, px).
+
+    Weights are triangles, as wide as two pixels of the grid: what is finer must not be seen in one
+    picture as something else than in the other.
+    """
+    target = (np.arange(GRID_PX, dtype=np.float32) + 0.5) * (THUMB_PX / GRID_PX)
+    places = np.arange(THUMB_PX, dtype=np.float32) + 0.5
     hats = []
     for axis in (1, 0):  # rows, then columns
-        places = (box[:, axis, None] + box[:, axis + 2, None] * target) * px - 0.5
-        inside = np.clip(places, 0, px - 1)[:, :, None]
-        far: NDArray[Any] = np.abs(inside - np.arange(px, dtype=np.float32))
-        hats.append(_cubic(far))
-    cut: NDArray[Any] = hats[0] @ pictures @ hats[1].transpose(0, 2, 1)
+        size = box[:, axis + 2, None]
+        centres = box[:, axis, None] * THUMB_PX + size * target
+        centres = np.clip(centres, 0.5, THUMB_PX - 0.5)  # edges repeated
+        wide = size * (THUMB_PX / GRID_PX)
+        hat = np.maximum(0, 1 - np.abs(centres[:, :, None] - places) / wide[:, :, None])
+        hats.append((hat / hat.sum(2, keepdims=True)).astype(np.float32))
+    rows, columns = hats if pictures.ndim == 3 else (hat[:, None] for hat in hats)
+    cut: NDArray[Any] = rows @ pictures @ columns.swapaxes(-1, -2)
     return cut
 
 
-def _cubic(far: NDArray[Any]) -> Floats:
-    """Weights of pixels at distances, rows of sum 1. Source: Keys 1981, IEEE TASSP 29(6)."""
-    near = (1.5 * far - 2.5) * far**2 + 1
-    outer = ((-0.5 * far + 2.5) * far - 4) * far + 2
-    weights = np.where(far <= 1, near, np.where(far < 2, outer, 0))
-    sums_to_1: Floats = (weights / weights.sum(2, keepdims=True)).astype(np.float32)
-    return sums_to_1
-
-
 def _laplacian(pictures: Floats) -> Floats:
-    """(n, px, px) -> the same, edges repeated."""
-    wide = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), mode="edge")
-    around = wide[:, :-2, 1:-1] + wide[:, 2:, 1:-1] + wide[:, 1:-1, :-2] + wide[:, 1:-1, 2:]
+    """(..., px, px) -> the same, edges repeated."""
+    sides = [(0, 0)] * (pictures.ndim - 2)
+    wide = np.pad(pictures, (*sides, (1, 1), (1, 1)), mode="edge")
+    around = wide[..., :-2, 1:-1] + wide[..., 2:, 1:-1] + wide[..., 1:-1, :-2] + wide[..., 1:-1, 2:]
     laplacian: Floats = around - 4 * pictures
     return laplacian
 
 
-def _register(
-    whole: Floats, part: Floats, box: Floats, least_scores: Sequence[float]
-) -> tuple[Floats, Floats]:
+def _register(whole: Floats, part: Floats, box: Floats) -> tuple[Floats, Floats]:
     """Improve boxes by steps of linear least squares.
 
     Args:
-        whole: (n, px, px) grey.
-        part: (n, px, px), cut out of it.
+        whole: (n, 64, 64) grey.
+        part: (n, 64, 64), cut out of it.
         box: (n, 4) first estimates.
-        least_scores: Of each step, with which the next one is made.
 
     Returns:
         (n, 4) boxes, (n,) share of the variance explained by the last step.
     """
-    px = whole.shape[1]
-    axis = (np.arange(px, dtype=np.float32) + 0.5) / px
-    inside = np.flatnonzero(_inner(px))
+    axis = (np.arange(GRID_PX, dtype=np.float32) + 0.5) / GRID_PX
+    inside = np.flatnonzero(_INNER)
     box, alike = box.copy(), np.zeros(len(box), np.float32)
-    target = part.reshape(len(part), -1)[:, inside]
-    target = target - target.mean(1, keepdims=True)
+    target = (_SHRINK @ part @ _SHRINK.T).reshape(len(part), -1)[:, inside]
+    target -= target.mean(1, keepdims=True)
     energy = (target**2).mean(1)
     live = np.flatnonzero(energy >= FAINT**2)
-    for least in least_scores:
+    for least in PROMISING:
         if not len(live):
             break
         cut = _cut(whole[live], box[live])
@@ -248,18 +205,10 @@ def _register(
         explained = (solved * moments[:, :, 0]).sum(1) / len(inside)
         alike[live] = explained / energy[live]
         gain = np.clip(solved[:, :1], LEAST_GAIN, MOST_GAIN)
-        move = np.clip(solved[:, 1:5] / gain / px, -0.05, 0.05)
+        move = np.clip(solved[:, 1:5] / gain / GRID_PX, -0.05, 0.05)
         box[live] = _allowed(box[live] + move)
         live = live[alike[live] >= least]
     return box, alike
-
-
-def _inner(px: int) -> NDArray[np.bool_]:
-    """All of a grid but its edge, (px, px)."""
-    edge = max(1, round(EDGE * px))
-    inner = np.zeros((px, px), bool)
-    inner[edge:-edge, edge:-edge] = True
-    return inner
 
 
 def _allowed(box: Floats) -> Floats:
@@ -270,15 +219,13 @@ def _allowed(box: Floats) -> Floats:
 
 
 def _score(whole: Floats, part: Floats, box: Floats) -> tuple[Floats, Floats]:
-    """Share of variance explained, of all and outside the worst window. (n, px, px, 3) colours."""
-    px = whole.shape[1]
-    cut = np.stack([_cut(whole[..., c], box) for c in range(3)], 1)  # (n, 3, px, px)
-    sharp = np.stack([_laplacian(cut[:, c]) for c in range(3)], 1)
-    target = np.moveaxis(part, 3, 1)
-    weights = np.broadcast_to(_inner(px).astype(np.float32), (len(cut), 1, px, px))
+    """Share of variance explained, of all and outside the worst window. (n, c, 64, 64) levels."""
+    cut = _cut(whole, box)  # (n, c, px, px)
+    target: NDArray[Any] = _SHRINK @ part @ _SHRINK.T
+    sharp = _laplacian(cut)
+    weights = np.broadcast_to(_INNER.astype(np.float32), (len(cut), 1, GRID_PX, GRID_PX))
     score, rest = _explained(cut, sharp, target, weights)
-    weights = weights * _without_window(rest, WINDOW)
-    outside, _ = _explained(cut, sharp, target, weights)
+    outside, _ = _explained(cut, sharp, target, weights * _without_window(rest))
     return score, outside
 
 
@@ -288,12 +235,12 @@ def _explained(
     """Fit contrast and sharpness of all, brightness of each channel; (n,) scores, (n, y, x) rest.
 
     Args:
-        cut: (n, 3, px, px) what the target may be made of.
+        cut: (n, c, px, px) what the target may be made of.
         sharp: Its Laplacian.
-        target: (n, 3, px, px).
+        target: (n, c, px, px).
         weights: (n, 1, px, px), 0 for what does not count.
     """
-    total = weights.sum((2, 3), keepdims=True)
+    total, channels = weights.sum((2, 3), keepdims=True), cut.shape[1]
 
     def mean(values: Floats) -> Floats:
         weighted: Floats = (values * weights).sum((2, 3), keepdims=True) / total
@@ -308,7 +255,7 @@ def _explained(
         return summed
 
     xx, xz, zz = product(x, x), product(x, z), product(z, z) + 1.0
-    xy, zy, yy = product(x, y), product(z, y), product(y, y)
+    xy, zy = product(x, y), product(z, y)
     determinant = np.maximum(xx * zz - xz**2, 1e-6)
     gain = np.clip((xy * zz - zy * xz) / determinant, LEAST_GAIN, MOST_GAIN)
     sharpness = np.clip((zy - gain * xz) / zz, -0.5, 0.5)
@@ -320,21 +267,33 @@ def _explained(
     # another brightness or tint is a little one, or another colour
     beyond = np.maximum(np.abs(means[1] - means[0]) - MOST_OFFSET, 0)
     lost = (rest**2 * weights).sum((1, 2, 3)) + (beyond**2 * total).sum((1, 2, 3))
-    lost = np.maximum(lost - 3 * NOISE**2 * total[:, 0, 0, 0], 0)
-    faint = yy < 3 * FAINT**2 * total[:, 0, 0, 0]
-    score = np.where(faint, 0, 1 - lost / np.maximum(yy, 1))
+    lost = np.maximum(lost - channels * NOISE**2 * total[:, 0, 0, 0], 0)
+    detail = _without_ramp(y)
+    detail = product(detail, detail)
+    faint = detail < channels * FAINT**2 * total[:, 0, 0, 0]
+    score = np.where(faint, 0, 1 - lost / np.maximum(detail, 1))
     return score.astype(np.float32), (rest**2 * weights).sum(1)
 
 
-def _without_window(rest: Floats, shares: tuple[float, float]) -> Floats:
+def _without_ramp(levels: Floats) -> Floats:
+    """Take a linear ramp off each channel, which all skies and walls share. (n, c, px, px)."""
+    inner = levels * _INNER
+    energy = float((_RAMP**2 * _INNER).sum())
+    right = (inner * _RAMP).sum((2, 3), keepdims=True) / energy * _RAMP
+    down = (inner * _RAMP[:, None]).sum((2, 3), keepdims=True) / energy * _RAMP[:, None]
+    flat: Floats = levels - right - down
+    return flat
+
+
+def _without_window(rest: Floats) -> Floats:
     """Weights 0 in the window where most is unexplained, else 1. (n, px, px) -> (n, 1, px, px)."""
-    count, px = len(rest), rest.shape[1]
-    high, wide = (max(1, round(share * px)) for share in shares)
+    count, (high, wide) = len(rest), WINDOW
     sums = np.pad(rest, ((0, 0), (1, 0), (1, 0))).astype(np.float64).cumsum(1).cumsum(2)
     windows = sums[:, high:, wide:] - sums[:, :-high, wide:]
     windows += sums[:, :-high, :-wide] - sums[:, high:, :-wide]
-    top, left = np.unravel_index(windows.reshape(count, -1).argmax(1), windows.shape[1:])
-    places = np.arange(px)
+    flat = windows.reshape(count, windows.shape[1] * windows.shape[2])
+    top, left = np.unravel_index(flat.argmax(1), windows.shape[1:])
+    places = np.arange(GRID_PX)
     rows = (places >= top[:, None]) & (places < top[:, None] + high)
     columns = (places >= left[:, None]) & (places < left[:, None] + wide)
     weights: Floats = (~(rows[:, :, None] & columns[:, None, :])).astype(np.float32)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ import torch
 from PIL import Image, ImageDraw
 
 from sslpipe.cli import curate as curate_tool
+from sslpipe.curate import candidates
 from sslpipe.curate.candidates import by_descriptors
-from sslpipe.curate.thumbnails import COARSE, describe, thumbnail
+from sslpipe.curate.duplicates import find_duplicates
+from sslpipe.curate.scan import Pictures, scan_pictures
+from sslpipe.curate.thumbnails import ThumbFile, describe, inside_frame, thumbnail
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
@@ -169,26 +173,53 @@ def test_descriptors_name_the_pairs_that_brute_force_names():
     rng = np.random.default_rng(0)
     thumbs = [thumbnail(smooth(k)) for k in range(30)]
     thumbs += [thumbnail(saved(smooth(k)[rng.integers(7) :, ::-1], 50)) for k in range(10)]
-    whole = np.array([0, 0, 1, 1], np.float32)
-    descriptors = np.stack([describe(thumb, whole) for thumb in thumbs]).astype(np.int64)
+    descriptors = describe(np.stack(thumbs))
     sign = np.where(np.arange(64) % 8 % 2 == 0, 1, -1)  # of mirror images
     expected = set()
-    for a, views in enumerate(descriptors):
-        units = [view / np.linalg.norm(view) for view in views]
-        alike = {}
-        for b, other in enumerate(descriptors[:, 0]):
-            unit = other / np.linalg.norm(other)
-            ways = [max(v @ unit, (v * sign) @ unit) for v in units]
-            coarse = [max(v @ other, (v * sign) @ other) for v in views[list(COARSE)]]
-            if a != b and max(coarse) >= 0.6 * 127**2:
-                alike[b] = max(ways)
+    for a, views in enumerate(descriptors.astype(np.int64)):
+        alike = {
+            b: max(max(view @ other, (view * sign) @ other) for view in views)
+            for b, other in enumerate(descriptors[:, 0].astype(np.int64))
+            if a != b
+        }
         best = sorted(alike, key=lambda b: -alike[b])[:5]
-        expected |= {tuple(sorted((a, b))) for b in best}
-    found = by_descriptors(descriptors.astype(np.int8))
-    assert set(map(tuple, found.tolist())) == expected
-    assert {(k, 30 + k) for k in range(10)} <= expected
-    small = by_descriptors(descriptors.astype(np.int8)[:1])
-    assert small.shape == (0, 2)
+        expected |= {tuple(sorted((a, b))) for b in best if alike[b] >= 0.6 * 127**2}
+    pictures = Pictures(np.arange(40), np.full((40, 2), 64), descriptors, ThumbFile())
+    with closing(pictures.thumbs):
+        found = by_descriptors(pictures)
+        assert set(map(tuple, found.tolist())) == expected
+        assert {(k, 30 + k) for k in range(10)} <= expected
+        assert by_descriptors(pictures.of_some(np.arange(40) < 1)).shape == (0, 2)
+
+
+def test_tiles_do_not_change_a_pair(monkeypatch):
+    rng = np.random.default_rng(0)
+    descriptors = describe(rng.integers(0, 256, (90, 64, 64, 3), np.uint8))
+    pictures = Pictures(np.arange(90), np.full((90, 2), 64), descriptors, ThumbFile())
+    with closing(pictures.thumbs):
+        whole = by_descriptors(pictures, least=0.1)
+        monkeypatch.setattr(candidates, "TILE_ROWS", 7)
+        monkeypatch.setattr(candidates, "TILE_COLUMNS", 11)
+        assert np.array_equal(by_descriptors(pictures, least=0.1), whole)
+    assert len(whole) > 90
+
+
+def test_a_frame_of_one_colour_is_taken_off():
+    inner = smooth(1)
+    framed = np.pad(inner, ((3, 2), (1, 4), (0, 0)), constant_values=200)
+    assert np.array_equal(inside_frame(framed), inner)
+    assert inside_frame(inner) is None
+    assert inside_frame(framed[3:]) is None, "of three sides only"
+    wide = np.pad(inner, ((12, 12), (12, 12), (0, 0)))
+    assert inside_frame(wide) is None, "belongs to the picture"
+    assert inside_frame(np.zeros((20, 20, 3), np.uint8)) is None
+
+
+def test_ramps_of_one_direction_are_no_near_duplicates():
+    ramps = [np.linspace(low, low + 90, 64)[:, None, None] for low in (20, 60, 100)]
+    samples = scan_pictures([np.uint8(np.broadcast_to(ramp, (64, 64, 3))) for ramp in ramps])
+    with closing(samples.pictures.thumbs):
+        assert len(find_duplicates(samples, num_workers=0).pairs) == 0
 
 
 def test_constant_pictures_of_different_files_are_no_near_duplicates(tmp_path):
