@@ -11,7 +11,9 @@ from torch import nn
 
 from benchmarks.adapting import data as adapting
 from benchmarks.adapting.table import score_set
-from benchmarks.checkpoints import __main__ as checkpoints
+from benchmarks.checkpoints import table as checkpoints
+from benchmarks.checkpoints.__main__ import DATA_SETS
+from benchmarks.checkpoints.plot import plot
 from benchmarks.checkpoints.runs import BASE, RUNS
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
@@ -226,7 +228,7 @@ def never_asked(rows: Embeddings) -> int:
 
 def test_every_run_of_the_table_of_checkpoints_is_a_recipe() -> None:
     recipes = [load_recipe(BASE, overrides) for overrides in RUNS.values()]
-    assert len(recipes) * len(checkpoints.DATA_SETS) >= 40
+    assert len(recipes) * len(DATA_SETS) >= 40
     assert len({recipe.model_dump_json() for recipe in recipes}) == len(recipes)
     assert all(recipe.steps // recipe.run.save_steps >= 4 for recipe in recipes)
 
@@ -252,8 +254,39 @@ def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
     assert worst["picked"] == "bad"
     assert worst["picked failed"]
     # the last step: 10, 0 and 20 points below the best of its run
-    assert tree["last: regret within runs"] == pytest.approx([10, 20])
+    assert tree["last"]["regret within runs"] == pytest.approx([10, 20])
+    assert tree["last"]["regret within healthy runs"] == pytest.approx([5, 10])  # without "bad"
+    assert best["reaches the goal"]
+    assert not worst["reaches the goal"]
     checkpoints.show({"x": tree})
+
+
+def test_a_combination_is_chosen_on_other_data_sets_than_its_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for data, ranked_by in (("a", "lidar"), ("b", "lidar"), ("c", "uniformity")):
+        for number, numbers in enumerate(torch.rand(30, 6, generator=generator).tolist()):
+            row = dict(zip(checkpoints.PARTS, numbers, strict=True))
+            rows.append({"data": data, "run": f"{number}", "knn": row[ranked_by], **row})
+    # of c the others' part is taken, of which its own kNN knows nothing
+    assert checkpoints.combine(rows, "c") in ({"lidar": 1}, {"lidar": 2})
+    values = [row["combination"] for row in rows if row["data"] == "c"]
+    lidar = [row["lidar"] for row in rows if row["data"] == "c"]
+    assert sorted(range(30), key=values.__getitem__) == sorted(range(30), key=lidar.__getitem__)
+    assert not any("combination" in row for row in rows if row["data"] != "c")
+    assert {"lidar", "uniformity"} <= set(checkpoints.combine(rows, "a"))
+
+
+def test_the_chart_of_checkpoints_has_a_dot_for_each() -> None:
+    rows = [{"data": "x", "run": checkpoints.START, "step": 0, "knn": 0.2, "rankme": 1.0}]
+    for run in ("a", "b"):
+        rows += [
+            {"data": "x", "run": run, "step": step, "knn": step / 100, "rankme": step / 10.0}
+            for step in (40, 80)
+        ]
+    drawing = plot(rows, "rankme")
+    assert drawing.count("<circle") == 4
+    assert drawing.count("#0969da") == 2  # the last ones
 
 
 def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:

@@ -11,17 +11,19 @@ are to predict is kNN (k = 20, weighted by similarity) of up to 3,000 test image
 labelled training images, neither of which a score sees. `holdout_knn` is no score without labels:
 it is the kNN of the held-out images, and says what is lost by their small number alone.
 Spearman: over all checkpoints of a data set, over the last ones, and within each run (mean).
+The row "combination" is a weighted sum of the parts, whose weights were chosen on the two other
+data sets; * marks a score that reaches the goal on a data set.
 Regret, in points of kNN: what the checkpoint with the highest score has less than the best one;
 among the last checkpoints of all runs (which recipe), among all checkpoints, and within each run
 (which step: mean and largest). A checkpoint that is no better than the random weights at the start
-counts as failed; "picked failed" says how often a score's choice among runs is one.
+counts as failed, a run whose last one is better as healthy; "failed" beside what a score picks
+says that its choice among runs is one.
 """
 
 import argparse
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
+from benchmarks.checkpoints.plot import plot
 from benchmarks.checkpoints.runs import BASE, RUNS
+from benchmarks.checkpoints.table import START, WITH_LABELS, combine, show, table
 from benchmarks.nt_xent import machine
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.probe_view import ProbeViews, by_view
@@ -53,9 +56,6 @@ DATA_SETS = ("clothes", "drawings", "letters")
 GRAY = ("augment.preset=grayscale",)
 OVERRIDES = {"clothes": GRAY, "letters": GRAY}
 TEST_IMAGES, BANK_IMAGES, K = 3000, 2000, 20
-START = "random weights"
-WITH_LABELS = "holdout_knn"  # of the same images: what labels would choose
-ROWS = (*SCORES, WITH_LABELS)
 
 CROP_PX, CANVAS_PX = 24, 40  # base.toml's
 
@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="measure so many runs, then stop")
     parser.add_argument("--table", action="store_true", help="of what is there; train nothing")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--svg", type=Path, help="draw kNN over the score --by")
+    parser.add_argument("--by", choices=SCORES, default="rankme_view_recall")
     args = parser.parse_args()
     # the runs of one recipe on all data sets follow one another: a stopped table is a fair one
     todo = [(args.folder, data, run) for run in (START, *RUNS) for data in DATA_SETS]
@@ -80,14 +82,20 @@ def main() -> None:
             for done in pool.map(measure, *zip(*left, strict=True)) if left else ():
                 print(done, file=sys.stderr, flush=True)
     checkpoints = [row for where in todo for row in scored(*where)]
-    result = {
-        "machine": machine(1),
-        "checkpoints": checkpoints,
-        "tables": {data: table(checkpoints, data) for data in DATA_SETS},
-    }
+    weights = {data: combine(checkpoints, data) for data in DATA_SETS}
+    tables = {data: table(checkpoints, data) for data in DATA_SETS}
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    show(result["tables"])
+        result = {"combination": weights, "tables": tables, "checkpoints": checkpoints}
+        text = json.dumps({"machine": machine(1), **result})
+        # an infinite score has no number in JSON
+        tree = json.loads(text, parse_constant=lambda _: None)
+        args.json.write_text(json.dumps(tree, indent=1) + "\n")
+    if args.svg:
+        args.svg.write_text(plot(checkpoints, args.by))
+    show(tables)
+    print(
+        "\nweights of the combination:", *(f"{data} {w}" for data, w in weights.items()), sep="\n"
+    )
 
 
 def measure(folder: Path, data: str, run: str) -> str:
@@ -156,81 +164,6 @@ def scored(folder: Path, data: str, run: str) -> list[Tree]:
         step = int(name.removeprefix("step-"))
         found.append({"data": data, "run": run, "step": step, "knn": numbers["knn"], **scores})
     return found
-
-
-def table(checkpoints: list[Tree], data: str) -> Tree:
-    """Compare each score with kNN on one data set."""
-    here = [row for row in checkpoints if row["data"] == data]
-    start = next((row["knn"] for row in here if row["run"] == START), 0.0)
-    rows = [row for row in here if row["run"] != START]
-    runs = [[row for row in rows if row["run"] == run] for run in {row["run"]: 0 for row in rows}]
-    last = [run[-1] for run in runs]
-    tree: Tree = {"runs": len(runs), "checkpoints": len(rows), "random weights": start}
-    if len(runs) < 3:
-        return tree
-    tree["failed"] = [row["run"] for row in last if row["knn"] <= start]
-    tree["best"] = max(row["knn"] for row in rows)
-    tree["last: regret within runs"] = regrets_within(runs, lambda run: run[-1])
-    for name in ROWS:
-        chosen = best_by(last, name)
-        tree[name] = {
-            "spearman": spearman(rows, name),
-            "spearman of last": spearman(last, name),
-            "spearman within runs": float(np.mean([spearman(run, name) for run in runs])),
-            "regret among last": points(max(row["knn"] for row in last) - chosen["knn"]),
-            "regret among all": points(tree["best"] - best_by(rows, name)["knn"]),
-            "regret within runs": regrets_within(runs, lambda run, name=name: best_by(run, name)),
-            "picked": f"{chosen['run']}",
-            "picked failed": chosen["knn"] <= start,
-        }
-    return tree
-
-
-def best_by(rows: list[Tree], name: str) -> Tree:
-    """The checkpoint with the highest score; of equal ones the later."""
-    return max(reversed(rows), key=lambda row: row[name])
-
-
-def spearman(rows: list[Tree], name: str) -> float:
-    """Rank correlation with kNN; 0 where one of the two is always the same."""
-    scores, knn = ([row[key] for row in rows] for key in (name, "knn"))
-    if len(set(scores)) < 2 or len(set(knn)) < 2:
-        return 0.0
-    return float(spearmanr(scores, knn).statistic)
-
-
-def regrets_within(runs: list[list[Tree]], choose: Callable[[list[Tree]], Tree]) -> list[float]:
-    """Mean and largest regret of choosing a step within a run, in points."""
-    regrets = [points(max(row["knn"] for row in run) - choose(run)["knn"]) for run in runs]
-    return [float(np.mean(regrets)), max(regrets)]
-
-
-def points(share: float) -> float:
-    return round(100 * share, 2)
-
-
-def show(tables: dict[str, Tree]) -> None:
-    """Print a table for each data set."""
-    for data, tree in tables.items():
-        print(f"\n{data}: {tree['runs']} runs, {tree['checkpoints']} checkpoints, ", end="")
-        print(f"random weights {100 * tree['random weights']:.1f}")
-        if "best" not in tree:
-            continue
-        print(f"best {100 * tree['best']:.1f}; failed: {', '.join(tree['failed']) or 'none'}")
-        columns = [key for key in tree["rankme"] if key != "picked failed"]
-        print("| score | " + " | ".join(columns) + " |")
-        print("|---" * (len(columns) + 1) + "|")
-        for name in ROWS:
-            cells = [text(tree[name][key]) for key in columns]
-            cells[-1] += " (failed)" if tree[name]["picked failed"] else ""
-            print(f"| {name} | " + " | ".join(cells) + " |")
-        print("| last | | | | | | " + text(tree["last: regret within runs"]) + " | |")
-
-
-def text(value: Any) -> str:
-    if isinstance(value, list):
-        return " / ".join(f"{each:.2f}" for each in value)
-    return value if isinstance(value, str) else f"{value:.2f}"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ drawings: openclipart; a class is a folder of the second level with at least LEA
 drawings, MOST_DRAWINGS of which, chosen by the hash of their bytes, have the label: half of them,
 chosen likewise, are the test split. All others are in train, without a label. Links and files of
 the same bytes are dropped.
-letters: A to Z of each font, black on white; no two of the same pixels. Fonts whose names begin
-alike are in one split.
+letters: A to Z of each font, of any size, anywhere in its frame. Fonts whose names begin alike are
+in one split.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.adapting.data import build, different_files
@@ -35,7 +36,7 @@ DRAWINGS_LEVELS, LEAST_DRAWINGS, MOST_DRAWINGS = 2, 40, 400
 # of fonts that have no letters, letters in one case alone, or those of another font
 NO_LETTERS = ("symbol", "dingbat", "math", "d050", "size", "variants", "integrals", "nonuni")
 NAME_LETTERS = 6  # of a font's file: alike in one family
-LETTER_PX, LEAST_LETTER_PX, FRAME_PX = 72, 8, 96
+LETTER_PX, LEAST_LETTER_PX = 72, 8
 SHORTER_PX = 40
 
 
@@ -71,7 +72,7 @@ def drawing_rows(folders: dict[str, list[Path]]) -> list[tuple[Path, str, str]]:
 def letter_rows(roots: list[Path], out: Path) -> list[tuple[Path, str, str]]:
     """Draw the letters of all fonts; a third of the families is the test split."""
     out.mkdir(parents=True, exist_ok=True)
-    rows, seen = [], set()
+    rows = []
     fonts = (path for root in roots for path in root.rglob("*.[ot]tf") if not path.is_symlink())
     for path in sorted(fonts, key=lambda path: path.name):
         name = path.name.lower()
@@ -79,21 +80,30 @@ def letter_rows(roots: list[Path], out: Path) -> list[tuple[Path, str, str]]:
             continue
         in_test = hashlib.sha256(name[:NAME_LETTERS].encode()).digest()[0] % 3 == 0
         font = ImageFont.truetype(str(path), LETTER_PX)
+        if font.getbbox("A")[3] - font.getbbox("A")[1] < LEAST_LETTER_PX:
+            continue  # the font has no letters
         for letter in string.ascii_uppercase:
-            left, top, right, bottom = font.getbbox(letter)
-            width, height = right - left, bottom - top
-            if min(width, height) < LEAST_LETTER_PX and letter != "I":
-                break  # the font has no letters
-            image = Image.new("RGB", (FRAME_PX, FRAME_PX), "white")
-            corner = ((FRAME_PX - width) // 2 - left, (FRAME_PX - height) // 2 - top)
-            ImageDraw.Draw(image).text(corner, letter, font=font, fill="black")
-            image = image.resize((SHORTER_PX, SHORTER_PX), Image.Resampling.LANCZOS)
-            if image.tobytes() not in seen:
-                seen.add(image.tobytes())
-                file = out / f"{path.stem}-{letter}.png"
-                image.save(file)
-                rows.append((file, letter, "test" if in_test else "train"))
+            file = out / f"{path.stem}-{letter}.png"
+            drawn(letter, font, file.name).save(file)
+            rows.append((file, letter, "test" if in_test else "train"))
     return rows
+
+
+def drawn(letter: str, font: ImageFont.FreeTypeFont, name: str) -> Image.Image:
+    """Draw a letter in half to all of the frame, somewhere in it, black on white.
+
+    Args:
+        letter: The letter.
+        font: Its font.
+        name: Of the image; size and place are functions of it.
+    """
+    rng = np.random.default_rng(list(hashlib.sha256(name.encode()).digest()))
+    left, top, right, bottom = font.getbbox(letter)
+    side = round(max(right - left, bottom - top) * rng.uniform(1, 2))
+    x, y = rng.uniform(0, 1, 2) * (side - (right - left), side - (bottom - top))
+    image = Image.new("RGB", (side, side), "white")
+    ImageDraw.Draw(image).text((x - left, y - top), letter, font=font, fill="black")
+    return image.resize((SHORTER_PX, SHORTER_PX), Image.Resampling.LANCZOS)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,173 @@
+"""How well scores rank checkpoints by kNN, and what is lost by choosing with them."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata, spearmanr
+
+from sslpipe.evaluation.label_free import SCORES
+
+START = "random weights"
+WITH_LABELS = "holdout_knn"  # of the same images: what labels would choose
+COMBINED = "combination"
+ROWS = (*SCORES, COMBINED, WITH_LABELS)
+# the goal, on each data set
+LEAST_SPEARMAN, MOST_REGRET = 0.8, 0.5
+
+PARTS = ("rankme", "lidar", "alignment", "uniformity", "alpha_req", "view_recall")
+WEIGHTS = (0, 1, 2)  # of each part
+
+Tree = dict[str, Any]
+Floats = NDArray[np.float64]
+
+
+def combine(checkpoints: list[Tree], data: str) -> dict[str, int]:
+    """Give a data set's rows the sum of weighted parts that ranks the others' rows best.
+
+    Every choice of WEIGHTS is tried; the best one has the highest Spearman correlation on that of
+    the other data sets where it is lowest. `data` itself takes no part.
+
+    Returns:
+        The weights, of parts scaled by the other data sets' means and deviations.
+    """
+    rows = [row for row in checkpoints if row["run"] != START]
+    sets = sorted({row["data"] for row in rows} - {data})
+    others = [row for row in rows if row["data"] in sets]
+    if len(others) < 3:
+        return {}
+    values = parts(others)
+    mean, std = values.mean(axis=0), values.std(axis=0) + 1e-12
+    candidates = np.array([w for w in product(WEIGHTS, repeat=len(PARTS)) if any(w)])  # (C, P)
+    sums = (values - mean) / std @ candidates.T  # (N, C)
+    knn = np.array([row["knn"] for row in others])
+    members = [np.array([row["data"] == name for row in others]) for name in sets]
+    worst = np.min([rank_correlations(sums[which], knn[which]) for which in members], axis=0)
+    weights = candidates[int(np.argmax(worst))]
+    here = [row for row in rows if row["data"] == data]
+    for row, value in zip(here, (parts(here) - mean) / std @ weights if here else (), strict=True):
+        row[COMBINED] = float(value)
+    return {name: int(w) for name, w in zip(PARTS, weights, strict=True) if w}
+
+
+def parts(rows: list[Tree]) -> Floats:
+    """Return (N, P): ranks and recall by their logarithms, and alpha as near as 3 to 1."""
+    return np.array(
+        [
+            (
+                np.log(row["rankme"]),
+                np.log(row["lidar"]),
+                row["alignment"],
+                row["uniformity"],
+                max(row["alpha_req"], -3.0),
+                np.log(max(row["view_recall"], 1e-3)),
+            )
+            for row in rows
+        ]
+    )
+
+
+def rank_correlations(columns: Floats, values: Floats) -> Floats:
+    """Compute Spearman's correlation of each column (N, C) with values (N,)."""
+    a, b = rankdata(columns, axis=0), rankdata(values)
+    a, b = a - a.mean(axis=0), b - b.mean()
+    result: Floats = (a * b[:, None]).sum(axis=0) / (
+        np.linalg.norm(a, axis=0) * np.linalg.norm(b) + 1e-12
+    )
+    return result
+
+
+def table(checkpoints: list[Tree], data: str) -> Tree:
+    """Compare each score with kNN on one data set."""
+    here = [row for row in checkpoints if row["data"] == data]
+    start = next((row["knn"] for row in here if row["run"] == START), 0.0)
+    rows = [row for row in here if row["run"] != START]
+    runs = [[row for row in rows if row["run"] == run] for run in {row["run"]: 0 for row in rows}]
+    last = [run[-1] for run in runs]
+    tree: Tree = {"runs": len(runs), "checkpoints": len(rows), "random weights": start}
+    if len(runs) < 3:
+        return tree
+    tree["failed"] = [row["run"] for row in last if row["knn"] <= start]
+    tree["best"] = max(row["knn"] for row in rows)
+    healthy = [run for run in runs if run[-1]["knn"] > start]
+    tree["last"] = {
+        "regret within runs": regrets_within(runs, lambda run: run[-1]),
+        "regret within healthy runs": regrets_within(healthy, lambda run: run[-1]),
+    }
+    for name in (name for name in ROWS if name in rows[0]):
+        chosen = best_by(last, name)
+        tree[name] = {
+            "spearman": spearman(rows, name),
+            "spearman of last": spearman(last, name),
+            "spearman within runs": float(np.mean([spearman(run, name) for run in runs])),
+            "regret among last": points(max(row["knn"] for row in last) - chosen["knn"]),
+            "regret among all": points(tree["best"] - best_by(rows, name)["knn"]),
+            "regret within runs": regrets_within(runs, lambda run, name=name: best_by(run, name)),
+            "regret within healthy runs": regrets_within(
+                healthy, lambda run, name=name: best_by(run, name)
+            ),
+            "picked": f"{chosen['run']}",
+            "picked failed": chosen["knn"] <= start,
+        }
+        tree[name]["reaches the goal"] = reaches(tree[name])
+    return tree
+
+
+def reaches(score: Tree) -> bool:
+    """Tell whether a score may choose by itself, as far as this data set goes."""
+    regrets = (score["regret among all"], score["regret within runs"][0])
+    return (
+        score["spearman"] >= LEAST_SPEARMAN
+        and max(regrets) <= MOST_REGRET
+        and not score["picked failed"]
+    )
+
+
+def best_by(rows: list[Tree], name: str) -> Tree:
+    """The checkpoint with the highest score; of equal ones the later."""
+    return max(reversed(rows), key=lambda row: row[name])
+
+
+def spearman(rows: list[Tree], name: str) -> float:
+    """Rank correlation with kNN; 0 where one of the two is always the same."""
+    scores, knn = ([row[key] for row in rows] for key in (name, "knn"))
+    if len(set(scores)) < 2 or len(set(knn)) < 2:
+        return 0.0
+    return float(spearmanr(scores, knn).statistic)
+
+
+def regrets_within(runs: list[list[Tree]], choose: Callable[[list[Tree]], Tree]) -> list[float]:
+    """Mean and largest regret of choosing a step within a run, in points."""
+    regrets = [points(max(row["knn"] for row in run) - choose(run)["knn"]) for run in runs] or [0.0]
+    return [float(np.mean(regrets)), max(regrets)]
+
+
+def points(share: float) -> float:
+    return round(100 * share, 2)
+
+
+def show(tables: dict[str, Tree]) -> None:
+    """Print a table for each data set."""
+    for data, tree in tables.items():
+        print(f"\n{data}: {tree['runs']} runs, {tree['checkpoints']} checkpoints, ", end="")
+        print(f"random weights {100 * tree['random weights']:.1f}")
+        if "best" not in tree:
+            continue
+        print(f"best {100 * tree['best']:.1f}; failed: {', '.join(tree['failed']) or 'none'}")
+        columns = list(tree["rankme"])[:-2]  # the last two are said beside what is picked
+        print("| score | " + " | ".join(columns) + " |")
+        print("|---" * (len(columns) + 1) + "|")
+        for name in (name for name in ROWS if name in tree):
+            cells = [text(tree[name][key]) for key in columns]
+            cells[-1] += " (failed)" if tree[name]["picked failed"] else ""
+            cells[-1] += " *" if tree[name]["reaches the goal"] else ""
+            print(f"| {name} | " + " | ".join(cells) + " |")
+        print("| last | | | | | | " + " | ".join(map(text, tree["last"].values())) + " | |")
+
+
+def text(value: Any) -> str:
+    if isinstance(value, list):
+        return " / ".join(f"{each:.2f}" for each in value)
+    return value if isinstance(value, str) else f"{value:.2f}"
