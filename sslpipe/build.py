@@ -36,6 +36,8 @@ from sslpipe.run.session import Run
 
 Model = SimCLR | MomentumPair
 
+_MOST_HELD_OUT = 1 / 4  # of a split, before a warning
+
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
     """Build encoder and projector: the same on every rank.
@@ -143,6 +145,12 @@ def plan_warnings(
     has_labels = bool((split.labels_of(ids) >= 0).any())
     check_keeping(recipe.run, scored=len(ids) > 0, labelled=has_labels)
     warnings = [stem_warning(recipe.backbone, crop_px)]
+    if len(ids) > _MOST_HELD_OUT * len(split):
+        warnings.append(
+            f"data.holdout = {recipe.data.holdout} keeps {len(ids)} of the {len(split)} images of "
+            f"the split {split.name!r} out of training ({len(ids) / len(split):.0%}); a tenth "
+            f"would be data.holdout={max(2, len(split) // 10)}"
+        )
     if pairing is not None:
         split = pairing.split  # its labels are those of pairs.label
         warnings += pairing.warnings(recipe.run.cache)

@@ -103,7 +103,7 @@ def train(
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
         unrecorded = record_passes(ddp, recipe, augment.crop_px, run.view_dtype, run.process)
-        run.announce(size + describe_init(init_from), [*warnings, unrecorded])
+        run.announce(size + describe_init(init_from, recipe.tune), [*warnings, unrecorded])
         holdout, canvas_px = holdout_ids(recipe, split), recipe.data.canvas_px
         run.monitor(monitor, model.backbone, view, split, holdout, canvas_px, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below

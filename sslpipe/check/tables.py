@@ -83,7 +83,11 @@ def memory_text(memory: Memory) -> str:
 
 def start_text(recipe: RunRecipe) -> str:
     """Say which weights a run starts from."""
-    return f"weights {recipe.init[:16]}" if recipe.init else "random weights"
+    if not recipe.init:
+        return "random weights"
+    first = recipe.tune.projector_first_steps
+    frozen = f"; frozen, its BatchNorms in eval mode, for the first {first} steps" if first else ""
+    return f"weights {recipe.init[:16]}{frozen}"
 
 
 def format_duration(seconds: float) -> str:

@@ -21,7 +21,7 @@ from sslpipe.export.model_card import sha256_sums
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
-from sslpipe.recipe.base import Component
+from sslpipe.recipe.base import Component, Tune
 from sslpipe.run.checkpoint import checkpoint_names
 from sslpipe.weights.fit import fit_tensors
 from sslpipe.weights.source import HUBS, parse_source
@@ -308,12 +308,14 @@ def init_metadata(init_from: FrozenBackbone | None, view: EvalView) -> dict[str,
     return {"init": init_facts(init_from), "view": view.config()}
 
 
-def describe_init(init_from: FrozenBackbone | None) -> str:
+def describe_init(init_from: FrozenBackbone | None, tune: Tune) -> str:
     """Say for the console which weights a run starts from; "" for random ones."""
     if init_from is None:
         return ""
-    facts = init_facts(init_from)
-    return f"; weights of {facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
+    facts, first = init_facts(init_from), tune.projector_first_steps
+    frozen = f", frozen for the first {first} steps" if first else ""
+    source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
+    return f"; weights of {source}{frozen}"
 
 
 def _is_kept(source: str, run_dir: Path) -> bool:

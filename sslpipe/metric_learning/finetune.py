@@ -37,6 +37,7 @@ from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.models.averaged import follow_average
 from sslpipe.models.tuning import ProjectorFirst
+from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.open import open_run
@@ -103,7 +104,7 @@ def finetune(
             },
         )
         warnings = plan_warnings(recipe, index, order, augment.crop_px)
-        run.announce(describe_start(order, init_from), warnings)
+        run.announce(describe_start(order, init_from, recipe.tune), warnings)
         held_out, canvas_px = monitored_ids(recipe, index), recipe.data.canvas_px
         monitored = task.backbone, view, split, held_out, canvas_px
         run.monitor(retrieval_monitor, *monitored, ema=task.ema)
@@ -145,11 +146,12 @@ def finetune(
         return run.finish()
 
 
-def describe_start(order: PKOrder, init_from: FrozenBackbone | None) -> str:
+def describe_start(order: PKOrder, init_from: FrozenBackbone | None, tune: Tune) -> str:
     """Say how many images of how many classes are trained on, and from which weights."""
+    init = describe_init(init_from, tune) or "; random weights"
     return (
         f"{order.samples} images of {len(order.classes)} classes, {order.steps_per_epoch} steps an "
-        f"epoch of {order.batch_size} images{describe_init(init_from) or '; random weights'}"
+        f"epoch of {order.batch_size} images{init}"
     )
 
 

@@ -77,19 +77,13 @@ def pretrained_groups(tune: Tune) -> dict[str, Any]:
 
 
 def tune_warnings(recipe: RunRecipe) -> list[str]:
-    """Say which first steps leave the backbone out, and what of [tune] leaves nothing to it."""
+    """Say what of [tune] leaves nothing to the backbone."""
     tune, steps = recipe.tune, recipe.steps
-    first, full = tune.projector_first_steps, tune.projector_first_steps + tune.ramp_steps
-    warnings = []
-    if first:
-        warnings.append(
-            f"tune.projector_first_steps = {first}: until then the backbone is frozen, its "
-            "BatchNorms in eval mode"
-        )
-    if full and steps is not None and full >= steps:
-        keys = "tune.projector_first_steps + tune.ramp_steps"
-        warnings.append(f"{keys} = {full}, of {steps} steps: the backbone never has its full rate")
-    return warnings
+    full = tune.projector_first_steps + tune.ramp_steps
+    if not full or steps is None or full < steps:
+        return []
+    keys = "tune.projector_first_steps + tune.ramp_steps"
+    return [f"{keys} = {full}, of {steps} steps: the backbone never has its full rate"]
 
 
 class ProjectorFirst:

@@ -87,6 +87,16 @@ def test_resnet18_has_torchvisions_parameters_and_flops():
     assert step_flops(backbone, 1, 224) == pytest.approx(2 * 3 * 2 * multiply_adds, rel=0.01)
 
 
+def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(recipe_of, index):
+    """Of 128 images 32 are a quarter."""
+    said = [check_pretraining(recipe_of(f"data.holdout={n}"), index).warnings for n in (32, 36)]
+    quiet, told = ([text for text in texts if "out of training" in text] for texts in said)
+    assert not quiet
+    (warning,) = told
+    assert warning.startswith("data.holdout = 36 keeps 36 of the 128 images of the split 'train'")
+    assert warning.endswith("(28%); a tenth would be data.holdout=12")
+
+
 def test_flops_of_a_small_network_are_those_on_paper():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
     view = 2 * (8 * 8) * 8 * (3 * 3 * 3) + 2 * 512 * 10

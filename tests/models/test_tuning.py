@@ -5,10 +5,13 @@ import timm.optim
 import torch
 from torch import nn
 
+from sslpipe.check.tables import start_text
 from sslpipe.models.backbones import build_backbone
-from sslpipe.models.tuning import PREFIX, ProjectorFirst, learning_rate_scale
+from sslpipe.models.tuning import PREFIX, ProjectorFirst, learning_rate_scale, tune_warnings
 from sslpipe.optim import build_optimizer, ramp_at, set_lr
+from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, Optim, Tune
+from tests.helpers.runs import ROOT
 
 FAMILIES = (  # a small member each
     "resnet18", "vit_tiny_patch16_224", "convnext_atto", "efficientnet_lite0", "regnetx_002",
@@ -121,3 +124,13 @@ def test_a_step_that_is_skipped_on_the_device_moves_nothing_to_the_start():
     optimizer.found_inf = torch.ones(())
     optimizer.step()
     assert torch.equal(weight, before)
+
+
+def test_steps_of_the_projector_alone_are_told_as_a_fact_and_warned_of_where_none_is_left():
+    for steps, warned in ((21, False), (20, True)):
+        recipe = load_recipe(ROOT / "recipes" / "adapt_mobile.toml", (f"steps={steps}",))
+        recipe = recipe.model_copy(update={"init": "0" * 64})
+        assert bool(tune_warnings(recipe)) == warned
+        assert start_text(recipe).endswith(
+            "frozen, its BatchNorms in eval mode, for the first 10 steps"
+        )
