@@ -30,7 +30,7 @@ from sslpipe.evaluation.features import (
 )
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.suite import check_labelled, run_suite
-from sslpipe.evaluation.verdict import BASELINES, form_names
+from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.recipe.shortened import shortened_note
 
@@ -252,7 +252,7 @@ def suite_table(report: dict[str, Any]) -> Table:
             line[row["column"]] = percent(row["value"], row["interval95"])
     for (name, whitened), line in cells.items():
         label = f"{name}, whitened" if whitened else name
-        table.add_row(label, *(line.get(column, "-") for column in report["columns"]))
+        table.add_row(label, *(line.get(column, "–") for column in report["columns"]))
     return table
 
 
@@ -277,7 +277,7 @@ def against_table(compared: Sequence[dict[str, Any]]) -> Table:
             f"{100 * each['against_value']:.1f}",
             f"{100 * each['difference']:+.1f} ({low:+.1f}, {high:+.1f})",
             f"{each['count']:,} {each['unit']}",
-            each.get("answer") or "",
+            answer_text(each),
         )
     return table
 

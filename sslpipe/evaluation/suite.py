@@ -117,7 +117,7 @@ def run_suite(
             say(f"{name}{', whitened' if whitened else ''}: kNN, retrieval, verification")
             results = _knn_rows(bank, queries, search=search)
             for n in [*few, *fewer]:
-                column = few_column(n) if n in few else None
+                column = few_column(n) if n in few and enough.most(n) else None
                 pair = enough.rows(bank, queries, n)
                 for result in few_shot_knn(*pair, labels_per_class=n, k=[min(20, n)], **drawn):
                     results.append((column, enough.named(result, n)))
@@ -188,6 +188,10 @@ class _ClassesWithEnough:
         """Say whether kNN with so many labels a class can be measured on two classes or more."""
         return self._measurable(count, f"kNN with {count} labels a class")
 
+    def most(self, count: int) -> bool:
+        """Say whether at least half of the classes have so many: numbers of fewer are no column."""
+        return 2 * len(self._kept(count)) >= len(self.counts)
+
     def linear(self) -> bool:
         """Say whether linear probes can be: each class needs a row to fit and one to check."""
         return self._measurable(2, "linear probes")
@@ -231,6 +235,7 @@ class _ClassesWithEnough:
             self.left_out.append(
                 f"{what} for {len(smaller)} of {total} classes, which have fewer than {count} rows "
                 f"in the bank: {named}{more}; its numbers are of the other {len(kept)}"
+                + ("" if self.most(count) else ", too few for the table")
             )
         return len(kept) >= 2 and bool(np.isin(self.test_labels, kept).any())
 

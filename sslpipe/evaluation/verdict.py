@@ -136,6 +136,11 @@ def form_names(each: Tree) -> tuple[str, str]:
     return names[each["whitened"]], names[each["against_whitened"]]
 
 
+def answer_text(each: Tree) -> str:
+    """Say what a comparison answers; only the one on the primary measure decides."""
+    return str(each["answer"]) if each["primary"] else "does not decide"
+
+
 def _baseline_sentences(evaluation: Tree) -> list[str]:
     if not any(row["column"] in (KNN, LINEAR) for row in evaluation["rows"]):
         return ["No accuracy was measured, so nothing is known about how good the features are."]

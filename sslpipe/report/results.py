@@ -10,7 +10,7 @@ import numpy as np
 
 from sslpipe.evaluation.against import KNN
 from sslpipe.evaluation.result import caveats
-from sslpipe.evaluation.verdict import form_names, verdict
+from sslpipe.evaluation.verdict import answer_text, form_names, verdict
 from sslpipe.report.charts import Marks, Series, line_chart, number
 from sslpipe.report.run import RunFiles, Tree
 
@@ -163,7 +163,7 @@ def against_table(compared: Sequence[Tree]) -> str:
             _percent(each["against_value"]),
             f"{100 * each['difference']:+.1f} <small>{low} to {high}</small>",
             f"{each['count']:,} {each['unit']}",
-            f"<b>{each['answer']}</b>" if each["primary"] else "",
+            f"<b>{answer_text(each)}</b>" if each["primary"] else answer_text(each),
         )
         rows += (
             f"<tr><th scope='row'>{escape(name)}</th><td>{each['measure']}, {forms}</td>"
@@ -249,7 +249,9 @@ def few_shot_chart(
     counts: dict[float, str] = {}  # labels a class -> text of the tick
     rows = [
         {**row, "column": f"{KNN}, {few.group(1)}/class"}
-        if row["column"] is None and (few := _FEW_PROTOCOL.match(row["protocol"]))
+        if row["column"] is None
+        and (few := _FEW_PROTOCOL.match(row["protocol"]))
+        and _of_most_classes(row["protocol"])
         else row
         for row in evaluation["rows"]
     ]
@@ -283,6 +285,12 @@ def few_shot_chart(
         x_marks=ticks,
         last_values=False,
     )
+
+
+def _of_most_classes(protocol: str) -> bool:
+    """Say whether a number is of at least half of the classes."""
+    some = re.search(r" classes=(\d+)/(\d+)", protocol)
+    return not some or 2 * int(some[1]) >= int(some[2])
 
 
 def _relation(ours: list[float], theirs: list[float]) -> str:

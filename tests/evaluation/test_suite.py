@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from sslpipe.cli.suite import suite_table
 from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.groups import GroupCodes
@@ -14,6 +15,7 @@ from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
+from sslpipe.report.results import result_table
 from tests.evaluation.test_knn import random_rows
 
 
@@ -162,6 +164,27 @@ def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():
     assert rows["linear"]["value"] == fitted.value
     assert rows["linear"]["protocol"].endswith("classes=5/6")
     assert rows["kNN"]["queries"] == 100  # all classes
+
+
+def test_a_column_of_fewer_than_half_of_the_classes_is_empty_and_says_why():
+    """Two classes of 40 rows in the bank, and others of 2: two of four, then two of five."""
+    train, test = pair(n=240)
+    for small, shown in ((2, True), (3, False)):
+        sizes = torch.tensor([40, 40] + [2] * small)
+        labels = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        bank = train.rows(torch.arange(len(labels)))._replace(labels=labels)
+        queries = test._replace(labels=torch.arange(100) % len(sizes))
+        report = run_suite({"ssl": (bank, queries)}, {})
+        assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
+        rows = [row for row in report["rows"] if row["protocol"].startswith("knn-weighted")]
+        few = [row for row in rows if f"classes=2/{len(sizes)}" in row["protocol"]]
+        assert few
+        assert any(row["column"] == "kNN, 10/class" for row in few) == shown
+        assert any("too few for the table" in text for text in report["left_out"]) != shown
+        cells = list(suite_table(report).columns[2].cells)
+        assert (cells == ["–", "–"]) != shown
+        (_, _, html_cell) = result_table(report).split("<tbody>")[1].split("<td>")[0:3]
+        assert html_cell.startswith("–") != shown
 
 
 def test_samples_without_a_label_are_counted_and_none_with_one_is_an_error():

@@ -20,6 +20,7 @@ import sslpipe.cli.app
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
 import sslpipe.cli.report
+from sslpipe.cli.suite import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinned
@@ -455,6 +456,9 @@ def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_the
     for text in ("worse", "better", "-10.0 -20.0 to -5.0", "7 classes", "1,000 images", others[0]):
         assert text in page.text
     assert [html.count(f"<b>{answer}</b>") for answer in ("worse", "better")] == [1, 1]
+    assert html.count("<td>does not decide</td>") == 1
+    table = against_table(answers)  # on the console
+    assert list(table.columns[-1].cells) == ["worse", "better", "does not decide"]
     colours = feature_colours(evaluation["rows"])
     assert len({colours[name] for name in ("ssl", "random", "pixels", *others)}) == 5
     said = Page(verdict_sentence(SimpleNamespace(evaluation=evaluation))).text
