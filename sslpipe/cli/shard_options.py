@@ -49,7 +49,7 @@ COLUMNS = (
     "renames; kinds: text, integer, float, time; else inferred"
 )
 LEVELS = "columns: names of the folders an image is in, as theme,size; - skips one"
-PATTERN = "columns: named groups of a pattern of the file name, '(?P<theme>[^/]+)/.*'"
+PATTERN = "columns: named groups of a pattern of the file name, `'(?P<theme>[^/]+)/.*'`"
 SPLIT_BY = "column whose groups --test-fraction does not cut, such as patient"
 GROUP_BY = "column whose groups lie side by side, so that partners are read together"
 SCATTER = (

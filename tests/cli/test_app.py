@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import typer
+import typer.rich_utils
 from PIL import Image
 
 from sslpipe.__main__ import main
@@ -77,6 +78,22 @@ def test_the_examples_of_the_help_are_command_lines_of_the_program(example):
     with contextlib.suppress(typer.Exit):  # of --explain, which needs nothing else
         command.make_context("x", list(words))  # raises on what it does not know or misses
     assert "launch/" not in example, "the reader has no clone"
+
+
+def test_no_markup_takes_letters_out_of_the_help(capsys, monkeypatch):
+    """Neither HTML of Markdown, as in (?P<name>...), nor rich's brackets."""
+    monkeypatch.setattr(typer.rich_utils, "MAX_WIDTH", 1000)
+    seen = set()
+    for words, command in programs():
+        helps = [parameter.help for parameter in command.params if getattr(parameter, "help", "")]
+        angles = {tag for text in helps for tag in re.findall(r"<\w+>|\[\^?[\w/]+\]", text)}
+        if angles:
+            with contextlib.suppress(SystemExit):
+                command.main(["--help"], prog_name=" ".join(words))
+            shown = capsys.readouterr().out
+            assert not {tag for tag in angles if tag not in shown}, words
+            seen |= angles
+    assert "<theme>" in seen
 
 
 @pytest.mark.parametrize("words", [(), ("slurm",), ("check",), ("train",), ("status",)])
