@@ -7,7 +7,7 @@ and the host reads a step's numbers while the device is at the next one.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from sslpipe.errors import UserError
 from sslpipe.optim import LARS
 from sslpipe.run.records import append_records, read_records
+
+TOLD = 3  # skipped steps of a start that are told one by one; then each doubling of their number
 
 
 class StepGuard:
@@ -42,6 +44,7 @@ class StepGuard:
         first_step: Where the run begins or is resumed.
         rank: Of this process.
         on_device: Decide there. None: on CUDA, with an optimizer that takes `found_inf`.
+        warn: Tells of a skipped step when its numbers are read, by its number in the log.
     """
 
     def __init__(
@@ -55,10 +58,12 @@ class StepGuard:
         first_step: int,
         rank: int,
         on_device: bool | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         self._accelerator, self._optimizer = accelerator, optimizer
         self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
-        self._in_a_row = self.overflows = 0
+        self._in_a_row = self._told_of = self.overflows = 0
+        self._warn = warn
         self.skipped = len({step for step in self._recorded() if step < first_step})
         self._memory = _Memory([buffer for module in modules for buffer in module.buffers()])
         device: torch.device = accelerator.device
@@ -74,7 +79,14 @@ class StepGuard:
 
     @contextmanager
     def step(
-        self, step: int, ids: Tensor, source_ids: Tensor, loss: Tensor, grad_norm: Tensor
+        self,
+        step: int,
+        ids: Tensor,
+        source_ids: Tensor,
+        loss: Tensor,
+        grad_norm: Tensor,
+        *,
+        epoch: int,
     ) -> Iterator[Tensor]:
         """Step the optimizer; on leaving, restore the buffers of a bad step, clear the gradients.
 
@@ -86,6 +98,7 @@ class StepGuard:
             source_ids: (B,) int64, of the images really used.
             loss: (), equal on all ranks.
             grad_norm: (), equal on all ranks.
+            epoch: Of the batch, which names its views.
 
         Yields:
             () bool on the loss's device: the step is bad.
@@ -118,7 +131,7 @@ class StepGuard:
             self._memory.restore()
         self._optimizer.zero_grad(set_to_none=True)
         values = torch.cat([numbers, overflow[0].view(1)]) if overflow else numbers
-        self._unread.append(_Record.begin(step, ids, source_ids, values))
+        self._unread.append(_Record.begin(step, epoch, ids, source_ids, values))
         self._read(keep=int(self._on_device))
 
     def settle(self) -> None:
@@ -151,6 +164,7 @@ class StepGuard:
             self.skipped += 1
             self._in_a_row += 1
             record.write(self._file, loss=str(value), grad_norm=str(norm))
+            self._tell(record.step + 1, value, norm)
         if self._in_a_row >= self._max_bad_steps:
             self._unread.clear()  # they changed nothing
             raise UserError(
@@ -160,6 +174,18 @@ class StepGuard:
                 "run directory with a lower optim.peak_lr, with optim.clip_norm, or with "
                 "optim.precision = 'fp32'"
             )
+
+    def _tell(self, done: int, loss: float, norm: float) -> None:
+        """Warn of a skipped step, numbered as in the log; of many, now and then."""
+        self._told_of += 1
+        number = self._told_of
+        if self._warn is None or (number > TOLD and number & (number - 1)):
+            return
+        what = f"gradient norm {norm}" if math.isfinite(loss) else f"loss {loss}"
+        alone = self._accelerator.num_processes == 1
+        files = self._file.name if alone else "bad_steps.*.jsonl"
+        so_far = f" ({number} skipped since this start)" if number > TOLD else ""
+        self._warn(f"step {done} skipped: {what}; its samples are in {files}{so_far}")
 
     def _recorded(self) -> list[int]:
         """Steps in the file; some twice, where a run was resumed from before them."""
@@ -180,18 +206,21 @@ class _Record(NamedTuple):
     """A step's numbers on their way to the host, and whose they are."""
 
     step: int
+    epoch: int
     ids: Tensor
     source_ids: Tensor
     values: Tensor
     copied: torch.cuda.Event | None
 
     @classmethod
-    def begin(cls, step: int, ids: Tensor, source_ids: Tensor, values: Tensor) -> "_Record":
+    def begin(
+        cls, step: int, epoch: int, ids: Tensor, source_ids: Tensor, values: Tensor
+    ) -> "_Record":
         if not values.is_cuda:
-            return cls(step, ids, source_ids, values, None)
+            return cls(step, epoch, ids, source_ids, values, None)
         values = values.to("cpu", non_blocking=True)  # into pinned memory
         copied = torch.cuda.current_stream().record_event()
-        return cls(step, ids, source_ids, values, copied)
+        return cls(step, epoch, ids, source_ids, values, copied)
 
     def read(self) -> list[float]:
         """Wait for the copy, which mostly has arrived."""
@@ -202,7 +231,7 @@ class _Record(NamedTuple):
     def write(self, path: Path, **numbers: str) -> None:
         """Append the step's ids to a file."""
         ids = {"ids": self.ids.tolist(), "source_ids": self.source_ids.tolist()}
-        append_records(path, [{"step": self.step, **numbers, **ids}])
+        append_records(path, [{"step": self.step, "epoch": self.epoch, **numbers, **ids}])
 
 
 class _Memory:

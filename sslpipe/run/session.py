@@ -182,6 +182,7 @@ class Run:
             folder=self.run_dir,
             first_step=self.first_step,
             rank=self.process.rank,
+            warn=self.reporter.warn,
         )
         self._stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if is_main else None)
         self._opened.callback(self._stop_requested.restore_handlers)
@@ -299,7 +300,8 @@ class Run:
         self.accelerator.unscale_gradients()
         parameters, most = list(self._model.parameters()), self.recipe.optim.clip_norm
         self._grad_norm = clip_gradient(self._optimizer.optimizer, parameters, most)
-        with self._guard.step(step, batch.ids, batch.source_ids, loss, self._grad_norm) as skipped:
+        ids, numbers = (batch.ids, batch.source_ids), (loss, self._grad_norm)
+        with self._guard.step(step, *ids, *numbers, epoch=batch.epoch) as skipped:
             yield skipped
         self.last_step = step + 1
         fault("train.step")

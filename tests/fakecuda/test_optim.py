@@ -180,7 +180,7 @@ def _operations(kinds: list[str]) -> dict[str, tuple[int, int]]:
             reset()
             guard.remember()
             norm = gradient_norm(optimizer, model.parameters())
-            with guard.step(step, ids, ids, loss, norm):
+            with guard.step(step, ids, ids, loss, norm, epoch=0):
                 pass
         found[kind] = operations(events()), len(waits(events()))
     return found

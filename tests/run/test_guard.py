@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Optim
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.launch import start_accelerator
-from sslpipe.run.log import read_metrics
+from sslpipe.run.log import RunLog, read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import final_weights, train_in_rank, write_recipe
@@ -118,6 +119,23 @@ def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):
     assert all(bool(torch.isfinite(v).all()) for v in final_weights(tmp_path / "run").values())
 
 
+def told_in_rank(process, steps, *arguments):
+    """What this rank's console says of the run whose steps are poisoned."""
+    told = []
+    RunLog.warn = lambda self, text: told.append(text) if self.enabled else None
+    poisoned_in_rank(process, steps, *arguments)
+    return told
+
+
+def test_the_console_says_which_step_was_skipped_between_two_log_lines(data, tmp_path):
+    arguments = (str(write_recipe(tmp_path)), str(data), str(tmp_path / "run"))
+    settings = ("steps=4", "run.log_steps=100")
+    first, second = run_processes(told_in_rank, 2, (1,), *arguments, *settings)
+    (line,) = [text for text in first if "skipped" in text]
+    assert line == "step 2 skipped: loss nan; its samples are in bad_steps.*.jsonl"
+    assert second == []  # one rank speaks for all
+
+
 @pytest.fixture
 def fresh():
     yield
@@ -156,8 +174,9 @@ class Trainee:
             first_step=0,
             rank=0,
             on_device=on_device,
+            warn=(warnings := []).append,
         )
-        self.done = 0
+        self.done, self.warnings = 0, warnings
 
     def step(self, *, gradient=1.0, loss_factor=1.0, clip_norm=0.01):
         """One step of the loop; its loss and its gradient come out times these factors."""
@@ -168,7 +187,8 @@ class Trainee:
         self.model[0].weight.grad.mul_(gradient)
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), clip_norm)
         ids = torch.arange(5) + 10 * self.done
-        with self.guard.step(self.done, ids, ids + 9, loss * loss_factor, norm) as skipped:
+        numbers = loss * loss_factor, norm
+        with self.guard.step(self.done, ids, ids + 9, *numbers, epoch=self.done // 3) as skipped:
             self.model.followed.lerp_(self.model[0].weight.T, 0.25)
         self.done += 1
         return not bool(skipped)
@@ -223,7 +243,25 @@ def test_bad_steps_change_nothing_wherever_they_are_decided(
     lines = (tmp_path / "with" / "bad_steps.0.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(bad)
     assert [json.loads(line)["ids"][0] for line in lines] == [10 * step for step in bad]
+    assert [json.loads(line)["epoch"] for line in lines] == [step // 3 for step in bad]
+    why = ["gradient norm nan" if step % 2 else "loss inf" for step in bad]
+    assert trainee.warnings == [
+        f"step {step + 1} skipped: {reason}; its samples are in bad_steps.0.jsonl"
+        for step, reason in zip(bad, why, strict=True)
+    ]
     assert not list((tmp_path / "without").iterdir())
+
+
+@ON_DEVICE
+def test_many_skipped_steps_are_told_at_each_doubling_of_their_number(
+    tmp_path, fresh, monkeypatch, on_device
+):
+    trainee = Trainee(tmp_path, monkeypatch, on_device=on_device, most=99)
+    trainee.steps(*[math.nan] * 19, 1.0)
+    trainee.guard.settle()
+    told = [int(re.match(r"step (\d+) skipped", text)[1]) for text in trainee.warnings]
+    assert told == [1, 2, 3, 4, 8, 16]
+    assert "(16 skipped since this start)" in trainee.warnings[-1]
 
 
 @pytest.mark.parametrize("kind", ["lars", "sgd", "adamw"])
