@@ -230,6 +230,12 @@ def checkpoint_names(folder: Path) -> list[str]:
     return sorted(names, key=_step_of)
 
 
+def describe_newest(run_dir: Path) -> str:
+    """Say, in a message about a run that ended, which checkpoint it left."""
+    names = checkpoint_names(run_dir / "checkpoints")
+    return f"the last checkpoint is {names[-1]}" if names else "no checkpoint was written yet"
+
+
 def best_name(checkpoint: Path) -> str | None:
     """Read which checkpoint was the best when this one was written; None: none was kept."""
     with suppress(CheckpointError):

@@ -18,9 +18,23 @@ from torch import Tensor, nn
 
 from sslpipe.errors import UserError
 from sslpipe.optim import LARS
+from sslpipe.run.checkpoint import describe_newest
+from sslpipe.run.log import read_metrics
 from sslpipe.run.records import append_records, read_records
 
 TOLD = 3  # skipped steps of a start that are told one by one; then each doubling of their number
+
+
+_LOGGED = ("loss", "lr", "grad_norm")  # of a log line, and said where a run ends
+_NEW_RUN = "in a new run directory"
+_ADVICE = {  # of a row of skipped steps that ended a run, by whether a step had moved the weights
+    True: "As all steps from one on were skipped, the rate or the precision is the likely cause: "
+    f"begin {_NEW_RUN} with a lower optim.peak_lr, with optim.clip_norm, or with optim.precision = "
+    "'fp32'. Single, scattered steps point to their images: the ids are in bad_steps.*.jsonl",
+    False: "No step has changed the weights, so the rate is not the cause: look at the samples "
+    "with `sslpipe preview --ids` (their ids are in bad_steps.*.jsonl) and at the weights of "
+    f"--init, if any; or begin {_NEW_RUN} with optim.precision = 'fp32'",
+}
 
 
 class StepGuard:
@@ -63,7 +77,7 @@ class StepGuard:
         self._accelerator, self._optimizer = accelerator, optimizer
         self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
         self._in_a_row = self._told_of = self.overflows = 0
-        self._warn = warn
+        self._warn, self._moved = warn, first_step > 0  # whether a step has changed the weights
         self.skipped = len({step for step in self._recorded() if step < first_step})
         self._memory = _Memory([buffer for module in modules for buffer in module.buffers()])
         device: torch.device = accelerator.device
@@ -157,7 +171,7 @@ class StepGuard:
     def _count(self, record: "_Record") -> None:
         value, norm, *overflow = record.read()
         if math.isfinite(value) and math.isfinite(norm):
-            self._in_a_row = 0
+            self._in_a_row, self._moved = 0, True
         elif any(overflow):
             self.overflows += 1
         else:
@@ -167,12 +181,10 @@ class StepGuard:
             self._tell(record.step + 1, value, norm)
         if self._in_a_row >= self._max_bad_steps:
             self._unread.clear()  # they changed nothing
+            last = f"step {record.step + 1}, loss {value}, gradient norm {norm}"
             raise UserError(
                 f"{self._in_a_row} steps in a row had a non-finite loss or gradient (the last: "
-                f"step {record.step}, loss {value}, gradient norm {norm}); the last checkpoint is "
-                "good. Look at the samples, whose ids are in bad_steps.*.jsonl; or begin in a new "
-                "run directory with a lower optim.peak_lr, with optim.clip_norm, or with "
-                "optim.precision = 'fp32'"
+                f"{last}){_before(self._file.parent)}. {_ADVICE[self._moved]}"
             )
 
     def _tell(self, done: int, loss: float, norm: float) -> None:
@@ -191,6 +203,14 @@ class StepGuard:
         """Steps in the file; some twice, where a run was resumed from before them."""
         records, _ = read_records(self._file, {"step": int})
         return [record["step"] for record in records]
+
+
+def _before(run_dir: Path) -> str:
+    """Say what a run has from before its skipped steps: the last finite log line, a checkpoint."""
+    lines = [line for line in read_metrics(run_dir) if None not in map(line.get, _LOGGED)]
+    numbers = ", ".join(f"{key} {lines[-1][key]:.4g}" for key in _LOGGED) if lines else ""
+    finite = f"; the last finite log line: step {lines[-1]['step']}, {numbers}" if lines else ""
+    return f"{finite}; {describe_newest(run_dir)}"
 
 
 def takes_found_inf(optimizer: Any) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from sslpipe.errors import UserError
 from sslpipe.recipe.base import RunRecipe
+from sslpipe.run.checkpoint import describe_newest
 from sslpipe.run.console import run_console
 from sslpipe.run.launch import deterministic_algorithms, start_processes, training_device
 from sslpipe.run.lock import take_lock
@@ -16,9 +17,9 @@ from sslpipe.run.stop import write_failure
 from sslpipe.run.watchdog import Watchdog
 
 _LESS_MEMORY = (
-    "the last checkpoint is whole: more processes resume it with less memory each. Or begin in a "
-    "new run directory with data.micro_batch, a part of data.batch_size (pretraining: the same "
-    "negatives), a smaller sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
+    "The same command with more processes needs less memory each. Or begin in a new run directory "
+    "with data.micro_batch, a part of data.batch_size (pretraining: the same negatives), a smaller "
+    "sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
 )
 
 
@@ -44,7 +45,7 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator[Run]:
                 finally:
                     run.close()
         except torch.OutOfMemoryError as error:
-            text = f"{error}; {_LESS_MEMORY}"
+            text = f"{error}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
             write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
             raise UserError(text) from error
         except BaseException as error:

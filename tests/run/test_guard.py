@@ -21,6 +21,7 @@ from sslpipe.recipe.base import Optim
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.launch import start_accelerator
 from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.status import status
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import final_weights, train_in_rank, write_recipe
@@ -115,7 +116,13 @@ def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):
     arguments = (str(recipe), str(data), str(tmp_path / "run"), "run.max_bad_steps=3")
     with pytest.raises(AssertionError, match=r"3 steps in a row had a non-finite loss"):
         run_processes(poisoned_in_rank, 1, (6, 7, 8), *arguments)
-    assert "UserError: 3 steps in a row" in (tmp_path / "run" / "FAILED").read_text()
+    failed = (tmp_path / "run" / "FAILED").read_text()
+    assert "UserError: 3 steps in a row" in failed
+    assert "(the last: step 9, loss nan, gradient norm nan)" in failed
+    summary = status(tmp_path / "run")
+    assert f"; the last checkpoint is {summary['checkpoint']['name']}. As all steps" in failed
+    good = [line for line in read_metrics(tmp_path / "run") if line["loss"] is not None][-1]
+    assert f"the last finite log line: step {good['step']}, loss {good['loss']:.4g}, lr " in failed
     assert all(bool(torch.isfinite(v).all()) for v in final_weights(tmp_path / "run").values())
 
 
@@ -283,10 +290,22 @@ def test_the_run_ends_as_it_was_when_too_many_were_bad_in_a_row(
     trainee = Trainee(tmp_path, monkeypatch, on_device=on_device, most=2)
     trainee.steps(math.nan, 1.0, math.inf)  # the good one between them starts a new row
     before = trainee.state()
-    with pytest.raises(UserError, match=r"2 steps in a row.*the last: step 3, .*norm nan"):
+    with pytest.raises(UserError, match=r"2 steps in a row.*the last: step 4, .*norm nan") as ended:
         trainee.steps(math.nan, 1.0)
+    assert "; no checkpoint was written yet. As all steps from one on were" in str(ended.value)
+    assert "lower optim.peak_lr" in str(ended.value)
     assert trainee.done == (4 if on_device else 3)  # steps that came to their end
     torch.testing.assert_close(trainee.state(), before, rtol=0, atol=0)
+
+
+@ON_DEVICE
+def test_a_run_without_one_finite_step_is_not_told_to_lower_its_rate(
+    tmp_path, fresh, monkeypatch, on_device
+):
+    trainee = Trainee(tmp_path, monkeypatch, on_device=on_device, most=2)
+    with pytest.raises(UserError, match=r"No step has changed the weights") as ended:
+        trainee.steps(math.nan, math.nan, 1.0)
+    assert "peak_lr" not in str(ended.value)
 
 
 @ON_DEVICE
