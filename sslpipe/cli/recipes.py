@@ -1,9 +1,13 @@
 """The arguments and options that several commands share."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sslpipe.errors import UserError, shown
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe, a TOML file.")]
 Overrides = Annotated[
@@ -26,6 +30,14 @@ CanvasPx = Annotated[
 ]
 NumWorkers = Annotated[int, typer.Option(min=0, help="Threads that decode.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ids",
+        metavar="ID,ID,...",
+        help="These samples instead: '469, 523', as in JSON, or one --ids for each.",
+    ),
+]
 Init = Annotated[
     str | None,
     typer.Option(
@@ -36,3 +48,14 @@ Init = Annotated[
         "ones of the recipe's own. A run that has begun keeps them, and needs none.",
     ),
 ]
+
+
+def parse_ids(texts: Sequence[str] | None) -> list[int] | None:
+    """Read what --ids gave, separated by commas; in brackets, too. Raises: UserError."""
+    if not texts:
+        return None
+    ids = [word for text in texts for word in re.split(r"[\s,]+", text.strip(" \t[],"))]
+    for word in ids:
+        if not re.fullmatch(r"[0-9]{1,18}", word):
+            raise UserError(f"--ids {shown(word)} is no sample's id; write numbers, as in 469,523")
+    return [int(word) for word in ids]

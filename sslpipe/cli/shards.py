@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sslpipe.cli.next_step import after_a_look, after_shards, say_next
 from sslpipe.cli.progress import progress
+from sslpipe.cli.recipes import Ids, parse_ids
 from sslpipe.cli.shard_options import (
     BACKGROUND,
     CLASS_DISJOINT,
@@ -301,18 +302,24 @@ def show(
     split: Annotated[str, typer.Option(help="the split to look at")] = "train",
     out: Annotated[Path, typer.Option(help="the PNG to write")] = Path("samples.png"),
     count: Annotated[int, typer.Option(min=1, help="samples, chosen at random")] = 48,
+    ids: Ids = None,
     columns: Annotated[int, typer.Option(min=1)] = 8,
     seed: Annotated[int, typer.Option(help="of the choice")] = 0,
 ) -> None:
-    """A picture of samples with their classes, sizes and ids.
+    """A picture of samples with their classes, sizes, ids and keys; of --ids they are printed, too.
 
     - `sslpipe shards show out/mydata --split test --out test.png`
+    - `sslpipe shards show out/mydata --ids 469,523`
     """
+    wanted = parse_ids(ids)
     data = load_index(folder)
 
-    from sslpipe.sharding.show import sample_sheet, save_sheet
+    from sslpipe.sharding.show import sample_lines, sample_sheet, save_sheet
 
-    save_sheet(sample_sheet(data, split, count=count, columns=columns, seed=seed), out)
+    sheet = sample_sheet(data, split, count=count, columns=columns, seed=seed, ids=wanted)
+    save_sheet(sheet, out)
+    for line in sample_lines(data, split, sorted({*wanted}) if wanted else []):
+        print(line)
     print(out)
     after_a_look(folder / "dataset.json")
 

@@ -9,7 +9,15 @@ from rich.console import Console
 from sslpipe.cli.inputs import check_init, check_run, check_run_dir, open_split
 from sslpipe.cli.next_step import after_train, new_run_dir, say_next, training
 from sslpipe.cli.progress import working
-from sslpipe.cli.recipes import Checkpoint, Data, Init, Overrides, RecipePath
+from sslpipe.cli.recipes import (
+    Checkpoint,
+    Data,
+    Ids,
+    Init,
+    Overrides,
+    RecipePath,
+    parse_ids,
+)
 from sslpipe.cli.terminal import console, say_once
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
@@ -149,20 +157,24 @@ def preview(
     data: Data = ...,  # type: ignore[assignment]
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("views.png"),
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 8,
-    ids: Annotated[list[int] | None, typer.Option(help="These samples instead.")] = None,
+    ids: Ids = None,
     epoch: Annotated[int, typer.Option(min=0, help="The first epoch whose views are shown.")] = 0,
 ) -> None:
     """Draw images beside the views that training makes of them.
 
-    The parameters of each view stand beside it.
+    The parameters of each view stand beside it; id, key and class of each image are printed.
     """
+    chosen = parse_ids(ids)
     loaded = load_recipe(recipe, overrides or [])
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
 
     from sslpipe.run.preview import preview_recipe
+    from sslpipe.sharding.show import sample_lines
 
-    grid, shown = preview_recipe(loaded, index, images=images, ids=ids, epoch=epoch)
+    grid, drawn = preview_recipe(loaded, index, images=images, ids=chosen, epoch=epoch)
     out.parent.mkdir(parents=True, exist_ok=True)
     grid.save(out)
-    Console().print(f"{shown} images and their views: {out}", highlight=False)
+    for line in sample_lines(index, loaded.data.split, drawn):
+        print(line)
+    Console().print(f"{len(drawn)} images and their views: {out}", highlight=False)
     say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))

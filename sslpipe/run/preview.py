@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from PIL import Image
 
 from sslpipe.augment.build import build_augment
 from sslpipe.augment.preview import preview_grid
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.plan import draw_partners
-from sslpipe.errors import UserError
-from sslpipe.random import permutation
 from sslpipe.recipe import FinetuneRecipe, Recipe
+from sslpipe.sharding.show import choose_ids
 
 
 def preview_recipe(
@@ -21,7 +19,7 @@ def preview_recipe(
     images: int = 8,
     ids: Sequence[int] | None = None,
     epoch: int = 0,
-) -> tuple[Image.Image, int]:
+) -> tuple[Image.Image, list[int]]:
     """Draw images of the recipe's split beside the views that training makes of them.
 
     Args:
@@ -32,17 +30,14 @@ def preview_recipe(
         epoch: The first of the two epochs whose views are shown.
 
     Returns:
-        The picture, and the number of images on it.
+        The picture, and the ids of the images on it, ascending.
 
     Raises:
         UserError: For an id that is not in the split.
         DataError: Where a sample cannot be read.
     """
     split = index.split(recipe.data.split)
-    wrong = [i for i in ids or [] if not 0 <= i < len(split)]
-    if wrong:
-        raise UserError(f"--ids {wrong[0]} is not in the split's 0 to {len(split) - 1}")
-    chosen = np.sort(ids or permutation(len(split), recipe.seed)[:images])
+    chosen = choose_ids(split, ids, count=images, seed=recipe.seed)
     grid = preview_grid(
         index,
         split,
@@ -53,4 +48,4 @@ def preview_recipe(
         canvas_px=recipe.data.canvas_px,
         partners=draw_partners(recipe, index),
     )
-    return grid, len(chosen)
+    return grid, chosen.tolist()

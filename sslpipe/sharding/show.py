@@ -1,14 +1,17 @@
 """Show a data set: a picture of some samples, and the numbers of a split."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from sslpipe.data.column_files import is_missing
 from sslpipe.data.decode import BadSample, decode, header_size
-from sslpipe.data.index import DatasetIndex
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
+from sslpipe.errors import UserError, one_line
 from sslpipe.random import permutation
 
 CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
@@ -17,17 +20,63 @@ WINDOW_BYTES = 64 * 2**20
 _ORDER = "(min / median / max)"
 
 
+def choose_ids(
+    split: Split, ids: Sequence[int] | None, *, count: int, seed: int
+) -> NDArray[np.int64]:
+    """Return samples in ascending order, each once: those of `ids`, or some drawn from the seed.
+
+    Args:
+        split: Where they are.
+        ids: Which; None: drawn.
+        count: How many are drawn, at most.
+        seed: Of the draw.
+
+    Raises:
+        UserError: For an id that is not in the split.
+    """
+    wrong = [i for i in ids or [] if not 0 <= i < len(split)]
+    if wrong:
+        raise UserError(f"--ids {wrong[0]} is not in the split's 0 to {len(split) - 1}")
+    chosen: NDArray[np.int64] = np.unique(ids or permutation(len(split), seed)[:count])
+    return chosen
+
+
+def sample_lines(index: DatasetIndex, split_name: str, ids: Sequence[int]) -> list[str]:
+    """Name samples, a line each: id, key in its shard, class."""
+    split = index.split(split_name)
+    reader, classes = Reader(split, window_bytes=WINDOW_BYTES), _classes(index, split, ids)
+    return [
+        f"id {sample_id}: {one_line(reader.one(sample_id).key)}, {one_line(name)}"
+        for sample_id, name in zip(ids, classes, strict=True)
+    ]
+
+
+def _classes(index: DatasetIndex, split: Split, ids: ArrayLike) -> list[str]:
+    names = index.manifest.classes
+    return [
+        names[label] if 0 <= label < len(names) else "no label" if label < 0 else str(label)
+        for label in split.labels_of(ids).tolist()
+    ]
+
+
 def sample_sheet(
-    index: DatasetIndex, split_name: str, *, count: int, columns: int, seed: int
+    index: DatasetIndex,
+    split_name: str,
+    *,
+    count: int,
+    columns: int,
+    seed: int,
+    ids: Sequence[int] | None = None,
 ) -> Image.Image:
-    """Draw a grid of samples chosen at random, each with its id, class and size.
+    """Draw a grid of samples, each with its id, key, class and size.
 
     Args:
         index: The data set.
         split_name: The split to show.
-        count: How many samples.
+        count: How many samples are chosen at random, at most.
         columns: How many in a row.
         seed: Of the choice.
+        ids: These samples instead.
 
     Returns:
         An RGB image; where a sample is bad, its cell says why.
@@ -35,20 +84,19 @@ def sample_sheet(
     # the samples, and the sheet's size
     split = index.split(split_name)
     reader = Reader(split, window_bytes=WINDOW_BYTES)
-    ids = np.sort(permutation(len(split), seed)[:count])
-    names, labels = index.manifest.classes, split.labels_of(ids).tolist()
+    chosen = choose_ids(split, ids, count=count, seed=seed)
+    classes = _classes(index, split, chosen)
     font = ImageFont.load_default(size=12)
     step_x, step_y = CELL_PX + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
-    columns = min(columns, len(ids))
-    size = (columns * step_x - GAP_PX, -(-len(ids) // columns) * step_y - GAP_PX)
+    columns = min(columns, len(chosen))
+    size = (columns * step_x - GAP_PX, -(-len(chosen) // columns) * step_y - GAP_PX)
     sheet = Image.new("RGB", (size[0] + 2 * MARGIN_PX, size[1] + 2 * MARGIN_PX), BACKGROUND)
     pen = ImageDraw.Draw(sheet)
     # each cell: the image, its class and size, its id and key
-    for place, (sample_id, label) in enumerate(zip(ids.tolist(), labels, strict=True)):
+    for place, (sample_id, words) in enumerate(zip(chosen.tolist(), classes, strict=True)):
         left = MARGIN_PX + place % columns * step_x
         top = MARGIN_PX + place // columns * step_y
         raw = reader.one(sample_id)
-        words = names[label] if 0 <= label < len(names) else "no label" if label < 0 else str(label)
         try:
             if isinstance(raw.image, BadSample):
                 raise raw.image

@@ -220,9 +220,12 @@ def test_preview_writes_a_picture(data, tmp_path):
     out = tmp_path / "views.png"
     recipe = write_recipe(tmp_path)
     result = command_line(
-        "preview", str(recipe), "--data", str(data), "--out", str(out), "--images", "3"
+        "preview", str(recipe), "--data", str(data), "--out", str(out), "--ids", "2, 0,5"
     )
     assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("id ")]
+    assert [line.partition(":")[0] for line in lines] == ["id 0", "id 2", "id 5"]
+    assert "3 images and their views" in result.stdout
     with Image.open(out) as image:
         assert image.width > 200
         assert image.height > 100

@@ -742,3 +742,22 @@ def test_show_draws_the_chosen_samples_enlarged_by_a_whole_factor(tmp_path: Path
         assert np.array_equal(cell[4::8, 4::8], picture(number))
     left = show.MARGIN_PX + 2 * (show.CELL_PX + show.GAP_PX)
     assert tuple(sheet[show.MARGIN_PX, left + 5]) == show.BAD  # framed, nothing else
+
+
+def test_show_draws_and_names_the_samples_of_a_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = load_index(write_dataset(tmp_path, (3, 3))).manifest.classes
+    run("show", tmp_path, "--out", tmp_path / "sheet.png", "--ids", "[4, 1,", "--ids", "3]")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("id ")]
+    assert lines == [f"id {i}: train{i:06d}, {names[i % 4]}" for i in (1, 3, 4)]
+    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
+    for column, number in enumerate((1, 3, 4)):
+        left = show.MARGIN_PX + column * (show.CELL_PX + show.GAP_PX)
+        cell = sheet[show.MARGIN_PX :, left:][:128, :128]
+        assert np.array_equal(cell[4::8, 4::8], picture(number))
+    for wrong, reason in (
+        ("6", "--ids 6 is not in the split's 0 to 5"),
+        ("1,x", "--ids 'x' is no"),
+    ):
+        assert reason in error_of(capsys, "show", tmp_path, "--ids", wrong)
