@@ -1,6 +1,7 @@
 """Images of a source -> shards of a data set: what `sslpipe shards build` does."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -41,6 +42,7 @@ from sslpipe.sharding.writer import (
 # (title, number of samples) -> a context that is called with the number written since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
+MOST_SUFFIXES = 5  # of ignored files, that are named
 MISSING = "missing.txt"  # beside dataset.json: SPLIT, tab, the file as the list names it
 _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 
@@ -52,7 +54,8 @@ class Built(NamedTuple):
         manifest: As in dataset.json; of a part: as it was before.
         skipped: "NAME: reason" for each image that cannot be decoded.
         missing: Files that a list names and that are not there, by split.
-        notes: What was read into columns, and how they cut the splits; a line each.
+        notes: Which files were ignored, what was read into columns, and how they cut the splits; a
+            line each.
     """
 
     manifest: Manifest
@@ -151,11 +154,23 @@ def build_dataset(
         columns={name: each.kind for own in columns.values() for name, each in own.items()},
         done=written,
     )
-    notes = (*describe(columns), *_describe_cut(splits, split_by))
+    ignored = sum((Counter(value.ignored) for value in images.values()), Counter[str]())
+    notes = (*_describe_ignored(ignored), *describe(columns), *_describe_cut(splits, split_by))
     if part is None:
         return finish(out, manifest, facts, workers=workers)._replace(notes=notes)
     save_part(out, facts)
     return Built(manifest, _skipped(written), facts.missing, notes)
+
+
+def _describe_ignored(ignored: Counter[str]) -> list[str]:
+    """Say how many files of a folder are no images, by suffix, the most frequent first."""
+    if not ignored:
+        return []
+    kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))
+    parts = [f"{suffix or 'no extension'} {count:,}" for suffix, count in kinds[:MOST_SUFFIXES]]
+    rest = sum(count for _, count in kinds[MOST_SUFFIXES:])
+    parts += [f"others {rest:,}"] * bool(rest)
+    return [f"ignored {ignored.total():,} files: {', '.join(parts)}"]
 
 
 def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sslpipe.errors import DataError
+from sslpipe.sharding.image_files import images_under
 from sslpipe.sharding.sources import (
     Images,
     SourceOptions,
     from_files,
-    images_under,
     read_file,
     root_folder,
 )

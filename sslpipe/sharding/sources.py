@@ -6,8 +6,9 @@ To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,17 @@ from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import forward_slashes
 from sslpipe.sharding.cells import ColumnSpec, Origin
 from sslpipe.sharding.idx import parse_idx
+from sslpipe.sharding.image_files import (
+    count_others,
+    folders_in,
+    images_under,
+    is_image,
+    suffixes,
+    use_of,
+)
 from sslpipe.sharding.png import encode_png, png_bytes
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
-SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
-)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Images:
         cells: What else is known of each image, by the source's names of its columns.
         origin: What a text among `cells` may mean.
         files: Paths that --name-pattern is matched with; empty: `names`.
+        ignored: How many files beside them are none of SUFFIXES, by suffix; the first split's are
+            those of all.
     """
 
     names: Sequence[str]
@@ -50,6 +58,7 @@ class Images:
     cells: Mapping[str, Sequence[object]] = field(default_factory=dict)
     origin: Origin = "name"
     files: Sequence[str] = ()
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -116,12 +125,13 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     """Read CLASS/*.jpg (torchvision's ImageFolder), train/CLASS/*.jpg, or images in one folder."""
     root = root_folder(options)
     # the folder of each split
-    children = _folders_in(root)
+    children = folders_in(root)
     is_split = [child.name in SPLIT_FOLDERS for child in children]
     if any(is_split) and not all(is_split):
         other = children[is_split.index(False)]
         raise DataError(f"{root} holds both splits and {other.name!r}; move one of them elsewhere")
     roots = {options.split or "train": root}
+    ignored: Counter[str] = Counter()
     if any(is_split):
         roots = {child.name: child for child in children}
         if options.split is not None:
@@ -131,9 +141,12 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
                     f"it has: {', '.join(roots)}"
                 )
             roots = {options.split: roots[options.split]}
-    files = {split: _labelled_files(folder, options.labels) for split, folder in roots.items()}
+        count_others(ignored, root.iterdir())
+    files = {
+        split: _labelled_files(folder, options.labels, ignored) for split, folder in roots.items()
+    }
     all_labels = [label for pairs in files.values() for _, label in pairs]
-    return {
+    images = {
         split: from_files(
             root,
             [path for path, _ in pairs],
@@ -143,6 +156,8 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         )
         for split, pairs in files.items()
     }
+    first = next(iter(images))
+    return {**images, first: replace(images[first], ignored=ignored)}
 
 
 def _levels(paths: Sequence[Path], root: Path, levels: Sequence[str]) -> dict[str, list[str]]:
@@ -198,28 +213,36 @@ def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
     return Images(names, labels, sizes, classes, lambda i: encode_png(pixels[i]))
 
 
-def _labelled_files(folder: Path, use_labels: bool) -> list[tuple[Path, str | None]]:
-    """List all images under a folder, sorted, with the name of their class folder."""
-    children = _folders_in(folder)
+def _labelled_files(
+    folder: Path, use_labels: bool, ignored: Counter[str]
+) -> list[tuple[Path, str | None]]:
+    """List all images under a folder, sorted, with the name of their class folder.
+
+    Other files are counted in `ignored`.
+    """
+    children = folders_in(folder)
     if not children or not use_labels:
-        pairs: list[tuple[Path, str | None]] = [(path, None) for path in images_under(folder)]
+        pairs: list[tuple[Path, str | None]] = [
+            (path, None) for path in images_under(folder, ignored)
+        ]
     else:
-        loose = [p for p in folder.iterdir() if _is_image(p)]
+        loose = [p for p in folder.iterdir() if is_image(p)]
         if loose:
             raise DataError(
                 f"{folder} holds class folders and loose images ({loose[0].name}); "
                 "move the images into a class, or give --no-labels to use all without labels"
             )
         pairs = []
+        count_others(ignored, folder.iterdir())
         for child in children:
-            paths = images_under(child)
+            paths = images_under(child, ignored)
             if not paths:
-                raise DataError(f"class folder {child} has no images ({_suffixes()})")
+                raise DataError(f"class folder {child} has no images ({suffixes()})")
             pairs += [(path, child.name) for path in paths]
     if not pairs:
-        uses = filter(None, map(_use_of, sorted(folder.iterdir())))
+        uses = filter(None, map(use_of, sorted(folder.iterdir())))
         hint = next((f"; {use}" for use in uses), "")
-        raise DataError(f"{folder} has no images ({_suffixes()}){hint}")
+        raise DataError(f"{folder} has no images ({suffixes()}){hint}")
     return pairs
 
 
@@ -324,7 +347,7 @@ def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
 def _instead_of(root: Path) -> str:
     """Say what to use instead of a --root that is no folder."""
     if root.is_file():
-        return f"; {_use_of(root) or 'give the folder that holds the images'}"
+        return f"; {use_of(root) or 'give the folder that holds the images'}"
     if str(root).startswith("~"):
         return f"; the shell did not expand ~: write --root {root.expanduser()}"
     pattern = next((k for k, part in enumerate(root.parts) if re.search(r"[*?[]", part)), None)
@@ -332,44 +355,6 @@ def _instead_of(root: Path) -> str:
         folder = Path(*root.parts[:pattern])
         return f"; a pattern is not needed, all images below a folder are read: --root {folder}"
     return ""
-
-
-def _use_of(path: Path) -> str:
-    """Say how a file that is no image is read; '' for all others."""
-    name = path.name.lower()
-    if name.endswith((".csv", ".tsv")):
-        return f"for a table of files give --source csv --csv {path}"
-    if name.endswith(".parquet"):
-        return f"for parquet files give --source parquet --root {path.parent}"
-    if re.search(r"idx[13]-ubyte(\.gz)?$", name):
-        return f"for MNIST's files give --source idx --root {path.parent}"
-    if re.search(r"\.(tar|tgz|tbz2|txz)$|\.tar\.", name):
-        return (
-            f"tars of webdataset are ready: sslpipe shards index {path.parent}; others, and "
-            f"compressed ones: sslpipe shards repack {path} OUT"
-        )
-    return "unpack it first" if name.endswith((".zip", ".7z", ".rar")) else ""
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def images_under(folder: Path) -> list[Path]:
-    """List the image files of a folder and its folders, sorted; hidden ones are skipped."""
-    paths = []
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [path for name in files if _is_image(path := Path(parent) / name)]
-    return sorted(paths)
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-
-
-def _suffixes() -> str:
-    return " ".join(sorted(SUFFIXES))
 
 
 def class_names(path: Path) -> tuple[str, ...]:

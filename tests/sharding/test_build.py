@@ -1,5 +1,6 @@
 """sharding.build: what is kept and what is written anew; where to look instead of --root."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from PIL import Image
 
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
+from sslpipe.sharding.members import flatten
 from tests.sharding.test_shards import BUILD, add, error_of, jpeg, photos, read_all, run, tree
 from tests.sharding.test_sources import png
 
@@ -105,7 +107,55 @@ def test_a_folder_with_other_files_than_images_says_what_they_are(
         assert remedy in message
 
 
+@pytest.mark.parametrize("options", [(), ("--no-labels",), ("--part", "1/1")])
+def test_files_that_are_no_images_are_counted_by_extension(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    root = tmp_path / "in"
+    others = ("list.txt", "cat/a.OGG", "cat/deep/b.ogg", "dog/c.ogg", "dog/c.txt", "dog/LICENSE")
+    others = (*others, "a.x1", "a.x2", "a.x3", "cat/.hidden.ogg", ".git/d.ogg")
+    for name in ("cat/deep/1.png", "dog/2.png"):
+        png(root / name, 9)
+    for name in others:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"")
+    assert run("build", tmp_path / "out", "--root", root, *options) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ignored")]
+    assert said == ["ignored 9 files: .ogg 3, .txt 2, no extension 1, .x1 1, .x2 1, others 1"]
+
+
+def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "in"
+    for split in ("train", "test"):
+        png(root / split / "cat" / "1.png", 9)
+    assert run("build", tmp_path / "plain", "--root", root) == 0
+    assert "ignored" not in capsys.readouterr().out
+    png(root / "loose.png", 9)  # in no split
+    for split in ("train", "test"):
+        (root / split / "cat" / "1.wav").write_bytes(b"")
+    assert run("build", tmp_path / "out", "--root", root) == 0
+    assert "ignored 3 files: .wav 2, .png 1\n" in capsys.readouterr().out
+
+
 # --- --background
+
+
+def test_the_page_says_how_to_read_a_file_as_the_shards_have_it(tmp_path: Path) -> None:
+    rgba = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
+    (tmp_path / "in").mkdir()
+    Image.fromarray(rgba).save(tmp_path / "in" / "a.png")
+    build = ["build", tmp_path / "out", "--root", tmp_path / "in", "--background", "white"]
+    assert run(*build) == 0
+    ((_, stored, _),) = read_all(tmp_path / "out", "train")
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    line = "decode(flatten(Path(name).read_bytes(), (255, 255, 255)), 4096)"
+    assert f"`{line}`" in page
+    names = {"decode": decode, "flatten": flatten, "Path": Path, "name": tmp_path / "in" / "a.png"}
+    np.testing.assert_array_equal(
+        eval(line, names), np.asarray(Image.open(io.BytesIO(stored))).transpose(2, 0, 1)
+    )
 
 
 def test_transparent_parts_get_the_colour_asked_for(
