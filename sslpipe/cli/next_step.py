@@ -12,6 +12,7 @@ from pathlib import Path
 from sslpipe.cli.terminal import say_once
 from sslpipe.data.index import DatasetIndex
 from sslpipe.registry import requested
+from sslpipe.run.console import LastingStream
 
 FIRST_RECIPE = Path("recipes/my_images_small.toml")  # of a clone: any images, on any machine
 
@@ -29,8 +30,17 @@ def say_next(*words: object, when: str = "") -> None:
 
 def say_next_program(*words: object, when: str = "") -> None:
     """Print `Next: WORDS`, the command of another program; see `say_next`."""
-    if os.environ.get("SSLPIPE_NEXT") != "0":  # scripts know what comes next
+    # scripts know what comes next; a command whose output is lost has nothing after it
+    if os.environ.get("SSLPIPE_NEXT") != "0" and _output_arrived():
         say_once(f"Next{when}: {shlex.join(map(str, words))}")
+
+
+def _output_arrived() -> bool:
+    """Write what is pending on stdout; whether none of the output was lost."""
+    stream = sys.stdout
+    if stream is not None:
+        stream.flush()
+    return not (isinstance(stream, LastingStream) and stream.error)
 
 
 def say_same(option: str) -> None:
