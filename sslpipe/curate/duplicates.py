@@ -32,7 +32,7 @@ from sslpipe.curate.verify import Verdicts, compare
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-PART_PAIRS = 128  # compared by their pixels at a time, in a thread
+PART_PAIRS = 256  # compared by their pixels at a time, in a thread
 
 
 class Limits(NamedTuple):

@@ -75,7 +75,10 @@ def thumbnail(pixels: Thumbs) -> Thumbs:
 
 def luminance(thumbs: NDArray[Any]) -> Floats:
     """Return ITU-R BT.601's luma in [0, 255]. (..., 3) levels -> (...) float32."""
-    return thumbs.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)
+    red, green, blue = (thumbs[..., channel].astype(np.float32) for channel in range(3))
+    # by pixels, not as a product of matrices: the same whatever stands beside a picture
+    luma: Floats = 0.299 * red + 0.587 * green + 0.114 * blue
+    return luma
 
 
 def resampling(start: float, size: float, px: int) -> Floats:
