@@ -85,8 +85,8 @@ def build_loss(recipe: Recipe) -> Objective:
     """Build the recipe's objective; one with a queue learns how long its embeddings are.
 
     Raises:
-        RecipeError: It needs a momentum encoder, and the recipe has none; or it cannot do what
-            [pairs] says.
+        RecipeError: It needs a momentum encoder, and the recipe has none; it cannot do what [pairs]
+            says; or it has weights, which nothing would train.
     """
     fixed = {"dim": recipe.projector.out_dim}
     masks = recipe.pairs.masks if recipe.pairs else ()
@@ -94,6 +94,13 @@ def build_loss(recipe: Recipe) -> Objective:
         fixed["group_columns"] = len(masks)
     with within_memory("[loss]"):
         loss_fn = build(LOSSES, recipe.loss, section="loss", fixed=fixed)
+    learned = [name for name, weight in loss_fn.named_parameters() if weight.requires_grad]
+    if learned:
+        raise RecipeError(
+            f"loss.kind = {recipe.loss.kind!r} has weights of its own ({', '.join(learned)}), and "
+            "the optimizer has only those of encoder and projector, so they would keep their first "
+            "values; make them settings, or buffers that the objective changes itself"
+        )
     has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0
     if masks and has_negatives and not takes_groups(loss_fn):
         raise RecipeError(

@@ -110,7 +110,7 @@ class Table(dict[str, T]):
             known = self.names()
             raise UnknownName(
                 f"no {self.what} is named {name!r}{did_you_mean(str(name), known)}; "
-                f"known: {', '.join(known)}"
+                f"known: {', '.join(known)}{plugin_hint()}"
             )
         self[name] = load(self.group, name)
         return self[name]
@@ -149,7 +149,7 @@ def build(
         known = table.names() if isinstance(table, Table) else list(table)
         raise RecipeError(
             f"{section}.kind = {component.kind!r} is unknown{did_you_mean(component.kind, known)}; "
-            f"known: {', '.join(sorted(known))}"
+            f"known: {', '.join(sorted(known))}{plugin_hint()}"
         )
     constructor = table[component.kind]
     parameters = inspect.signature(constructor).parameters
@@ -295,6 +295,11 @@ def take_from(arguments: Iterable[str]) -> list[str]:
 def requested() -> list[str]:
     """Return the modules of `--plugin`, of this process or of the one that started it."""
     return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+
+
+def plugin_hint() -> str:
+    """Say, at the end of an error, where an unknown name may come from; "" with `--plugin`."""
+    return "" if requested() else "; is it a part of your own? name its module with --plugin"
 
 
 def fingerprints() -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 from sslpipe.augment.ops import current_spec, register_installed
 from sslpipe.augment.spec import ViewSpec, is_interval
 from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.registry import plugin_hint
 
 _JITTER_STRENGTH = (
     "SimCLR's s: brightness, contrast and saturation become 0.8 s, hue 0.2 s; what the preset "
@@ -77,7 +78,7 @@ def view_specs(
         if key not in known:
             raise RecipeError(
                 f"augment.{key} is not a setting of the views{did_you_mean(key, known)}; "
-                f"known: {', '.join(known)}"
+                f"known: {', '.join(known)}{plugin_hint()}"
             )
     strength = overrides.pop("jitter_strength", None)
     first, second = (

@@ -1,0 +1,47 @@
+"""The parts of a pretraining, built from a recipe."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sslpipe.build import build_loss
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.losses import LOSSES, NTXentLoss
+from sslpipe.recipe import load_recipe
+from sslpipe.recipe.base import Component
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.registry import VARIABLE
+
+DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
+
+
+class LearnedTemperature(NTXentLoss):
+    def __init__(self) -> None:
+        super().__init__(temperature=0.1)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+
+def loss_named(kind: str) -> Recipe:
+    recipe = load_recipe(DEMO)
+    return recipe.model_copy(update={"loss": Component(kind=kind)})
+
+
+def test_an_objective_with_weights_that_nothing_would_train_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(LOSSES, "learned", LearnedTemperature)
+    with pytest.raises(RecipeError, match=r"kind = 'learned' has weights of its own \(scale\)"):
+        build_loss(loss_named("learned"))
+
+
+def test_an_unknown_part_may_be_one_of_a_module_that_was_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(UserError, match=r"name its module with --plugin$"):
+        build_loss(loss_named("mine"))
+    monkeypatch.setenv(VARIABLE, "my_parts.py")
+    with pytest.raises(UserError, match="'mine' is unknown") as caught:
+        build_loss(loss_named("mine"))
+    assert "--plugin" not in str(caught.value)
