@@ -5,12 +5,14 @@ import os
 import pytest
 import torch
 
+from sslpipe.cli import curate as curate_tool
 from sslpipe.data.index import load_index
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest
 from sslpipe.run.log import read_metrics
+from tests.cli.test_evaluate import call
 from tests.helpers.columns import add_columns
-from tests.helpers.dataset import write_dataset
+from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
@@ -59,6 +61,23 @@ def test_two_processes_train_the_weights_of_one(data, tmp_path, kind):
     expected, actual = final_weights(tmp_path / "1"), final_weights(tmp_path / "2")
     for key, value in expected.items():
         torch.testing.assert_close(actual[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
+    """A batch holds all 16 samples; three pairs, each 4 views, mask 2 of 30 for 4 anchors."""
+    plants = {9: png(picture(3)), 11: png(picture(5)), 12: png(picture(0))}
+    data = write_dataset(tmp_path / "data", (16,), broken=plants)
+    call(curate_tool, "duplicates", data, "--out", tmp_path / "duplicates")
+    recipe, shown = write_recipe(tmp_path), {}
+    for name, settings in {
+        "all": (),
+        "masked": ('pairs.never_negative="duplicate_group"',),
+    }.items():
+        words = ("data.holdout=0", "data.shuffle_window=16", "steps=2", *settings)
+        run_processes(train_in_rank, 1, str(recipe), str(data), str(tmp_path / name), *words)
+        shown[name] = [line["negatives_per_anchor"] for line in read_metrics(tmp_path / name)]
+    assert shown["all"] == [30, 30]
+    assert shown["masked"] == pytest.approx([30 - 3 * 4 * 2 / 32] * 2)
 
 
 def killed_in_rank(process, *arguments):

@@ -100,6 +100,24 @@ def test_of_each_group_the_first_is_trained_on_alone(tmp_path):
     assert together == [sorted(map(int, ids)) for ids, _ in seen], "the same over processes"
 
 
+def killed_in_rank(process, *arguments):
+    os.environ["SSLPIPE_FAULT"] = "train.step:10"
+    train_in_rank(process, *arguments)
+
+
+def test_a_run_of_the_first_of_each_group_resumes_in_mid_epoch_with_the_same_order(tmp_path):
+    data, file = doubled(tmp_path / "data"), write_recipe(tmp_path)
+    changes = ("data.holdout=0", "steps=14", "data.keep=duplicate_group first")
+    [(_, whole)] = train_over(1, file, data.folder, tmp_path / "whole", *changes)
+    arguments = (str(file), str(data.folder), str(tmp_path / "run"), *changes)
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(killed_in_rank, 1, *arguments)
+    [(_, rest)] = train_over(1, file, data.folder, tmp_path / "run", *changes)
+    served, expected = ([[int(i) for i in ids] for ids, _ in seen] for seen in (rest, whole[5:]))
+    assert len(served) == 9, "saved at step 5, inside of an epoch of 7"
+    assert served == expected
+
+
 def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):
     data = doubled(tmp_path / "data")
     split, file = data.split("train"), write_recipe(tmp_path)
