@@ -24,14 +24,15 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 GRID_PX = 32  # pictures are compared on a grid of as many
-SIMILAR = 0.8  # least cosine of a view and a whole with which pictures are compared
+SIMILAR = 0.7  # least cosine of a view and a whole with which pictures are compared
 PROMISING = (0.85, 0.9, 0.9, 0.9)  # least score after each step of registration that goes on
 LIKELY = 0.95  # least score by brightness with which colours are compared
 SURER = 0.05  # cosine by which one of both mirrorings is taken without a look at the other
-WHOLE_SIMILAR = 0.75  # least cosine of the wholes with which these are compared
+WHOLE_SIMILAR = 0.7  # least cosine of the wholes with which these are compared
 OVERLAID = 0.5  # least score of a picture that only a small text may hide
 NOISE = 0.5  # levels of a pixel that saving alone leaves unexplained
-WHITE, BLACK = 251.0, 4.0  # levels from which on a picture may have been cut off by its brightness
+# levels from which on brightness may have cut off some of what a pixel of the grid is made of
+WHITE, BLACK = 220.0, 4.0
 EDGE = 2  # px of the grid, all around, that do not count: a border's blur reaches so far
 SMALLEST_BOX, LARGEST_BOX = 0.82, 1.02  # share of a side that is cut out
 FARTHEST = 0.03  # share of a side that a box may reach beyond the picture
