@@ -128,13 +128,14 @@ class _Side(NamedTuple):
     @classmethod
     def of(cls, levels: NDArray[np.uint8]) -> "_Side":
         grey = luminance(levels)
-        return cls(levels, grey, _SHRINK @ grey @ _SHRINK.T)
+        small: NDArray[Any] = _SHRINK @ grey @ _SHRINK.T
+        return cls(levels, grey, small)
 
     def rows(self, index: Integers) -> "_Side":
-        return _Side(*(values[index] for values in self))
+        return _Side(self.levels[index], self.grey[index], self.small[index])
 
     def mirrored(self) -> "_Side":
-        return _Side(*(values[:, :, ::-1] for values in self))
+        return _Side(self.levels[:, :, ::-1], self.grey[:, :, ::-1], self.small[:, :, ::-1])
 
 
 def _compare(
@@ -229,7 +230,7 @@ def _register(whole: Floats, part: Floats, box: Floats) -> tuple[Floats, Floats]
         if not len(live):
             break
         cut = _cut(whole[live], box[live])
-        basis = np.empty((len(live), 6, INNER_PX, INNER_PX), np.float32)
+        basis: NDArray[Any] = np.empty((len(live), 6, INNER_PX, INNER_PX), np.float32)
         basis[:, 0], basis[:, 5] = _inner(cut), _laplacian(cut)
         np.subtract(_inner(cut, 0, 1), _inner(cut, 0, -1), out=basis[:, 1])
         np.subtract(_inner(cut, 1), _inner(cut, -1), out=basis[:, 2])
