@@ -75,10 +75,10 @@ test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLUR
 	$(SLOW) -n 2 --dist loadfile --ignore=tests/test_kills.py # SLURM's jobs wait most of the time
 	$(SLOW) tests/test_kills.py # alone: it looks for what a kill leaves on the machine
 
-test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a reader; writes docs/test-full.json
+test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a reader; writes docs/measured/test-full.json
 	rm -rf out/test-full && mkdir -p out/test-full
 	SSLPIPE_TEST_RECORD=$(CURDIR)/out/test-full $(MAKE) test-slow KILLS=50 FUZZ=10000
-	$(RUN)/python -m tests.helpers.record out/test-full docs/test-full.json
+	$(RUN)/python -m tests.helpers.record out/test-full docs/measured/test-full.json
 
 test-gpu: $(GPU_READY)  ## what needs a CUDA device is right; says what it skips without one
 	$(GPU_TEST)

@@ -8,7 +8,7 @@ either: nothing can be found of them. Limits were chosen on the set "chosen" and
 "measured", of other files. Each part is kept in the JSON and not done again.
 
     python -m benchmarks.curate --fashion-mnist DIR --drawings DIR --photographs DIR \
-        --out docs/curate.json
+        --out docs/measured/curate.json
 """
 
 import argparse
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for source in ("fashion-mnist", "drawings", "photographs"):
         parser.add_argument(f"--{source}", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("docs/curate.json"))
+    parser.add_argument("--out", type=Path, default=Path("docs/measured/curate.json"))
     parser.add_argument("--pictures", type=int, default=1500)
     parser.add_argument("--plants", type=int, default=150)
     parser.add_argument("--workers", type=int, default=2)

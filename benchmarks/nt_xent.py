@@ -1,7 +1,8 @@
 """NT-Xent, forward + backward from raw projections: time and extra memory, ours against peers.
 
     python -m benchmarks.nt_xent [--rows 512,2048,8192,16384,65536] [--threads 1] [--rounds 5]
-                                 [--seconds 0.6] [--json docs/nt_xent.json] [--svg docs/nt_xent.svg]
+                                 [--seconds 0.6] [--json docs/measured/nt_xent.json]
+                                 [--svg docs/nt_xent.svg]
 
 Sizes are 2N, D = 128, temperature 0.1, float32 inputs. Each contender has a fresh process, which
 waits while another measures; they take turns, `rounds` times, and the time is the median call of

@@ -172,7 +172,8 @@ def main() -> None:
     show(f"{2 * count} labels, {count} of them chosen first", second)
     if args.json:
         tree = {
-            "command": "make demo && python -m benchmarks.selection --json docs/selection.json",
+            "command": "make demo && python -m benchmarks.selection "
+            "--json docs/measured/selection.json",
             "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn")},
             "data": facts["data"],
             "backbone": facts["backbone"],

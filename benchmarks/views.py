@@ -2,7 +2,8 @@
 
     python -m benchmarks.views [--cases 32,96,224] [--only ours kornia] [--threads 1]
                                [--seconds 0.7] [--rounds 8] [--device cpu]
-                               [--json docs/views_speed.json] [--markdown docs/views_speed.md]
+                               [--json docs/measured/views_speed.json]
+                               [--markdown docs/views_speed.md]
 
 Cases: 256 images of 32 px to 32 px; 64 of 96 px to 96 px; 16 of 500 x 375 px to 224 px. All
 contenders do the preset `simclr` (strength 1.0, blur and all) and draw their own parameters; ours

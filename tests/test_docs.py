@@ -208,7 +208,7 @@ def test_the_python_of_the_readme_trains_loads_and_embeds(tmp_path):
 
 
 def figures(name: str) -> list[dict]:
-    tree = json.loads((ROOT / "docs" / name).read_text())
+    tree = json.loads((ROOT / "docs" / "measured" / name).read_text())
     return tree.get("records") or tree.get("results") or [tree]
 
 

@@ -1,6 +1,7 @@
 """ImageNet weights continued on drawings, against the same weights as they come, and from scratch.
 
-    python -m benchmarks.adapting.table out/adapting [--split val] [--json docs/adapting.json]
+    python -m benchmarks.adapting.table out/adapting [--split val] \
+        [--json docs/measured/adapting.json]
 
 `out/adapting` holds what `benchmarks.adapting.data` builds; runs and features go there, too. What
 is done is not done again, so a stopped command is repeated. Three seeds of each row:

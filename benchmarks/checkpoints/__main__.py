@@ -1,6 +1,7 @@
 """Runs, their checkpoints' label-free scores and kNN, and how far the scores find the better ones.
 
-    python -m benchmarks.checkpoints out/checkpoints [--jobs 2] [--json docs/checkpoints.json]
+    python -m benchmarks.checkpoints out/checkpoints [--jobs 2] \
+        [--json docs/measured/checkpoints.json]
 
 `out/checkpoints` holds what `benchmarks.checkpoints.data` builds; numbers go there, too. What is
 done is not done again, so a stopped command is repeated; with --table nothing is trained.

@@ -1,6 +1,6 @@
 """Another vendor's drawing as the positive, against another crop of the same one, and labels.
 
-    python -m benchmarks.pairs.table out/pairs [--split val] [--json docs/pairs.json]
+    python -m benchmarks.pairs.table out/pairs [--split val] [--json docs/measured/pairs.json]
 
 `out/pairs` holds what `benchmarks.pairs.data` builds; runs and features go there, too. What is done
 is not done again, so a stopped command is repeated; runs that are not there yet are left out of the

@@ -1,6 +1,6 @@
 """What the long tests counted, for docs: one JSON file of all, with where and when.
 
-python -m tests.helpers.record out/test-full docs/test-full.json
+python -m tests.helpers.record out/test-full docs/measured/test-full.json
 """
 
 import json
