@@ -168,7 +168,15 @@ class MaskedOp(Op):
         return done, *self.draw_params(u[:, 1:], spec)
 
     def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
-        """Make the parameters after the mask; they are drawn for all rows."""
+        """Make the parameters after the mask; they are drawn for all rows.
+
+        Args:
+            u: (B, lanes - 1) float64 in [0, 1): without the mask's.
+            spec: the view's settings, those of the op among them.
+
+        Returns:
+            An array (B, ...) for each name of `params` after the first, in that order.
+        """
         return ()
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
@@ -185,12 +193,15 @@ class MaskedOp(Op):
         return views
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change all views given.
+        """Change all views given: those of the mask.
 
         Args:
-            views: (n, 3, S, S) float32 in [0, 1].
-            chunk: its `draws` and `params` have a row for each, and this op's parameters only;
-                other fields may have more rows.
+            views: (n, 3, S, S) float32 in [0, 1]; may be changed in place.
+            chunk: its `draws` and `params` have a row for each, and this op's parameters only, each
+                (n, ...), in `params` on the views' device; other fields may have more rows.
+
+        Returns:
+            (n, 3, S, S), the changed views.
         """
         raise NotImplementedError
 
@@ -199,7 +210,16 @@ class MaskedOp(Op):
         return self.change_one(view, draw, spec) if draw.params[self.name] else view
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Change one view: the reference for `change`."""
+        """Change one view: the reference for `change`, and what `augment.kind = "kornia"` does.
+
+        Args:
+            view: (1, 3, S, S) float32 in [0, 1].
+            draw: its row, on the CPU: `draw.<parameter>` is (1, ...).
+            spec: its settings.
+
+        Returns:
+            (1, 3, S, S).
+        """
         raise NotImplementedError
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
