@@ -65,7 +65,8 @@ class BaseViews(nn.Module):
         mean: RGB in [0, 1]; the attribute of that name is 0 unless `normalize`.
         std: RGB in [0, 1]; the attribute of that name is 1 unless `normalize`.
         normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
-        extra: see ExtraOps.
+        extra: further augmentations of kornia, in order, one table each: name (a class of
+            kornia.augmentation), view (1, 2 or "both", the default), args (its keyword arguments).
         overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see
             `view_specs`.
 

@@ -35,7 +35,8 @@ class FusedViews(BaseViews):
         mean: RGB in [0, 1]; the attribute of that name is 0 unless `normalize`.
         std: RGB in [0, 1]; the attribute of that name is 1 unless `normalize`.
         normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
-        extra: see ExtraOps.
+        extra: further augmentations of kornia, in order, one table each: name (a class of
+            kornia.augmentation), view (1, 2 or "both", the default), args (its keyword arguments).
         blur: "exact", or "bf16": products in bfloat16 where that is faster (see bfloat16_pays), off
             by at most 2 levels of 255 and by 0.3 on average (white noise; tested).
         kernels: what makes views on a GPU. "torch": its operations, also for any op that is plugged

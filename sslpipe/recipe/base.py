@@ -256,7 +256,7 @@ class RunRecipe(Section):
     batchnorm: Literal["global", "local"] = "global"
     """Statistics over the rows of all processes, or of each process alone."""
     augment: Component
-    """The views; `kind` is fused (fast) or kornia (the reference)."""
+    """The views; `kind` is "fused", the usual one, or "kornia", the slow reference."""
     loss: Component
     """The objective."""
     optim: Optim
