@@ -6,11 +6,14 @@ import tomllib
 
 import pytest
 import torch
+import torch.nn.functional as F
 import typer
 
 from sslpipe.augment.ops import OPS
-from sslpipe.augment.two_views import TwoViews
+from sslpipe.augment.two_views import KorniaViews, TwoViews
 from sslpipe.cli.app import app
+from sslpipe.cli.explain import explain
+from sslpipe.errors import RecipeError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.losses import LOSSES
@@ -53,7 +56,7 @@ def make(table, kind: str, **arguments):
 
 @pytest.mark.usefixtures("run_examples")
 def test_the_objectives_have_a_value_and_a_gradient():
-    for kind in ("squared_nt_xent", "alignment"):
+    for kind in ("margin_nt_xent", "alignment"):
         z_a, z_b = (torch.randn(6, 4, requires_grad=True) for _ in range(2))
         objective = make(LOSSES, kind)
         objective(z_a, z_b, ids=torch.arange(6), labels=torch.full((6,), -1)).backward()
@@ -62,12 +65,35 @@ def test_the_objectives_have_a_value_and_a_gradient():
 
 
 @pytest.mark.usefixtures("run_examples")
-def test_the_augmentation_inverts():
-    images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
-    settings = {"preset": "simclr_small", "crop_px": 16}
+def test_the_margin_is_taken_off_the_positive_and_refused_below_0():
+    z_a, z_b = torch.randn(6, 4), torch.randn(6, 4)
+    value = make(LOSSES, "margin_nt_xent", margin=0.2, temperature=0.5)(z_a, z_b)
+    views = F.normalize(torch.cat([z_a, z_b]))
+    cosines = views @ views.T
+    positive = torch.arange(12).roll(6)
+    cosines[torch.arange(12), positive] -= 0.2
+    logits = (cosines / 0.5).fill_diagonal_(-torch.inf)
+    assert value == pytest.approx(F.cross_entropy(logits, positive).item(), rel=1e-5)
+    with pytest.raises(RecipeError, match=r"margin = -1\.0 must be at least 0$"):
+        make(LOSSES, "margin_nt_xent", margin=-1.0)
+    assert "margin_nt_xent (objective): what is taken off" in explain("loss.margin")
+
+
+@pytest.mark.usefixtures("run_examples")
+def test_the_augmentation_cuts_the_same_square_out_of_a_view_as_its_reference():
+    images = torch.randint(1, 256, (8, 3, 20, 20), dtype=torch.uint8)
+    settings = {"preset": "simclr_small", "crop_px": 16, "jitter_prob": 0.0}
     plain, _ = TwoViews(**settings)(images)
-    inverted, _ = TwoViews(**settings, invert_prob=1.0)(images)
-    assert torch.allclose(inverted, 1 - plain, atol=1e-6)
+    settings |= {"cutout_prob": 1.0, "cutout_side": 0.5}
+    cut, _ = TwoViews(**settings)(images)
+    by_kornia = TwoViews(**settings)
+    by_kornia.views = KorniaViews(**settings)
+    reference, _ = by_kornia(images)
+    hidden = (cut == 0).all(1)
+    assert hidden.any()
+    assert hidden.flatten(1).sum(1).max() <= 8 * 8
+    assert torch.equal(hidden, (reference == 0).all(1))
+    assert torch.equal(cut, plain.masked_fill(hidden[:, None], 0))
 
 
 @pytest.mark.usefixtures("run_examples")
