@@ -2,17 +2,20 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 
 import sslpipe
 from sslpipe.errors import UserError
 from sslpipe.recipe import parse_recipe
+from sslpipe.run.launch import join_processes
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, final_weights, write_recipe
+from tests.helpers.runs import ROOT, command_line, final_weights, write_recipe
 
 # in a process of its own: this one has imported much already
 FIRST_USE = """
@@ -70,6 +73,32 @@ assert backbone.num_features == 8
     assert ssl[key].shape == tuned[key].shape
     assert not torch.equal(ssl[key], tuned[key])
     torch.testing.assert_close(tuned[key], ssl[key], rtol=0, atol=0.1)  # it started from there
+
+
+def test_runs_of_one_process_have_their_own_precision(tmp_path):
+    """As in a notebook, where `precision = "auto"` may choose another one for each run."""
+    data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
+    precisions = {"first": "fp32", "half": "bf16", "again": "fp32"}
+    for run, precision in precisions.items():
+        settings = ["steps=2", f"optim.precision={precision}"]
+        assert sslpipe.train(recipe, data, tmp_path / run, overrides=settings) == 2
+    alone = ["train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "alone")]
+    command_line(*alone, "steps=2", "optim.precision=bf16")
+    assert same_weights(tmp_path / "half", tmp_path / "alone")
+    assert same_weights(tmp_path / "again", tmp_path / "first")
+    assert not same_weights(tmp_path / "half", tmp_path / "first")
+
+
+def same_weights(run: Path, other: Path) -> bool:
+    theirs = final_weights(other)
+    return all(torch.equal(tensor, theirs[name]) for name, tensor in final_weights(run).items())
+
+
+def test_a_process_second_run_gets_its_own_device():
+    state = PartialState(cpu=True)
+    state.device = torch.device("cuda")  # as if the first run had been on a GPU
+    join_processes(cpu=True, timeout_s=10)
+    assert PartialState().device == torch.device("cpu")
 
 
 def test_what_a_kind_would_ignore_is_refused(tmp_path):

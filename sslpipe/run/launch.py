@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -73,6 +74,8 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
         )
     if launched > 1:
         watch_launcher()
+    else:
+        PartialState._reset_state()  # else a process's second run gets its first one's device
     state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
     if launched != state.num_processes:
         raise UserError(
@@ -94,6 +97,7 @@ def end_processes() -> None:
 def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     """The Accelerator over the group that start_processes joined. Raises: RecipeError."""
     check_precision(precision, PartialState().device.type)
+    AcceleratorState._reset_state()  # else a process's second run gets its first one's precision
     return Accelerator(
         cpu=PartialState().device.type == "cpu",
         mixed_precision=_ACCELERATE_NAME[precision],
