@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from sslpipe.errors import UserError
 from sslpipe.optim import LARS
 from sslpipe.run.checkpoint import describe_newest
-from sslpipe.run.log import read_metrics
-from sslpipe.run.records import append_records, read_records
+from sslpipe.run.log import read_metrics, read_skipped
+from sslpipe.run.records import append_records
 
 TOLD = 3  # skipped steps of a start that are told one by one; then each doubling of their number
 
@@ -78,7 +78,7 @@ class StepGuard:
         self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
         self._in_a_row = self._told_of = self.overflows = 0
         self._warn, self._moved = warn, first_step > 0  # whether a step has changed the weights
-        self.skipped = len({step for step in self._recorded() if step < first_step})
+        self.skipped = len({step for step in read_skipped([self._file]) if step < first_step})
         self._memory = _Memory([buffer for module in modules for buffer in module.buffers()])
         device: torch.device = accelerator.device
         if on_device is None:
@@ -198,11 +198,6 @@ class StepGuard:
         files = self._file.name if alone else "bad_steps.*.jsonl"
         so_far = f" ({number} skipped since this start)" if number > TOLD else ""
         self._warn(f"step {done} skipped: {what}; its samples are in {files}{so_far}")
-
-    def _recorded(self) -> list[int]:
-        """Steps in the file; some twice, where a run was resumed from before them."""
-        records, _ = read_records(self._file, {"step": int})
-        return [record["step"] for record in records]
 
 
 def _before(run_dir: Path) -> str:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # who only reads a log needs no torch
 
 # entries that a line must have, and their types
 METRIC = {"step": int, "kind": str}
+SKIPPED = {"step": int}
 QUARANTINED = {"id": int, "shard": str, "key": str, "reason": str}
 LEAST_TIMED = 3  # steps that an estimate of the time needs
 NUMBERS_ONLY = ("train", "eval")  # kinds of lines
@@ -256,6 +257,16 @@ def quarantined_ids(path: Path) -> set[int]:
     return {record["id"] for record in read_records(path, QUARANTINED)[0]}
 
 
+def bad_step_files(run_dir: Path) -> list[Path]:
+    """List the files that name the samples of skipped steps, one of each process that had any."""
+    return sorted(run_dir.glob("bad_steps.*.jsonl"))
+
+
+def read_skipped(paths: Iterable[Path]) -> set[int]:
+    """Read the steps, from 0, in files bad_steps.RANK.jsonl, whenever a run skipped them."""
+    return {line["step"] for path in paths for line in read_records(path, SKIPPED)[0]}
+
+
 def unreadable_lines(run_dir: Path) -> dict[str, int]:
     """Count the damaged lines of a run's logs: name of the file -> lines, where there are any."""
     counts = {path.name: read_records(path, kinds)[1] for path, kinds in _logs(run_dir).items()}
@@ -264,11 +275,10 @@ def unreadable_lines(run_dir: Path) -> dict[str, int]:
 
 def _logs(run_dir: Path) -> dict[Path, dict[str, type]]:
     """Every log of a run, there or not, and what its lines must have."""
-    bad_steps = sorted(run_dir.glob("bad_steps.*.jsonl"))
     return {
         run_dir / "metrics.jsonl": METRIC,
         run_dir / "quarantine.jsonl": QUARANTINED,
-        **{path: {"step": int} for path in bad_steps},
+        **dict.fromkeys(bad_step_files(run_dir), SKIPPED),
     }
 
 

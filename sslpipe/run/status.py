@@ -13,7 +13,13 @@ from rich.table import Table
 from sslpipe.errors import UserError
 from sslpipe.run.checkpoint import best_name, checkpoint_names
 from sslpipe.run.lock import holder_of, read_lock
-from sslpipe.run.log import quarantined_ids, read_metrics, unreadable_lines
+from sslpipe.run.log import (
+    bad_step_files,
+    quarantined_ids,
+    read_metrics,
+    read_skipped,
+    unreadable_lines,
+)
 from sslpipe.run.records import is_number, read_description
 from sslpipe.run.stop import MARKERS
 from sslpipe.run.watchdog import read_heartbeats
@@ -37,8 +43,9 @@ def status(run_dir: Path) -> dict[str, Any]:
     Returns:
         state: running, done, preempted, failed, or lost (it ended without a marker). eta_s: seconds
         to the end at the present speed, evaluations and saves included. ranks: see
-        `read_heartbeats`. damaged: name of a file -> what of it was not used. The rest says what
-        its keys say.
+        `read_heartbeats`. last_skipped: number of the last skipped step, as the log counts them;
+        health.skipped_steps counts to it, also where no log line came since. damaged: name of a
+        file -> what of it was not used. The rest says what its keys say.
 
     Raises:
         UserError: run_dir holds no run, or its recipe.json is damaged.
@@ -63,6 +70,11 @@ def status(run_dir: Path) -> dict[str, Any]:
             damaged[f"heartbeat/{path.name}"] = "cannot be read"
     step = last.get("step", 0)
     step_s = _step_seconds(lines)
+    health = {key: last.get(key) for key in HEALTH_KEYS}
+    # steps after the last line: a line comes every run.log_steps, and none at all where it failed
+    skipped = read_skipped(bad_step_files(run_dir))
+    if skipped:
+        health["skipped_steps"] = max(len(skipped), health["skipped_steps"] or 0)
     return {
         "run": str(run_dir),
         "state": state,
@@ -73,7 +85,8 @@ def status(run_dir: Path) -> dict[str, Any]:
         "images_per_s": last.get("images_per_s"),
         "data_wait_percent": last.get("data_wait_percent"),
         "eta_s": step_s * (steps - step) if step_s and state == "running" else None,
-        "health": {key: last.get(key) for key in HEALTH_KEYS},
+        "health": health,
+        "last_skipped": max(skipped) + 1 if skipped else None,
         "evals": {k: v for k, v in evals[-1].items() if k not in ("kind", "wall", "restart")}
         if evals
         else {},
@@ -161,6 +174,7 @@ def render(summary: dict[str, Any]) -> Group:
         "health": _numbers(summary["health"]),
         "evaluation": _numbers(summary["evals"]) or "none yet",
         "bad samples": f"{summary['quarantined']} quarantined",
+        **_skipped(summary),
         "checkpoint": f"{checkpoint['name']}, {timedelta(seconds=round(checkpoint['age_s']))} old, "
         f"{checkpoint['bytes'] / 1e6:.1f} MB; {checkpoint['kept']} kept"
         + (f", the best of them {checkpoint['best']}" if "best" in checkpoint else "")
@@ -180,6 +194,15 @@ def render(summary: dict[str, Any]) -> Group:
             + (f"; no heartbeat for {age_s:.0f} s" if old else ""),
         )
     return Group(table)
+
+
+def _skipped(summary: dict[str, Any]) -> dict[str, str]:
+    """Say how many steps were skipped and where to look, where any were."""
+    if summary["last_skipped"] is None:
+        return {}
+    count, last = summary["health"]["skipped_steps"], summary["last_skipped"]
+    where = f"{summary['run']}/bad_steps.*.jsonl"
+    return {"skipped steps": f"{count:.0f}, the last step {last}; their samples: {where}"}
 
 
 def _numbers(values: dict[str, Any]) -> str:

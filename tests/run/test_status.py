@@ -9,6 +9,7 @@ import pytest
 from sslpipe.errors import UserError
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import read_metrics
+from sslpipe.run.records import append_records
 from sslpipe.run.status import render, status
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import command_line, train_over, write_recipe
@@ -53,6 +54,27 @@ def test_the_time_to_go_is_the_steps_left_at_the_recent_speed(run_dir, tmp_path)
     (tmp_path / "FAILED").write_text("rank 0: DataError: x\n")
     actual = status(tmp_path)
     assert (actual["state"], actual["detail"]) == ("failed", "rank 0: DataError: x")
+
+
+def test_steps_skipped_after_the_last_log_line_are_counted(run_dir, tmp_path):
+    for name in ("recipe.json", "heartbeat"):
+        os.symlink(run_dir / name, tmp_path / name)
+    append_records(tmp_path / "metrics.jsonl", [{"step": 2, "kind": "train", "skipped_steps": 1}])
+    # of two processes, which write the same steps; step 5 twice: a resume came to it again
+    for rank in (0, 1):
+        steps = [{"step": step, "ids": [rank]} for step in (1, 5, 4, 5)]
+        append_records(tmp_path / f"bad_steps.{rank}.jsonl", steps)
+    actual = status(tmp_path)
+    assert (actual["health"]["skipped_steps"], actual["last_skipped"]) == (3, 6)
+    table = render(actual).renderables[0]
+    names = [str(cell) for cell in table.columns[0].cells]
+    text = str([*table.columns[1].cells][names.index("skipped steps")])
+    assert text == f"3, the last step 6; their samples: {tmp_path}/bad_steps.*.jsonl"
+    # of a run without any, nothing
+    assert status(run_dir)["last_skipped"] is None
+    assert "skipped steps" not in [
+        str(c) for c in render(status(run_dir)).renderables[0].columns[0].cells
+    ]
 
 
 def test_the_command_prints_it_for_people_and_for_programs(run_dir, tmp_path):
