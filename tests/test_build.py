@@ -11,7 +11,7 @@ from sslpipe.losses import LOSSES, NTXentLoss
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.registry import VARIABLE
+from sslpipe.registry.plugins import VARIABLE
 
 DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
 

@@ -103,7 +103,9 @@ def test_a_stopped_run_resumes_with_its_code_and_is_refused_with_another(trained
     module = other / "photo_parts" / "training.py"
     module.write_text(module.read_text().replace("SCALE = 1.0", "SCALE = 2.0"))
     said = run_program(*words, stopped, path=other, code=2)
-    assert re.search(r"plugins\.photo_parts: '[0-9a-f]{64}' -> '[0-9a-f]{64}'", said), said
+    hashes = "sha256 [0-9a-f]{12} when it began, [0-9a-f]{12} now"
+    changed = rf"the source of the plug-in photo_parts has changed \({hashes}\)"
+    assert re.search(changed, said), said
     assert "photo_parts" in (stopped / "FAILED").read_text()
     # the same one
     said = run_program(*words, stopped, path=site)
@@ -175,10 +177,61 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
     # the batch script hands it on
     script = run_program("slurm", *train[1:], *plugin, **here)
     assert f"--plugin {tmp_path / 'my_parts.py'}" in script
+    # without the option, the run and its export name it
+    for words, named in (
+        (train, tmp_path / "my_parts.py"),
+        (("export", run, "--out", tmp_path / "again"), tmp_path / "my_parts.py"),
+        (("embed", tmp_path / "backbone", "--data", data, "--out", "x.safetensors"), "my_parts.py"),
+    ):
+        said = run_program(*words, code=2, **here)
+        assert f"the run was made with parts of your own: add --plugin {named}" in said
     # another file is another run
     (tmp_path / "my_parts.py").write_text(MODULE + "# changed\n")
     said = run_program(*train, "--plugin", "my_parts", code=2, **here)
-    assert "plugins.my_parts: '" in said
+    assert "the source of the plug-in my_parts has changed" in said
+
+
+FAULTY = """
+import torch
+from sslpipe.losses import LOSSES, InBatchLoss
+
+class Faulty(InBatchLoss):
+    def row_loss(self, v, sums, anchors):
+        return self.twice(v)
+
+    def twice(self, rows):
+        return rows + torch.ones(3, 5, 7)  # line 10
+
+LOSSES["faulty"] = Faulty
+"""
+
+
+def test_an_error_inside_a_plugin_names_its_line_and_shows_that_part(data, tmp_path):
+    (tmp_path / "faulty_parts.py").write_text(FAULTY)
+    recipe = write_recipe(tmp_path, RECIPE.replace('"nt_xent"', '"faulty"'))
+    words = ["train", recipe, "--data", data, "--run-dir", tmp_path / "run"]
+    words += ["--plugin", "faulty_parts.py"]
+    here = {"path": tmp_path, "cwd": tmp_path, "code": 2}
+    said = run_program(*words, **here)
+    place = f"({tmp_path / 'faulty_parts.py'}, line 10, in twice)"
+    assert "error: in your plug-in: RuntimeError: The size of tensor" in said
+    assert f"{place}; the whole stack trace: put SSLPIPE_TRACE=1 before the command" in said
+    assert "Traceback" not in said
+    assert "return self.twice(v)" in said
+    assert place in (tmp_path / "run" / "FAILED").read_text()
+    traced = run_program(*words, **{**here, "code": 1}, SSLPIPE_TRACE="1")
+    assert "Traceback (most recent call last)" in traced
+    # called with what it does not take: no line of it is in the trace
+    text = FAULTY.replace("v, sums, anchors", "v, sums")
+    (tmp_path / "faulty_parts.py").write_text(text)
+    said = run_program(*words[:-3], tmp_path / "other", *words[-2:], **here)
+    assert "TypeError: Faulty.row_loss() takes 3 positional arguments but 4 were given" in said
+    assert f"({tmp_path / 'faulty_parts.py'}, line 6, in row_loss)" in said
+    # while it is imported
+    (tmp_path / "faulty_parts.py").write_text("import torch\n\nLOSSES['x'] = 1\n")
+    said = run_program(*words, **here)
+    place = f"({tmp_path / 'faulty_parts.py'}, line 3, in <module>)"
+    assert f"cannot be imported: NameError: name 'LOSSES' is not defined {place}" in said
 
 
 def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> None:

@@ -5,7 +5,7 @@ import pytest
 from sslpipe import registry
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe.base import Component, RunConfig
-from sslpipe.registry import Table, UnknownName, build
+from sslpipe.registry import Table, UnknownName, build, plugins
 from sslpipe.run.log import TRACKERS
 
 
@@ -64,7 +64,8 @@ def test_a_recipe_error_of_the_constructor_passes_unchanged():
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """An installed package with an objective that says when it is imported."""
-    monkeypatch.setattr(registry, "_fingerprints", {})
+    monkeypatch.setattr(plugins, "_fingerprints", {})
+    monkeypatch.setattr(plugins, "_places", {})
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "made_up_parts.py").write_text("class Mine:\n    size = 3\n")
     metadata = tmp_path / "made_up_parts-1.0.dist-info"
@@ -101,39 +102,39 @@ def test_a_dotted_kind_imports_nothing(package, kind):
 
 def test_the_hash_of_a_module_follows_its_source(package):
     path = package / "made_up_parts.py"
-    registry.load_module("made_up_parts")
-    before = registry.fingerprints()
+    plugins.load_module("made_up_parts")
+    before = plugins.fingerprints()
     assert list(before) == ["made_up_parts"]
     path.write_text(path.read_text() + "# another\n")
     del sys.modules["made_up_parts"]
-    registry.load_module("made_up_parts")
-    assert registry.fingerprints() != before
+    plugins.load_module("made_up_parts")
+    assert plugins.fingerprints() != before
 
 
 def test_a_module_in_a_namespace_is_hashed_as_far_up_as_it_has_a_file(package):
     folder = package / "made_up_company" / "parts"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
-    registry.load_module("made_up_company.parts")
-    assert list(registry.fingerprints()) == ["made_up_company.parts"]
+    plugins.load_module("made_up_company.parts")
+    assert list(plugins.fingerprints()) == ["made_up_company.parts"]
 
 
 def test_a_plugin_file_does_not_take_the_place_of_a_module(package, monkeypatch):
     monkeypatch.chdir(package)
     (package / "json.py").write_text("raise SystemExit\n")
     with pytest.raises(UserError, match=r"--plugin json\.py .* module 'json' already; rename"):
-        registry.load_module("json.py")
+        plugins.load_module("json.py")
 
 
 def test_the_option_plugin_may_stand_anywhere_and_reaches_child_processes(package, monkeypatch):
     monkeypatch.chdir(package)
-    monkeypatch.setenv(registry.VARIABLE, "")
+    monkeypatch.setenv(plugins.VARIABLE, "")
     (package / "made_up_file.py").write_text("")
     words = ["train", "--plugin", "made_up_parts", "x", "--plugin=made_up_file.py", "--y"]
-    assert registry.take_from(words) == ["train", "x", "--y"]
-    assert registry.requested() == ["made_up_parts", str(package / "made_up_file.py")]
+    assert plugins.take_from(words) == ["train", "x", "--y"]
+    assert plugins.requested() == ["made_up_parts", str(package / "made_up_file.py")]
     with pytest.raises(UserError, match="--plugin needs a module"):
-        registry.take_from(["train", "--plugin"])
+        plugins.take_from(["train", "--plugin"])
 
 
 def test_a_tracker_that_a_module_adds_is_one_that_a_recipe_may_name():

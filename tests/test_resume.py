@@ -194,7 +194,8 @@ def test_a_run_with_another_recipe_is_refused_with_the_keys_that_differ(data, tm
     assert command_line(*command, "steps=5").returncode == 0
     result = command_line(*command, "steps=5", "loss.temperature=0.5", "optim.weight_decay=0.1")
     assert result.returncode == 2
-    assert "recipe.loss.temperature: 0.2 -> 0.5" in result.stderr
-    assert "recipe.optim.weight_decay: 1e-06 -> 0.1" in result.stderr
+    assert "loss.temperature = 0.2 when it began, 0.5 now" in result.stderr
+    assert "optim.weight_decay = 1e-06 when it began, 0.1 now" in result.stderr
+    assert "add loss.temperature=0.2 optim.weight_decay=1e-06" in result.stderr
     assert "Traceback" not in result.stderr
     assert command_line(*command, "steps=5", "run.log_steps=2").returncode == 0

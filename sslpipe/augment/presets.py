@@ -7,7 +7,7 @@ from typing import Any
 from sslpipe.augment.ops import current_spec, register_installed
 from sslpipe.augment.spec import ViewSpec, is_interval
 from sslpipe.errors import RecipeError, did_you_mean
-from sslpipe.registry import plugin_hint
+from sslpipe.registry.plugins import plugin_hint
 
 _JITTER_STRENGTH = (
     "SimCLR's s: brightness, contrast and saturation become 0.8 s, hue 0.2 s; what the preset "

@@ -1,6 +1,9 @@
 """The program `sslpipe`: its table of commands, and what every command does with a mistake."""
 
+import os
 import sys
+import traceback
+from copy import copy
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -41,7 +44,18 @@ def load_command(name: str) -> Any:
     # a module of several top-level commands holds them in a group that is no command itself
     command = command if module == name and module != "train" else command.commands[name]
     add_next(name, command)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        if not any(param.name == "plugin" for param in each.params):
+            each.params.append(_plugin_option())
     return command
+
+
+def _plugin_option() -> Any:
+    """Return `--plugin` for the help of a command: `take_from` takes it before any is parsed."""
+    program: Any = typer.main.get_command(app)
+    option = next(copy(param) for param in program.params if param.name == "plugin")
+    option.expose_value = False
+    return option
 
 
 class LazyGroup(TyperGroup):
@@ -103,7 +117,7 @@ def _run(words: list[str]) -> Any:
     """Run the command that the words name; the exit status."""
     try:
         if any(word.partition("=")[0] == "--plugin" for word in words):
-            from sslpipe.registry import take_from
+            from sslpipe.registry.plugins import take_from
 
             words = take_from(words)
         if words[:1] == ["evaluate"] and words[1:]:
@@ -116,8 +130,25 @@ def _run(words: list[str]) -> Any:
     except KeyboardInterrupt:
         return 130  # the shell's status for Ctrl-C
     except UserError as error:
+        if os.environ.get("SSLPIPE_TRACE") == "1":
+            traceback.print_exc()
         return _refuse(str(error))
+    except Exception as error:
+        return _refuse_plugin(error)
     return 0
+
+
+def _refuse_plugin(error: Exception) -> int:
+    """Show the lines of a plug-in that an error came from; raise one that came from none."""
+    plugins = sys.modules.get("sslpipe.registry.plugins")  # else none is loaded
+    frames = plugins.plugin_frames(error) if plugins is not None else []
+    if not frames or os.environ.get("SSLPIPE_TRACE") == "1":
+        raise error
+    text = f"in your plug-in: {plugins.describe_error(error)}"  # type: ignore[union-attr]
+    status = _refuse(f"{text}; the whole stack trace: put SSLPIPE_TRACE=1 before the command")
+    lines = "".join(traceback.format_list(frames)).rstrip()
+    Console(stderr=True).print(lines, highlight=False, markup=False, soft_wrap=True)
+    return status
 
 
 def _refuse(text: str) -> int:

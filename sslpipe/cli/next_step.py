@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sslpipe.cli.terminal import say_once
 from sslpipe.data.index import DatasetIndex
-from sslpipe.registry import requested
+from sslpipe.registry.plugins import requested
 from sslpipe.run.console import LastingStream
 
 FIRST_RECIPE = Path("recipes/my_images_small.toml")  # of a clone: any images, on any machine

@@ -14,7 +14,7 @@ from sslpipe.cli.next_step import say_next, say_same
 from sslpipe.cli.recipes import Data, Init, Overrides, RecipePath
 from sslpipe.errors import UserError
 from sslpipe.recipe import Recipe, load_recipe
-from sslpipe.registry import requested
+from sslpipe.registry.plugins import requested
 from sslpipe.run.batch_script import batch_script
 from sslpipe.run.launcher import check_streams
 

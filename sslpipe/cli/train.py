@@ -23,6 +23,8 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.recipe import Recipe, load_recipe
 from sslpipe.recipe.shortened import shortened_note
+from sslpipe.registry.plugins import made_with
+from sslpipe.run.records import plugins_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -133,7 +135,8 @@ def train(
     A run directory that holds an unfinished run of this recipe is resumed from its last
     checkpoint, with any number of processes that divides the recipe's streams.
     """
-    loaded = load_recipe(recipe, overrides or [])
+    with made_with(plugins_of(run_dir)):
+        loaded = load_recipe(recipe, overrides or [])
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
     check_run_dir(run_dir)
     check_init(init, run_dir)

@@ -25,9 +25,10 @@ from sslpipe.recipe.base import Component
 from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
+from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint import latest, named, read_state
 from sslpipe.run.evaluated import read_suite
-from sslpipe.run.records import parse_object, read_description
+from sslpipe.run.records import parse_object, plugins_of, read_description
 from sslpipe.weights.hub import fetch
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, parse_source
@@ -135,7 +136,7 @@ def _load_export(path: Path) -> FrozenBackbone:
         nested = SSLPIPE_KEY in tree  # the timm and hf formats
         bare = nested and "architecture" in tree  # the keys are those of timm's network
         config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
-        with within_memory("backbone"):
+        with within_memory("backbone"), made_with(config.facts.get("plugins")):
             backbone = build_backbone(config.backbone, crop_px=config.crop_px)
         if backbone.num_features != config.num_features:
             raise ExportError(
@@ -228,6 +229,13 @@ def load_run(
             checkpoint is taken only where it is named. ExportError where a projector is requested
             and there is none.
     """
+    with made_with(plugins_of(run_dir)):
+        return _load_run(run_dir, with_projector, checkpoint, weights)
+
+
+def _load_run(
+    run_dir: Path, with_projector: bool, checkpoint: str | None, weights: Weights
+) -> FrozenBackbone:
     # what the run wrote down; what the checkpoint says of it counts
     folder = latest(run_dir) if checkpoint is None else named(run_dir, checkpoint)
     state = read_state(folder)
@@ -277,6 +285,8 @@ def load_run(
         metadata["weights"] = weights
     if "init" in state:  # the weights that the run started from
         metadata["init"] = state["init"]
+    if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
+        metadata["plugins"] = [Path(name).name for name in plugins]
     if "classes" in state:  # of a fine-tuning
         metadata["classes_seen"] = state["classes"]
     if (run_dir / "eval.json").exists():

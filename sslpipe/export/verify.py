@@ -68,7 +68,7 @@ def _read_torchvision(folder: Path) -> list[nn.Module]:
 def _read_sslpipe(folder: Path) -> list[nn.Module]:
     """Load with `load_backbone`, after the modules of `--plugin` that may have the backbone."""
     from sslpipe.export.load import load_backbone
-    from sslpipe.registry import load_module, requested
+    from sslpipe.registry.plugins import load_module, requested
 
     for name in requested():
         load_module(name)

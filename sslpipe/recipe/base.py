@@ -15,6 +15,7 @@ from pydantic import (
 
 from sslpipe import registry
 from sslpipe.errors import RecipeError, did_you_mean, shown
+from sslpipe.registry.plugins import plugin_hint
 
 LARGEST = 2**31 - 1  # of a number of rows, pixels or steps
 LONGEST_SIDE_PX = 65_535  # of a JPEG
@@ -231,6 +232,7 @@ class RunConfig(Section):
             if name not in known:
                 raise ValueError(
                     f"{name!r} is unknown{did_you_mean(name, known)}; known: {', '.join(known)}"
+                    f"{plugin_hint()}"
                 )
         return names
 
@@ -255,7 +257,7 @@ class RunRecipe(Section):
     """Decides initial weights, order and views."""
     batchnorm: Literal["global", "local"] = "global"
     """Statistics over the rows of all processes, or of each process alone."""
-    augment: Component
+    augment: Annotated[Component, Field(examples=["fused"])]
     """The views; `kind` is "fused", the usual one, or "kornia", the slow reference."""
     loss: Component
     """The objective."""

@@ -3,12 +3,15 @@
 import copy
 import hashlib
 import json
+import re
+import shlex
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
-from sslpipe import registry
+from sslpipe.errors import shown
 from sslpipe.recipe.base import RunRecipe
+from sslpipe.registry.plugins import fingerprints, plugin_hint
 
 # What changes no weight beyond the rounding by which devices differ.
 _NOT_IN_THE_DIGEST: dict[str, Any] = {"run": True, "name": True, "augment": {"kernels"}}
@@ -28,7 +31,7 @@ def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[s
         "index_sha256": index_sha256,
         "order_version": order_version,
     }
-    loaded = registry.fingerprints()
+    loaded = fingerprints()
     return {**tree, "plugins": loaded} if loaded else tree
 
 
@@ -66,13 +69,78 @@ def digest(recipe: RunRecipe, index_sha256: str, order_version: int) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """List `key: old -> new` for every leaf in which two trees of plain values differ."""
-    lines = []
+def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Say in what two identities differ, for people, and what would make them one again.
+
+    Args:
+        stored: The tree of `identity` that a run began with.
+        ours: The one of today.
+    """
+    texts, overrides, added = [], [], []
+    for key, old, new in differing_keys(stored, ours):
+        name = key.removeprefix("recipe.")
+        if key == "index_sha256":
+            texts.append(
+                "the data set is not the one that the run began with, which its data.json "
+                f"describes: another dataset.json, or one built anew ({_hashes(old, new)})"
+            )
+        elif name == "init":
+            texts.append(f"the weights it starts from, --init, are others ({_hashes(old, new)})")
+        elif key == "plugins" or key.startswith("plugins."):
+            texts += _plugin_differences(name.partition(".")[2], old, new)
+        else:
+            texts.append(f"{name} = {_shown(old)} when it began, {_shown(new)} now")
+            if old is None:
+                added.append(name)
+            elif not isinstance(old, dict):
+                overrides.append(shlex.quote(f"{name}={_toml(old)}"))
+    steps = [f"add {' '.join(overrides)}"] if overrides else []
+    steps += [f"leave out {' '.join(added)}"] if added else []
+    remedy = "use another --run-dir, or resume with what it began with"
+    remedy += f": {', and '.join(steps)}" if steps else ""
+    return f"{'; '.join(texts) or 'nothing that is stored differs'}; {remedy}"
+
+
+def differing_keys(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> list[tuple[str, Any, Any]]:
+    """List (key, old, new) for every leaf in which two trees of plain values differ."""
+    found: list[tuple[str, Any, Any]] = []
     for key in sorted({*old, *new}):
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            lines += differing_keys(a, b, f"{prefix}{key}.")
+            found += differing_keys(a, b, f"{prefix}{key}.")
         elif a != b:
-            lines.append(f"{prefix}{key}: {a!r} -> {b!r}")
-    return lines
+            found.append((prefix + key, a, b))
+    return found
+
+
+def _plugin_differences(name: str, old: Any, new: Any) -> list[str]:
+    """Say what differs of a plug-in, or of all of them where one side has none (name: "")."""
+    if not name:
+        names = sorted({*(old or {}), *(new or {})})
+        return [
+            text
+            for each in names
+            for text in _plugin_differences(each, (old or {}).get(each), (new or {}).get(each))
+        ]
+    if new is None:
+        return [f"the plug-in {name}, which it began with, is not there{plugin_hint()}"]
+    if old is None:
+        return [f"the plug-in {name} was not there when it began; leave its --plugin out"]
+    return [f"the source of the plug-in {name} has changed ({_hashes(old, new)})"]
+
+
+def _hashes(old: Any, new: Any) -> str:
+    then, now = (str(each)[:12] if each else "none" for each in (old, new))
+    return f"sha256 {then} when it began, {now} now"
+
+
+def _toml(value: Any) -> str:
+    """Write a value as an override has it; a word that TOML reads as no other type stays bare."""
+    is_word = isinstance(value, str) and re.fullmatch(r"[a-z_]\w*", value)
+    return value if is_word and value not in ("true", "false", "inf", "nan") else json.dumps(value)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else shown(value)

@@ -35,7 +35,7 @@ from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError, UserError
 from sslpipe.faults import fault
 from sslpipe.portable import sha256_of, sync, write_atomically
-from sslpipe.recipe.identity import differing_keys, same_run
+from sslpipe.recipe.identity import differences, same_run
 from sslpipe.run.records import read_object
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
@@ -165,11 +165,8 @@ class Checkpointer:
             self.identity = stored  # a run keeps the digest that it began with
         else:
             ours, theirs = ({k: i[k] for k in i if k != "digest"} for i in (self.identity, stored))
-            keys = "; ".join(differing_keys(theirs, ours)) or "nothing that is stored"
-            raise CheckpointError(
-                f"{self.folder.parent} holds a run with other settings: {keys}. "
-                "Use another --run-dir, or the settings it was started with"
-            )
+            differ = differences(theirs, ours)
+            raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
 
     def _write(self, step: int, parts: dict[str, Any], metadata: dict[str, Any]) -> None:
         # a temporary folder: what a kill leaves is never taken for a checkpoint

@@ -6,6 +6,7 @@ from typing import Any
 
 from sslpipe.data.index import DatasetIndex
 from sslpipe.recipe.base import RunRecipe
+from sslpipe.registry.plugins import requested
 from sslpipe.run.launch import environment
 from sslpipe.run.records import write_description
 
@@ -38,6 +39,7 @@ def describe_run(
     }
     manifest["index_sha256"] = index.sha256
     run = {"precision": precision, "world": world, "environment": environment()}
+    run |= {"plugins": requested()} if requested() else {}
     trees = {
         "recipe.json": recipe.model_dump(mode="json"),
         "data.json": manifest,

@@ -8,10 +8,12 @@ import torch
 
 from sslpipe.errors import UserError
 from sslpipe.recipe.base import RunRecipe
+from sslpipe.registry.plugins import describe_error, made_with
 from sslpipe.run.checkpoint import describe_newest
 from sslpipe.run.console import run_console
 from sslpipe.run.launch import deterministic_algorithms, start_processes, training_device
 from sslpipe.run.lock import take_lock
+from sslpipe.run.records import plugins_of
 from sslpipe.run.session import Run
 from sslpipe.run.stop import write_failure
 from sslpipe.run.watchdog import Watchdog
@@ -36,7 +38,7 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator[Run]:
     """
     process = start_processes(recipe)
     deterministic = deterministic_algorithms(recipe, training_device(recipe).type)
-    with run_console(), take_lock(run_dir, process), deterministic:
+    with run_console(), take_lock(run_dir, process), deterministic, made_with(plugins_of(run_dir)):
         try:
             with Watchdog(run_dir, process, recipe.run.timeout_s) as watchdog:
                 run = Run(recipe, run_dir, process, watchdog)
@@ -49,5 +51,5 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator[Run]:
             write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
             raise UserError(text) from error
         except BaseException as error:
-            write_failure(run_dir, f"rank {process.rank}: {type(error).__name__}: {error}")
+            write_failure(run_dir, f"rank {process.rank}: {describe_error(error)}")
             raise

@@ -213,6 +213,15 @@ def read_description(run_dir: Path, name: str) -> Tree:
     return tree
 
 
+def plugins_of(run_dir: Path) -> list[str]:
+    """Return the modules of `--plugin` that a run was made with, as its run.json has them."""
+    try:
+        named = read_description(run_dir, "run.json").get("plugins")
+    except UserError:  # none yet, or who needs it says what is wrong with it
+        return []
+    return named if isinstance(named, list) else []
+
+
 def _read_manifest(run_dir: Path) -> dict[str, list[str]]:
     path = run_dir / MANIFEST
     if not path.exists():

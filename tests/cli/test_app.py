@@ -49,6 +49,15 @@ def test_every_command_ends_with_an_example_of_its_own_and_the_next_command():
         assert load_command(words[0]).epilog.count("Next: ") == 1  # however often it is loaded
 
 
+def test_every_command_shows_the_option_for_parts_of_ones_own(capsys):
+    for words, command in programs():
+        assert [parameter.name for parameter in command.params].count("plugin") == 1, words
+    with contextlib.suppress(SystemExit):
+        load_command("train").main(["--help"], prog_name="sslpipe train")
+    shown = " ".join(re.sub(r"[^\w.,: -]", " ", capsys.readouterr().out).split())
+    assert "plugin MODULE Import parts of your own: a module, or a .py file" in shown
+
+
 def named_commands(text):
     """The commands that a line names; raises on one that does not exist."""
     named = re.findall(r"sslpipe ([a-z]+) ?([\w-]*)", text)

@@ -1,9 +1,12 @@
+import shlex
+
 import pytest
 from pydantic import ValidationError
 
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe, parse_recipe
-from sslpipe.recipe.identity import differing_keys, digest
+from sslpipe.recipe.identity import differences, differing_keys, digest, identity
+from sslpipe.recipe.reading import read_tree
 
 TEXT = """
 name = "tiny"
@@ -170,9 +173,36 @@ def test_the_digest_does_not_depend_on_the_order_in_the_file(path):
 def test_the_keys_that_differ_are_listed_with_both_values(path):
     old, new = load_recipe(path), load_recipe(path, ["optim.peak_lr=0.2", "loss.products=bfloat16"])
     assert differing_keys(old.model_dump(), new.model_dump()) == [
-        "loss.products: None -> 'bfloat16'",
-        "optim.peak_lr: 0.1 -> 0.2",
+        ("loss.products", None, "bfloat16"),
+        ("optim.peak_lr", 0.1, 0.2),
     ]
+
+
+def test_what_differs_is_said_with_what_mends_it(path):
+    old, new = load_recipe(path), load_recipe(path, ["optim.peak_lr=0.2", "loss.products=bfloat16"])
+    stored, ours = identity(old, "a" * 64, 1), identity(new, "b" * 64, 1)
+    stored["plugins"], ours["plugins"] = {"parts": "c" * 64}, {"parts": "d" * 64}
+    said = differences(stored, ours)
+    assert "loss.products = not set when it began, 'bfloat16' now" in said
+    assert "optim.peak_lr = 0.1 when it began, 0.2 now" in said
+    assert f"built anew (sha256 {'a' * 12} when it began, {'b' * 12} now)" in said
+    assert "the source of the plug-in parts has changed" in said
+    assert said.endswith("began with: add optim.peak_lr=0.1, and leave out loss.products")
+    # the overrides that it names give the recipe back
+    back = load_recipe(path, ["optim.peak_lr=0.2", "optim.peak_lr=0.1"])
+    assert differences(identity(old, "a", 1), identity(back, "a", 1)).startswith("nothing")
+    # a plug-in that only one of them had
+    del ours["plugins"]
+    assert "the plug-in parts, which it began with, is not there" in differences(stored, ours)
+    assert "parts was not there when it began" in differences(ours, stored)
+
+
+@pytest.mark.parametrize("value", ["simclr", "true", "5", "timm/resnet50", [0.2, 1.0], True, 1e-6])
+def test_a_value_that_the_remedy_names_is_read_as_itself(path, value):
+    old = {"recipe": {"augment": {"x": value}}}
+    said = differences(old, {"recipe": {"augment": {"x": "other"}}})
+    (word,) = shlex.split(said.partition("began with: add ")[2])
+    assert read_tree(path, [word])["augment"]["x"] == value
 
 
 def test_a_recipe_survives_being_stored_and_parsed_again(path):

@@ -9,27 +9,22 @@ It is imported when a recipe or an option names it, never before. `--plugin MODU
 imports a module that is not installed, or a .py file; it adds to the tables itself:
 `sslpipe.losses.LOSSES["mine"] = MyLoss`. A recipe alone imports nothing that is not installed.
 
-What decides trained weights (installed losses, augmentations and backbones, and every module of
-`--plugin`) has the sha256 of its package's source, or its file's, in the run's digest: a run is not
-resumed after that code has changed. A part that Python code puts into a table itself is not hashed.
+`plugins` imports modules of `--plugin`, hashes code that decides trained weights, and says where in
+it an error came from.
 """
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from types import ModuleType, UnionType
+from types import UnionType
 from typing import Any, Protocol, TypeVar, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from sslpipe.errors import RecipeError, UserError, did_you_mean, shown
+from sslpipe.registry.plugins import describe_error, plugin_frames, plugin_hint, remember
 
 T = TypeVar("T")
 
@@ -44,7 +39,6 @@ GROUPS = {
 """Entry point group -> the table that it adds to; ops are registered by `register_op`."""
 
 DECIDE_WEIGHTS = ("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones")
-VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
 
 _EMPTY = inspect.Parameter.empty
 # what a constructor raises for arguments that it cannot work with
@@ -59,7 +53,6 @@ _REFUSALS = (
     RuntimeError,
 )
 _tables: dict[str, "Table[Any]"] = {}  # group -> the table, once its module is imported
-_fingerprints: dict[str, str] = {}
 
 
 class Entry(Protocol):
@@ -176,8 +169,9 @@ def build(
     except RecipeError:
         raise
     except _REFUSALS as error:
-        what = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
-        raise RecipeError(f"[{section}] kind = {component.kind!r}: {what}{error}") from error
+        is_plain = isinstance(error, TypeError | ValueError) and not plugin_frames(error)
+        what = str(error) if is_plain else describe_error(error)
+        raise RecipeError(f"[{section}] kind = {component.kind!r}: {what}") from error
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
@@ -242,103 +236,5 @@ def load(group: str, name: str) -> Any:
             f"{package}'s {entry.value} ({group}, {name!r}) cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if group in DECIDE_WEIGHTS:
-        _remember(sys.modules[entry.module])
+    remember(sys.modules[entry.module], decides_weights=group in DECIDE_WEIGHTS)
     return part
-
-
-def load_module(name: str) -> ModuleType:
-    """Import a module of `--plugin`: by its name, also from the working directory, or a .py file.
-
-    Raises:
-        UserError: There is no such module, or its import fails.
-    """
-    try:
-        if name.endswith(".py"):
-            module = _load_file(Path(name))
-        else:
-            if os.getcwd() not in sys.path:
-                sys.path.append(os.getcwd())
-            module = importlib.import_module(name)
-    except Exception as error:  # a plug-in may fail in any way
-        raise UserError(
-            f"--plugin {name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    _remember(module)
-    return module
-
-
-def take_from(arguments: Iterable[str]) -> list[str]:
-    """Import every `--plugin MODULE` among a command line's words, and return the other words.
-
-    Raises:
-        UserError: A module is missing or fails.
-    """
-    words, rest, names = iter(arguments), [], []
-    for word in words:
-        if word == "--plugin":
-            names.append(next(words, ""))
-        elif word.startswith("--plugin="):
-            names.append(word.removeprefix("--plugin="))
-        else:
-            rest.append(word)
-    for name in names:
-        if not name:
-            raise UserError("--plugin needs a module's name or a .py file")
-        load_module(name)
-    if names:  # files as absolute paths: a process may start in another directory
-        paths = (str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
-        os.environ[VARIABLE] = os.pathsep.join(paths)
-    return rest
-
-
-def requested() -> list[str]:
-    """Return the modules of `--plugin`, of this process or of the one that started it."""
-    return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
-
-
-def plugin_hint() -> str:
-    """Say, at the end of an error, where an unknown name may come from; "" with `--plugin`."""
-    return "" if requested() else "; is it a part of your own? name its module with --plugin"
-
-
-def fingerprints() -> dict[str, str]:
-    """Return package or module -> sha256 of its source, of all loaded that decide weights."""
-    return dict(sorted(_fingerprints.items()))
-
-
-def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    there = sys.modules.get(path.stem) or importlib.util.find_spec(path.stem)
-    if there is not None:
-        file = getattr(there, "__file__", None) or getattr(there, "origin", None)
-        if file is None or not path.samefile(file):
-            raise ImportError(f"there is a module {path.stem!r} already; rename the file")
-        if isinstance(there, ModuleType):
-            return there
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[path.stem]  # half of it has run
-        raise
-    return module
-
-
-def _remember(module: ModuleType) -> None:
-    """Hash the source of the outermost package that the module is of, namespaces aside."""
-    parts = module.__name__.split(".")
-    outer = [sys.modules[".".join(parts[:depth])] for depth in range(1, len(parts) + 1)]
-    top = next((package for package in outer if getattr(package, "__file__", None)), None)
-    if top is None:
-        raise UserError(f"the plug-in {module.__name__} has no source file that could be hashed")
-    path = Path(str(top.__file__))
-    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    sha256 = hashlib.sha256()
-    for file in files:
-        sha256.update(f"{file.relative_to(path.parent).as_posix()}\0".encode())
-        sha256.update(file.read_bytes())
-    _fingerprints[top.__name__] = sha256.hexdigest()
