@@ -60,7 +60,7 @@ class BaseViews(nn.Module):
     """Hold the settings of both views.
 
     Args:
-        preset: a name of PRESETS.
+        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale.
         crop_px: side of the square views.
         mean: RGB in [0, 1]; the attribute of that name is 0 unless `normalize`.
         std: RGB in [0, 1]; the attribute of that name is 1 unless `normalize`.

@@ -24,7 +24,7 @@ class TwoViews(nn.Module):
     The views are those that training makes of the same pixels, seed, epoch and ids.
 
     Args:
-        preset: a name of PRESETS.
+        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale.
         crop_px: side of the square views.
         settings: those of FusedViews: mean, std, extra, blur, and fields of ViewSpec. Without mean
             and std, views are in [0, 1].

@@ -28,6 +28,13 @@ SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = 
 }
 """Section with a `kind` -> the tables that the kind is looked up in."""
 
+_USUAL = {
+    "augment": "fused",
+    "backbone": "small_resnet, torchvision/resnet18, torchvision/resnet50",
+    "loss": "nt_xent, moco; of fine-tuning proxy_anchor, multi_similarity",
+    "miner": "multi_similarity",
+}
+
 _ANY_BACKBONE = {
     "embedding_dim": "Width of a linear layer behind the pooled features; none without it.",
     "normalize": "Whether features have length 1 (default false).",
@@ -49,7 +56,7 @@ def explain(key: str) -> str:
     Raises:
         RecipeError: There is no such setting; names the nearest.
     """
-    section, _, name = key.partition(".")
+    section, _, name = key.removeprefix("also.").partition(".")  # further losses are as [loss]
     if section not in SECTIONS:
         return explain_key(key)
     meanings = _meanings(section)
@@ -57,7 +64,10 @@ def explain(key: str) -> str:
         return f"{explain_key(key)}\nArguments of one kind or another: {', '.join(meanings)}."
     if name == "kind":
         known = (f"{title}: {', '.join(_names(table))}" for title, table in SECTIONS[section])
-        return "\n".join([key, *known])
+        usual = f"in the shipped recipes: {_USUAL[section]}\nno default: it has to be given"
+        described = explain_key(key.removesuffix(".kind")).splitlines()
+        about = [line for line in described[1:] if not line.startswith(("A section: ", section))]
+        return "\n".join([key, *filter(None, about), *known, usual])
     if name not in meanings:
         near = did_you_mean(key, [f"{section}.{known}" for known in meanings])
         raise RecipeError(f"there is no setting {key!r}{near}")

@@ -95,8 +95,8 @@ class Queue(Section):
 class ExtraLoss(Section):
     """One more loss, times a weight, beside [loss]: an ID loss beside triplets, a center loss."""
 
-    loss: Component
-    """The loss."""
+    loss: Annotated[Component, Field(examples=["proxy_anchor"])]
+    """The further loss; `kind` is the name of a metric loss or of a head."""
     weight: Rate = 1.0
     """What its value is multiplied by."""
 
@@ -151,7 +151,10 @@ class FinetuneRecipe(RunRecipe):
     """Which labelled images."""
     sampler: Sampler
     """What a batch holds; the section that makes a recipe a fine-tuning."""
-    backbone: Component | None = None
+    loss: Annotated[Component, Field(examples=["proxy_anchor"])]
+    """The metric loss, or the head; `kind` is its name: "proxy_anchor", "multi_similarity",
+    "arcface", "triplet" and many more."""
+    backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None
     """Needed where no weights are named with --init, which else bring their own."""
     embedding: Embedding = Embedding()
     """What the finished model gives out."""
@@ -159,7 +162,7 @@ class FinetuneRecipe(RunRecipe):
     """What is trained, and how fast."""
     also: tuple[ExtraLoss, ...] = ()
     """Further losses."""
-    miner: Component | None = None
+    miner: Annotated[Component | None, Field(examples=["multi_similarity"])] = None
     """Which pairs or triplets of a batch the losses see; none: all."""
     queue: Queue | None = None
     """A memory of past batches."""

@@ -1,6 +1,7 @@
 """What a recipe's settings mean, and what is wrong with one: texts for users."""
 
 import json
+import re
 from collections.abc import Iterator
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -26,7 +27,9 @@ def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) 
                 f"known here: {', '.join(known)}"
             )
         elif item["type"] == "missing":
-            lines.append(f"{key} is missing")
+            lines.append(f"{key} is missing{_what_to_give(model, item['loc'])}")
+        elif item["type"] == "model_type":
+            lines.append(f"{key} = {shown(item['input'])} is no section{_as_section(model, item)}")
         elif item["type"] == "value_error":
             lines.append(f"{key + ': ' if key else ''}{item['ctx']['error']}")
         else:
@@ -58,7 +61,8 @@ def describe_key(model: type[BaseModel], key: str) -> str | None:
     section = _section_of(field)
     if section is not None:
         names = ", ".join(section.model_fields)
-        return f"{text}\nA section: {names}{', and arguments' if section is Component else ''}."
+        what = "Sections" if _is_list(field) else "A section"
+        return f"{text}\n{what}: {names}{', and arguments' if section is Component else ''}."
     lines = [text, f"type: {_written_type(field)}"]
     if field.is_required():
         lines.append("no default: it has to be given")
@@ -76,8 +80,52 @@ def _all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
             yield from _all_fields(section, f"{prefix}{name}.")
 
 
+def _what_to_give(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """Say what a missing setting takes and an example; "" of what is no recipe's."""
+    *parents, name = loc
+    owner = _model_at(model, tuple(parents))
+    field = owner.model_fields.get(str(name))
+    if owner is Component:  # its kind: what it may be, the section that it is of says
+        field = _model_at(model, tuple(parents[:-1])).model_fields.get(str(parents[-1]))
+    if field is None or not field.description:
+        return ""
+    text = f": {_sentence(field.description)}"
+    if field.examples:
+        key = ".".join(map(str, parents if owner is Component else loc))
+        key += ".kind" if owner is Component or _section_of(field) is Component else ""
+        text += f"; the usual one: {key}={json.dumps(field.examples[0])}"
+        public = re.sub(r"\.\d+\b", "", key)
+        text += f"; all of them: sslpipe check --explain {public}"
+        return text
+    section = _section_of(field)
+    if section is None:
+        return f"{text} ({_written_type(field)})"
+    needed = [f"{name}.{key}" for key, each in section.model_fields.items() if each.is_required()]
+    return f"{text}; give {' and '.join(needed)}"
+
+
+def _as_section(model: type[BaseModel], item: Any) -> str:
+    """Say how a section is written, where a plain value stands in its place."""
+    *parents, name = item["loc"]
+    field = _model_at(model, tuple(parents)).model_fields.get(str(name))
+    if field is None or _section_of(field) is not Component:
+        return ""
+    value = item["input"] if isinstance(item["input"], str) else (field.examples or ["..."])[0]
+    return f"; write {'.'.join(map(str, item['loc']))}.kind={json.dumps(value)}"
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")
+
+
+def _is_list(field: FieldInfo) -> bool:
+    return any(get_origin(kind) is tuple for kind in alternatives(field.annotation))
+
+
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
     for kind in alternatives(field.annotation):
+        if get_origin(kind) is tuple:  # of sections
+            kind = get_args(kind)[0]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
@@ -117,7 +165,11 @@ def _written_type(field: FieldInfo) -> str:
 
 
 def _fields_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[str]:
-    """Fields of the model that stands at a place of the tree: in a field, a dict or a tuple."""
+    return list(_model_at(model, parents).model_fields)
+
+
+def _model_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> type[BaseModel]:
+    """Return the model that stands at a place of the tree: in a field, a dict or a tuple."""
     at: Any = model
     for parent in parents:
         if isinstance(at, type) and issubclass(at, BaseModel):
@@ -125,4 +177,5 @@ def _fields_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[s
         else:  # dict[str, X] or tuple[X, ...]
             at = next(kind for kind in reversed(get_args(at)) if kind is not Ellipsis)
         at = alternatives(at)[0]  # a section may be optional
-    return list(at.model_fields)
+    found: type[BaseModel] = at
+    return found

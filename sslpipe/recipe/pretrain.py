@@ -109,7 +109,10 @@ class Recipe(RunRecipe):
     }
     data: Data = Data()
     """Which images, in what batches."""
-    backbone: Component | None = None
+    loss: Annotated[Component, Field(examples=["nt_xent"])]
+    """The objective; `kind` is "nt_xent" (SimCLR), "moco", "dcl", "dclw", "sup_con" (with labels)
+    or "hard_negatives"."""
+    backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None
     """The encoder; `kind` is small_resnet, torchvision/NAME or timm/NAME. Needed where no weights
     are named with --init, which else bring their own."""
     projector: Projector = Projector()

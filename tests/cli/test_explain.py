@@ -1,14 +1,16 @@
 """`sslpipe check --explain`: every argument that a recipe's `kind` takes has a meaning."""
 
 import inspect
+import re
 
 import pytest
 
 from sslpipe.__main__ import main
-from sslpipe.augment.presets import setting_docs
+from sslpipe.augment.presets import PRESETS, setting_docs
 from sslpipe.cli.explain import SECTIONS, _meanings, explain
 from sslpipe.errors import RecipeError
 from sslpipe.losses import LOSSES
+from tests.helpers.runs import ROOT
 
 
 @pytest.mark.parametrize("name", setting_docs())
@@ -39,6 +41,26 @@ def test_kind_lists_the_entries_of_the_tables():
     listed = explain("loss.kind")
     assert "objective: nt_xent, dcl" in listed
     assert "head: adaface" in listed
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_kinds_that_are_called_usual_are_in_the_tables_and_in_a_shipped_recipe(section):
+    *_, usual, needed = explain(f"{section}.kind").splitlines()
+    assert needed == "no default: it has to be given"
+    shipped = "".join(path.read_text() for path in (ROOT / "recipes").rglob("*.toml"))
+    for name in re.findall(r"[a-z]+_?[\w/]*", usual.removeprefix("in the shipped recipes: ")):
+        if name not in ("of", "fine", "tuning"):
+            assert f'kind = "{name}"' in shipped
+
+
+def test_a_further_loss_is_explained_as_the_loss_is():
+    assert "head: adaface" in explain("also.loss.kind")
+    assert explain("also.loss.margin").splitlines()[1:] == explain("loss.margin").splitlines()[1:]
+    assert "default: 1.0" in explain("also.weight")
+
+
+def test_the_presets_are_listed():
+    assert not [name for name in PRESETS if name not in explain("augment.preset")]
 
 
 def test_a_section_lists_the_arguments_of_its_kinds():

@@ -3,8 +3,13 @@ import shlex
 import pytest
 from pydantic import ValidationError
 
+from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.errors import RecipeError
-from sslpipe.recipe import load_recipe, parse_recipe
+from sslpipe.losses import LOSSES
+from sslpipe.metric_learning import METRIC_LOSSES, MINERS
+from sslpipe.metric_learning.heads import HEADS
+from sslpipe.models.backbones import BACKBONES
+from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe, parse_recipe
 from sslpipe.recipe.identity import differences, differing_keys, digest, identity
 from sslpipe.recipe.reading import read_tree
 
@@ -76,6 +81,38 @@ def test_a_micro_batch_takes_an_equal_slice_of_every_stream_or_the_valid_ones_ar
         with pytest.raises(RecipeError, match=r"use micro_batch = 16 or 32 or 64$"):
             load_recipe(path, [streams, f"data.micro_batch={micro_batch}"])
     assert load_recipe(path).data.micro_batches == 1
+
+
+def test_what_is_missing_is_named_with_what_it_takes_and_the_usual_value(path):
+    def said(*dropped):
+        path.write_text("\n".join(line for line in TEXT.splitlines() if line not in dropped))
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(path)
+        return str(caught.value)
+
+    assert said('kind = "fused"') == (
+        f'{path}: augment.kind is missing: The views; `kind` is "fused", the usual one, or '
+        '"kornia", the slow reference; the usual one: augment.kind="fused"; '
+        "all of them: sslpipe check --explain augment.kind"
+    )
+    text = said("[optim]", 'kind = "sgd"', "peak_lr = 1e-1")
+    assert text.endswith("optim is missing: The optimizer and its schedule; give optim.peak_lr")
+    assert "optim.peak_lr is missing: The learning rate at the peak" in said("peak_lr = 1e-1")
+    path.write_text(TEXT)
+    with pytest.raises(RecipeError, match=r"'fused' is no section; write augment\.kind=\"fused\"$"):
+        load_recipe(path, ["augment=fused"])
+
+
+def test_the_usual_kind_of_each_section_is_one_of_its_table():
+    for model, section, table in (
+        (Recipe, "augment", AUGMENTS),
+        (Recipe, "loss", LOSSES),
+        (Recipe, "backbone", BACKBONES),
+        (FinetuneRecipe, "loss", {**METRIC_LOSSES, **HEADS}),
+        (FinetuneRecipe, "miner", MINERS),
+    ):
+        (usual,) = model.model_fields[section].examples
+        assert usual in table, section
 
 
 def test_a_missing_key_is_named(path):
