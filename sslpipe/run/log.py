@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # who only reads a log needs no torch
 
 # entries that a line must have, and their types
 METRIC = {"step": int, "kind": str}
-SKIPPED = {"step": int}
+SKIPPED: dict[str, type] = {"step": int}
 QUARANTINED = {"id": int, "shard": str, "key": str, "reason": str}
 LEAST_TIMED = 3  # steps that an estimate of the time needs
 NUMBERS_ONLY = ("train", "eval")  # kinds of lines
