@@ -67,20 +67,27 @@ def main(
                 raise UserError(f"{option} is for the report of one run; leave it out")
     for run_dir in run_dirs:
         check_run(run_dir)
+    folders = [run_dir.resolve() for run_dir in run_dirs]
+    for place, folder in enumerate(folders):
+        if folder in folders[:place]:
+            raise UserError(f"{run_dirs[place]} is named twice; name each run once")
     index = load_index(data) if data is not None else None
     check_features([features, bank])
 
     from sslpipe.cli.suite import print_suite
     from sslpipe.report.build import build_page
     from sslpipe.report.compare import build_comparison, names_apart
-    from sslpipe.report.over_seeds import group_by_recipe, lines
+    from sslpipe.report.over_seeds import cautions, group_by_recipe, lines, verdicts
     from sslpipe.report.run import read_run
 
     if len(run_dirs) > 1:
         runs = [read_run(run_dir) for run_dir in run_dirs]
         embedded = [_load(None, run_dir / USUAL.format("test")) for run_dir in run_dirs]
-        page = build_comparison(runs, names_apart(run_dirs, runs), embedded)
-        for line in lines(group_by_recipe(runs)):
+        names = names_apart(run_dirs, runs)
+        page = build_comparison(runs, names, embedded)
+        recipes = group_by_recipe(runs)
+        said = [*cautions(dict(zip(names, runs, strict=True)), recipes), *lines(recipes)]
+        for line in [*said, *map(str, verdicts(recipes))]:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         _write(out or run_dirs[0].parent / "comparison.html", page)
         return

@@ -206,6 +206,7 @@ def _embed_model(
             "canvas_px": canvas,
             **data_metadata(index, splits[1].name),
             **checkpoint_metadata(backbone),
+            **({"step": config.facts["step"]} if "step" in config.facts else {}),
             **({"shortened": note} if note else {}),
             "train_split": splits[0].name,
             "classes": list(index.manifest.classes),

@@ -1,7 +1,7 @@
 """Show several runs on one page: what differs, results side by side, curves in one chart."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,18 @@ import numpy as np
 
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
-from sslpipe.report.over_seeds import SAME_TEST, group_by_recipe, over_seeds
-from sslpipe.report.page import html_page
+from sslpipe.report.leakage import leakage_of_runs
+from sslpipe.report.over_seeds import (
+    SAME_TEST,
+    Recipe,
+    cautions,
+    digest_without_seed,
+    group_by_recipe,
+    has_seeds,
+    over_seeds,
+    seeds_head,
+)
+from sslpipe.report.page import FOOTER, html_page
 from sslpipe.report.results import (
     BASELINES,
     NAMES,
@@ -57,22 +67,43 @@ def build_comparison(
         embedded: Test embeddings of each run; None: there are none.
     """
     named = dict(zip(names, runs, strict=True))
-    title = " against ".join(names)
+    recipes = group_by_recipe(runs)
+    seeds = over_seeds(recipes, cautions(named, recipes))
+    colours = run_colours(named, recipes)
     sentences = "".join(
-        f"<li><i class='dot' style='--c:{run_colour(place)}'></i><b>{escape(name)}</b>: "
+        f"<li><i class='dot' style='--c:{colours[name]}'></i><b>{escape(name)}</b>: "
         f"{verdict_sentence(run)}{trained_sentence(run)} {accuracy_sentence(run)}</li>"
-        for place, (name, run) in enumerate(named.items())
+        for name, run in named.items()
     )
-    head = f"<h1>{escape(title)}</h1><ul class='verdict runs'>{sentences}</ul>"
     sections = {
         "What differs": differences(named),
-        "Results": results(named),
-        "Over seeds": over_seeds(group_by_recipe(runs)),
-        "Training": charts(named, CHARTS),
-        "Separation": quality(named, embedded),
-        "Speed": speed_table(named) + charts(named, SPEED_CHARTS),
+        "Results": results(named, colours),
+        "Over seeds": seeds,
+        "Training": charts(named, CHARTS, colours),
+        "Separation": quality(named, embedded, colours),
+        "Speed": speed_table(named) + charts(named, SPEED_CHARTS, colours),
     }
-    return html_page(title, head, sections)
+    if not has_seeds(recipes):
+        title, footer = " against ".join(names), FOOTER
+        head = f"<h1>{escape(title)}</h1><ul class='verdict runs'>{sentences}</ul>"
+    else:  # what holds for the recipes comes first
+        title, first = seeds_head(recipes)
+        footer = f"{FOOTER} Those under <i>Over seeds</i> are over training seeds."
+        head = (
+            f"<h1>{escape(title)}</h1>{first}<details><summary>Each of the {len(named)} runs alone"
+            f"</summary><ul class='verdict runs'>{sentences}</ul></details>"
+        )
+        sections = {"Over seeds": seeds, **sections}
+    return html_page(title, head, sections, footer=footer)
+
+
+def run_colours(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> dict[str, str]:
+    """Return each run's CSS colour: that of its recipe where recipes have several seeds."""
+    if not has_seeds(recipes):
+        return {name: run_colour(place) for place, name in enumerate(named)}
+    digests = {name: digest_without_seed(run) for name, run in named.items()}
+    places = {each: place for place, each in enumerate(dict.fromkeys(digests.values()))}
+    return {name: run_colour(places[each]) for name, each in digests.items()}
 
 
 def differences(named: dict[str, RunFiles]) -> str:
@@ -106,8 +137,13 @@ def differences(named: dict[str, RunFiles]) -> str:
     )
 
 
-def results(named: dict[str, RunFiles]) -> str:
-    """Show one table where the runs were evaluated on the same test data, else one for each."""
+def results(named: dict[str, RunFiles], run_colours: Mapping[str, str]) -> str:
+    """Show one table where the runs were evaluated on the same test data, else one for each.
+
+    Args:
+        named: The runs by name.
+        run_colours: CSS colours by name.
+    """
     # what can be compared
     evaluated = {name: run.evaluation for name, run in named.items() if run.evaluation}
     without = "".join(
@@ -130,11 +166,12 @@ def results(named: dict[str, RunFiles]) -> str:
     # one table, a curve for each run, further metrics
     together = merged(evaluated)
     colours = {row["features"]: "var(--faint)" for row in together["rows"]}
-    colours |= {name: run_colour(place) for place, name in enumerate(named)}
+    colours |= run_colours
     random = [name for name in colours if name.startswith(("random", NAMES["random"]))]
     few = few_shot_chart(together, colours, whitened=False, dashed=random)
     chart = f"<div class='charts one'>{few}</div>" if few else ""
-    return f"{result_table(together)}{chart}{task_tables(together)}{without}"
+    tables = f"{task_tables(together)}{leakage_of_runs(evaluated)}"
+    return f"{result_table(together)}{chart}{tables}{without}"
 
 
 def merged(evaluations: dict[str, Tree]) -> Tree:
@@ -214,12 +251,12 @@ def _probes(evaluations: dict[str, Tree]) -> list[Tree]:
     return rows
 
 
-def charts(named: dict[str, RunFiles], wanted: Sequence[Chart]) -> str:
+def charts(named: dict[str, RunFiles], wanted: Sequence[Chart], colours: Mapping[str, str]) -> str:
     """Draw each chart with a line for each run that has its numbers; a second number is dashed."""
     figures = ""
     for title, keys, kind, within in wanted:
         series = []
-        for place, (name, run) in enumerate(named.items()):
+        for name, run in named.items():
             lines = run.train if kind == "train" else run.evals
             for nth, (key, what) in enumerate(keys.items()):
                 there = [line for line in lines if key in line]
@@ -228,7 +265,7 @@ def charts(named: dict[str, RunFiles], wanted: Sequence[Chart]) -> str:
                         f"{name}, {what}" if len(keys) > 1 else name,
                         np.array([line["step"] for line in there], dtype=np.float64),
                         np.array([line[key] for line in there], dtype=np.float64),
-                        run_colour(place),
+                        colours[name],
                         dashed=nth > 0,
                     )
                 )
@@ -240,7 +277,11 @@ def charts(named: dict[str, RunFiles], wanted: Sequence[Chart]) -> str:
     return f"<div class='charts'>{figures}</div>"
 
 
-def quality(named: dict[str, RunFiles], embedded: Sequence[Features | None]) -> str:
+def quality(
+    named: dict[str, RunFiles],
+    embedded: Sequence[Features | None],
+    colours: Mapping[str, str],
+) -> str:
     """Draw ROC and spectrum of the runs, where their test embeddings are of the same data."""
     there = {name: each for name, each in zip(named, embedded, strict=True) if each is not None}
     without = "".join(
@@ -252,7 +293,7 @@ def quality(named: dict[str, RunFiles], embedded: Sequence[Features | None]) -> 
     if len(embedded_data) > 1:
         note = "<p class='missing'>The embeddings of these runs are not of the same data.</p>"
         return note + without
-    return (embedding_quality(there) if there else "") + without
+    return (embedding_quality(there, colours=colours) if there else "") + without
 
 
 def speed_table(named: dict[str, RunFiles]) -> str:

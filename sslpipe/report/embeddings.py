@@ -1,5 +1,6 @@
 """Make the sections of a report that need embeddings: map, neighbours, separation, spectrum."""
 
+from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
@@ -116,18 +117,24 @@ def evaluated_curves(evaluation: Tree | None) -> list[Series]:
     return curves
 
 
-def embedding_quality(sets: dict[str, Features], evaluation: Tree | None = None) -> str:
+def embedding_quality(
+    sets: dict[str, Features],
+    evaluation: Tree | None = None,
+    colours: Mapping[str, str] | None = None,
+) -> str:
     """Draw ROC and spectrum of the test embeddings of each run.
 
     Args:
         sets: Embeddings by the name of their run.
         evaluation: eval.json; its ROCs, where it has any, are drawn instead of one of the
             embeddings alone, as they come with those of the baselines.
+        colours: CSS colours by the name of the run; else by place.
     """
     # curves, spectra and their main numbers
     curves, axes, notes = [], [], []
     for place, (name, features) in enumerate(sets.items()):
-        colour, owner = run_colour(place), f"{escape(name)}: " if len(sets) > 1 else ""
+        colour = run_colour(place) if colours is None else colours[name]
+        owner = f"{escape(name)}: " if len(sets) > 1 else ""
         curve = measured_curve(name, features.rows)
         if curve is None:
             notes.append(f"{owner}no ROC: no labels, a single class, or one image of each")

@@ -1,12 +1,14 @@
 """Show how many test samples train has, too, and the numbers without them."""
 
+from collections.abc import Mapping
 from html import escape
-from typing import Any
 
+from sslpipe.evaluation.against import KNN
 from sslpipe.evaluation.leakage import leakage_sentence
+from sslpipe.report.run import Tree
 
 
-def leakage(evaluation: dict[str, Any]) -> str:
+def leakage(evaluation: Tree) -> str:
     """Tabulate each number of the table with and without leaked test samples; '' where unknown."""
     found = evaluation.get("leakage")
     if not found:
@@ -27,7 +29,33 @@ def leakage(evaluation: dict[str, Any]) -> str:
     )
 
 
-def _clean(row: dict[str, Any]) -> str:
+def leakage_of_runs(evaluations: Mapping[str, Tree]) -> str:
+    """Tabulate the leaked test samples of several runs and their plain kNN without; '' if unknown.
+
+    Args:
+        evaluations: eval.json by the run's name.
+    """
+    rows = ""
+    for name, evaluation in evaluations.items():
+        found = evaluation.get("leakage")
+        if found:
+            own = [row for row in found["rows"] if row["features"] == "ssl"]
+            plain = [row for row in own if row["column"] == KNN and not row["whitened"]]
+            shown = [(f"{100 * row['value']:.1f}", _clean(row)) for row in plain] or [("–", "–")]
+            cells = (f"{found['leaked']:,} of {found['samples']:,}", found["how"], *shown[0])
+            filled = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+            rows += f"<tr><th scope='row'>{escape(name)}</th>{filled}</tr>"
+    if not rows:
+        return ""
+    heads = "run; leaked test samples; found; kNN, all, %; kNN without, %, 95 % interval"
+    head = "".join(f"<th scope='col'>{text}</th>" for text in heads.split("; "))
+    return (
+        "<h3>Test samples in train</h3><div class='wide'><table class='numbers'>"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _clean(row: Tree) -> str:
     """The number without leaked samples, in percent with its interval."""
     if row["clean_value"] is None:
         return "none is left"

@@ -1,14 +1,15 @@
 """How far numbers move over the seeds of a training, and which recipe is better for all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sslpipe.evaluation.against import KNN, LEVEL, LINEAR
 from sslpipe.evaluation.difference import Difference, holm, mean_over_seeds, paired_seeds
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.identity import digest
+from sslpipe.report.results import evaluated_early
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import flat
 
@@ -79,14 +80,11 @@ def group_by_recipe(runs: Sequence[RunFiles]) -> list[Recipe]:
     where the runs were not evaluated on the same test data.
     """
     evaluated = [run for run in runs if run.evaluation is not None]
-    tests = {
-        tuple((run.evaluation or {})["facts"].get(key) for key in SAME_TEST) for run in evaluated
-    }
-    if len(tests) > 1:
+    if len(_tests(evaluated)) > 1:
         return []
     groups: dict[str, list[RunFiles]] = {}
     for run in evaluated:
-        groups.setdefault(_digest_without_seed(run), []).append(run)
+        groups.setdefault(digest_without_seed(run), []).append(run)
     recipes = []
     for members, name in zip(groups.values(), _names(list(groups.values())), strict=True):
         by_seed: dict[int, Tree] = {}
@@ -96,69 +94,151 @@ def group_by_recipe(runs: Sequence[RunFiles]) -> list[Recipe]:
     return recipes
 
 
+def digest_without_seed(run: RunFiles) -> str:
+    """Compute what two runs have in common that differ in their seed alone."""
+    recipe = parse_recipe(run.given_recipe, "recipe.json", recorded=True)
+    return digest(recipe.model_copy(update={"seed": 0}), str(run.data["index_sha256"]), 0)
+
+
+def has_seeds(recipes: Sequence[Recipe]) -> bool:
+    """Say whether any recipe has two seeds, so that there is something to say of seeds."""
+    return any(len(recipe.runs) > 1 for recipe in recipes)
+
+
+def cautions(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> list[str]:
+    """Say which runs or numbers count for nothing over seeds, or are not of a whole training.
+
+    Args:
+        named: The runs by their names on the page.
+        recipes: What `group_by_recipe` made of them.
+    """
+    evaluated = {name: run for name, run in named.items() if run.evaluation is not None}
+    said = [f"{name} has not been evaluated" for name in named if name not in evaluated]
+    if len(_tests(list(evaluated.values()))) > 1:
+        said.append("These runs were not evaluated on the same test data: nothing over seeds")
+    # of one recipe and seed the first counts
+    first: dict[tuple[str, int], str] = {}
+    for name, run in evaluated.items():
+        same = first.setdefault((digest_without_seed(run), int(run.recipe["seed"])), name)
+        if same != name:
+            said.append(f"{name} has recipe and seed of {same}, and is not counted again")
+    # an evaluation of weights that were trained further
+    early = {name: evaluated_early(run) for name, run in evaluated.items()}
+    said += [f"{name} was {text}" for name, text in early.items() if text]
+    # means and differences that cannot be
+    for recipe in recipes:
+        mixed = [_title(cell) for cell in _cells([recipe]) if not _of_one_protocol(recipe, cell)]
+        if mixed:
+            said.append(
+                f"The seeds of {recipe.name} were evaluated by different protocols, so that there "
+                f"is no mean of {', '.join(mixed)}; evaluate them with one command"
+            )
+    several = [recipe for recipe in recipes if len(recipe.runs) > 1]
+    compared = {(each.ours, each.theirs) for each in verdicts(recipes)}
+    said += [
+        f"{a.name} and {b.name} have no two seeds with the same protocol in common: no verdict"
+        for a, b in combinations(several, 2)
+        if (a.name, b.name) not in compared
+    ]
+    alone = [recipe.name for recipe in recipes if len(recipe.runs) < 2]
+    if alone and several:
+        said.append(f"One seed alone, and so no verdict: {', '.join(alone)}")
+    return said
+
+
 def verdicts(recipes: Sequence[Recipe]) -> list[Verdict]:
     """Compare each two recipes over the seeds that both have, two at least."""
-    found: list[tuple[str, str, str, tuple[float, float], Difference]] = []
+    found: list[tuple[str, str, str, _Paired]] = []
     for ours, theirs in combinations(recipes, 2):
-        for cell in DECIDING:
-            a, b = ours.values(cell), theirs.values(cell)
-            # a number of another protocol is another number
-            seeds = [seed for seed in a if seed in b and a[seed][0] == b[seed][0]]
-            if len(seeds) < 2:
-                continue
-            values = [a[seed][1] for seed in seeds], [b[seed][1] for seed in seeds]
-            means = tuple(sum(each) / len(each) for each in values)
-            found.append(
-                (ours.name, theirs.name, cell[0], (means[0], means[1]), paired_seeds(*values))
-            )
-            break
-    adjusted = holm([each[-1].p for each in found])
+        pairs = [(cell[0], _paired(ours, theirs, cell)) for cell in DECIDING]
+        for measure, pair in pairs:
+            if pair is not None:
+                found.append((ours.name, theirs.name, measure, pair))
+                break
+    adjusted = holm([pair.difference.p for *_, pair in found])
     return [
-        Verdict(*each, answer=_answer(each[-1], p)) for each, p in zip(found, adjusted, strict=True)
+        Verdict(*names, pair.means, pair.difference, _answer(pair.difference, p))
+        for (*names, pair), p in zip(found, adjusted, strict=True)
     ]
 
 
-def over_seeds(recipes: Sequence[Recipe]) -> str:
-    """Return the section: mean and spread of each recipe's numbers, then the verdicts."""
-    if all(len(recipe.runs) < 2 for recipe in recipes):
+def seeds_head(recipes: Sequence[Recipe]) -> tuple[str, str]:
+    """Return the title of a page on recipes with seeds, and as HTML what it says first."""
+    names = [recipe.name for recipe in recipes]
+    title = " against ".join(names) if len(names) < 4 else f"{len(names)} recipes"
+    if len(recipes) == 1:
+        title = f"{title}, {len(recipes[0].runs)} seeds"
+    told = list(map(str, verdicts(recipes))) or [f"{line}." for line in lines(recipes)]
+    items = "".join(f"<li>{escape(each)}</li>" for each in told)
+    return title, f"<ul class='verdict runs'>{items}</ul>"
+
+
+def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> str:
+    """Return the section: mean and spread of each recipe's numbers, and the differences.
+
+    Args:
+        recipes: All that were evaluated.
+        notes: What `cautions` says.
+    """
+    warned = "".join(f"<p class='missing'>{escape(note)}.</p>" for note in notes)
+    if not has_seeds(recipes):
         return (
             "<p class='missing'>How far these numbers move with the seed of the training is not "
             "known: it takes runs of one recipe with several seeds, evaluated on the same test "
-            "data.</p>"
+            f"data.</p>{warned}"
         )
-    told = "".join(f"<li>{escape(str(each))}</li>" for each in verdicts(recipes))
-    alone = [recipe.name for recipe in recipes if len(recipe.runs) < 2]
-    note = f" One seed alone, and so no verdict: {escape(', '.join(alone))}." if alone else ""
     return (
         "<p class='note'>Each recipe's mean over its seeds, the standard deviation between them, "
         "and the mean's 95 % interval (t). Other trainings of the recipe move as much; intervals "
-        f"over test images know nothing of it.{note}</p>{_table(recipes)}"
-        + (
-            "<p class='note'>Recipes by seeds that both have (paired t; the answers hold together "
-            f"at 5 %, Holm).</p><ul class='verdict runs'>{told}</ul>"
-            if told
-            else ""
-        )
+        f"over test images know nothing of it.</p>{warned}{_table(recipes)}"
+        "<p class='note'>Differences are of equal seeds, in points, each with the 95 % interval of "
+        "the paired t test. The answer at the top is of the plain kNN alone (of the linear "
+        "probe where there is none), a measure fixed before; it holds for all pairs of recipes "
+        "together at 5 % (Holm).</p>"
     )
 
 
 def lines(recipes: Sequence[Recipe]) -> list[str]:
-    """Say the same in lines for a terminal; nothing where no recipe has two seeds."""
+    """Say mean and spread of each recipe in a line; nothing of one with a single seed."""
     said = []
     for recipe in recipes:
         numbers = [
-            f"{_title(cell)} {100 * mean:.1f} +- {100 * spread:.1f}"
+            f"{_title(cell)} {100 * mean:.1f} ± {100 * spread:.1f}"
             for cell in _cells([recipe])
             for mean, spread, _ in _statistics(recipe, cell)
         ]
         if numbers:
-            said.append(f"{recipe.name}, {len(recipe.runs)} seeds: {', '.join(numbers)} %")
-    return [*said, *map(str, verdicts(recipes))] if said else []
+            said.append(
+                f"{recipe.name}, mean ± standard deviation of {len(recipe.runs)} seeds in %: "
+                + "; ".join(numbers)
+            )
+    return said
 
 
-def _digest_without_seed(run: RunFiles) -> str:
-    recipe = parse_recipe(run.given_recipe, "recipe.json", recorded=True)
-    return digest(recipe.model_copy(update={"seed": 0}), str(run.data["index_sha256"]), 0)
+class _Paired(NamedTuple):
+    """One number of two recipes over the seeds that both have: the means, and the difference."""
+
+    means: tuple[float, float]
+    difference: Difference
+
+
+def _paired(ours: Recipe, theirs: Recipe, cell: Cell) -> _Paired | None:
+    """Compare one number; None where fewer than two seeds have it by one protocol."""
+    a, b = ours.values(cell), theirs.values(cell)
+    # a number of another protocol is another number
+    seeds = [seed for seed in a if seed in b and a[seed][0] == b[seed][0]]
+    if len(seeds) < 2:
+        return None
+    values = [a[seed][1] for seed in seeds], [b[seed][1] for seed in seeds]
+    means = sum(values[0]) / len(seeds), sum(values[1]) / len(seeds)
+    return _Paired(means, paired_seeds(*values))
+
+
+def _tests(evaluated: Sequence[RunFiles]) -> set[tuple[Any, ...]]:
+    """The test data that runs were evaluated on."""
+    return {
+        tuple((run.evaluation or {})["facts"].get(key) for key in SAME_TEST) for run in evaluated
+    }
 
 
 def _names(groups: Sequence[Sequence[RunFiles]]) -> list[str]:
@@ -191,9 +271,13 @@ def _cells(recipes: Sequence[Recipe]) -> list[Cell]:
 def _statistics(recipe: Recipe, cell: Cell) -> list[tuple[float, float, tuple[float, float]]]:
     """Mean, spread and interval of one number; [] where two seeds have not the same protocol."""
     found = recipe.values(cell)
-    if len(found) < 2 or len({protocol for protocol, _ in found.values()}) > 1:
+    if len(found) < 2 or not _of_one_protocol(recipe, cell):
         return []
     return [mean_over_seeds([value for _, value in found.values()])]
+
+
+def _of_one_protocol(recipe: Recipe, cell: Cell) -> bool:
+    return len({protocol for protocol, _ in recipe.values(cell).values()}) < 2
 
 
 def _title(cell: Cell) -> str:
@@ -205,6 +289,7 @@ def _table(recipes: Sequence[Recipe]) -> str:
     cells = _cells(several)
     head = "".join(f"<th scope='col'>{escape(_title(cell))}</th>" for cell in cells)
     body = ""
+    # means
     for recipe in several:
         filled = ""
         for cell in cells:
@@ -217,6 +302,22 @@ def _table(recipes: Sequence[Recipe]) -> str:
             filled += f"<td>{shown}</td>"
         seeds = ", ".join(map(str, sorted(recipe.runs)))
         body += f"<tr><th scope='row'>{escape(recipe.name)}</th><td>{seeds}</td>{filled}</tr>"
+    # differences
+    for ours, theirs in combinations(several, 2):
+        filled, numbers = "", set()
+        for cell in cells:
+            pair, shown = _paired(ours, theirs, cell), "–"
+            if pair is not None:
+                low, high = (100 * end for end in pair.difference.interval95)
+                numbers.add(pair.difference.number)
+                shown = (
+                    f"<data value='{pair.difference.value!r}'>{100 * pair.difference.value:+.1f}"
+                    f"</data> <small>{low:+.1f} to {high:+.1f}</small>"
+                )
+            filled += f"<td>{shown}</td>"
+        title = "difference" if len(several) == 2 else f"{ours.name} less {theirs.name}"
+        count = f"{'/'.join(map(str, sorted(numbers)))} pairs" if numbers else "–"
+        body += f"<tr><th scope='row'>{escape(title)}</th><td>{count}</td>{filled}</tr>"
     return (
         "<div class='wide'><table class='numbers'><thead><tr><th scope='col'>recipe, in %</th>"
         f"<th scope='col'>seeds</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -13,6 +13,7 @@ from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.verdict import answer_text, form_names, verdict
 from sslpipe.report.charts import Marks, Series, line_chart, number
 from sslpipe.report.run import RunFiles, Tree
+from sslpipe.run.records import is_number
 
 NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
 BASELINES = ("pixels", "random")
@@ -100,6 +101,15 @@ def verdict_sentence(run: RunFiles) -> str:
     return f"<b>{escape(verdict({**run.evaluation, 'rows': own}))}</b> "
 
 
+def evaluated_early(run: RunFiles) -> str:
+    """Say "evaluated at step 30 of 60" where the weights were not those of the end; else ''."""
+    step = run.evaluation["facts"].get("step") if run.evaluation else None
+    steps = run.recipe.get("steps")
+    if not (is_number(step) and is_number(steps) and step < steps):
+        return ""
+    return f"evaluated at step {step:,} of {steps:,}"
+
+
 def accuracy_sentence(run: RunFiles) -> str:
     """Say how good the plain features are by kNN, against the stronger form of each baseline."""
     if run.evaluation is None:
@@ -123,6 +133,7 @@ def accuracy_sentence(run: RunFiles) -> str:
         f"kNN on its frozen features gets <b>{_percent(cell['value'])} %</b> of "
         f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high})"
         + (f": {', '.join(against)}." if against else "; no baseline was measured.")
+        + (f" It was {early}." if (early := evaluated_early(run)) else "")
     )
 
 

@@ -150,6 +150,7 @@ def test_the_commands_take_the_named_checkpoint_and_write_it_down(run_dir, tmp_p
         done = runner.invoke(app, [*arguments, *named], catch_exceptions=False)
         assert done.exit_code == 0, done.output
     assert load_embeddings(features)[1]["checkpoint"] == "step-00000004"
-    assert json.loads(results.read_text())["facts"]["checkpoint"] == "step-00000004"
+    facts = json.loads(results.read_text())["facts"]
+    assert (facts["checkpoint"], facts["step"]) == ("step-00000004", 4)
     assert load_backbone(tmp_path / "out").config.facts["checkpoint"] == "step-00000004"
     assert "4 steps; not the run's last, but chosen" in (tmp_path / "out/README.md").read_text()

@@ -1,6 +1,7 @@
 """Runs of several seeds: who belongs together, how far numbers move, who is better for all."""
 
 import json
+import re
 import tomllib
 
 import numpy as np
@@ -9,11 +10,25 @@ from scipy.stats import ttest_1samp, ttest_rel
 
 from sslpipe.evaluation.difference import holm, mean_over_seeds, paired_seeds
 from sslpipe.recipe import parse_recipe
-from sslpipe.report.over_seeds import group_by_recipe, lines, over_seeds, verdicts
+from sslpipe.report.compare import build_comparison
+from sslpipe.report.over_seeds import (
+    cautions,
+    group_by_recipe,
+    lines,
+    over_seeds,
+    seeds_head,
+    verdicts,
+)
 from sslpipe.report.run import RunFiles
 from tests.helpers.runs import RECIPE
 from tests.report.test_report import row
 
+MACHINE = {
+    "device": "cpu",
+    "precision": "fp32",
+    "world": 1,
+    "environment": {"machine": "x86_64", "cuda_device": None},
+}
 FACTS = {"data_sha256": "d", "split": "test", "train_split": "train"}
 
 
@@ -30,8 +45,8 @@ def a_run(seed, knn, *, name="tiny", temperature=0.2, facts=FACTS, protocol="p",
         row("random", 0.2, 0, 1, protocol=protocol),
     ]
     evaluation = {"facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
-    data = {"index_sha256": "x", "name": "photos", "classes": ["a"]}
-    return RunFiles(recipe, recipe, data, {}, [], [], [], [], evaluation, None, [], {})
+    data = {"index_sha256": "x", "name": "photos", "classes": ["a"], "samples": {"train": 128}}
+    return RunFiles(recipe, recipe, data, MACHINE, [], [], [], [], evaluation, None, [], {})
 
 
 A, B = [0.71, 0.69, 0.73, 0.70], [0.66, 0.65, 0.69, 0.67]  # seeds 0 to 3
@@ -96,8 +111,59 @@ def test_a_difference_that_all_seeds_show_is_said():
     assert f"<data value='{float(np.mean(A))!r}'>70.8</data> ± 1.7" in html
     assert "0, 1, 2, 3" in html
     assert "whitened kNN" in html
-    assert lines(recipes)[-1] == text
-    assert "4 seeds: kNN 70.8 +- 1.7" in lines(recipes)[0]
+    assert "of 4 seeds in %: kNN 70.8 ± 1.7; whitened kNN" in lines(recipes)[0]
+    expected = ttest_rel(A, B).confidence_interval(0.95)
+    shown = f"{100 * expected.low:+.1f} to {100 * expected.high:+.1f}"
+    rows = re.findall(r"<tr><th scope='row'>difference</th><td>4 pairs</td>(.*?)</tr>", html)
+    assert [row.count(f">+4.0</data> <small>{shown}</small>") for row in rows] == [2]
+
+
+def test_a_page_on_seeds_begins_with_the_answer_and_gives_a_recipe_one_colour():
+    runs = two_recipes()
+    names = [f"run {place}" for place in range(len(runs))]
+    html = build_comparison(runs, names, [None] * len(runs))
+    recipes = group_by_recipe(runs)
+    title = f"{recipes[0].name} against {recipes[1].name}"
+    assert f"<h1>{title}</h1><ul class='verdict runs'><li>{verdicts(recipes)[0]}</li></ul>" in html
+    assert html.index("<h2>Over seeds") < html.index("<h2>What differs")
+    assert html.index("Each of the 8 runs alone") < html.index("<b>run 0</b>")
+    colours = re.findall(r"--c:(var\(--series-\d\))'></i><b>run", html)
+    assert colours == ["var(--series-1)"] * 4 + ["var(--series-2)"] * 4
+    assert seeds_head(recipes[:1])[0] == f"{recipes[0].name}, 4 seeds"
+    assert lines(recipes)[0] in seeds_head(recipes[:1])[1]
+
+    alone = build_comparison([runs[0], runs[4]], ["a", "b"], [None, None])
+    assert "<h1>a against b</h1>" in alone
+    assert alone.index("<h2>What differs") < alone.index("<h2>Over seeds")
+
+
+def test_what_counts_for_nothing_or_is_not_of_the_end_is_said():
+    runs = dict(zip("abcdefgh", two_recipes(), strict=True))
+    assert cautions(runs, group_by_recipe([*runs.values()])) == []
+    runs["i"] = a_run(2, 0.9, name="again")
+    runs["j"] = a_run(9, 0.9)._replace(evaluation=None)
+    runs["k"] = a_run(4, 0.7, facts={**FACTS, "step": 5})
+    runs["l"] = a_run(0, 0.7, temperature=0.9)
+    recipes = group_by_recipe([*runs.values()])
+    assert cautions(runs, recipes) == [
+        "j has not been evaluated",
+        "i has recipe and seed of c, and is not counted again",
+        "k was evaluated at step 5 of 12",
+        "One seed alone, and so no verdict: tiny (loss.temperature = 0.9)",
+    ]
+    assert "<p class='missing'>k was evaluated at" in over_seeds(recipes, cautions(runs, recipes))
+
+    runs = {"a": a_run(0, 0.5), "b": a_run(1, 0.6, protocol="q")}
+    (said,) = cautions(runs, group_by_recipe([*runs.values()]))
+    assert "no mean of kNN, whitened kNN; evaluate them with one command" in said
+    runs["b"] = a_run(1, 0.6, facts={**FACTS, "split": "val"})
+    (said,) = cautions(runs, group_by_recipe([*runs.values()]))
+    assert "not evaluated on the same test data" in said
+
+    apart = [a_run(s, 0.5) for s in (0, 1)] + [a_run(s, 0.6, temperature=0.5) for s in (1, 2)]
+    runs = dict(zip("abcd", apart, strict=True))
+    (said,) = cautions(runs, group_by_recipe(apart))
+    assert "have no two seeds with the same protocol in common: no verdict" in said
 
 
 def test_a_difference_within_the_spread_of_seeds_is_none():

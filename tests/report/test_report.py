@@ -26,6 +26,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinned
 from sslpipe.report.compare import differences, results
 from sslpipe.report.confusion import confusion
+from sslpipe.report.leakage import leakage_of_runs
 from sslpipe.report.pictures import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows, thumbnails
 from sslpipe.report.results import (
     Line,
@@ -592,20 +593,48 @@ def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, othe
 
 def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):
     runs = {"a": read_run(whole.run_dir), "b": read_run(other)}
-    assert "not comparable" not in results(runs)
+    colours = {"a": "red", "b": "blue"}
+    assert "not comparable" not in results(runs, colours)
     for key in ("data_sha256", "split", "train_split"):
         facts = {**runs["b"].evaluation["facts"], key: "another"}
         changed = runs["b"]._replace(evaluation={**runs["b"].evaluation, "facts": facts})
-        html = results({**runs, "b": changed})
+        html = results({**runs, "b": changed}, colours)
         assert "not comparable" in html
         assert html.count("<table class='results'>") == 2
-    html = results({**runs, "b": runs["b"]._replace(evaluation=None)})
+    html = results({**runs, "b": runs["b"]._replace(evaluation=None)}, colours)
     assert "b has not been evaluated" in html
 
 
 def test_a_run_differs_from_itself_in_nothing(whole):
     run = read_run(whole.run_dir)
     assert "Nothing" in differences({"a": run, "b": run})
+
+
+def test_an_evaluation_of_weights_before_the_last_is_said(whole):
+    run = read_run(whole.run_dir)
+    assert run.evaluation["facts"]["step"] == 8
+    assert "evaluated at" not in accuracy_sentence(run)
+    run.evaluation["facts"]["step"] = 4
+    assert accuracy_sentence(run).endswith(" It was evaluated at step 4 of 8.")
+
+
+def test_a_run_that_is_named_twice_is_refused(whole, monkeypatch, capsys):
+    again = whole.run_dir / ".." / "run"
+    line = error_line(monkeypatch, capsys, whole.run_dir, again)
+    assert "is named twice; name each run once" in line
+
+
+def test_a_comparison_has_the_leaked_samples_of_each_run(whole):
+    evaluation = read_run(whole.run_dir).evaluation
+    row = {"features": "ssl", "whitened": False, "column": "kNN", "protocol": "p", "value": 0.5}
+    clean = {"clean_value": 0.25, "clean_interval95": [0.2, 0.3], "clean_queries": 30}
+    rows = [{**row, **clean}, {**row, **clean, "whitened": True, "value": 0.9}]
+    evaluation["leakage"] = {"samples": 40, "leaked": 10, "how": "by pixels", "rows": rows}
+    html = leakage_of_runs({"<a>": evaluation, "b": {**evaluation, "leakage": None}})
+    cells = ("10 of 40", "by pixels", "50.0", "25.0 (20.0–30.0)")
+    assert "&lt;a&gt;</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" in html
+    assert html.count("scope='row'") == 1
+    assert leakage_of_runs({"b": {}}) == ""
 
 
 def test_options_of_one_run_are_refused_for_several(whole, other, monkeypatch, capsys):
