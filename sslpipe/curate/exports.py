@@ -68,7 +68,7 @@ for sample in dataset:
     for tag in one["tags"]:
         sample.add_tag(tag)
     if one["label"] is not None:
-        sample.add_annotation(CreateClassification(label=one["label"]))
+        sample.add_annotation(CreateClassification(class_name=one["label"]))
 dataset.update_metadata(metadata)
 ls.start_gui()
 '''

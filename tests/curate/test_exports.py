@@ -117,7 +117,7 @@ class FakeStudio:
         studio.ImageDataset = types.SimpleNamespace(create=self.create)
         studio.start_gui = lambda: setattr(self, "started", True)
         create = types.ModuleType("lightly_studio.core.annotation.annotation_create")
-        create.CreateClassification = lambda label: label
+        create.CreateClassification = lambda class_name: class_name
         serve = types.ModuleType("lightly_studio_serve.embedder")
         serve.ImagePathEmbedder = object
         names = ("lightly_studio.core", "lightly_studio.core.annotation", "lightly_studio_serve")
