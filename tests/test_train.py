@@ -116,6 +116,7 @@ def test_a_run_of_the_first_of_each_group_resumes_in_mid_epoch_with_the_same_ord
     served, expected = ([[int(i) for i in ids] for ids, _ in seen] for seen in (rest, whole[5:]))
     assert len(served) == 9, "saved at step 5, inside of an epoch of 7"
     assert served == expected
+    assert sorted(i for ids in served[2:] for i in ids) == list(range(112)), "the first of each"
 
 
 def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):
