@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from sslpipe.cli.first_sign import first_sign
 from sslpipe.cli.guide import add_next, day
 from sslpipe.errors import UserError
 from sslpipe.run.console import GONE, lasting_streams
@@ -104,7 +105,10 @@ def run(*words: str) -> None:
     any more does its work all the same.
     """
     with lasting_streams() as streams:
-        status = _run([*words, *sys.argv[1:]])
+        given = [*words, *sys.argv[1:]]
+        command = next((word for word in given if word in COMMANDS), "")
+        with first_sign(command, streams):
+            status = _run(given)
         for stream in streams:
             stream.flush()
         lost = streams[0].error if streams else None  # of standard output

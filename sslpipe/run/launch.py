@@ -172,6 +172,7 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
     if state.is_main_process:
         precision = stored_precision(run_dir)
         if not precision:
+            print("precision = auto: a step is timed in half precision and in fp32", flush=True)
             rows = 2 * (recipe.data.micro_batch or recipe.data.batch_size) // state.num_processes
             times_s = _time_precisions(model, rows, crop_px, state.device)
             precision = min(times_s, key=lambda name: times_s[name])

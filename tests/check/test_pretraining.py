@@ -401,7 +401,7 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index):
     good = command_line("check", recipe, "--data", data, "data.num_streams=8")
     assert good.returncode == 0, good.stderr
     assert "1, 2, 4, 8" in good.stdout
-    bad = command_line("check", recipe, "--data", data, "data.batch_sise=8")
+    bad = command_line("check", recipe, "--data", data, "data.batch_sise=8", SSLPIPE_NEXT="0")
     assert bad.returncode == 2
     assert bad.stderr.count("\n") == 1
     assert "did you mean 'batch_size'" in bad.stderr

@@ -23,7 +23,7 @@ def shell(words: str, into: str = "") -> subprocess.CompletedProcess[str]:
     line = f"{sys.executable} -m sslpipe {words} {into}; exit ${{PIPESTATUS[0]}}"
     return subprocess.run(
         ["bash", "-c", line],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "SSLPIPE_NEXT": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=240,
