@@ -1,6 +1,7 @@
 """Learning rate, parameter groups and LARS against written-out numbers and plain numpy."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +194,19 @@ def test_lars_after_a_gradient_scaler_steps_as_without_one() -> None:
         scaler.update()
         weights.append(model.weight.detach().clone())
     torch.testing.assert_close(weights[0], weights[1])
+
+
+def test_lars_divides_the_gradient_by_the_scale_that_it_is_given() -> None:
+    steps = []
+    for scale in (1.0, 4.0):
+        w, b = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.tensor([1.0]))
+        groups = [{"params": [w], "weight_decay": 0.5}, {"params": [b], "adapt": False}]
+        optimizer: Any = LARS(groups, lr=0.5, trust_coefficient=0.1)
+        w.grad, b.grad = torch.tensor([1.0, 2.0]) * scale, torch.tensor([3.0]) * scale
+        optimizer.grad_scale = torch.tensor(scale)
+        optimizer.step()
+        steps.append(torch.cat([w.detach(), b.detach()]))
+    assert steps[0].equal(steps[1])
 
 
 def test_lars_resumes_bitwise_and_skips_what_has_no_gradient() -> None:

@@ -11,6 +11,7 @@ from sslpipe.optim.build import (
     lr_at,
     ramp_at,
     set_lr,
+    takes_found_inf,
 )
 from sslpipe.optim.lars import LARS
 
@@ -23,4 +24,5 @@ __all__ = [
     "lr_at",
     "ramp_at",
     "set_lr",
+    "takes_found_inf",
 ]

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,7 +77,8 @@ def build_optimizer(
     since names differ from backbone to backbone.
 
     On CUDA SGD and AdamW are torch's fused ones. These and LARS take the gradient scaler's
-    `found_inf`, a () float on the device: where it is 1, a step changes nothing.
+    `found_inf` and `grad_scale`, () floats on the device: where the first is 1, a step changes
+    nothing; the gradient is divided by the second.
 
     Args:
         model: its parameters that require a gradient.
@@ -164,6 +166,7 @@ class _TowardsStart:
     @torch.no_grad()
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         found_inf = getattr(optimizer, "found_inf", None)
+        grad_scale = getattr(optimizer, "grad_scale", None)  # what the step divides all of it by
         for group in optimizer.param_groups:
             strength = group.get("l2_to_init")
             weights = [p for p in group["params"] if p.grad is not None]
@@ -177,6 +180,8 @@ class _TowardsStart:
                 torch._foreach_add_(weights, away)
             else:
                 grads = [p.grad for p in weights if p.grad is not None]
+                if grad_scale is not None:
+                    torch._foreach_mul_(away, grad_scale)
                 torch._foreach_add_(grads, away, alpha=strength)
 
 
@@ -237,7 +242,9 @@ def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
 def clip_gradient(
     optimizer: Optimizer, parameters: list[nn.Parameter], most: float | None
 ) -> Tensor:
-    """Bring the gradient's length to at most `most`, in place.
+    """Bring the gradient's length to at most `most`: in place, or by the optimizer's next step.
+
+    The latter on CUDA, where the optimizer takes a `grad_scale`, which is what this writes.
 
     Args:
         optimizer: Of the parameters.
@@ -248,6 +255,24 @@ def clip_gradient(
         The length () before that.
     """
     norm = gradient_norm(optimizer, parameters)
-    if most is not None:
+    if most is not None and norm.is_cuda and takes_found_inf(optimizer):
+        # 1 / min(1, most / (norm + 1e-6)), in two launches; 1 of NaN, whose step is skipped
+        excess = torch.rsub(norm, 1e-6 / most, alpha=-1 / most)
+        optimizer.grad_scale = torch.fmax(excess, _one(norm.device))  # type: ignore[attr-defined]
+    elif most is not None:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
     return norm
+
+
+def takes_found_inf(optimizer: Optimizer) -> bool:
+    """Whether a step does nothing where `found_inf` is 1, and divides by `grad_scale`.
+
+    `LARS`, and torch's fused ones, which say so to its GradScaler.
+    """
+    return isinstance(optimizer, LARS) or getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    """(), 1. Shared by all calls: not to be changed."""
+    return torch.ones((), device=device)

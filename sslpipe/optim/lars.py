@@ -1,5 +1,6 @@
 """LARS: on a GPU in few launches, on any device with the numbers of the formula."""
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -29,7 +30,9 @@ class LARS(Optimizer):
 
     Attributes:
         found_inf: as in torch's fused optimizers: where this () float tensor is 1, a step changes
-            neither weights nor velocities. Not set: it always does.
+            neither weights nor velocities. None, or not set: it always does.
+        grad_scale: as there: a step divides the gradients by this () tensor. None, or not set: it
+            takes them as they are.
 
     Source:
         You et al. 2017, arXiv:1708.03888, alg. 1; google-research/simclr lars_optimizer.py.
@@ -74,7 +77,10 @@ class LARS(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._step_in_few_launches():
+        block = self._gathered()
+        if block is not None and block.steps_together(self.param_groups):
+            self._step_together(block)
+        else:
             for group in self.param_groups:
                 self._step_group(group)
         return loss
@@ -88,31 +94,29 @@ class LARS(Optimizer):
             (numbers,) the block, with zeros between gradients; None where they are on several
             devices, on a CPU or not of one dtype.
         """
-        weights = self._with_gradients()
-        if not weights or not on_one_gpu([*weights, *(p.grad for p in weights)]):
+        block = self._gathered()
+        return None if block is None else block.flat
+
+    @torch.no_grad()
+    def _gathered(self) -> "_GradientBlock | None":
+        """Return the block of all gradients, made at the first step: no state of a run."""
+        params = (p for group in self.param_groups for p in group["params"])
+        given = [(p, grad) for p in params if (grad := p.grad) is not None]
+        if not given or not given[0][0].is_cuda:
             return None
-        block = self._block_of(weights)
-        placed = [p.grad is part for p, part in zip(weights, block.parts, strict=True)]
-        if not all(placed):
-            gradients = [
-                p.grad.clone() if there else p.grad
-                for p, there in zip(weights, placed, strict=True)
-            ]
-            block.flat.zero_()  # a step that was not finite has left NaN between the gradients, too
-            torch._foreach_copy_(block.parts, gradients)
-            for p, part in zip(weights, block.parts, strict=True):
-                p.grad = part
-        return block.flat
-
-    def _with_gradients(self) -> list[Any]:
-        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-
-    def _block_of(self, weights: list[Tensor]) -> "_GradientBlock":
-        """Return the block of these weights, made at the first step: no state of a run."""
+        weights, grads = zip(*given, strict=True)
         block: _GradientBlock | None = self.__dict__.get("_gradients")
         if block is None or not block.fits(weights):
-            block = self.__dict__["_gradients"] = _GradientBlock(weights)
+            if not on_one_gpu([*weights, *grads]):
+                return None
+            block = _GradientBlock(weights, self._velocities(weights), _spans(self.param_groups))
+            self.__dict__["_gradients"] = block
+        block.take(grads)
         return block
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.pop("_gradients", None)  # its velocities are no longer those of the state
 
     def _velocities(self, weights: Sequence[Tensor]) -> list[Tensor]:
         for p in weights:
@@ -126,6 +130,8 @@ class LARS(Optimizer):
             return
         velocity = self._velocities(weights)
         updates = [p.grad for p in weights if p.grad is not None]
+        if (scale := getattr(self, "grad_scale", None)) is not None:
+            updates = list(torch._foreach_div(updates, scale))
         if group["weight_decay"]:
             updates = list(torch._foreach_add(updates, weights, alpha=group["weight_decay"]))
         if group["adapt"]:
@@ -157,32 +163,23 @@ class LARS(Optimizer):
             found_inf=getattr(self, "found_inf", None),
         )
 
-    def _step_in_few_launches(self) -> bool:
-        """Update all groups at once on one GPU; False, and nothing done, where that cannot be."""
-        weights = self._with_gradients()
-        if not weights or not weights[0].is_cuda:
-            return False
-        momenta = {group["momentum"] for group in self.param_groups}
-        velocity = self._velocities(weights)
-        dense = all(v.stride() == w.stride() for v, w in zip(velocity, weights, strict=True))
-        if len(momenta) > 1 or not dense or self.gather_gradients() is None:
-            return False
-        block = self._block_of(weights)
+    def _step_together(self, block: "_GradientBlock") -> None:
+        """Update all groups at once on one GPU."""
+        if (scale := getattr(self, "grad_scale", None)) is not None:
+            block.flat.div_(scale)
 
         # u = gradient + weight_decay w, in place: what clears the gradients comes next
-        spans = _spans(self.param_groups)
-        for group, span in spans:
+        weights, parts = block.weights, block.parts
+        for group, span in block.spans:
             if group["weight_decay"]:
-                decayed = block.parts[span], weights[span]
-                torch._foreach_add_(*decayed, alpha=group["weight_decay"])
+                torch._foreach_add_(parts[span], weights[span], alpha=group["weight_decay"])
 
         # lr ratio, of each tensor
-        adapted = [(group, span) for group, span in spans if group["adapt"]]
-        lengths = [w for _, span in adapted for w in weights[span]]
-        lengths += [part for _, span in adapted for part in block.parts[span]]
+        adapted = [span for group, span in block.spans if group["adapt"]]
+        lengths = [x for tensors in (weights, parts) for span in adapted for x in tensors[span]]
         norms = torch.stack(torch._foreach_norm(lengths)).view(2, -1) if lengths else None
         first = 0
-        for group, span in spans:
+        for group, span in block.spans:
             factors = block.factors[span]
             if not group["adapt"]:
                 factors.fill_(group["lr"])
@@ -193,8 +190,7 @@ class LARS(Optimizer):
             _adapted_rates(group["lr"], group["trust_coefficient"], own, block.zero, out=factors)
 
         block.scale_()
-        self._move(weights, block.parts, velocity, momenta.pop())
-        return True
+        self._move(weights, parts, block.velocities, self.param_groups[0]["momentum"])
 
 
 def _spans(groups: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], slice]]:
@@ -223,7 +219,7 @@ def _trust_ratios(coefficient: float, weights: list[Tensor], updates: list[Tenso
 
 
 def _adapted_rates(lr: float, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor) -> None:
-    """Write lr times the trust ratio in three launches.
+    """Write lr times the trust ratio in three launches; finite, whatever the norms are.
 
     Args:
         lr: Of the group.
@@ -232,32 +228,37 @@ def _adapted_rates(lr: float, coefficient: float, norms: Tensor, zero: Tensor, o
         zero: (), 0 on their device.
         out: (tensors,).
     """
-    if not lr * coefficient:  # no quotient tells where a length is 0
-        lengths, strides = norms
-        ratios = torch.where((lengths > 0) & (strides > 0), coefficient, 1.0)
-        torch.mul(ratios, lr, out=out)
-        return
-    # A length of 0 becomes a large negative one, so the quotient is negative where |w| is 0, and lr
-    # is put in its place; where |u| is 0 any finite factor will do.
-    lengths, strides = F.threshold(norms, 0.0, -1e30)
-    torch.addcdiv(zero, lengths, strides, value=lr * coefficient, out=out)
-    F.threshold(out, -1e-37, lr, inplace=True)
+    # The quotient is NaN where |w| is 0, and lr is put in its place. Where |u| is 0 or the step is
+    # skipped, any finite factor will do.
+    lengths = F.threshold(norms[0], 0.0, math.nan)
+    torch.addcdiv(zero, lengths, norms[1], value=lr * coefficient, out=out)
+    out.nan_to_num_(nan=lr)
 
 
 class _GradientBlock:
     """Gradients of some weights in one tensor, each from a new row on: one product scales all.
 
     Attributes:
-        flat: (numbers,) all of them; zeros between them.
+        weights: Theirs.
+        velocities: Of the weights.
+        spans: Each group, and its place among them.
+        flat: (numbers,) all gradients; zeros between them.
         parts: The gradients, views of it.
-        factors: (weights,) what `scale_` multiplies each by.
+        factors: (weights,) what `scale_` multiplies each by, finite.
         zero: (), 0.
     """
 
     ROW = 1024
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._weights = list(weights)
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        velocities: list[Tensor],
+        spans: list[tuple[dict[str, Any], slice]],
+    ) -> None:
+        self.weights, self.velocities, self.spans = list(weights), velocities, spans
+        pairs = zip(self.weights, velocities, strict=True)
+        self._alike = all(w.stride() == v.stride() for w, v in pairs)
         rows = [-(-weight.numel() // self.ROW) for weight in weights]
         device, dtype = weights[0].device, weights[0].dtype
         self._buffer = torch.zeros(sum(rows), self.ROW, dtype=dtype, device=device)
@@ -274,7 +275,19 @@ class _GradientBlock:
 
     def fits(self, weights: Sequence[Tensor]) -> bool:
         """Say whether it is of exactly these weights."""
-        return len(weights) == len(self._weights) and all(map(operator.is_, weights, self._weights))
+        return len(weights) == len(self.weights) and all(map(operator.is_, weights, self.weights))
+
+    def take(self, grads: Sequence[Tensor]) -> None:
+        """Copy the gradients; from then on those of the weights lie here."""
+        if all(map(operator.is_, grads, self.parts)):
+            return
+        torch._foreach_copy_(self.parts, list(grads))
+        for weight, part in zip(self.weights, self.parts, strict=True):
+            weight.grad = part
+
+    def steps_together(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Say whether one kernel can move all weights."""
+        return self._alike and len({group["momentum"] for group in groups}) == 1
 
     def scale_(self) -> None:
         """Multiply each gradient by its factor."""

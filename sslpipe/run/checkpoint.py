@@ -30,6 +30,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError, UserError
@@ -183,7 +185,7 @@ class Checkpointer:
             fault("checkpoint.model")
             others = {k: part.state_dict() for k, part in parts.items() if k != "model"}
             with open(temporary / "parts.pt", "wb") as file:  # whose errors name what is wrong
-                torch.save(others, file)
+                torch.save(tree_map(_alone, others), file)
             state = {"step": step, "identity": self.identity, **metadata}
             (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
             manifest = {p.name: [p.stat().st_size, sha256_of(p)] for p in temporary.iterdir()}
@@ -211,6 +213,13 @@ class Checkpointer:
         for old in names[: -self.keep]:
             if old not in kept:
                 _remove(self.folder / old)
+
+
+def _alone(value: Any) -> Any:
+    """Copy a tensor that is a part of a larger memory: all of that would be saved with it."""
+    if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
+        return value.clone()
+    return value
 
 
 def checkpoint_names(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ and the host reads a step's numbers while the device is at the next one.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import UserError
-from sslpipe.optim import LARS
+from sslpipe.optim import takes_found_inf
 from sslpipe.run.checkpoint import describe_newest
 from sslpipe.run.log import read_metrics, read_skipped
 from sslpipe.run.records import append_records
@@ -82,7 +82,7 @@ class StepGuard:
         self._memory = _Memory([buffer for module in modules for buffer in module.buffers()])
         device: torch.device = accelerator.device
         if on_device is None:
-            on_device = device.type == "cuda" and takes_found_inf(optimizer)
+            on_device = device.type == "cuda" and takes_found_inf(optimizer.optimizer)
         self._on_device = on_device
         self._unread: list[_Record] = []
         self._last: list[Tensor] = []  # on the device: the last step was bad, was an overflow
@@ -128,9 +128,9 @@ class StepGuard:
         scaler, overflow = self._accelerator.scaler, []
         if self._on_device:
             optimizer = self._optimizer.optimizer  # accelerate's would ask the scaler, and wait
-            optimizer.grad_scale, optimizer.found_inf = None, bad.float()
-            optimizer.step()
-            del optimizer.grad_scale, optimizer.found_inf
+            optimizer.found_inf = bad.float()
+            optimizer.step()  # it divides by the grad_scale that clipping has left, if any
+            optimizer.grad_scale = optimizer.found_inf = None
         elif not bad:
             self._optimizer.step()
         if scaler is not None and (self._on_device or bad):
@@ -143,7 +143,7 @@ class StepGuard:
             self._last = [bad, *overflow]
         elif bad:
             self._memory.restore()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.optimizer.zero_grad(set_to_none=True)  # accelerate's looks it up first
         values = torch.cat([numbers, overflow[0].view(1)]) if overflow else numbers
         self._unread.append(_Record.begin(step, epoch, ids, source_ids, values))
         self._read(keep=int(self._on_device))
@@ -208,15 +208,6 @@ def _before(run_dir: Path) -> str:
     return f"{finite}; {describe_newest(run_dir)}"
 
 
-def takes_found_inf(optimizer: Any) -> bool:
-    """Whether a step of this optimizer, wrapped by accelerate, does nothing where found_inf is 1.
-
-    `LARS`, and torch's fused ones, which say so to its GradScaler.
-    """
-    inner = optimizer.optimizer
-    return isinstance(inner, LARS) or getattr(inner, "_step_supports_amp_scaling", False)
-
-
 class _Record(NamedTuple):
     """A step's numbers on their way to the host, and whose they are."""
 
@@ -250,72 +241,63 @@ class _Record(NamedTuple):
 
 
 class _Memory:
-    """What buffers held, in one block: few large copies instead of many small.
+    """What buffers held, in a block for each kind: few large copies instead of many small.
 
-    Kept as integers, which no copy rounds, so that buffers of all dtypes share the block.
+    Kept as integers, which no copy rounds, so that buffers of all dtypes share a block.
     """
 
     def __init__(self, buffers: Sequence[Tensor]) -> None:
-        units: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in buffers:
+        blocks: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in [_moved_together(buffers)] if _can_be_moved(buffers) else buffers:
             unit = torch.int32 if buffer.element_size() % 4 == 0 else torch.uint8
-            units.setdefault(unit, []).append(_flat(buffer).view(unit))
-        self._blocks = [_Block(parts) for parts in units.values()]
+            blocks.setdefault(unit, []).append(_flat(buffer).view(unit))
+        self._blocks = [_Block(rows) for rows in blocks.values()]
 
     @torch.no_grad()
     def remember(self) -> None:
         for block in self._blocks:
-            block.read(block.kept)
+            torch.cat(block.rows, out=block.kept)
 
     @torch.no_grad()
     def restore(self) -> None:
         for block in self._blocks:
-            block.write(block.kept)
+            torch._foreach_copy_(block.rows, block.parts)
 
     @torch.no_grad()
     def restore_where(self, bad: Tensor) -> None:
         """Restore where () bool is true; the device decides."""
         for block in self._blocks:
-            block.read(block.now)
-            torch.where(bad, block.kept.flat, block.now.flat, out=block.now.flat)
-            block.write(block.now)
-
-
-class _Values(NamedTuple):
-    """Numbers of many rows, (numbers,), and the part of each row: cutting them takes time."""
-
-    flat: Tensor
-    parts: list[Tensor]
+            for row, part in zip(block.rows, block.parts, strict=True):
+                torch.where(bad, part, row, out=row)
 
 
 class _Block:
-    """Rows that are copied together from and to one tensor.
-
-    Attributes:
-        kept: What the rows held.
-    """
+    """Rows, and what they held in one tensor, whose parts are cut once: that takes time."""
 
     def __init__(self, rows: list[Tensor]) -> None:
-        self._rows = rows
-        self.kept = self._values()
+        self.rows, self.kept = rows, torch.cat(rows)
+        self.parts = torch.split(self.kept, [len(row) for row in rows])
 
-    @cached_property
-    def now(self) -> _Values:
-        """What the rows hold, on a GPU."""
-        return self._values()
 
-    def read(self, into: _Values) -> None:
-        if into.flat.is_cuda:  # in one launch; a CPU has a loop here
-            torch._foreach_copy_(into.parts, self._rows)
-        else:
-            torch.cat(self._rows, out=into.flat)
+def _can_be_moved(buffers: Sequence[Tensor]) -> bool:
+    """Whether these are on a GPU, and none shares its memory with another."""
+    places = sorted((buffer.data_ptr(), buffer.nbytes) for buffer in buffers)
+    apart = all(first + size <= second for (first, size), (second, _) in pairwise(places))
+    return bool(buffers) and apart and all(buffer.is_cuda for buffer in buffers)
 
-    def write(self, values: _Values) -> None:
-        torch._foreach_copy_(self._rows, values.parts)
 
-    def _values(self) -> _Values:
-        flat = torch.cat(self._rows)
-        return _Values(flat, list(torch.split(flat, [len(row) for row in self._rows])))
+def _moved_together(buffers: Sequence[Tensor]) -> Tensor:
+    """Move the memory of buffers into one block, (numbers,) int32, and return it.
+
+    So one launch reads or writes them all, and the host has no list to go through.
+    """
+    starts = [0, *accumulate(-(-buffer.nbytes // 16) * 16 for buffer in buffers)]
+    block = torch.zeros(starts[-1] // 4, dtype=torch.int32, device=buffers[0].device)
+    for buffer, start in zip(buffers, starts, strict=False):
+        part = block.view(torch.uint8)[start : start + buffer.nbytes].view(buffer.dtype)
+        part.copy_(_flat(buffer))
+        buffer.data = part.as_strided(buffer.shape, buffer.stride())
+    return block
 
 
 def _flat(buffer: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Optimizers on "cuda": the weights of a CPU's, in few launches, undone by found_inf alone."""
 
+import math
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,8 @@ from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 pytestmark = needs_fakecuda
 
 
-def _steps(device: str, kind: str) -> list[torch.Tensor]:
-    from sslpipe.optim import build_optimizer, set_lr
+def _steps(device: str, kind: str, most: float | None, l2_to_init: float) -> list[torch.Tensor]:
+    from sslpipe.optim import build_optimizer, clip_gradient, set_lr
     from sslpipe.recipe.base import Optim
 
     torch.manual_seed(0)
@@ -25,29 +26,42 @@ def _steps(device: str, kind: str) -> list[torch.Tensor]:
     model = model.to(device).to(memory_format=torch.channels_last)
     nn.init.zeros_(model[2].weight)  # LARS: ratio 1
     optim = Optim(kind=kind, peak_lr=0.1, weight_decay=0.01, trust_coefficient=0.02)
-    optimizer: Any = build_optimizer(model, optim)
+    start = {"pretrained": "", "l2_to_init": l2_to_init} if l2_to_init else {}
+    optimizer: Any = build_optimizer(model, optim, **start)
     generator = torch.Generator().manual_seed(1)
     for step in range(3):
         set_lr(optimizer, 0.1 * step)
         for p in model.parameters():
             p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator))
+        norm = clip_gradient(optimizer, list(model.parameters()), most)
+        assert 30 < norm < 60  # of 2,644 numbers
         optimizer.step()
     before = [deepcopy(p.detach()) for p in model.parameters()]
     if device == "cuda":  # a step that the device itself refuses
-        optimizer.grad_scale, optimizer.found_inf = None, torch.ones((), device=device)
+        optimizer.found_inf = torch.ones((), device=device)
         optimizer.step()
         for p, kept in zip(model.parameters(), before, strict=True):
             assert p.cpu().equal(kept.cpu())
     return [p.cpu() for p in before]
 
 
-def _both(kind: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    return _steps("cpu", kind), _steps("cuda", kind)
+def _both(*arguments: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    return _steps("cpu", *arguments), _steps("cuda", *arguments)
 
 
-@pytest.mark.parametrize("kind", ["lars", "sgd", "adamw"])
-def test_steps_on_cuda_give_the_weights_of_a_cpu(kind):
-    ((expected, got),) = run_on_cuda(_both, kind)
+@pytest.mark.parametrize(
+    ("kind", "most", "l2_to_init"),
+    [
+        ("lars", None, 0.0),
+        ("lars", 1.5, 0.1),
+        ("lars", 1e6, 0.0),  # no gradient is so long
+        ("sgd", None, 0.0),
+        ("sgd", 1.5, 0.1),
+        ("adamw", 1.5, 0.0),
+    ],
+)
+def test_steps_on_cuda_give_the_weights_of_a_cpu(kind, most, l2_to_init):
+    ((expected, got),) = run_on_cuda(_both, kind, most, l2_to_init)
     for a, b in zip(expected, got, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
@@ -128,42 +142,42 @@ def test_the_length_of_gathered_gradients_is_theirs_whichever_there_are():
 
 def _length_behind_a_bad_step() -> tuple[float, bool]:
     """Length of finite gradients behind a step of NaN, and whether that step moved a weight."""
-    from sslpipe.optim import LARS, gradient_norm
+    from sslpipe.optim import LARS, clip_gradient
 
     weights = [nn.Parameter(torch.ones(n, device="cuda")) for n in (3, 1500)]
     optimizer: Any = LARS(weights, lr=0.1, trust_coefficient=0.02)
-    optimizer.grad_scale = None
-    for value in (float("nan"), 2.0):
-        optimizer.found_inf = torch.tensor(float(value != value), device="cuda")
+    for value in (float("nan"), float("inf"), 2.0):
+        bad = not math.isfinite(value)
+        optimizer.found_inf = torch.tensor(float(bad), device="cuda")
         for p in weights:
             p.grad = torch.full_like(p, value)
-        norm = gradient_norm(optimizer, weights)
-        torch._foreach_mul_([optimizer.gather_gradients()], float(norm) * 0 + 1)  # as clipping does
-        if value != value:
+        norm = clip_gradient(optimizer, weights, 1.0)
+        if bad:
             optimizer.step()
             still = all(bool((p.cpu() == 1).all()) for p in weights)
     return float(norm), still
 
 
-def test_a_step_of_nan_leaves_no_nan_to_the_next():
+def test_steps_of_nan_and_of_infinity_leave_nothing_to_the_next():
     ((norm, still),) = run_on_cuda(_length_behind_a_bad_step)
     assert still
     assert norm == pytest.approx(2 * 1503**0.5, rel=1e-6)
 
 
-def _operations(kinds: list[str]) -> dict[str, tuple[int, int]]:
+def _operations(kinds: list[str], clip_norm: float | None) -> dict[str, tuple[int, int]]:
     """By optimizer: operations of guard, gradient norm and optimizer in a step; and waits."""
-    from sslpipe.optim import build_optimizer, gradient_norm
+    from sslpipe.optim import build_optimizer, clip_gradient
     from sslpipe.recipe.base import Optim
     from sslpipe.run.guard import StepGuard
     from tests.fakecuda.runtime import events, operations, reset, waits
 
     model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
+    parameters = list(model.parameters())
     ids, loss = torch.arange(4), torch.zeros((), device="cuda")
     found = {}
     for kind in kinds:
         optimizer: Any = build_optimizer(model, Optim(kind=kind, peak_lr=0.1))
-        prepared = SimpleNamespace(optimizer=optimizer, zero_grad=optimizer.zero_grad)
+        prepared = SimpleNamespace(optimizer=optimizer)
         accelerator = SimpleNamespace(device=torch.device("cuda", 0), scaler=None)
         guard = StepGuard(
             [model],
@@ -175,20 +189,23 @@ def _operations(kinds: list[str]) -> dict[str, tuple[int, int]]:
             rank=0,
         )
         for step in range(2):  # the first makes the state
-            for p in model.parameters():
+            for p in parameters:
                 p.grad = torch.zeros_like(p)
             reset()
             guard.remember()
-            norm = gradient_norm(optimizer, model.parameters())
+            norm = clip_gradient(optimizer, parameters, clip_norm)
             with guard.step(step, ids, ids, loss, norm, epoch=0):
                 pass
         found[kind] = operations(events()), len(waits(events()))
     return found
 
 
-def test_a_step_with_guard_and_norm_takes_few_operations_and_no_wait():
-    (found,) = run_on_cuda(_operations, ["lars", "sgd", "adamw"], env={"FAKE_VALUES": "0"})
-    most = {"lars": 25, "sgd": 20, "adamw": 22}
+@pytest.mark.parametrize(
+    ("clip_norm", "most"),
+    [(None, {"lars": 22, "sgd": 15, "adamw": 19}), (1.0, {"lars": 25, "sgd": 17, "adamw": 21})],
+)
+def test_a_step_with_guard_and_norm_takes_few_operations_and_no_wait(clip_norm, most):
+    (found,) = run_on_cuda(_operations, list(most), clip_norm, env={"FAKE_VALUES": "0"})
     for kind, (operations, waits) in found.items():
         assert operations <= most[kind], found
         assert waits == 0

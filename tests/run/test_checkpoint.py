@@ -44,6 +44,19 @@ def test_everything_comes_back_bit_for_bit(tmp_path):
         assert torch.equal(a["momentum_buffer"], b["momentum_buffer"])
 
 
+def test_buffers_that_lie_in_one_memory_are_saved_alone(tmp_path):
+    block = torch.arange(10_000, dtype=torch.int32)
+    loss = nn.Module()
+    loss.register_buffer("queue", block[:6].view(torch.float32).view(2, 3).T)
+    loss.register_buffer("place", block[6:8].view(torch.int64))
+    a_checkpointer(tmp_path).save(7, {**some_parts(), "loss": loss}, {})
+    path = latest(tmp_path) / "parts.pt"
+    assert path.stat().st_size < block.nbytes
+    saved = torch.load(path, weights_only=True)["loss"]
+    assert saved["queue"].equal(loss.queue)
+    assert saved["place"].equal(loss.place)
+
+
 def test_a_fresh_directory_starts_at_zero(tmp_path):
     assert a_checkpointer(tmp_path).restore(some_parts()) == 0
 
