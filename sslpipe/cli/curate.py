@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sslpipe.cli.curate_features import clusters, export, outliers, select
-from sslpipe.cli.inputs import check_features, check_model, open_split
+from sslpipe.cli.inputs import check_features, check_folder, check_model, open_split
 from sslpipe.cli.next_step import after_a_look
 from sslpipe.cli.progress import progress
 from sslpipe.cli.terminal import console, report_bad
@@ -89,6 +89,7 @@ def duplicates(
     training keeps one of each group, or none as another's negative. The column changes the sha256
     of dataset.json; the shards stay as they are.
     """
+    check_folder(out)
     names = split or list(load_index(data).manifest.splits)
     if len({*names}) < len(names):
         raise UserError(f"--split {' '.join(names)} names a split twice; name each once")

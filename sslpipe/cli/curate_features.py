@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import check_features
+from sslpipe.cli.inputs import check_features, check_folder
 from sslpipe.cli.next_step import say_next, say_next_program
 from sslpipe.cli.progress import progress, working
 from sslpipe.cli.terminal import console
@@ -67,7 +67,7 @@ def outliers(
     reason, with the value and the limit that it is beyond; and outliers.html, the pictures under
     their reasons. Nothing is removed: an outlier may be the best picture of all.
     """
-    opened = _open(features, data)
+    opened = _open(features, data, out)
 
     from sslpipe.curate.outliers import bad_pictures, far_from_all
     from sslpipe.report.curated import outlier_page
@@ -113,7 +113,7 @@ def clusters(
     Writes clusters.csv (and .parquet), a row for each sample with its cluster and the distance to
     the cluster's centre, 0 the largest; and clusters.html, a map and the pictures of each.
     """
-    opened = _open(features, data)
+    opened = _open(features, data, out)
 
     from sslpipe.curate.clusters import cluster
     from sslpipe.report.curated import cluster_page
@@ -181,7 +181,7 @@ def select(
         raise UserError(f"--how {how} is unknown; known: {', '.join(HOW)}")
     if ignore_labels and (how == "hard" or labels is not None):
         raise UserError("--ignore-labels does not go with --labels or --how hard, which need them")
-    opened = _open(features, data)
+    opened = _open(features, data, out)
 
     from sslpipe.curate.labelling import balanced, by_coverage, hard
     from sslpipe.report.curated import chosen_page
@@ -262,7 +262,7 @@ def export(
         raise UserError(f"--to {to} is unknown; known: {', '.join(TOOLS)}")
     if listed and not table:
         raise UserError("--listed takes the samples of tables; name one with --table")
-    opened = _open(features, data)
+    opened = _open(features, data, out)
 
     from sslpipe.curate.exports import export as write
 
@@ -285,8 +285,9 @@ def export(
         say_next_program("python", "-c", _FIFTYONE.format(str(out)))
 
 
-def _open(features: Path, data: str) -> _Opened:
-    """Read the features and find their split. Raises: DataError where they do not fit."""
+def _open(features: Path, data: str, out: Path) -> _Opened:
+    """Read the features and find their split. Raises: UserError where they do not fit, or OUT."""
+    check_folder(out)
     check_features([features])
     index = load_index(data)
 

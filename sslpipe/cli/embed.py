@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sslpipe.cli.inputs import OTHERS, check_model, open_split
+from sslpipe.cli.inputs import OTHERS, check_file, check_model, open_split
 from sslpipe.cli.next_step import after_embed
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
@@ -68,7 +68,8 @@ def main(
         raise UserError(f"--dtype {dtype} is unknown; use float32 or float16")
     check_model(model)
     files = _files(out, split)
-    for name in files:
+    for name, file in files.items():
+        check_file(file)
         index = open_split(data, name)
 
     import torch

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import OTHERS, check_model
+from sslpipe.cli.inputs import OTHERS, check_folder, check_model
 from sslpipe.cli.next_step import say_next_program
 from sslpipe.cli.progress import working
 from sslpipe.cli.recipes import Checkpoint
@@ -42,6 +42,7 @@ def main(
     The process loads the format with the library that it is for, and compares the features.
     """
     check_model(source)
+    check_folder(out)
 
     from sslpipe.export.write import export_model, load_for_export, refusals
 

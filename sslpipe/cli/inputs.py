@@ -4,6 +4,7 @@ The library checks the same and more when it reads; here stands what needs only 
 files.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -48,8 +49,8 @@ def check_evaluate(words: Sequence[str]) -> None:
     The values of an evaluation's options are checked by its function, which needs torch.
 
     Raises:
-        UserError: An option is unknown, or a file of embeddings, a data set's index or a model is
-            not there.
+        UserError: An option is unknown, a file of embeddings, a data set's index or a model is not
+            there, or --out cannot be written.
     """
     if "--help" in words:
         return
@@ -63,6 +64,8 @@ def check_evaluate(words: Sequence[str]) -> None:
     if words[0] in ("suite", "sgd-augmented") and len(words) > 1 and not words[1].startswith("-"):
         check_model(words[1])
     values = dict(pairwise(words))  # option -> the word behind it
+    if "--out" in values:
+        check_file(Path(values["--out"]))
     if "--data" in values:
         columns = load_index(values["--data"]).manifest.columns
         for option, name in pairwise(words):
@@ -103,11 +106,27 @@ def check_run(run_dir: Path) -> None:
         )
 
 
-def check_run_dir(run_dir: Path) -> None:
-    """Raise UserError where no directory can be made: a file is in its place."""
-    taken = next((p for p in (run_dir, *run_dir.parents) if p.exists() and not p.is_dir()), None)
-    if taken is not None:
-        raise UserError(f"--run-dir {run_dir}: {taken} is a file; name another directory")
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Raise UserError where no files can be written into a folder, which need not be there yet."""
+    taken = next((p for p in (folder, *folder.absolute().parents) if p.exists()), folder)
+    if not taken.is_dir():
+        raise UserError(f"{option} {folder}: {taken} is a file; name another folder")
+    if not os.access(taken, os.W_OK | os.X_OK):
+        raise UserError(f"{option} {folder}: {taken} is read-only; name another folder")
+
+
+def check_file(file: Path, option: str = "--out") -> None:
+    """Raise UserError where a file cannot be written, or replaced."""
+    if file.is_dir():
+        raise UserError(f"{option} {file} is a folder; name a file")
+    check_folder(file.parent, option)
+
+
+def check_picture(file: Path, option: str = "--out") -> None:
+    """Raise UserError where a picture cannot be written to a file, or its name has another end."""
+    if file.suffix.lower() not in IMAGE_SUFFIXES:
+        raise UserError(f"{option} {file}: a picture is named {', '.join(IMAGE_SUFFIXES)}")
+    check_file(file, option)
 
 
 def check_features(paths: Iterable[Path | None]) -> None:

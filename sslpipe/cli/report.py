@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sslpipe.cli.inputs import check_features, check_run
+from sslpipe.cli.inputs import check_features, check_file, check_run
 from sslpipe.cli.next_step import after_report
 from sslpipe.cli.progress import working
 from sslpipe.cli.terminal import console
@@ -73,6 +73,10 @@ def main(
             raise UserError(f"{run_dirs[place]} is named twice; name each run once")
     index = load_index(data) if data is not None else None
     check_features([features, bank])
+    target = out or (
+        run_dirs[0].parent / "comparison.html" if len(run_dirs) > 1 else run_dirs[0] / "report.html"
+    )
+    check_file(target)
 
     from sslpipe.cli.suite import print_suite
     from sslpipe.report.build import build_page
@@ -89,7 +93,7 @@ def main(
         said = [*cautions(dict(zip(names, runs, strict=True)), recipes), *lines(recipes)]
         for line in [*said, *map(str, verdicts(recipes))]:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        _write(out or run_dirs[0].parent / "comparison.html", page)
+        _write(target, page)
         return
     (run_dir,) = run_dirs
     run = read_run(run_dir)
@@ -99,7 +103,7 @@ def main(
         page = build_page(run, index, queries, others, say)
     if run.evaluation is not None:
         print_suite(run.evaluation)
-    _write(out or run_dir / "report.html", page)
+    _write(target, page)
     after_report(run_dir)
 
 

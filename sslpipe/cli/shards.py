@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sslpipe.cli.inputs import check_picture
 from sslpipe.cli.next_step import after_a_look, after_shards, say_next
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import Ids, parse_ids
@@ -313,6 +314,7 @@ def show(
     """
     wanted = parse_ids(ids)
     data = load_index(folder)
+    check_picture(out)
 
     from sslpipe.sharding.show import sample_lines, sample_sheet, save_sheet
 

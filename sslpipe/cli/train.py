@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import check_init, check_run, check_run_dir, open_split
+from sslpipe.cli.inputs import check_folder, check_init, check_picture, check_run, open_split
 from sslpipe.cli.next_step import after_train, new_run_dir, say_next, training
 from sslpipe.cli.progress import working
 from sslpipe.cli.recipes import (
@@ -138,7 +138,7 @@ def train(
     with made_with(plugins_of(run_dir)):
         loaded = load_recipe(recipe, overrides or [])
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
-    check_run_dir(run_dir)
+    check_folder(run_dir, "--run-dir")
     check_init(init, run_dir)
     if note := shortened_note(loaded.model_dump()):
         say_once(note)
@@ -170,6 +170,7 @@ def preview(
     chosen = parse_ids(ids)
     loaded = load_recipe(recipe, overrides or [])
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
+    check_picture(out)
 
     from sslpipe.run.preview import preview_recipe
     from sslpipe.sharding.show import sample_lines

@@ -9,7 +9,9 @@ import pytest
 import typer
 
 from sslpipe.cli import evaluate, whiten
+from sslpipe.cli.inputs import check_file
 from sslpipe.cli.options import EVALUATE
+from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.whiten import FLOOR
 from tests.helpers.dataset import write_dataset
@@ -45,6 +47,7 @@ MISTAKES = {
     "train, option": ("train {r} --data {d} --run-dir {n} --resum", "No such option"),
     "train, missing option": ("train {r} --data {d}", "Missing option"),
     "preview, data": ("preview {r} --data {n}", "cannot read"),
+    "preview, out": ("preview {r} --data {d} --out {n}.xyz", "a picture is named .jpg"),
     "preview, option": ("preview {r} --data {d} --image 3", "No such option"),
     "slurm, key": (
         "slurm {r} data.batchsize=8 --data {d} --run-dir {n}",
@@ -54,10 +57,13 @@ MISTAKES = {
     "slurm, name": ("slurm {r} --data {d} --run-dir {n} --job-name a;b", "job-name"),
     "status": ("status {n}", "holds no run"),
     "export": ("export {n} --out {n}", "neither an export nor a run"),
+    "export, out": ("export {m} --out {f}", "{f} is a file; name another folder"),
     "export, option": ("export {m} --outt {n}", "No such option"),
     "embed, model": ("embed {n} --data {d} --out {n}.npz", "neither an export nor a run"),
     "embed, data": ("embed {m} --data {n} --out {n}.npz", "cannot read"),
     "embed, split": ("embed {m} --data {d} --split tset --out {n}.npz", "no split 'tset'"),
+    "embed, out": ("embed {m} --data {d} --out {m}", "--out {m} is a folder; name a file"),
+    "embed, out below a file": ("embed {m} --data {d} --out {f}/x.npz", "{f} is a file"),
     "embed, option": ("embed {m} --data {d} --out {n}.npz --spilt train", "No such option"),
     "whiten, export": ("whiten {n} {f}", "holds no config.json"),
     "whiten, features": ("whiten {m} {n}.npz", "cannot read embeddings"),
@@ -65,6 +71,7 @@ MISTAKES = {
     "evaluate, model": ("evaluate suite {n} --data {d}", "neither an export nor a run"),
     "evaluate, data": ("evaluate suite {m} --data {n}", "cannot read"),
     "evaluate, option": ("evaluate knn {f} {f} --kk=3", "No such option: --kk of `evaluate knn`"),
+    "evaluate, out": ("evaluate suite {m} --data {d} --out {m}", "--out {m} is a folder"),
     "evaluate, column": (
         "evaluate knn {f} {f} --data {d} --exclude-same camera",
         "has no column 'camera'; columns: none",
@@ -73,6 +80,7 @@ MISTAKES = {
     "report": ("report {n}", "holds no run"),
     "report, data": ("report {m} --data {n}", "cannot read"),
     "report, features": ("report {m} --features {n}.npz", "cannot read embeddings"),
+    "report, out": ("report {m} --out {f}/x.html", "{f} is a file; name another folder"),
     "report, option": ("report {m} --feature {n}.npz", "No such option"),
     "gallery, model": ("gallery enrol {n} {m} --model {n}", "neither an export nor a run"),
     "gallery, folder": ("gallery enrol {n} {n} --model {m}", "has no folders"),
@@ -86,7 +94,13 @@ MISTAKES = {
     "shards, source": ("shards build {n} --source fodler --root {m}", "did you mean 'folder'"),
     "shards, verify": ("shards verify {n}", "cannot read"),
     "shards, index": ("shards index {n}", "{n}"),
+    "shards, picture": ("shards show {d} --out {n}.xyz", "a picture is named .jpg"),
     "shards, option": ("shards build {n} --rot {m}", "No such option"),
+    "curate, duplicates": ("curate duplicates {d} --out {f}", "{f} is a file; name another"),
+    "curate, outliers": ("curate outliers {f} --data {d} --out {f}/x", "{f} is a file; name"),
+    "curate, clusters": ("curate clusters {f} --data {d} --out {f}", "{f} is a file; name"),
+    "curate, select": ("curate select {f} --data {d} --count 1 --out {f}", "{f} is a file; name"),
+    "curate, export": ("curate export {f} --data {d} --to lightly --out {f}", "{f} is a file"),
     "a command": ("trian {r}", "No such command"),
     "a plug-in": ("--plugin no.such.module train {r}", "cannot be imported"),
 }
@@ -159,6 +173,12 @@ def test_a_mistake_is_told_without_torch(answers, mistake):
     assert message.format(**answers[1]) in said
     if said.startswith("error: "):
         assert said.count("\n") == 1
+
+
+def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    with pytest.raises(UserError, match=f"--out .*: {tmp_path} is read-only"):
+        check_file(tmp_path / "new" / "eval.json")
 
 
 def test_the_default_of_the_help_is_that_of_the_function():
