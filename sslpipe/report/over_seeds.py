@@ -157,8 +157,8 @@ def verdicts(recipes: Sequence[Recipe]) -> list[Verdict]:
                 break
     adjusted = holm([pair.difference.p for *_, pair in found])
     return [
-        Verdict(*names, pair.means, pair.difference, _answer(pair.difference, p))
-        for (*names, pair), p in zip(found, adjusted, strict=True)
+        Verdict(ours, theirs, measure, pair.means, pair.difference, _answer(pair.difference, p))
+        for (ours, theirs, measure, pair), p in zip(found, adjusted, strict=True)
     ]
 
 

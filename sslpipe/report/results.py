@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,8 +103,8 @@ def verdict_sentence(run: RunFiles) -> str:
 
 def evaluated_early(run: RunFiles) -> str:
     """Say "evaluated at step 30 of 60" where the weights were not those of the end; else ''."""
-    step = run.evaluation["facts"].get("step") if run.evaluation else None
-    steps = run.recipe.get("steps")
+    step: Any = run.evaluation["facts"].get("step") if run.evaluation else None
+    steps: Any = run.recipe.get("steps")
     if not (is_number(step) and is_number(steps) and step < steps):
         return ""
     return f"evaluated at step {step:,} of {steps:,}"
