@@ -92,10 +92,26 @@ def _program(
             help="Import parts of your own: a module, or a .py file; anywhere in the command.",
         ),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version, and what it runs on.")
+    ] = False,
 ) -> None:
     """Self-supervised contrastive pretraining on webdataset shards, and what comes after it."""
+    if version:
+        typer.echo(_versions())
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(day())
+
+
+def _versions() -> str:
+    """Say what an issue report has to: the version, Python's, and torch's without importing it."""
+    from importlib.metadata import version
+
+    import sslpipe
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"sslpipe {sslpipe.__version__}, Python {python}, torch {version('torch')}"
 
 
 def run(*words: str) -> None:

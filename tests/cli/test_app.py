@@ -8,6 +8,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import typer
@@ -112,6 +113,16 @@ def test_help_needs_no_torch(words):
     code += "from sslpipe.__main__ import main; main()"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_version_is_shown_without_an_import_of_torch(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(sys, "argv", ["sslpipe", "--version"])
+    with pytest.raises(SystemExit, match="^0$"):
+        main()
+    python = ".".join(map(str, sys.version_info[:3]))
+    shown = f"sslpipe {version('sslpipe')}, Python {python}, torch {version('torch')}\n"
+    assert capsys.readouterr().out == shown
 
 
 def test_the_list_of_commands_needs_neither_numpy_nor_pydantic():
