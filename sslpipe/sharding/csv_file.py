@@ -78,6 +78,11 @@ def _read_rows(options: SourceOptions, path: Path) -> list[_Row]:
             for option, column in wanted:
                 if column is not None and column not in columns:
                     raise DataError(_no_column(path, option, column, columns, delimiter))
+                if column is not None and columns.count(column) > 1:
+                    raise DataError(
+                        f"{path} has {columns.count(column)} columns {column!r}, and {option} "
+                        "reads one; rename the others"
+                    )
             for cells in reader:
                 for column in filter(None, (options.image_column, options.split_column)):
                     if not cells[column]:

@@ -65,6 +65,9 @@ def test_a_tsv_has_tabs_and_a_delimiter_is_one_character(table: Path) -> None:
         ("path,class\n0.png,a\n", "name one with --label-column, or give --no-labels"),
         ("path,label\n\0.png,a\n", "cannot read"),
         ("path,label\n.,a\n", "it is not a file"),
+        # of two columns of one name nobody knows which is meant
+        ("path,label,label\n0.png,a,b\n", "has 2 columns 'label', and --label-column reads one"),
+        ("path,label,path\n0.png,a,1.png\n", "has 2 columns 'path', and --image-column reads one"),
     ],
 )
 def test_a_row_or_column_that_lacks_something_is_named(
