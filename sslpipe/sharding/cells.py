@@ -32,6 +32,8 @@ from sslpipe.sharding.columns import ColumnValues, check_name
 KINDS: tuple[Kind, ...] = get_args(Kind)
 EXACT_FLOAT = 2**53  # integers up to it are floats, too
 _CODE = re.compile(r"0[0-9]+")  # 007: digits that are no number
+_DIGITS = re.compile(r"[+-]?[0-9]+")
+_CODES = ("code", "long integer")  # the latter: beyond 64 bits; as floats, two would become one
 _DATE = re.compile(r"\d{4}[-:]\d\d[-:]\d\d", re.ASCII)  # 20240501 may be anything
 _NOTES = {"in UTC", "with an offset", "large integer"}  # of cells, beside their kinds
 
@@ -153,7 +155,7 @@ class CellReader:
             try:
                 cell = cell.decode()
             except UnicodeDecodeError:
-                raise self._wrong(name, cell, "is bytes that are no text in UTF-8") from None
+                raise self._no_value(name, cell, "is bytes that are no text in UTF-8") from None
         if isinstance(cell, str):
             return cell if cell.strip() else None
         if isinstance(cell, bool):
@@ -165,7 +167,7 @@ class CellReader:
             return None if math.isnan(cell) else cell
         if isinstance(cell, date):
             return datetime(cell.year, cell.month, cell.day)
-        raise self._wrong(name, cell, f"is a {type(cell).__name__}, no value of a column")
+        raise self._no_value(name, cell, f"is a {type(cell).__name__}, no value of a column")
 
     def _encode(self, rows: Sequence[Any], names: Sequence[str]) -> NDArray[np.int32]:
         """Number texts by first appearance, -1 where one is missing."""
@@ -195,6 +197,8 @@ class CellReader:
             elif _reads(parse_integer, plain):
                 found = "integer"
                 self._meet_large(parse_integer(plain), name)
+            elif _DIGITS.fullmatch(plain):
+                found = "long integer"
             elif _reads(parse_float, plain):
                 found = "float"
         self._meet(found, name, text)
@@ -216,8 +220,10 @@ class CellReader:
     def _inferred(self) -> Kind:
         """Return the kind of all that was met. Raises: DataError where there is more than one."""
         met = set(self._first) - _NOTES
-        if "code" in met:  # with 007, 12 is a text, too
-            met = met - {"code", "integer", "float"} | {"text"}
+        if {"long integer", "float"} <= met and self.origin != "name":
+            raise self._mixed("long integer", "float", f"give {self.spec.name}:float to round")
+        if met.intersection(_CODES):  # with 007, 12 is a text, too
+            met = met - {*_CODES, "integer", "float"} | {"text"}
         if not met or met == {"text"}:
             return "text"
         if met == {"integer", "float"} and "large integer" in self._first:
@@ -241,16 +247,19 @@ class CellReader:
     def _meet(self, what: str, name: str, cell: object) -> None:
         self._first.setdefault(what, (name, cell))
 
-    def _wrong(self, name: str, cell: object, reason: str) -> DataError:
-        remedy = "" if self.spec.kind == "text" else f", or give {self.spec.name}:text"
+    def _no_value(self, name: str, cell: object, reason: str) -> DataError:
         return DataError(
-            f"{name}: {self.spec.field} = {shown(cell)} {reason}; mend it, leave it empty{remedy}"
+            f"{name}: {self.spec.field} = {shown(cell)} {reason}; mend it, or leave it empty"
         )
+
+    def _wrong(self, name: str, cell: object, reason: str) -> DataError:
+        return DataError(f"{self._no_value(name, cell, reason)}, or give {self.spec.name}:text")
 
     def _mixed(self, one: str, other: str, remedy: str) -> DataError:
         words = {"code": "text", "moment": "time"}
         (name, cell), (other_name, other_cell) = (
-            self._first.get(what) or self._first["code"] for what in (one, other)
+            next(self._first[each] for each in (what, *_CODES) if each in self._first)
+            for what in (one, other)
         )
         return DataError(
             f"column {self.spec.name!r} mixes kinds: {name} holds {shown(cell)} "

@@ -37,6 +37,12 @@ def read(cells, kind=None, origin="table"):
         (["2024-05-01T12:00:00Z", "2024-05-01 14:00+02:00"], "time", [NOON, NOON]),
         (["2024:05:01 12:00:00", "2024-05-01"], "time", [NOON, NOON - 43200 * MICRO]),
         (["9223372036854775807"], "integer", [2**63 - 1]),
+        # floats would make one of these two
+        (
+            ["98765432109876543210", "98765432109876543211", "7"],
+            "text",
+            ["98765432109876543210", "98765432109876543211", "7"],
+        ),
         (["1970-01-01T00:00:00.0000015Z"], "time", [1]),
     ],
 )
@@ -96,11 +102,13 @@ def test_a_named_kind_converts(cells, kind, values):
         ([math.inf], None, "is not finite"),
         (["1714564800000"], "time", "no time of the years 1 to 9999 in seconds since 1970"),
         (["2024-13-01"], "time", "is no time"),
-        ([b"\xff"], None, "bytes that are no text in UTF-8"),
-        ([[1, 2]], None, "is a list, no value of a column"),
+        ([b"\xff"], None, "bytes that are no text in UTF-8; mend it, or leave it empty$"),
+        ([[1, 2]], None, "is a list, no value of a column; mend it, or leave it empty$"),
         ([{"a": 1}], "text", "is a dict, no value of a column"),
         ([2**53 + 1, 0.5], None, r"9007199254740993 \(large integer\), row 1 0.5 \(float\)"),
         ([str(2**53 + 1), "0.5"], None, "give age:float to round"),
+        ([str(2**63), "0.5"], None, r"'9223372036854775808' \(long integer\), .*:float to round"),
+        (["2024-05-01", "9" * 20], None, r"'2024-05-01' \(time\), row 1 '9{20}' \(text\)"),
     ],
 )
 def test_a_cell_of_another_kind_is_named(cells, kind, words):
@@ -111,6 +119,7 @@ def test_a_cell_of_another_kind_is_named(cells, kind, words):
 def test_parts_of_names_are_texts_where_one_is():
     assert read(["3", "n/a", "2024-05-01"], origin="name")[0] == "text"
     assert read(["3", "4"], origin="name")[0] == "integer"
+    assert read(["9" * 20, "0.5"], origin="name") == ("text", ["9" * 20, "0.5"])
 
 
 def test_chunks_and_splits_share_kind_and_strings():
