@@ -116,6 +116,12 @@ def find_encoder(tree: Tree, what: str) -> Encoder:
     """
     state, program, note = _state_dict(tree)
     if state is None:
+        tables = [repr(key) for key, value in tree.items() if is_state_dict(value)]
+        if tables:
+            raise WeightsError(
+                f"{what} holds several tables of tensors, {', '.join(tables[:5])}, and none that "
+                "is known to be the encoder's; save that one by itself"
+            )
         keys = ", ".join(map(repr, list(tree)[:5]))
         raise WeightsError(f"{what} holds no table of tensors; it has {keys or 'nothing'}")
     tensors = {_plain(key): tensor for key, tensor in state.items()}
@@ -144,6 +150,9 @@ def _state_dict(tree: Tree) -> tuple[Any, str, str]:
     for key in ("state_dict", "model"):
         if is_state_dict(tree.get(key)):
             return tree[key], "", ""
+    tables = [key for key, value in tree.items() if is_state_dict(value)]
+    if len(tables) == 1:  # "model_state_dict", "net", ...: every program has a word of its own
+        return tree[tables[0]], "", ""
     return None, "", ""
 
 

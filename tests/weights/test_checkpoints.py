@@ -83,6 +83,10 @@ def barlow_twins(online, momentum):
     return {"model": {**prefixed("module.backbone.", online, "fc"), **head("module.projector.")}}
 
 
+def tutorial(online, momentum):
+    return {"epoch": 3, "model_state_dict": online.state_dict(), "optimizer_state_dict": {}}
+
+
 def of_a_module(online, momentum):
     return {"state_dict": prefixed("model.", online)}
 
@@ -98,6 +102,7 @@ PROGRAMS = {
     "lightly": (lightly, "lightly", False, "backbone_momentum is its momentum copy"),
     "lightly, DINO": (lightly_dino, "lightly", True, "teacher is taken"),
     "Barlow Twins": (barlow_twins, "solo-learn", False, ""),
+    "a script after PyTorch's tutorial": (tutorial, "state dict", False, ""),
     "a module of one's own": (of_a_module, "part of a larger model", False, ""),
 }
 
