@@ -17,6 +17,8 @@ from sslpipe.portable import sha256_of
 from sslpipe.run.records import parse_object
 from sslpipe.weights.source import weights_files
 
+_POINTER = b"version https://git-lfs.github.com/spec/"  # what a clone without git LFS holds
+
 Tree = dict[str, Any]  # of tensors, tables and plain values, as a checkpoint nests them
 
 
@@ -51,7 +53,12 @@ def read_tree(path: Path) -> tuple[Tree, str]:
 def _read_file(path: Path) -> Tree:
     try:
         with path.open("rb") as file:
-            head = file.read(16)
+            head = file.read(len(_POINTER))
+        if head == _POINTER:
+            raise WeightsError(
+                f"{path} is a pointer of git LFS, not the file itself; in that repository run: "
+                "git lfs pull"
+            )
         if path.suffix == ".safetensors" or head[8:9] == b"{":
             return dict(load_file(path))
         # what training scripts put beside their weights; it holds plain values and runs nothing
@@ -59,6 +66,8 @@ def _read_file(path: Path) -> Tree:
             tree = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
+    except WeightsError:
+        raise
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:

@@ -61,6 +61,8 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     for key in own.keys() & given.keys():
         if given[key].is_floating_point() != own[key].is_floating_point():
             raise WeightsError(f"{what}: {key} is of type {given[key].dtype}, not {own[key].dtype}")
+        if given[key].is_meta:
+            raise WeightsError(f"{what}: {key} was saved without its values, on the meta device")
         if not torch.isfinite(given[key]).all():
             raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
     network.load_state_dict({key: given[key] for key in own if key in given}, strict=False)

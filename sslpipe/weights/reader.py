@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.errors import WeightsError, did_you_mean
+from sslpipe.errors import UserError, WeightsError, did_you_mean, shown
 from sslpipe.models.backbones import ONNX, Backbone, build_backbone
 from sslpipe.models.limits import within_memory
 from sslpipe.recipe.base import Component
@@ -96,18 +96,20 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     # images as it knows them
     view, notes = _view(source, crop_px, named, config, encoder, sha256)
     # the network, with its weights
-    wanted = component or named.component
-    backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
-    report = fit_tensors(backbone, wanted.kind, encoder.tensors, what)
+    layout = "timm" if "architecture" in config else encoder.format
+    try:
+        wanted = component or named.component
+        backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
+    except UserError as error:
+        if component is not None:  # the recipe's own
+            raise
+        raise WeightsError(f"{what}: {error}") from error
+    report = fit_tensors(backbone, wanted.kind, encoder.tensors, f"{what} (format: {layout})")
     report["unexpected"] += encoder.dropped
     notes = [*encoder.notes, *notes]
     if named.by_keys and component is None:
         notes.insert(0, f"keys and shapes are those of {named.component.kind}; nobody named it")
-    found = {
-        "source": what,
-        "format": "timm" if "architecture" in config else encoder.format,
-        "sha256": sha256,
-    }
+    found = {"source": what, "format": layout, "sha256": sha256}
     return Weights(backbone, wanted, view, {**found, **report, "notes": notes})
 
 
@@ -130,6 +132,11 @@ def _named(
         kind, _, tag = source.kind.partition(".")
         return Named(Component(kind=kind if kind.startswith("timm/") else source.kind), tag)
     if "architecture" in config:
+        if not isinstance(config["architecture"], str):
+            raise WeightsError(
+                f"{source.path}/config.json: architecture = {shown(config['architecture'])} is no "
+                "name of a network of timm"
+            )
         try:
             stated = dict(config.get("model_args") or {})
             tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}

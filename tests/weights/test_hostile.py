@@ -84,10 +84,15 @@ MISFITS = {
         r"the backbone has no 'layer5\.0\.weight'",
     ),
     "not finite": (lambda s: changed(s, bn1__bias=torch.full((64,), float("nan"))), "not finite"),
+    "without values": (
+        lambda s: changed(s, bn1__bias=torch.ones(64, device="meta")),
+        "without its values, on the meta device",
+    ),
     "integers": (lambda s: changed(s, bn1__bias=torch.ones(64, dtype=torch.int64)), "int64"),
     "other tensors": (lambda s: {"a": torch.ones(2), "b": torch.ones(3)}, r"'conv1\.weight'"),
     "no tensors": (lambda s: {"epoch": 3, "state_dict": {}}, "no table of tensors; it has 'epoch'"),
     "nothing": (lambda s: {}, "no table of tensors"),
+    "two networks": (lambda s: {"net": s, "head": s}, "several tables of tensors, 'net', 'head'"),
     "a list": (lambda s: [torch.ones(2)], "holds a list"),
     "a tensor": (lambda s: torch.ones(2), "holds a Tensor"),
 }
@@ -105,6 +110,10 @@ def test_a_larger_network_of_the_same_keys_is_not_cut(tmp_path, state):
     deeper = torchvision.models.resnet34().state_dict()
     text = refused(f"torchvision/resnet18@{saved(deeper, tmp_path)}")
     assert "the backbone has no 'layer1.2.conv1.weight'" in text
+    inner = {"state_dict": {f"module.encoder_q.{key}": t for key, t in deeper.items()}}
+    assert "(format: MoCo) does not fit" in refused(
+        f"torchvision/resnet18@{saved(inner, tmp_path, 'moco.pth')}"
+    )
 
 
 def test_an_architecture_that_nobody_names_is_told_or_asked_for(tmp_path, state):
@@ -150,6 +159,8 @@ def test_files_that_are_not_there_or_too_many_are_named(tmp_path, state):
         ("config.json", '{"architecture": "resnet18", "model_args": 3}'),
         ("config.json", '{"architecture": "resnet18", "model_args": {"x": {"y": "\\u0000"}}}'),
         ("config.json", '{"architecture": ["resnet18"]}'),
+        ("config.json", '{"architecture": "resnet81"}'),
+        ("config.json", '{"architecture": "resnet18", "model_args": {"depht": 3}}'),
         ("config.json", '{"model_type": "resnet"}'),
         ("config.json", '{"model_type": "resnet", "depths": 3, "hidden_sizes": [1]}'),
         ("config.json", '{"model_type": "vit", "patch_size": 0, "hidden_size": 0}'),
@@ -187,3 +198,17 @@ def test_a_wrong_kind_of_file_is_one_line(tmp_path):
         (tmp_path / name).write_bytes(raw)
         with pytest.raises(WeightsError, match=name):
             load_backbone(f"torchvision/resnet18@{tmp_path / name}")
+
+
+def test_a_pointer_of_git_lfs_is_told_from_damage(tmp_path):
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (tmp_path / name).write_text(pointer)
+        assert "run: git lfs pull" in refused(tmp_path)
+        (tmp_path / name).unlink()
+
+
+def test_an_architecture_that_is_no_text_is_named(tmp_path, state):
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architecture": 18}')
+    assert "config.json: architecture = 18 is no name" in refused(tmp_path)
