@@ -38,6 +38,10 @@ MOST_NAMED = 5  # classes in a sentence
 FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
 FARS, FOLDS = (1e-1, 1e-2, 1e-3), 10
 RETRIEVAL_K = (1, 5, 10)
+_NOTHING_TO_COMPARE = (
+    "Not compared with {}: train has not the classes of most test samples, and inside test there "
+    "are no pairs of one class and of two."
+)
 
 
 def run_suite(
@@ -148,6 +152,11 @@ def run_suite(
     others = [*against, *(() if known else (name for name in BASELINES if name in sets))]
     ours = [name for name in sets if name not in (*against, *BASELINES)]
     forms = {name: whitening_helps(sets[name][0], seed) for name in [*ours, *others] if others}
+    compared = compare_all(ours, others, start, scores, forms, known_classes=known)
+    met = {each["against"] for each in compared}
+    unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
+    if unmet:
+        not_compared = [*not_compared, _NOTHING_TO_COMPARE.format(" and ".join(unmet))]
     report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
@@ -157,7 +166,7 @@ def run_suite(
         "nuisance": known_of,
         "left_out": list(dict.fromkeys(left_out)),
         "comparisons": comparisons(rows, scores.top1, without=against) if known else [],
-        "against": compare_all(ours, others, start, scores, forms, known_classes=known),
+        "against": compared,
         "not_compared": list(not_compared),
     }
     if leaked is not None:

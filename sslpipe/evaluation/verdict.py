@@ -86,7 +86,9 @@ def verdict(evaluation: Tree) -> str:
         evaluation: eval.json, or what becomes it; its own `comparisons` are used where it has them.
     """
     said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
-    if not any(each["against"] in BASELINES for each in evaluation.get("against", ())):
+    names = {row["features"] for row in evaluation["rows"]}
+    both = bool(names & BASELINES.keys()) and bool(names - BASELINES.keys())
+    if not both or evaluation.get("comparisons") != []:
         said += _baseline_sentences(evaluation)  # else train has not the classes: all is said
     return " ".join(said)
 

@@ -196,6 +196,17 @@ def test_where_train_has_not_the_classes_recall_decides_also_against_the_baselin
     assert "kNN" not in report["verdict"]
 
 
+@pytest.mark.parametrize("per_class", [1, 10**6])
+def test_where_nothing_can_be_compared_that_is_said(per_class):
+    generator, rows = torch.Generator().manual_seed(1), torch.arange(BANK + QUERIES)
+    labels = torch.where(rows < BANK, rows % 3, rows // per_class + 100)
+    pair = split(labels, torch.randn(len(rows), 8, generator=generator))
+    report = run_suite(dict.fromkeys(("ssl", "other", "pixels"), pair), {}, against=["other"])
+    assert report["against"] == report["comparisons"] == []
+    assert report["verdict"].startswith("Not compared with other and raw pixels: train has not")
+    assert "better" not in report["verdict"]
+
+
 def compared(**changed):
     base = {
         "features": "ssl", "against": "lite0", "start": False, "measure": "kNN", "primary": True,
