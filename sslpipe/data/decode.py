@@ -70,7 +70,7 @@ def decode(
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
-        raise BadSample(f"cannot decode the {kind}: {_first_line(error)}") from error
+        raise BadSample(f"cannot decode the {kind}: {first_line(error)}") from error
     result = _reduce(np.ascontiguousarray(pixels), canvas_px)
     return (result if slot is None else _placed(result, slot)).transpose(2, 0, 1)
 
@@ -121,7 +121,7 @@ def header_size(raw: Buffer) -> tuple[int, int]:
 def _known_kind(raw: Buffer) -> Kind:
     kind = image_kind(raw)
     if kind is None:
-        raise BadSample(f"not a JPEG, PNG or WebP: {_looks_like(raw)}")
+        raise BadSample(f"not a JPEG, PNG or WebP: {looks_like(raw)}")
     return kind
 
 
@@ -304,7 +304,8 @@ def _oriented(pixels: Pixels, orientation: int) -> Pixels:
     return pixels
 
 
-def _looks_like(raw: Buffer) -> str:
+def looks_like(raw: Buffer) -> str:
+    """Say what bytes are that are no image, for a message."""
     start = bytes(raw[:64])
     if not start:
         return "it is empty"
@@ -313,5 +314,6 @@ def _looks_like(raw: Buffer) -> str:
     return f"it starts with {start[:8]!r}"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error says in one line; its type where it says nothing."""
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -5,9 +5,18 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample, Kind, decode, image_kind
+from sslpipe.data.decode import (
+    MAX_BYTES,
+    MAX_PIXELS,
+    BadSample,
+    Kind,
+    decode,
+    first_line,
+    image_kind,
+    looks_like,
+)
 from sslpipe.sharding.png import encode_png
 
 _OTHER_FORMATS = ("BMP", "GIF", "PPM", "TIFF")
@@ -60,7 +69,7 @@ def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
-        raise BadSample(f"not a readable image: {str(error).splitlines()[0]}") from error
+        raise BadSample(f"not a readable image: {first_line(error)}") from error
     alpha = rgba[:, :, 3:]  # (h, w, 1)
     if (alpha == 255).all():
         return raw
@@ -108,14 +117,17 @@ def _open_other(raw: bytes) -> NDArray[np.uint8]:
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
-        raise BadSample(f"not a readable image: {str(error).splitlines()[0]}") from error
+        raise BadSample(f"not a readable image: {first_line(error)}") from error
 
 
 def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
     """Open an image of a size that is allowed, not yet decoded."""
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
-    image = Image.open(io.BytesIO(raw), formats=formats)
+    try:
+        image = Image.open(io.BytesIO(raw), formats=formats)
+    except UnidentifiedImageError:  # its text is the address of the bytes
+        raise BadSample(f"not a readable image: {looks_like(raw)}") from None
     if image.width * image.height > MAX_PIXELS:
         raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")
     return image

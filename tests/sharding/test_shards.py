@@ -458,8 +458,8 @@ def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(
     assert "--skip-bad" in message
     assert run("build", out, "--root", photos, "--skip-bad", *BUILD) == 0
     listed = capsys.readouterr().err
-    assert "skipped: bee/broken.jpg" in listed
-    assert "skipped: cat/empty.png" in listed
+    assert "skipped: bee/broken.jpg: not a readable image: it looks like HTML or XML" in listed
+    assert "skipped: cat/empty.png: not a readable image: it is empty" in listed
     assert len(load_index(out).split("train")) == 37
     assert run("verify", out) == 0
 
