@@ -81,6 +81,10 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
             table = pq.read_table(path)
             known, rows = table.column_names, table.to_pylist()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no text in UTF-8 ({error}); save it as a CSV in UTF-8"
+        ) from error
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"cannot read the table {path}: {error}") from error
     missing = [name for name in columns if name not in known]
@@ -104,19 +108,20 @@ def sample_id(path: Path, number: int, cell: Any, samples: int) -> int:
         DataError: It is no sample of the split.
     """
     try:
-        value = int(cell)
+        value = float(cell)  # a spreadsheet may have made 7.0 of 7
     except (TypeError, ValueError):
-        value = -1
-    if not 0 <= value < samples:
+        value = -1.0
+    if not (0 <= value < samples and value.is_integer()):
         raise DataError(f"{path}, row {number}: id {cell!r} is no sample; ids end at {samples - 1}")
-    return value
+    return int(value)
 
 
 def read_labels(path: Path, split: str, samples: int) -> dict[int, int]:
     """Read the labels of a split: sample id -> number of its class, by the names in order.
 
     Args:
-        path: A table with the columns split, id and label; an empty label is none.
+        path: A table with the columns split, id and label; an empty label is none, and spaces
+            around one are no part of it.
         split: Its name.
         samples: How many it has.
 
@@ -126,10 +131,11 @@ def read_labels(path: Path, split: str, samples: int) -> dict[int, int]:
     labels: dict[int, str] = {}
     for number, row in enumerate(read_table(path, ("split", "id", "label")), 2):
         label = row["label"]
-        if row["split"] != split or label is None or not str(label).strip():
+        label = "" if label is None else str(label).strip()
+        if row["split"] != split or not label:
             continue
         key = sample_id(path, number, row["id"], samples)
-        if labels.setdefault(key, str(label)) != str(label):
+        if labels.setdefault(key, label) != label:
             raise DataError(f"{path}, row {number}: sample {key} is {labels[key]!r} and {label!r}")
     if not labels:
         raise DataError(f"{path}: its column label is empty for split {split!r}; fill it in first")

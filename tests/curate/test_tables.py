@@ -34,9 +34,15 @@ def test_labels_are_numbered_by_name_and_empty_ones_are_none(tmp_path, suffix):
     assert read_labels(path, "train", 8) == {0: 1, 1: 0, 3: 1}
 
 
+def test_spaces_and_whole_floats_of_a_spreadsheet_change_no_label(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("split,id,label\ntrain,1.0,cat\ntrain,2.0,cat \ntrain,3.0, dog\ntrain,4.0, \n")
+    assert read_labels(path, "train", 8) == {1: 0, 2: 0, 3: 1}
+
+
 def refused(tmp_path, text, samples=8):
     path = tmp_path / "labels.csv"
-    path.write_text(text)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(DataError) as error:
         read_labels(path, "train", samples)
     return str(error.value)
@@ -48,7 +54,11 @@ def test_wrong_tables_are_refused_with_row_and_remedy(tmp_path):
     assert "row 3: id '8' is no sample; ids end at 7" in refused(
         tmp_path, head + "train,7,a\ntrain,8,a\n"
     )
-    assert "row 2: id 'x' is no sample" in refused(tmp_path, head + "train,x,a\n")
+    for cell in ("x", "3.7", "nan", "-1", ""):
+        assert "row 2: id " in refused(tmp_path, head + f"train,{cell},a\n")
+    assert "save it as a CSV in UTF-8" in refused(
+        tmp_path, f"{head}train,1,caf\xe9".encode("latin-1")
+    )
     assert "row 3: sample 1 is 'a' and 'b'" in refused(tmp_path, head + "train,1,a\ntrain,1,b\n")
     assert "its column label is empty for split 'train'" in refused(tmp_path, head + "test,1,a\n")
     with pytest.raises(DataError, match="a table is named"):
