@@ -130,6 +130,7 @@ def export(
     twice = [title for title in titles if titles.count(title) > 1]
     if twice:
         raise DataError(f"two tables are named {twice[0]}; rename one of them")
+    _check_fields(told)
     rows = rows.rows(torch.argsort(rows.ids))
     if listed:
         wanted = torch.tensor([one for table in told for one in table.cells])
@@ -203,16 +204,37 @@ def _kind(values: Sequence[Any]) -> type:
     return str
 
 
+def _field(table: _Table, column: str) -> str:
+    return re.sub(r"\W", "_", f"{table.name}_{column}")
+
+
+def _check_fields(tables: Sequence[_Table]) -> None:
+    """Raise DataError where a column would hide another one, or what every sample has."""
+    taken = {"ground_truth": "the class is", "source_id": "the id is"}
+    for table in tables:
+        for column in dict.fromkeys(c for own in table.cells.values() for row in own for c in row):
+            name = _field(table, column)
+            if name in taken:
+                raise DataError(
+                    f"column {column!r} of table {table.name} would be the field {name}, which "
+                    f"{taken[name]} already; rename the column or the table"
+                )
+            taken[name] = f"column {column!r} of table {table.name} is"
+
+
 def _said(sample: Sample, tables: Sequence[_Table]) -> Sample:
     """Add what tables say: of one with several rows a sample, each value is a list."""
     for table in tables:
         own = table.cells.get(sample.id, [])
         for column in dict.fromkeys(column for row in own for column in row):
-            name = re.sub(r"\W", "_", f"{table.name}_{column}")
+            name = _field(table, column)
             values = [row[column] for row in own if column in row]
             sample.fields[name] = values if table.several else values[0]
         if own:
-            reasons = [str(row["reason"]) for row in own if table.several and row.get("reason")]
+            # of chosen.csv, which has an order, reasons are sentences
+            reasons = [
+                str(row["reason"]) for row in own if row.get("reason") and "order" not in row
+            ]
             sample.tags.extend(dict.fromkeys([table.name, *reasons]))
     return sample
 
@@ -258,7 +280,7 @@ def _lightly(out: Path, index: DatasetIndex, space: str, samples: Sequence[Sampl
     ]
     _write_json(out / "samples.json", {"samples": documents})
     name = "open_lightly_studio.py"
-    title = json.dumps(index.manifest.name)[1:-1]
+    title = json.dumps(index.manifest.name, ensure_ascii=False)[1:-1]
     script = LIGHTLY_SCRIPT.format(name=name, title=title, space=space)
     write_atomically(out / name, script)
 

@@ -1,5 +1,6 @@
 """Exports: the files that FiftyOne's importer and LightlyStudio's interface are said to read."""
 
+import ast
 import json
 import runpy
 import sys
@@ -164,6 +165,38 @@ def test_the_script_hands_all_to_lightly_studio(tmp_path, data, rows, monkeypatc
     assert studio.samples[5].tags == ["train", "outliers", "dark", "blurred", "chosen"]
     assert studio.samples[5].labels == [data.manifest.classes[1]]
     assert studio.embedder.embed_images(["/elsewhere.png"]).kept_indices == []
+
+
+def test_a_reason_is_a_tag_though_no_sample_has_two(tmp_path, data, rows):
+    single = [line for line in OUTLIERS.splitlines() if "blurred" not in line]
+    (tmp_path / "outliers.csv").write_text("\n".join(single))
+    _, samples = call(tmp_path, "fiftyone", data, rows)
+    assert samples[1]["tags"] == ["train", "outliers", "dark", "chosen"]
+
+
+@pytest.mark.parametrize("name", ["plain", 'a "quoted" \\ name', "{title}", "smile \U0001f600"])
+def test_the_name_of_the_data_set_stands_in_the_script_as_it_is(tmp_path, data, rows, name):
+    data.manifest = data.manifest.model_copy(update={"name": name})
+    out, _ = call(tmp_path, "lightly", data, rows)
+    tree = ast.parse((out / "open_lightly_studio.py").read_text(encoding="utf-8"))
+    names = [
+        n.args[0].value
+        for n in ast.walk(tree)
+        if ast.unparse(n).startswith("ls.ImageDataset.create(") and isinstance(n, ast.Call)
+    ]
+    assert names == [name]
+
+
+@pytest.mark.parametrize(("file", "columns"), [("ground", "truth"), ("chosen", "a b,a_b")])
+def test_columns_that_would_be_one_field_are_refused(tmp_path, data, rows, file, columns):
+    table = tmp_path / "more" / f"{file}.csv"
+    table.parent.mkdir()
+    table.write_text(f"split,id,{columns}\ntrain,1,x,y\n")
+    with pytest.raises(DataError, match="would be the field"):
+        export(
+            tmp_path / "out", "fiftyone", data, data.split("train"), rows, space="", tables=[table]
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_does_not_fit_is_refused(tmp_path, data, rows):
