@@ -16,6 +16,7 @@ from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Raw
 from sslpipe.data.store import Quarantined
+from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import Search, nearest
 
@@ -92,7 +93,16 @@ def far_from_all(
 def neighbour_distances(
     rows: Embeddings, neighbours: int, search: Search = "torch"
 ) -> NDArray[np.float64]:
-    """Compute each row's mean distance, 1 - cosine, to its nearest other rows, (N,)."""
+    """Compute each row's mean distance, 1 - cosine, to its nearest other rows, (N,).
+
+    Raises:
+        DataError: There are no more rows than neighbours.
+    """
+    if neighbours >= len(rows.ids):
+        raise DataError(
+            f"--neighbours {neighbours}: each of the {len(rows.ids)} rows has {len(rows.ids) - 1} "
+            "others; ask for fewer neighbours, or embed more samples"
+        )
     near = nearest(
         rows.features,
         rows.features,

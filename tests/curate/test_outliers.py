@@ -69,7 +69,7 @@ def test_a_split_of_equal_pictures_has_no_outlier():
 
 
 def test_more_neighbours_than_rows_are_refused():
-    with pytest.raises(DataError, match="k = 10 does not fit a bank of 4 rows"):
+    with pytest.raises(DataError, match="--neighbours 10: each of the 5 rows has 4 others"):
         far_from_all(embeddings(np.eye(5)))
 
 
