@@ -35,7 +35,7 @@ Features = Annotated[
 ]
 Data = Annotated[str, typer.Option(help="The dataset.json that the file was embedded from.")]
 Folder = Annotated[Path, typer.Option("--out", help="The folder to write into.")]
-Seed = Annotated[int, typer.Option(help="Of all that is random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of all that is random.")]
 
 
 class _Opened(NamedTuple):
@@ -53,7 +53,7 @@ def outliers(
     out: Folder,
     neighbours: Annotated[int, typer.Option(min=1, help="Whose distance counts.")] = 10,
     z: Annotated[
-        float, typer.Option(help="Robust standard deviations above the usual distance.")
+        float, typer.Option(min=0, help="Robust standard deviations above the usual distance.")
     ] = 3.5,
     tiny_px: Annotated[
         float | None,

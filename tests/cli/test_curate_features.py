@@ -166,6 +166,9 @@ def test_tables_are_exported(capsys, labelled, tmp_path):
     [
         (("select", "--count", 4, "--how", "best"), "--how best is unknown; known: coverage"),
         (("select", "--count", 4, "--how", "hard", "--ignore-labels"), "--ignore-labels does not"),
+        (("select", "--count", 4, "--seed", -1), "--seed"),
+        (("clusters", "--count", 4, "--seed", 2**32), "--seed"),
+        (("outliers", "--z", "nan"), "--z"),
         (("export", "--to", "excel"), "--to excel is unknown; known: fiftyone, lightly"),
         (("export", "--to", "lightly", "--listed"), "name one with --table"),
     ],
