@@ -181,6 +181,7 @@ def select(
         raise UserError(f"--how {how} is unknown; known: {', '.join(HOW)}")
     if ignore_labels and (how == "hard" or labels is not None):
         raise UserError("--ignore-labels does not go with --labels or --how hard, which need them")
+    _check_unlabelled(out / "chosen.csv")
     opened = _open(features, data, out)
 
     from sslpipe.curate.labelling import balanced, by_coverage, hard
@@ -298,6 +299,14 @@ def _open(features: Path, data: str, out: Path) -> _Opened:
     split = split_of_file(data, features, rows, facts)
     index.check_files(split.name)
     return _Opened(index, split, rows, facts)
+
+
+def _check_unlabelled(path: Path) -> None:
+    """Raise DataError where somebody has filled in labels that would be lost."""
+    from sslpipe.curate.tables import read_table
+
+    if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
+        raise DataError(f"{path} holds labels, which would be lost; name another --out")
 
 
 def _tiny_px(path: Path, facts: dict[str, Any]) -> float:

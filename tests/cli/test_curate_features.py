@@ -151,6 +151,19 @@ def test_a_labelled_data_set_needs_a_word_on_its_labels(capsys, labelled, tmp_pa
     assert len(table(tmp_path / "chosen.csv")) == 4
 
 
+def test_labels_that_were_filled_in_are_never_written_over(capsys, unlabelled, tmp_path):
+    words = ("select", "--count", 3, "--out", tmp_path)
+    assert curate(capsys, unlabelled, *words)[0] == 0
+    assert curate(capsys, unlabelled, *words)[0] == 0  # nobody has filled in any
+    path = tmp_path / "chosen.csv"
+    filled = path.read_text().replace(",\n", ",cat\n", 1)
+    path.write_text(filled)
+    status, _, error = curate(capsys, unlabelled, *words)
+    assert status == 2
+    assert "chosen.csv holds labels, which would be lost; name another --out" in error
+    assert path.read_text() == filled
+
+
 def test_tables_are_exported(capsys, labelled, tmp_path):
     assert curate(capsys, labelled, "outliers", "--out", tmp_path, *NEAR)[0] == 0
     words = ("export", "--to", "fiftyone", "--table", tmp_path / "outliers.csv", "--listed")
