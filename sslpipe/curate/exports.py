@@ -38,6 +38,7 @@ from pathlib import Path
 import lightly_studio as ls
 import numpy as np
 from lightly_studio.core.annotation.annotation_create import CreateClassification
+from lightly_studio.resolvers import annotation_resolver, tag_resolver
 from lightly_studio_serve.embedder import ImagePathEmbedder
 
 FOLDER = Path(__file__).absolute().parent
@@ -61,15 +62,26 @@ class SavedFeatures(ImagePathEmbedder):
 ls.register_default_embedder(embedder=SavedFeatures())
 dataset = ls.ImageDataset.create("{title}")
 dataset.add_images_from_path(path=FOLDER / "images")
-metadata = []
-for sample in dataset:
-    one = SAMPLES[ROWS[sample.file_path_abs]]
-    metadata.append((sample.sample_id, one["fields"]))
-    for tag in one["tags"]:
-        sample.add_tag(tag)
-    if one["label"] is not None:
-        sample.add_annotation(CreateClassification(class_name=one["label"]))
-dataset.update_metadata(metadata)
+rows = {{sample.sample_id: SAMPLES[ROWS[sample.file_path_abs]] for sample in dataset}}
+dataset.update_metadata([(sample_id, one["fields"]) for sample_id, one in rows.items()])
+# all at once: sample by sample, by its public methods, takes minutes for a few thousand
+session, collection_id = dataset.session, dataset.collection_id
+annotations = [
+    CreateClassification(class_name=one["label"]).to_annotation_create(
+        session=session, dataset_id=dataset.dataset_id, parent_sample_id=sample_id
+    )
+    for sample_id, one in rows.items()
+    if one["label"] is not None
+]
+annotation_resolver.create_many(
+    session=session, parent_collection_id=collection_id, annotations=annotations
+)
+for name in dict.fromkeys(name for one in rows.values() for name in one["tags"]):
+    tag = tag_resolver.get_or_create_sample_tag_by_name(
+        session=session, collection_id=collection_id, tag_name=name
+    )
+    tagged = [sample_id for sample_id, one in rows.items() if name in one["tags"]]
+    tag_resolver.add_sample_ids_to_tag_id(session=session, tag_id=tag.tag_id, sample_ids=tagged)
 ls.start_gui()
 '''
 

@@ -104,11 +104,13 @@ def test_listed_samples_alone_as_small_jpegs(tmp_path, data, rows):
 
 
 class FakeStudio:
-    """As much of lightly-studio 1.2's public interface as its examples show."""
+    """As much of lightly-studio 1.2.0 as the script uses; the script was run with the real one."""
+
+    session, dataset_id, collection_id = "session", "dataset", "collection"
 
     def __init__(self, out):
         self.out, self.metadata, self.started = out, {}, False
-        self.samples = []
+        self.samples, self.tags, self.labels = [], {}, {}
 
     def modules(self):
         studio = types.ModuleType("lightly_studio")
@@ -118,12 +120,18 @@ class FakeStudio:
         studio.ImageDataset = types.SimpleNamespace(create=self.create)
         studio.start_gui = lambda: setattr(self, "started", True)
         create = types.ModuleType("lightly_studio.core.annotation.annotation_create")
-        create.CreateClassification = lambda class_name: class_name
+        create.CreateClassification = FakeClassification
+        resolvers = types.ModuleType("lightly_studio.resolvers")
+        resolvers.annotation_resolver = types.SimpleNamespace(create_many=self.annotate)
+        resolvers.tag_resolver = types.SimpleNamespace(
+            get_or_create_sample_tag_by_name=self.tag, add_sample_ids_to_tag_id=self.add_to_tag
+        )
         serve = types.ModuleType("lightly_studio_serve.embedder")
         serve.ImagePathEmbedder = object
         names = ("lightly_studio.core", "lightly_studio.core.annotation", "lightly_studio_serve")
         packages = {name: types.ModuleType(name) for name in names}
-        return {module.__name__: module for module in (studio, create, serve)} | packages
+        modules = (studio, create, resolvers, serve)
+        return {module.__name__: module for module in modules} | packages
 
     def create(self, name):
         self.name = name
@@ -132,7 +140,10 @@ class FakeStudio:
     def add_images_from_path(self, path):
         files = sorted(path.iterdir(), reverse=True)
         self.found = self.embedder.embed_images([f.absolute().as_posix() for f in files])
-        self.samples = [FakeSample(number, f) for number, f in enumerate(files)]
+        self.samples = [
+            types.SimpleNamespace(sample_id=number, file_path_abs=file.absolute().as_posix())
+            for number, file in enumerate(files)
+        ]
 
     def __iter__(self):
         return iter(self.samples)
@@ -140,12 +151,27 @@ class FakeStudio:
     def update_metadata(self, sample_metadata):
         self.metadata = dict(sample_metadata)
 
+    def annotate(self, session, parent_collection_id, annotations):
+        assert (session, parent_collection_id) == ("session", "collection")
+        self.labels = dict(annotations)
 
-class FakeSample:
-    def __init__(self, sample_id, file):
-        self.sample_id, self.file_path_abs = sample_id, file.absolute().as_posix()
-        self.tags, self.labels = [], []
-        self.add_tag, self.add_annotation = self.tags.append, self.labels.append
+    def tag(self, session, collection_id, tag_name):
+        assert (session, collection_id) == ("session", "collection")
+        return types.SimpleNamespace(tag_id=f"tag {tag_name}")
+
+    def add_to_tag(self, session, tag_id, sample_ids):
+        assert session == "session"
+        for sample_id in sample_ids:
+            self.tags.setdefault(sample_id, []).append(tag_id)
+
+
+class FakeClassification:
+    def __init__(self, *, class_name):
+        self.class_name = class_name
+
+    def to_annotation_create(self, session, dataset_id, parent_sample_id):
+        assert (session, dataset_id) == ("session", "dataset")
+        return parent_sample_id, self.class_name
 
 
 def test_the_script_hands_all_to_lightly_studio(tmp_path, data, rows, monkeypatch):
@@ -162,8 +188,10 @@ def test_the_script_hands_all_to_lightly_studio(tmp_path, data, rows, monkeypatc
     assert studio.found.embeddings[:, 0].tolist() == ids
     assert studio.found.kept_indices == list(range(7))
     assert [studio.metadata[k]["source_id"] for k in range(7)] == ids
-    assert studio.samples[5].tags == ["train", "outliers", "dark", "blurred", "chosen"]
-    assert studio.samples[5].labels == [data.manifest.classes[1]]
+    tags = ["train", "outliers", "dark", "blurred", "chosen"]
+    assert sorted(studio.tags[5]) == sorted(f"tag {name}" for name in tags)
+    assert studio.tags[6] == ["tag train"]
+    assert studio.labels == {k: data.manifest.classes[i % 4] for k, i in enumerate(ids)}
     assert studio.embedder.embed_images(["/elsewhere.png"]).kept_indices == []
 
 
