@@ -1,11 +1,13 @@
 """What a run will do and cost, worked out before it: nothing is trained, nothing is written."""
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
@@ -33,6 +35,7 @@ from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups
+from sslpipe.portable import OtherPrograms
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import digest
 from sslpipe.recipe.pretrain import Recipe
@@ -79,6 +82,7 @@ class PretrainCheck:
     precision: str
     step_seconds: float
     timed_by: Path | None
+    busy_elsewhere: float  # cores that other programs kept busy while a step was timed
     steps: int | None  # None: the recipe gives epochs, and there is no index
     process_counts: tuple[int, ...]
     warnings: tuple[str, ...]
@@ -137,6 +141,7 @@ def check_pretraining(
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")
     flops = recipe_flops(recipe, model, crop_px)
+    others = OtherPrograms()
     if timed_by is None:
         precision, seconds = step_seconds(model, augment, images, recipe, device)
     else:
@@ -156,6 +161,7 @@ def check_pretraining(
         precision=precision,
         step_seconds=seconds,
         timed_by=timed_by,
+        busy_elsewhere=others.cores(),
         steps=recipe.steps,
         process_counts=tuple(divisors(recipe.data.num_streams)),
         warnings=_warnings(recipe, loss_fn, crop_px, data, index, pairing, too_much),
@@ -283,6 +289,7 @@ def _size_rows(result: PretrainCheck) -> Rows:
             + (
                 f" on one {result.device} process here in {result.precision}: a few images timed "
                 "and scaled, reading and loss not counted"
+                f"{_busy_text(result.busy_elsewhere)}; the training's first log lines time it anew"
                 if result.timed_by is None
                 else f" in {result.precision}, as {result.timed_by} took"
             ),
@@ -295,6 +302,14 @@ def _size_rows(result: PretrainCheck) -> Rows:
     if result.steps:
         rows.insert(0, ("total steps", f"{result.steps:,}"))
     return rows
+
+
+def _busy_text(busy_elsewhere: float) -> str:
+    """Say that other programs took cores from the timing, where there were too few for all."""
+    cores = os.cpu_count() or 1
+    if busy_elsewhere + torch.get_num_threads() < cores + 0.25:
+        return ""
+    return f"; other programs kept {busy_elsewhere:.1f} of {cores} cores busy: alone it takes less"
 
 
 def _data_rows(result: PretrainCheck) -> Rows:

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sslpipe.errors import UserError
 from sslpipe.registry import Table
 from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
+from sslpipe.run.throughput import StepTimer
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
     from sslpipe.data.store import Quarantined
@@ -77,9 +78,8 @@ class RunLog:
             self.warn(f"{run_dir / name}: {count} damaged lines are skipped; the others are used")
         self._file = open_log(self.path)  # for the whole run
         self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
-        self._steps, self._first_step = steps, first_step
-        self._since: float | None = None  # the end of this start's first step
-        self._told_speed = False
+        self._steps = steps
+        self._timer, self._told_speed = StepTimer(), False
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -96,8 +96,7 @@ class RunLog:
         """Move the progress bar to `done` steps."""
         if self.enabled:
             self._progress.update(self._task, completed=done)
-            if self._since is None:
-                self._since = time.monotonic()
+            self._timer.step_done(done)
 
     def train(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the steps since the last call, under the number of steps done."""
@@ -109,22 +108,18 @@ class RunLog:
             f"wait {values['data_wait_percent']:.0f}%"
         )
         self._progress.update(self._task, status=status)
-        if not self.console.is_terminal:  # a log file: a line now and then, not a bar
-            self.say(f"step {step}/{self._steps}  {status}")
-        self._tell_speed(step)
-
-    def _tell_speed(self, step: int) -> None:
-        """Say once, from the first steps that were logged, how long the others take."""
-        steps = step - self._first_step - 1  # the first one warms up
-        if self._told_speed or self._since is None or steps < LEAST_TIMED or step >= self._steps:
-            return
-        self._told_speed = True
-        step_s = (time.monotonic() - self._since) / steps
+        step_s, timed = self._timer.read(step)
+        known = timed >= LEAST_TIMED and step < self._steps
         left = timedelta(seconds=round(step_s * (self._steps - step)))
-        self.say(
-            f"{1 / max(step_s, 1e-9):.3g} steps/s: about {left} for the other "
-            f"{self._steps - step:,} steps, without evaluations and saves"
-        )
+        if not self.console.is_terminal:  # a log file: a line now and then, not a bar
+            self.say(f"step {step}/{self._steps}  {status}" + (f"  {left} to go" if known else ""))
+        if known and not self._told_speed:
+            self._told_speed = True
+            self.say(
+                f"{1 / max(step_s, 1e-9):.3g} steps/s in the last {timed} steps: about {left} for "
+                f"the other {self._steps - step:,}, if the machine stays as busy as now, without "
+                "evaluations and saves; the time to go follows the speed"
+            )
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
         """Write what an evaluation measured; nothing where it measured nothing."""

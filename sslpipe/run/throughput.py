@@ -1,11 +1,14 @@
 """How fast training is, and how much of the time it waits for data."""
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
+
+TIMED_LINES = 20  # log lines that the time to go looks back on
 
 
 class Meter:
@@ -58,3 +61,35 @@ class Meter:
             numbers["mfu_percent"] = 100 * self._flops * steps / elapsed_s / self._peak
         self._begin_s, self._wait_s, self._steps = now_s, 0.0, steps_done
         return numbers
+
+
+class StepTimer:
+    """How long a step takes, all that happens between steps included, over the last log lines.
+
+    The first step of a start warms up and does not count.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque(maxlen=TIMED_LINES)  # step, seconds
+
+    def step_done(self, done: int) -> None:
+        """Note the end of a step; only this start's first one is kept."""
+        if not self._marks:
+            self._marks.append((done, time.monotonic()))
+
+    def read(self, step: int) -> tuple[float, int]:
+        """Time the steps before a log line.
+
+        Args:
+            step: Steps done.
+
+        Returns:
+            Seconds of one, and how many were timed: 0 where none can be yet.
+        """
+        if not self._marks:
+            return 0.0, 0
+        now_s = time.monotonic()
+        first, since_s = self._marks[0]
+        timed = step - first
+        self._marks.append((step, now_s))
+        return ((now_s - since_s) / timed, timed) if timed > 0 else (0.0, 0)

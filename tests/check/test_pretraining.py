@@ -13,6 +13,7 @@ from torch import nn
 import sslpipe.check.estimate
 from sslpipe.augment.presets import view_specs
 from sslpipe.build import build_model
+from sslpipe.check import pretraining
 from sslpipe.check.estimate import noise_batch, step_seconds
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import load_index
@@ -393,6 +394,17 @@ def test_the_first_images_may_be_bad_but_not_all_sixteen(recipe_of, tmp_path):
     every = write_dataset(tmp_path / "every", broken={k: b"no picture" for k in range(16)})
     with pytest.raises(UserError, match="none of the first 16 images"):
         check_pretraining(recipe_of(), load_index(every))
+
+
+def test_the_estimate_of_time_says_when_other_programs_took_cores(monkeypatch):
+    def said(busy_elsewhere, threads):
+        monkeypatch.setattr(pretraining.os, "cpu_count", lambda: 4)
+        monkeypatch.setattr(pretraining.torch, "get_num_threads", lambda: threads)
+        return pretraining._busy_text(busy_elsewhere)
+
+    assert said(1.5, 4) == "; other programs kept 1.5 of 4 cores busy: alone it takes less"
+    assert said(0.1, 4) == ""
+    assert said(2.5, 1) == ""  # a core was free for the one thread
 
 
 def test_the_command_prints_the_check_or_one_line(tmp_path, index):

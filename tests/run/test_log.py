@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 
 from sslpipe.data.store import Quarantined
@@ -25,7 +27,7 @@ def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
 
 def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
     now = 100.0
-    monkeypatch.setattr("sslpipe.run.log.time.monotonic", lambda: now)
+    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
     log = RunLog(tmp_path, name="tiny", config={}, steps=1000, first_step=200)
     for step in range(201, 231):
         now += 60.0 if step == 201 else 2.0  # the first one warms up
@@ -33,11 +35,30 @@ def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, ca
         if step % 2 == 0:
             log.train(step, VALUES)
     log.close()
-    said = [line for line in capsys.readouterr().err.splitlines() if "steps/s" in line]
+    lines = capsys.readouterr().err.splitlines()
+    said = [line for line in lines if "steps/s" in line]
     # after step 204: 796 others of 2 s
     assert said == [
-        "0.5 steps/s: about 0:26:32 for the other 796 steps, without evaluations and saves"
+        "0.5 steps/s in the last 3 steps: about 0:26:32 for the other 796, if the machine stays as "
+        "busy as now, without evaluations and saves; the time to go follows the speed"
     ]
+    # a line has the time to go once there are so many
+    assert lines[0].endswith("wait 1%")
+    assert lines[1].endswith("wait 1%  0:26:32 to go")
+
+
+def test_the_time_to_go_follows_a_machine_that_becomes_faster(tmp_path, monkeypatch, capsys):
+    now = 100.0
+    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
+    log = RunLog(tmp_path, name="tiny", config={}, steps=200, first_step=0)
+    for step in range(1, 101):
+        now += 8.0 if step <= 50 else 2.0  # other programs end
+        log.step_done(step)
+        log.train(step, VALUES)
+    log.close()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+    assert lines[49].endswith(f"  {timedelta(seconds=8 * 150)} to go")
+    assert lines[-1].endswith(f"  {timedelta(seconds=2 * 100)} to go")
 
 
 def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path):
