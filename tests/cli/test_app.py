@@ -118,7 +118,7 @@ def test_help_needs_no_torch(words):
 def test_the_version_is_shown_without_an_import_of_torch(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(sys, "argv", ["sslpipe", "--version"])
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main()
     python = ".".join(map(str, sys.version_info[:3]))
     shown = f"sslpipe {version('sslpipe')}, Python {python}, torch {version('torch')}\n"
