@@ -1,7 +1,11 @@
 """`sslpipe evaluate suite`: a backbone beside pixels, random weights and other networks."""
 
-from collections.abc import Collection, Sequence
+import signal
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sslpipe.cli.against import Compared, embed_others, features_folder, load_compared
+from sslpipe.cli.against import Compared, Other, embed_others, features_folder, load_compared
 from sslpipe.cli.columns import nuisance_table, percent, probed_columns
 from sslpipe.cli.embed import saved_features
 from sslpipe.cli.next_step import after_suite
@@ -24,17 +28,19 @@ from sslpipe.evaluation.baselines import random_backbone
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.features import (
     data_metadata,
-    embed_with_baselines,
+    embed_pair,
+    embed_pixels,
     two_splits,
     view_canvas_px,
 )
 from sslpipe.evaluation.leakage import leakage_sentence
+from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite import check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.recipe.shortened import shortened_note
 
-Sets = dict[str, tuple[Embeddings, Embeddings]]  # name -> train and test
+Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what embeds them
 
 
 def suite(
@@ -87,35 +93,38 @@ def suite(
     same protocols, samples and draws for every row.
     """
     target = start_alone("suite", device)
-    sets: Sets = {}
+    sets: Sets = {}  # the most wanted first: what is interrupted has these
     probed = probed_columns(model, data, (train_split, test_split), columns)
     metadata: dict[str, Any] = {"seed": seed}
     compared, leaks = Compared([]), None
     given = dict(map(_load_features, features or []))
-    if model is not None:
-        sets, found, compared = _embed_model(
-            model,
-            data,
-            (train_split, test_split),
-            against=against or [],
-            untrained_seed=seed if baselines else None,
-            taken={"ssl", *BASELINES, *given},
-            checkpoint=checkpoint,
-            canvas_px=canvas_px,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            device=target,
-        )
-        metadata |= found
-        if leakage:
-            leaks = _find_leaks(str(data), (train_split, test_split), sets["ssl"], num_workers)
-    elif against:
-        raise DataError("--against is compared with a model; name an export or a run before it")
-    sets |= given
-    # the numbers
-    with progress("evaluate", 2 * len(sets)) as advance:
+    with _stoppable(out):
+        if model is not None:
+            sets, found, compared = _embed_model(
+                model,
+                data,
+                (train_split, test_split),
+                against=against or [],
+                untrained_seed=seed if baselines else None,
+                taken={"ssl", *BASELINES, *given},
+                checkpoint=checkpoint,
+                canvas_px=canvas_px,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                device=target,
+            )
+            metadata |= found
+            if leakage:
+                rows = sets["ssl"]
+                assert not callable(rows)  # it is embedded at once
+                leaks = _find_leaks(str(data), (train_split, test_split), rows, num_workers)
+        elif against:
+            raise DataError("--against is compared with a model; name an export or a run before it")
+        last = {name: sets.pop(name) for name in BASELINES if name in sets}
+        sets |= given | last
+        # the numbers
         report = run_suite(
-            {name: (train.to(target), test.to(target)) for name, (train, test) in sets.items()},
+            {name: _on_device(pair, target) for name, pair in sets.items()},
             metadata,
             against=[other.name for other in compared.others],
             start=compared.start,
@@ -127,9 +136,15 @@ def suite(
             search=search,  # type: ignore[arg-type]
             seed=seed,
             say=lambda text: console.print(text, highlight=False, markup=False),
-            advance=advance,
+            progress=progress,
         )
     write_json(out, report)
+    _print_report(report, out)
+    after_suite(model, data)
+
+
+def _print_report(report: dict[str, Any], out: Path) -> None:
+    """Print the answer, the tables, and what is missing; end where sets are."""
     Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
     print_suite(report)
     if "leakage" in report:
@@ -137,7 +152,37 @@ def suite(
     for sentence in report["left_out"]:
         Console().print(f"not measured: {sentence}", highlight=False)
     Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
-    after_suite(model, data)
+    missing = report.get("incomplete", {})
+    if missing:
+        reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
+        text = f"error: not in {out}: {reasons}; the same command measures all"
+        console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(130 if "interrupted" in missing.values() else 2)
+
+
+@contextmanager
+def _stoppable(out: Path) -> Iterator[None]:
+    """Let SIGTERM be as Ctrl-C inside; one before the first set is measured says what is lost."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"interrupted before the first features were measured: {out} is not written")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[], Pair]:
+    """Move features, or those that a function will return."""
+    if callable(pair):
+        make = pair
+        return lambda: (lambda train, test: (train.to(device), test.to(device)))(*make())
+    return pair[0].to(device), pair[1].to(device)
 
 
 def _embed_model(
@@ -181,22 +226,24 @@ def _embed_model(
     untrained = None
     if untrained_seed is not None:
         untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
-    sets = embed_with_baselines(
-        backbone.backbone,
-        backbone.view,
-        splits,
-        untrained=untrained,
-        saved=saved_features(Path(model), backbone, index, splits, canvas),
-        progress=progress,
-        on_bad=report_bad,
-        canvas_px=canvas,
-        **options,
-    )
-    others = compared.others
+    own: dict[str, Any] = {"view": backbone.view, "splits": splits, "canvas_px": canvas, **options}
+    own |= {"progress": progress, "on_bad": report_bad}
+    saved = saved_features(Path(model), backbone, index, splits, canvas)
+    sets: Sets = {"ssl": embed_pair("ssl", backbone.backbone, saved=saved, **own)}
+
+    def embed_other(other: Other) -> Pair:
+        with features_folder(Path(model)) as folder:
+            kept: dict[str, Any] = {"folder": folder, "canvas_px": canvas_px, **options}
+            return embed_others([other], index, splits, **kept)[other.name]
+
+    # the start first: each is embedded when its turn comes, and kept once it is measured
+    others = sorted(compared.others, key=lambda other: other.name != compared.start)
+    sets |= {other.name: partial(embed_other, other) for other in others}
+    if untrained is not None:
+        sets["random"] = partial(embed_pair, "random", untrained, **own)
+        sets["pixels"] = partial(embed_pixels, **own)
     trained = config.facts.get("recipe")
     note = shortened_note(trained) if isinstance(trained, dict) else ""
-    with features_folder(Path(model)) as folder:
-        sets |= embed_others(others, index, splits, folder=folder, canvas_px=canvas_px, **options)
     return (
         sets,
         {

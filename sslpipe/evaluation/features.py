@@ -86,27 +86,56 @@ def embed_with_baselines(
     Returns:
         Name ("ssl", "random", "pixels") -> train and test features, on the CPU.
     """
-    device = options.get("device", "cpu")
-    networks = {"ssl": backbone}
+    options |= {"view": view, "splits": splits, "progress": progress, "on_bad": on_bad}
+    sets = {"ssl": embed_pair("ssl", backbone, saved=saved, **options)}
     if untrained is not None:
-        networks["random"] = untrained
-    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
-    for name, network in networks.items():
-        network = network.to(device)
-        rows = []
-        for split in splits:
-            if name == "ssl" and split.name in saved:
-                rows.append(saved[split.name])
-                continue
-            title = f"{name}: {split.name}"
-            with nullcontext() if progress is None else progress(title, len(split)) as advance:
-                rows.append(embed(network, view, split, progress=advance, on_bad=on_bad, **options))
-        sets[name] = (rows[0], rows[1])
-    if untrained is not None:
-        # the samples that cannot be decoded have been reported above
-        train, test = pixel_features(*splits, view=view, on_bad=lambda bad: None, **options)
-        sets["pixels"] = (train, test)
+        sets["random"] = embed_pair("random", untrained, **options)
+        sets["pixels"] = embed_pixels(**options)
     return sets
+
+
+def embed_pair(
+    name: str,
+    network: nn.Module,
+    *,
+    view: EvalView,
+    splits: tuple[Split, Split],
+    saved: Mapping[str, Embeddings] = MappingProxyType({}),
+    progress: Progress | None = None,
+    on_bad: OnBad | None = None,
+    **options: Any,
+) -> tuple[Embeddings, Embeddings]:
+    """Embed a train and a test split by one network; see `embed_with_baselines`.
+
+    Args:
+        name: For the progress bars.
+        network: (B, 3, S, S) images to (B, F) features; moved to options["device"].
+        view: What it sees of an image.
+        splits: Train and test.
+        saved: As in `embed_with_baselines`, and so is all else.
+        progress: Makes the bars.
+        on_bad: Called with each sample that cannot be decoded.
+        options: Those of `embed`.
+    """
+    network = network.to(options.get("device", "cpu"))
+    rows = []
+    for split in splits:
+        if split.name in saved:
+            rows.append(saved[split.name])
+            continue
+        title = f"{name}: {split.name}"
+        with nullcontext() if progress is None else progress(title, len(split)) as advance:
+            rows.append(embed(network, view, split, progress=advance, on_bad=on_bad, **options))
+    return rows[0], rows[1]
+
+
+def embed_pixels(
+    *, view: EvalView, splits: tuple[Split, Split], **options: Any
+) -> tuple[Embeddings, Embeddings]:
+    """Take the pixels of a train and a test split as features; see `embed_with_baselines`."""
+    # the samples that cannot be decoded have been reported before
+    options = {key: value for key, value in options.items() if key != "progress"}
+    return pixel_features(*splits, view=view, **{**options, "on_bad": lambda bad: None})
 
 
 def saved_embeddings(

@@ -1,43 +1,27 @@
 """Every evaluation for several sets of features, by the same protocols: the table of a report."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.errors import DataError
-from sslpipe.evaluation.against import (
-    KNN,
-    LINEAR,
-    Scores,
-    compare_all,
-    queries_with_a_match,
-    whitening_helps,
-)
+from sslpipe.errors import DataError, one_line
+from sslpipe.evaluation.against import Scores, compare_all, queries_with_a_match, whitening_helps
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.geometry import geometry
+from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
-from sslpipe.evaluation.knn import DINO_K, check_pair, few_shot_knn, knn_results, protocol_id
+from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.leakage import LeakRows
-from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.nuisance import nuisance_rows
+from sslpipe.evaluation.protocols import Pair, Protocols
 from sslpipe.evaluation.result import Result
-from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
-from sslpipe.evaluation.verification import pairs_of, verification
-from sslpipe.evaluation.whiten import whiten
 
-LABELS_PER_CLASS = (100, 10)  # columns of the table
-FEWER_LABELS = (5, 1)  # measured, too
-MOST_NAMED = 5  # classes in a sentence
-FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
-FARS, FOLDS = (1e-1, 1e-2, 1e-3), 10
-RETRIEVAL_K = (1, 5, 10)
+FAILURES = (ValueError, OSError, RuntimeError, MemoryError)  # of a set: the others are measured
 _NOTHING_TO_COMPARE = (
     "Not compared with {}: train has not the classes of most test samples, and inside test there "
     "are no pairs of one class and of two."
@@ -45,7 +29,7 @@ _NOTHING_TO_COMPARE = (
 
 
 def run_suite(
-    sets: Mapping[str, tuple[Embeddings, Embeddings]],
+    sets: Mapping[str, Pair | Callable[[], Pair]],
     facts: dict[str, Any],
     *,
     against: Sequence[str] = (),
@@ -59,7 +43,7 @@ def run_suite(
     draws: int = 5,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
-    advance: Callable[[int], None] = lambda count: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features.
 
@@ -70,7 +54,8 @@ def run_suite(
     retrieval take pairs of test samples, each sample against all others.
 
     Args:
-        sets: Name -> (train, test), all of the same samples.
+        sets: Name -> (train, test), all of the same samples, in the order of the table; or what
+            makes them when their turn comes, but for the first: one that fails is left out.
         facts: Where the features come from, plain values.
         against: Those of the sets that are other networks', to compare with; see `against`.
         start: Which of those the run started from.
@@ -85,171 +70,96 @@ def run_suite(
         draws: Of a few labels a class.
         seed: Of all that is drawn.
         say: Called with what comes next.
-        advance: Called with 1 when a set is done, plain or whitened.
+        progress: Makes a progress bar for each set.
 
     Returns:
-        What eval.json holds; see `suite_file`.
+        What eval.json holds; see `suite_file`. After Ctrl-C (KeyboardInterrupt), with the sets that
+        are measured by then.
 
     Raises:
         DataError: The sets are not of the same samples, or these have no labels.
+        KeyboardInterrupt: Before the first set is measured.
     """
     # what these samples allow
     left_out = [*not_measured]
-    sets = {name: _labelled(pair, left_out) for name, pair in sets.items()}
-    _check_same_samples(sets)
-    train, test = next(iter(sets.values()))
-    enough = _ClassesWithEnough(train, test, facts.get("classes") or (), left_out)
-    few = [n for n in LABELS_PER_CLASS if enough.few(n)]
-    fewer = [n for n in FEWER_LABELS if enough.few(n)]
-    linear = enough.linear()
-    inside = _inside_test(test, seed, left_out)
-    drawn: dict[str, Any] = {"draws": draws, "seed": seed, "search": search}
+    ready = {n: _labelled(pair, left_out) for n, pair in sets.items() if not callable(pair)}
+    _check_same_samples(ready)
+    first = next(iter(ready))
+    protocols = Protocols(ready[first], facts.get("classes") or (), left_out, search, draws, seed)
+    leaks = LeakRows(leaked, leaked_by, protocols.scored_ids())
+    scores = Scores({}, {}, queries_with_a_match(ready[first][1].labels.cpu().numpy()))
 
-    # every set, plain and whitened
+    # every set, plain and whitened: one is in the report as a whole, or not at all
     rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
-    needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in few}}  # labels a class
-    leaks = LeakRows(
-        leaked,
-        leaked_by,
-        {column: enough.rows(train, test, n)[1].ids.cpu().numpy() for column, n in needed.items()},
-    )
-    scores = Scores({}, {}, queries_with_a_match(test.labels.cpu().numpy()))
-    for name, plain in sets.items():
-        for whitened in (False, True):
-            bank, queries = whiten(*plain) if whitened else plain
-            say(f"{name}{', whitened' if whitened else ''}: kNN, retrieval, verification")
-            results = _knn_rows(bank, queries, search=search)
-            for n in [*few, *fewer]:
-                column = few_column(n) if n in few and enough.most(n) else None
-                pair = enough.rows(bank, queries, n)
-                for result in few_shot_knn(*pair, labels_per_class=n, k=[min(20, n)], **drawn):
-                    results.append((column, enough.named(result, n)))
-            results += [(None, result) for evaluate in inside for result in evaluate(queries)]
-            if not whitened and linear:
-                say(f"{name}: linear probes")
-                results += _probe_rows(*enough.rows(bank, queries, 2), enough, seed)
-            rows += [_row(name, whitened, column, result) for column, result in results]
-            scores.take(name, whitened, results)
-            leaks.take(name, whitened, results)
-            if inside:  # there are pairs of one label
-                shapes += [
-                    _row(name, whitened, None, result)
-                    for result in geometry(bank, queries, seed=seed)
-                ]
-            advance(1)
+    known_of: list[dict[str, Any]] = []
+    measured: dict[str, Pair] = {}
+    incomplete: dict[str, str] = {}  # what is not in the report -> why
+    try:
+        for name, given in sets.items():
+            try:
+                if callable(given):
+                    say(f"{name}: features")
+                    pair = _labelled(given(), left_out)
+                    _check_same_samples({first: ready[first], name: pair})
+                else:
+                    pair = ready[name]
+                found = protocols.measure(name, pair, say, progress)
+            except FAILURES as error:
+                if name == first:
+                    raise
+                incomplete[name] = one_line(str(error) or type(error).__name__)
+                continue
+            measured[name] = pair
+            for whitened, results, geometries in found:
+                rows += [_row(name, whitened, column, result) for column, result in results]
+                shapes += [_row(name, whitened, None, result) for result in geometries]
+                scores.take(name, whitened, results)
+                leaks.take(name, whitened, results)
 
-    # what else the features know
-    if columns:
-        say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
-    known_of = [
-        _row(name, False, result.details["column"], result)
-        for name, result in nuisance_rows(sets, columns, left_out, seed=seed)
-    ]
+        # what else the features know
+        if columns:
+            say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
+        known_of = [
+            _row(name, False, result.details["column"], result)
+            for name, result in nuisance_rows(measured, columns, left_out, seed=seed)
+        ]
+    except KeyboardInterrupt:  # what was measured is kept; a second one ends it
+        if not measured:
+            raise
+        waiting = [*sets, *(("probes of columns",) if columns else ())]
+        incomplete |= {n: "interrupted" for n in waiting if n not in {**measured, **incomplete}}
+        say(f"interrupted; kept: {', '.join(measured)}")
 
     # the answers
-    known = enough.known_classes()
-    others = [*against, *(() if known else (name for name in BASELINES if name in sets))]
-    ours = [name for name in sets if name not in (*against, *BASELINES)]
-    forms = {name: whitening_helps(sets[name][0], seed) for name in [*ours, *others] if others}
+    left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
+    missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
+    against = [name for name in against if name in measured]
+    known = protocols.enough.known_classes()
+    others = [*against, *(() if known else (name for name in BASELINES if name in measured))]
+    ours = [name for name in measured if name not in (*against, *BASELINES)]
+    forms = {name: whitening_helps(measured[name][0], seed) for name in [*ours, *others] if others}
     compared = compare_all(ours, others, start, scores, forms, known_classes=known)
     met = {each["against"] for each in compared}
     unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
-    if unmet:
-        not_compared = [*not_compared, _NOTHING_TO_COMPARE.format(" and ".join(unmet))]
+    missing += [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
     report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
-        "columns": [KNN, *(few_column(n) for n in few), LINEAR],
+        "columns": protocols.columns(),
         "rows": rows,
         "geometry": shapes,
         "nuisance": known_of,
         "left_out": list(dict.fromkeys(left_out)),
         "comparisons": comparisons(rows, scores.top1, without=against) if known else [],
         "against": compared,
-        "not_compared": list(not_compared),
+        "not_compared": [*not_compared, *missing],
+        **({"incomplete": incomplete} if incomplete else {}),
     }
     if leaked is not None:
-        report["leakage"] = leaks.report(len(test.ids))
+        report["leakage"] = leaks.report(len(ready[first][1].ids))
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
-
-
-class _ClassesWithEnough:
-    """Which classes have enough labelled rows, on both sides, for a number that needs some.
-
-    Args:
-        train: The bank.
-        test: The queries; those of a class that is left out are not scored.
-        names: Of the classes by label, where known.
-        left_out: Gets a sentence for each number that goes without some classes, or altogether.
-    """
-
-    def __init__(
-        self, train: Embeddings, test: Embeddings, names: Sequence[str], left_out: list[str]
-    ) -> None:
-        self.labels, counts = np.unique(train.labels.cpu().numpy(), return_counts=True)
-        self.counts = dict(zip(self.labels.tolist(), counts.tolist(), strict=True))
-        self.test_labels = test.labels.cpu().numpy()
-        self.names, self.left_out = names, left_out
-
-    def few(self, count: int) -> bool:
-        """Say whether kNN with so many labels a class can be measured on two classes or more."""
-        return self._measurable(count, f"kNN with {count} labels a class")
-
-    def most(self, count: int) -> bool:
-        """Say whether at least half of the classes have so many: numbers of fewer are no column."""
-        return 2 * len(self._kept(count)) >= len(self.counts)
-
-    def linear(self) -> bool:
-        """Say whether linear probes can be: each class needs a row to fit and one to check."""
-        return self._measurable(2, "linear probes")
-
-    def known_classes(self) -> bool:
-        """Say whether the bank has the classes of at least half of the test samples."""
-        return bool(np.isin(self.test_labels, self.labels).mean() >= 0.5)
-
-    def rows(
-        self, bank: Embeddings, queries: Embeddings, count: int
-    ) -> tuple[Embeddings, Embeddings]:
-        """Return the rows of both sides whose class has at least `count` rows in the bank."""
-        if len(self._kept(count)) == len(self.counts):
-            return bank, queries
-        kept = torch.tensor(self._kept(count), device=bank.labels.device)
-        return tuple(  # type: ignore[return-value]
-            side.rows(torch.nonzero(torch.isin(side.labels, kept)).flatten())
-            for side in (bank, queries)
-        )
-
-    def named(self, result: Result, count: int) -> Result:
-        """Say in a result's protocol that it is of some classes only."""
-        kept = len(self._kept(count))
-        if kept == len(self.counts):
-            return result
-        protocol = f"{result.protocol} classes={kept}/{len(self.counts)}"
-        return replace(result, protocol=protocol)
-
-    def _kept(self, count: int) -> list[int]:
-        return [label for label, rows in self.counts.items() if rows >= count]
-
-    def _measurable(self, count: int, what: str) -> bool:
-        kept, total = self._kept(count), len(self.counts)
-        most = max(self.counts.values())
-        if len(kept) < 2 or not np.isin(self.test_labels, kept).any():
-            self.left_out.append(f"{what}: the largest class of the bank has {most} rows")
-        elif len(kept) < total:
-            smaller = sorted(set(self.counts) - set(kept), key=lambda label: self.counts[label])
-            named = ", ".join(f"{self._name(k)} ({self.counts[k]})" for k in smaller[:MOST_NAMED])
-            more = f" and {len(smaller) - MOST_NAMED} more" if len(smaller) > MOST_NAMED else ""
-            self.left_out.append(
-                f"{what} for {len(smaller)} of {total} classes, which have fewer than {count} rows "
-                f"in the bank: {named}{more}; its numbers are of the other {len(kept)}"
-                + ("" if self.most(count) else ", too few for the table")
-            )
-        return len(kept) >= 2 and bool(np.isin(self.test_labels, kept).any())
-
-    def _name(self, label: int) -> str:
-        return str(self.names[label]) if 0 <= label < len(self.names) else f"class {label}"
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
@@ -277,56 +187,8 @@ def _labelled(
     return sides[0], sides[1]
 
 
-def _inside_test(
-    test: Embeddings, seed: int, left_out: list[str]
-) -> list[Callable[[Embeddings], list[Result]]]:
-    """Retrieval and verification with the options that these samples allow."""
-    try:
-        same = pairs_of(test, FOLDS, seed).same
-        different = int((~pairs_of(test, round(1 / min(FARS)), seed).same).sum())
-    except DataError as error:
-        left_out.append(f"retrieval, verification and geometry: {error}")
-        return []
-    ks = [k for k in RETRIEVAL_K if k <= len(test.ids)]
-    chosen: list[Callable[[Embeddings], list[Result]]] = [
-        lambda rows: retrieval(rows, rows, k=ks, exclude_same_id=True)
-    ]
-    if min(same.sum(), (~same).sum()) < FOLDS:
-        left_out.append(
-            f"verification: {int(same.sum())} pairs of one label in test, below {FOLDS}"
-        )
-        return chosen
-    fars = [far for far in FARS if far * different >= 1]
-    return [*chosen, lambda rows: verification(rows, rows, far=fars, folds=FOLDS, seed=seed)]
-
-
-def few_column(labels_per_class: int) -> str:
-    """Name the table's column of so many labels a class."""
-    return f"{KNN}, {labels_per_class}/class"
-
-
-def _knn_rows(
-    bank: Embeddings, queries: Embeddings, *, search: Search
-) -> list[tuple[str | None, Result]]:
-    """KNN with all labels, each with its column; the table's has k = 20 where there are so many."""
-    ks = [k for k in DINO_K if k <= len(bank.ids)] or [len(bank.ids)]
-    in_table = protocol_id(20 if 20 in ks else ks[0], 0.07, "weighted")
-    more = [k for k in FEWER_NEIGHBOURS if k <= len(bank.ids)]
-    results = knn_results(bank, queries, k=[*more, *ks], vote="both", search=search)
-    return [(KNN if result.protocol == in_table else None, result) for result in results]
-
-
 def _row(name: str, whitened: bool, column: str | None, result: Result) -> dict[str, Any]:
     return {"features": name, "whitened": whitened, "column": column, **result.to_json()}
-
-
-def _probe_rows(
-    bank: Embeddings, queries: Embeddings, enough: "_ClassesWithEnough", seed: int
-) -> list[tuple[str | None, Result]]:
-    """Linear probes, each with its column."""
-    ridge, logistic = ridge_probe(bank, queries, seed=seed), linear_probe(bank, queries, seed=seed)
-    columns = [*((None, result) for result in ridge), *((LINEAR, result) for result in logistic)]
-    return [(column, enough.named(result, 2)) for column, result in columns]
 
 
 def _check_same_samples(sets: Mapping[str, tuple[Embeddings, Embeddings]]) -> None:

@@ -3,7 +3,10 @@
 import hashlib
 import json
 import math
+import os
 import shutil
+import signal
+import time
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.cli import embed as embed_tool
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.cli import report as report_tool
+from sslpipe.cli import suite as suite_tool
 from sslpipe.cli import whiten as whiten_tool
 from sslpipe.cli.against import load_compared, short_name
 from sslpipe.cli.app import run as run_program
@@ -280,6 +284,61 @@ def test_suite_compares_with_the_weights_of_others_through_their_own_view(run, s
         True,
     ]
     assert json.loads(out.read_text()) == report
+
+
+def suite_that(monkeypatch, run, out, *options, **replaced):
+    """`evaluate suite` with functions replaced: exit status, what it printed, the report if any."""
+    for name, function in replaced.items():
+        monkeypatch.setattr(suite_tool, name, function)
+    arguments = ["suite", run[0], "--data", run[1], "--out", out, "--no-leakage", *options]
+    result = CliRunner().invoke(evaluate_tool.app, [str(a) for a in arguments])
+    report = json.loads(out.read_text()) if out.exists() else None
+    return result.exit_code, " ".join(result.output.split()), report
+
+
+def test_a_stopped_suite_writes_what_it_has_and_says_what_is_not_there(
+    run, stranger, tmp_path, monkeypatch
+):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def killed(*words, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)  # the handler ends it
+        raise AssertionError
+
+    out = tmp_path / "eval.json"
+    against = ("--against", stranger)
+    code, said, report = suite_that(monkeypatch, run, out, *against, embed_pixels=killed)
+    assert code == 130, said
+    # the run, then what it is compared with, then the baselines
+    assert list(dict.fromkeys(row["features"] for row in report["rows"])) == [
+        "ssl",
+        "weights",
+        "random",
+    ]
+    assert report["incomplete"] == {"pixels": "interrupted"}
+    assert f"error: not in {out}: pixels: interrupted; the same command measures all" in said
+    assert signal.getsignal(signal.SIGTERM) == before
+    # before the first numbers, nothing is written
+    out = tmp_path / "other.json"
+    code, said, report = suite_that(monkeypatch, run, out, embed_pair=killed)
+    assert (code, report) == (130, None)
+    assert f"{out} is not written" in said
+
+
+def test_a_network_that_cannot_be_embedded_costs_no_other_number(
+    run, stranger, tmp_path, monkeypatch
+):
+    def fails(*words, **options):
+        raise RuntimeError("no memory")
+
+    out = tmp_path / "eval.json"
+    against = ("--against", stranger)
+    code, said, report = suite_that(monkeypatch, run, out, *against, embed_others=fails)
+    assert code == 2
+    assert {row["features"] for row in report["rows"]} == {"ssl", "random", "pixels"}
+    assert "Not compared with weights: no memory." in said
+    assert "weights: no memory; the same command measures all" in said
 
 
 def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger, tmp_path):

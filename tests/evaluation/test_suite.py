@@ -7,12 +7,13 @@ import torch
 
 from sslpipe.cli.suite import suite_table
 from sslpipe.errors import DataError
-from sslpipe.evaluation import EVALS
+from sslpipe.evaluation import EVALS, protocols
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite import run_suite
+from sslpipe.evaluation.suite_file import check_report
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.report.results import result_table
@@ -199,3 +200,63 @@ def test_samples_without_a_label_are_counted_and_none_with_one_is_an_error():
     bare = test._replace(labels=torch.full_like(test.labels, -1))
     with pytest.raises(DataError, match="none of the 100 samples of test has a label"):
         run_suite({"ssl": (train, bare)}, {})
+
+
+def rows_of(report, name):
+    return [row for row in report["rows"] if row["features"] == name]
+
+
+@pytest.mark.parametrize("when", ["it is embedded", "it is measured"])
+def test_an_interrupted_suite_keeps_the_sets_that_are_measured(report, when, monkeypatch):
+    train, test = pair()
+    noise = noise_of(train), noise_of(test)
+
+    def embedded():
+        if when == "it is embedded":
+            raise KeyboardInterrupt
+        monkeypatch.setattr(protocols, "geometry", interrupt)  # after all its other numbers
+        return noise
+
+    def interrupt(*rows, **options):
+        raise KeyboardInterrupt
+
+    said = []
+    sets = {"ssl": (train, test), "noise": embedded, "pixels": lambda: noise}
+    stopped = run_suite(sets, {"data": "made up"}, say=said.append)
+    assert rows_of(stopped, "ssl") == rows_of(report, "ssl")
+    assert {row["features"] for row in stopped["rows"] + stopped["geometry"]} == {"ssl"}
+    assert stopped["incomplete"] == {"noise": "interrupted", "pixels": "interrupted"}
+    assert stopped["left_out"][-2:] == ["noise: interrupted", "pixels: interrupted"]
+    assert said[-1] == "interrupted; kept: ssl"
+    check_report(json.loads(json.dumps(stopped)))
+    assert "incomplete" not in report
+
+
+def test_without_a_measured_set_an_interrupt_ends_it(monkeypatch):
+    def interrupt(*rows, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(protocols, "geometry", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_suite({"ssl": pair()}, {})
+
+
+def test_a_set_that_fails_is_named_and_the_others_are_as_without_it(report):
+    train, test = pair()
+    noise = noise_of(train), noise_of(test)
+
+    def fails():
+        raise DataError("a shard\nis gone")
+
+    other = train._replace(ids=train.ids + 1), test
+    sets = {"ssl": (train, test), "theirs": fails, "noise": lambda: noise, "odd": lambda: other}
+    rest = run_suite(sets, {"data": "made up"}, against=["theirs"], start="theirs")
+    assert rest["rows"] == report["rows"]
+    assert rest["incomplete"]["theirs"] == "a shard is gone"
+    assert "are not of the same samples" in rest["incomplete"]["odd"]
+    assert rest["not_compared"] == ["Not compared with theirs: a shard is gone."]
+    assert [text.partition(":")[0] for text in rest["left_out"]][-1] == "odd"
+    assert rest["against"] == report["against"] == []
+    check_report(json.loads(json.dumps(rest)))
+    with pytest.raises(DataError, match="has a label"):  # the first one
+        run_suite({"ssl": (train, test._replace(labels=test.labels * 0 - 1))}, {})
