@@ -123,7 +123,7 @@ def run(*words: str) -> None:
     with lasting_streams() as streams:
         given = [*words, *sys.argv[1:]]
         command = next((word for word in given if word in COMMANDS), "")
-        with first_sign(command, streams):
+        with first_sign("" if "--help" in given else command, streams):
             status = _run(given)
         for stream in streams:
             stream.flush()

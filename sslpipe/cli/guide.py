@@ -83,7 +83,14 @@ def add_next(name: str, command: Any) -> None:
         known = EXAMPLES.get(words)
         example = _own_examples(each) or (f"Example: {known}" if known else group_example)
         following = NEXT.get(words, NEXT.get(name))
-        each.epilog = "\n\n".join([example, *([f"Next: {following}"] if following else [])])
+        lines = _a_line_each(example)
+        each.epilog = "\n\n".join([*lines, *([f"Next: {following}"] if following else [])])
+
+
+def _a_line_each(examples: str) -> list[str]:
+    """Split "Examples: a | b", whose bar a reader would take for a pipe; typer joins lines."""
+    heading, _, rest = examples.partition("Examples: ")
+    return [examples] if heading or not rest else ["Examples:", *rest.split(" | ")]
 
 
 def _own_examples(command: Any) -> str:

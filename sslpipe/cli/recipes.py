@@ -9,10 +9,18 @@ import typer
 
 from sslpipe.errors import UserError, shown
 
-RecipePath = Annotated[Path, typer.Argument(help="A recipe, a TOML file.")]
+RecipePath = Annotated[
+    Path,
+    typer.Argument(
+        help="A recipe, a TOML file; the repository has some: recipes/my_images_small.toml, say."
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings instead of the recipe's."),
+    typer.Argument(
+        metavar="[SECTION.KEY=VALUE]...",
+        help="Settings instead of the recipe's, as data.batch_size=512.",
+    ),
 ]
 Data = Annotated[str, typer.Option("--data", help="The data set's dataset.json: a path or a URL.")]
 Checkpoint = Annotated[
@@ -20,8 +28,8 @@ Checkpoint = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="step-N|best",
-        help="Of a run that weights are loaded from (--init): this checkpoint, say step-00000012, "
-        "or the best one of run.keep = 'best', instead of its newest.",
+        help="Of a run whose weights are loaded: this checkpoint, say step-00000012, or the best "
+        "one of run.keep = 'best', instead of the newest.",
     ),
 ]
 CanvasPx = Annotated[
@@ -44,8 +52,9 @@ Init = Annotated[
         "--init",
         "--backbone",
         metavar="SOURCE",
-        help="The weights that the backbone starts from: an export or a run; without it, random "
-        "ones of the recipe's own. A run that has begun keeps them, and needs none.",
+        help="The weights that the backbone starts from: timm:NAME, torchvision:NAME, "
+        "hf-hub:OWNER/NAME, a run, an export, a file or folder of weights; without it, random ones "
+        "of the recipe's own. A run that has begun keeps them, and needs none.",
     ),
 ]
 

@@ -38,13 +38,16 @@ def programs():
 EXAMPLES = [
     example.split(" (")[0]
     for _, command in programs()
-    for example in re.sub(r"^Examples?: ", "", command.epilog.partition("\n\n")[0]).split(" | ")
+    for example in re.sub(r"^Examples?:\s+", "", command.epilog.partition("\n\nNext: ")[0]).split(
+        "\n\n"
+    )
 ]
 
 
 def test_every_command_ends_with_an_example_of_its_own_and_the_next_command():
     for words, command in programs():
         examples, _, following = command.epilog.partition("\n\nNext: ")
+        assert " | " not in examples, "a reader would take it for a pipe"
         assert re.search(rf"sslpipe {words[0]} ", examples), words
         assert named_commands(following), words
         assert load_command(words[0]).epilog.count("Next: ") == 1  # however often it is loaded
