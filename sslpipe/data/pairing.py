@@ -21,6 +21,7 @@ from sslpipe.recipe.pairs import Pairs
 Integers = NDArray[np.int64]
 
 _SAMPLES_LOOKED_AT = 2048  # for warnings
+_MOST_MASKED = 0.6  # of a batch's pairs; a column of two values masks half of them
 _STEPS_KEPT = 64  # drawn partners: of the batches that are being read and collated
 
 
@@ -168,13 +169,14 @@ class Pairing:
 
     def warnings(self, cache: str) -> list[str]:
         """List what a user should know before the first step. cache: run.cache."""
-        if self.partners is None:
-            return []
         steps = self.order.steps_per_epoch
         looked = max(1, _SAMPLES_LOOKED_AT // self.order.batch_size)
-        found = self.survey(np.linspace(0, steps - 1, min(steps, looked)).astype(int).tolist())
+        some = np.linspace(0, steps - 1, min(steps, looked)).astype(int).tolist()
+        warnings = self._mask_warnings(some)
+        if self.partners is None:
+            return warnings
+        found = self.survey(some)
         where = "in the split" if self.pairs.reach == "split" else "in the window that is read"
-        warnings = []
         if found.lonely > 0.5 * (found.partners + found.lonely):
             warnings.append(
                 f"[pairs]: {found.lonely / (found.partners + found.lonely):.0%} of the samples "
@@ -187,6 +189,23 @@ class Pairing:
                 "the shards with --group-by, or set run.cache = 'memory' or 'device', or "
                 "pairs.reach = 'window'"
             )
+        return warnings
+
+    def _mask_warnings(self, steps: Sequence[int]) -> list[str]:
+        """Say which columns mask most of the pairs of different samples in a batch."""
+        streams, warnings = range(self.order.num_streams), []
+        for names, columns in zip(self.pairs.masks, self._masks, strict=True):
+            masked = 0.0
+            for step in steps:
+                codes = joint_codes(columns, self.order.ids(step, streams)[1])
+                same = np.unique(codes[codes >= 0], return_counts=True)[1]
+                masked += (same * (same - 1)).sum() / (len(codes) * max(1, len(codes) - 1))
+            if masked > _MOST_MASKED * len(steps):
+                warnings.append(
+                    f"[pairs]: {masked / len(steps):.0%} of the pairs of samples in a batch have "
+                    f"the same {' and '.join(names)} and are no negatives of each other; a sample "
+                    "without negatives teaches nothing"
+                )
         return warnings
 
 

@@ -283,6 +283,25 @@ def test_the_survey_counts_who_finds_whom_where(index):
     assert window.survey([0, 5], "split") == found
 
 
+def test_columns_that_leave_few_negatives_are_a_warning(tmp_path):
+    manifest = write_dataset(tmp_path, (64,))
+    most = ["a" if i % 5 else f"b{i}" for i in range(64)]
+    index = add_columns(manifest, all=["a"] * 64, most=most, half=[i % 2 for i in range(64)])
+    split = index.split("train")
+    order = Order(split.starts, seed=0, batch_size=16, num_streams=2, window=16)
+    pairs = Pairs(positive="most", never_negative=("all", "half"), reach="window")
+    said = [text for text in plan_pairs(pairs, split, order).warnings("none") if "negat" in text]
+    masked = []  # by loops over the pairs of each batch
+    for step in range(order.steps_per_epoch):
+        ids = order.ids(step, range(2))[1]
+        masked.append(np.mean([most[i] == most[j] for i in ids for j in ids if i != j]))
+    assert len(said) == 2
+    assert said[0].startswith(f"[pairs]: {np.mean(masked):.0%} of the pairs of samples")
+    assert "have the same most and are no negatives" in said[0]
+    assert said[1].startswith("[pairs]: 100% of the pairs")
+    assert "the same all and" in said[1]
+
+
 @pytest.mark.parametrize(
     ("key", "section"),
     [
