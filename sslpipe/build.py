@@ -161,6 +161,11 @@ def plan_warnings(
     if pairing is not None:
         split = pairing.split  # its labels are those of pairs.label
         warnings += pairing.warnings(recipe.run.cache)
+        if pairing.pairs.label is not None and not loss_fn.uses_labels:
+            warnings.append(
+                f"pairs.label = {pairing.pairs.label!r} has no effect, as loss.kind = "
+                f"{recipe.loss.kind!r} sees no labels: sup_con does, and loss.mask_labels = true"
+            )
     if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
         masks = bool(recipe.loss.arguments.get("mask_labels"))
         setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"

@@ -271,6 +271,14 @@ def test_few_groups_in_a_window_are_a_warning(recipe_of, tmp_path, together, win
         assert "raise data.shuffle_window or data.num_streams" in texts[0]
 
 
+@pytest.mark.parametrize(("setting", "said"), [("steps=3", True), ("loss.mask_labels=true", False)])
+def test_labels_of_a_column_that_no_loss_sees_are_said(recipe_of, tmp_path, setting, said):
+    index = add_columns(write_dataset(tmp_path), icon=[f"icon{i // 4}" for i in range(128)])
+    result = check_pretraining(recipe_of("pairs.label=icon", setting), index)
+    text = "pairs.label = 'icon' has no effect, as loss.kind = 'nt_xent' sees no labels"
+    assert any(text in warning for warning in result.warnings) == said
+
+
 def test_unlabelled_data_say_so(recipe_of, tmp_path):
     index = load_index(write_dataset(tmp_path / "plain", labelled=False))
     result = check_pretraining(recipe_of("run.monitor_steps=5"), index)
