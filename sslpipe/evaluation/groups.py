@@ -125,7 +125,8 @@ def check_room(k: int, same: GroupCodes | None) -> None:
         value = same.values[int(sizes.argmax())]
         raise DataError(
             f"k = {k}: without the rows of {same.name} = {value} its queries may find {left} of "
-            f"{len(same.bank)} rows of the bank; use k <= {left}"
+            f"{len(same.bank)} rows of the bank; "
+            + (f"use k <= {left}" if left else "leave those queries out, or name another column")
         )
 
 

@@ -101,6 +101,9 @@ def test_more_neighbours_than_other_values_have_rows_are_refused():
     with pytest.raises(DataError, match=r"camera = a its queries may find 10 of 30 rows"):
         knn_results(bank, queries, k=(11,), exclude_same=codes)
     assert knn_results(bank, queries, k=(10,), exclude_same=codes)
+    alone = codes._replace(bank=np.zeros(30, np.int64))
+    with pytest.raises(DataError, match=r"find 0 of 30 rows of the bank; leave those queries out"):
+        knn_results(bank, queries, k=(1,), exclude_same=alone)
     with pytest.raises(DataError, match=r"codes of 30 and 5 rows, and there are 30 .* 30 queries"):
         knn_results(bank, bank, k=(1,), exclude_same=codes, exclude_same_id=True)
 
