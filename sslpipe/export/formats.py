@@ -123,7 +123,8 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     if family == "timm":
         import timm
 
-        not_timm = ("stem", "embedding_dim", "normalize", "pool")
+        # timm has its own epsilons; the proof tells if that matters
+        not_timm = ("stem", "embedding_dim", "normalize", "pool", "head_norm_eps")
         arguments = {
             key: value
             for key, value in model.config.backbone.arguments.items()
@@ -134,6 +135,7 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
         fixed_size = isinstance(network, timm.models.VisionTransformer)
         if fixed_size:  # its position table is of this size
             arguments.setdefault("img_size", model.config.crop_px)
+            arguments.pop("norm_eps", None)
     return {
         "architecture": architecture,
         "num_classes": 0,

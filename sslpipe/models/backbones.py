@@ -266,7 +266,13 @@ def torchvision_backbone(
 
 
 def timm_backbone(
-    architecture: str, *, crop_px: int, stem: str = "auto", **arguments: Any
+    architecture: str,
+    *,
+    crop_px: int,
+    stem: str = "auto",
+    norm_eps: float | None = None,
+    head_norm_eps: float | None = None,
+    **arguments: Any,
 ) -> Backbone:
     """Build a timm model with num_classes=0.
 
@@ -274,6 +280,9 @@ def timm_backbone(
         architecture: its name in timm.
         crop_px: side of the images.
         stem: "auto", or one of STEMS; only ResNets with timm's plain 7x7 stem have the choice.
+        norm_eps: of the LayerNorms of a vision transformer, which timm itself cannot be told; to
+            other networks it goes as any argument does.
+        head_norm_eps: of the norm behind the pooling of a ConvNeXt, which transformers sets apart.
         arguments: go to timm.create_model (drop_path_rate, ...).
     """
     import timm  # takes seconds, and most runs have no use for it
@@ -284,8 +293,16 @@ def timm_backbone(
     if not timm.is_model(architecture):
         hint = did_you_mean(architecture, timm.list_models())
         raise RecipeError(f"backbone.kind: timm has no {architecture!r}{hint}")
+    set_eps = norm_eps is not None and is_timm_vit(architecture)
+    if norm_eps is not None and not set_eps:
+        arguments["norm_eps"] = norm_eps
     try:
         network = timm.create_model(architecture, num_classes=0, **arguments)
+        for module in network.modules():
+            if set_eps and isinstance(module, nn.LayerNorm):
+                module.eps = norm_eps
+        if head_norm_eps is not None:
+            network.head.norm.eps = head_norm_eps
         if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
             _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
             network.set_input_size(img_size=(crop_px, crop_px))
@@ -300,6 +317,14 @@ def timm_backbone(
             f"[backbone] kind = 'timm/{architecture}' refuses {shown(arguments)}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def is_timm_vit(architecture: str) -> bool:
+    """Say whether an architecture of timm is one of its vision_transformer module."""
+    import timm
+
+    module: str = timm.models.model_entrypoint(architecture).__module__
+    return module == "timm.models.vision_transformer"
 
 
 _NOT_OF_TIMM = {

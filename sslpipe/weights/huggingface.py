@@ -63,6 +63,8 @@ _RESNET: Rules = (
     (r"classifier\.1\.(.*)", r"fc.\1"),
 )
 
+_TIMM_EPS = 1e-6  # of the LayerNorms of vision transformers and ConvNeXts
+
 # (width, depth, heads) -> the size in timm's names
 _SIZES = {
     (192, 12, 3): "tiny",
@@ -168,8 +170,8 @@ def _vit(config: Config, tensors: Tensors) -> Component:
     bias = bool(config.get("qkv_bias", True))
     kind = f"vit_{size}_patch{patch}_224"
     if _in_timm(kind) and ratio == 4 and bias:
-        return Component(kind=f"timm/{kind}")
-    others = {**_sizes(config), "mlp_ratio": ratio, "qkv_bias": bias}
+        return _component(f"timm/{kind}", _eps(config))
+    others = {**_sizes(config), "mlp_ratio": ratio, "qkv_bias": bias, **_eps(config)}
     return _component("timm/vit_base_patch16_224", others)
 
 
@@ -184,14 +186,14 @@ def _dinov2(config: Config, tensors: Tensors) -> Component:
     kind = f"vit_{size}_patch14_{middle}dinov2"
     usual = int(config["patch_size"]) == 14 and gated == (size == "giant")
     if _in_timm(kind) and usual and config.get("mlp_ratio", 4) == 4:
-        return Component(kind=f"timm/{kind}")
+        return _component(f"timm/{kind}", _eps(config))
     inner = tensors[f"encoder.layer.0.mlp.{'weights_in' if gated else 'fc1'}.weight"].shape[0]
     width = int(config["hidden_size"])
     ratio = inner / width
     if int(width * ratio) != inner:  # as timm computes it
         ratio = (inner + 0.5) / width
     kind = f"timm/vit_{'giant' if gated else 'base'}_patch14_{middle}dinov2"
-    return _component(kind, {**_sizes(config), "mlp_ratio": ratio})
+    return _component(kind, {**_sizes(config), "mlp_ratio": ratio, **_eps(config)})
 
 
 def _convnext(config: Config, tensors: Tensors) -> Component:
@@ -200,9 +202,10 @@ def _convnext(config: Config, tensors: Tensors) -> Component:
     depths, dims = (tuple(map(int, config[key])) for key in ("depths", "hidden_sizes"))
     name = f"convnext{'v2' * second}_{_CONVNEXTS.get((depths, dims), '')}"
     if _in_timm(name):
-        return Component(kind=f"timm/{name}")
+        return _component(f"timm/{name}", _eps(config, "head_norm_eps"))
     kind = f"timm/convnext{'v2' * second}_tiny"
-    return _component(kind, {"depths": list(depths), "dims": list(dims)})
+    others = {"depths": list(depths), "dims": list(dims), **_eps(config, "head_norm_eps")}
+    return _component(kind, others)
 
 
 def _resnet(config: Config, tensors: Tensors) -> Component:
@@ -238,6 +241,14 @@ def _sizes(config: Config) -> dict[str, int]:
     width, depth, heads = _width_depth_heads(config)
     patch = int(config["patch_size"])
     return {"embed_dim": width, "depth": depth, "num_heads": heads, "patch_size": patch}
+
+
+def _eps(config: Config, argument: str = "norm_eps") -> dict[str, float]:
+    """Return the epsilon of norms where it is not timm's: of small hidden states, it matters."""
+    eps = float(config.get("layer_norm_eps", _TIMM_EPS))
+    if not 0 <= eps < 1:
+        raise ValueError(f"layer_norm_eps = {eps}")
+    return {} if eps == _TIMM_EPS else {argument: eps}
 
 
 def _in_timm(name: str) -> bool:

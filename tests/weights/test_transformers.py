@@ -175,7 +175,8 @@ def test_the_view_is_that_of_its_preprocessor(stated, expected):
     assert notes == []
 
 
-def test_features_equal_those_of_transformers_own_models(tmp_path):
+@pytest.mark.parametrize("initialised", [False, True], ids=["random", "as transformers begins"])
+def test_features_equal_those_of_transformers_own_models(tmp_path, initialised):
     transformers = pytest.importorskip("transformers")
     tiny = {**CONFIG, "image_size": 56, "patch_size": 14}
     cases = {
@@ -195,7 +196,7 @@ def test_features_equal_those_of_transformers_own_models(tmp_path):
         ),
     }
     for name, network in cases.items():
-        network = randomised(network)
+        network = network.eval() if initialised else randomised(network)
         network.save_pretrained(tmp_path / name)
         pooled = name in ("convnextv2", "resnet")
 
@@ -204,3 +205,23 @@ def test_features_equal_those_of_transformers_own_models(tmp_path):
             return out.pooler_output.flatten(1) if pooled else out.last_hidden_state[:, 0]
 
         assert difference(load_backbone(tmp_path / name), features, 56) <= 1e-5, name
+
+
+@pytest.mark.parametrize("model_type", ["vit", "dinov2", "convnext"])
+def test_the_epsilon_of_norms_is_the_configs(tmp_path, model_type):
+    create, config, crop_px = CASES[model_type]
+    network, said = randomised(create()), {**config, "layer_norm_eps": 0.01}
+    folder = written(network, model_type, said, tmp_path)
+    model = load_backbone(folder, crop_px=crop_px)
+    assert difference(model, network, crop_px) > 1e-3  # timm's own is 1e-6
+    # transformers: all of a vision transformer's, and that behind the pooling of a ConvNeXt
+    norms = [network.head.norm] if model_type == "convnext" else network.modules()
+    for module in norms:
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 0.01
+    assert difference(model, network, crop_px) <= 1e-5
+    (folder / "config.json").write_text(
+        json.dumps({**said, "layer_norm_eps": -1, "model_type": model_type})
+    )
+    with pytest.raises(WeightsError, match=r"layer_norm_eps = -1"):
+        load_backbone(folder, crop_px=crop_px)
