@@ -1,5 +1,6 @@
 """The program `sslpipe`: its table of commands, and what every command does with a mistake."""
 
+import errno
 import os
 import sys
 import traceback
@@ -35,6 +36,14 @@ COMMANDS = {
     "report": ("report", "Write one HTML file that shows a run, or compares several."),
     "export": ("export", "Write the backbone, each format proved in a clean process."),
     "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
+}
+
+
+# full, read-only, not allowed, no such name: no fault of the program
+_OF_THE_DISK = {
+    *(errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG),
+    getattr(errno, "EDQUOT", errno.ENOSPC),  # not on Windows
 }
 
 
@@ -153,6 +162,10 @@ def _run(words: list[str]) -> Any:
         if os.environ.get("SSLPIPE_TRACE") == "1":
             traceback.print_exc()
         return _refuse(str(error))
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK or os.environ.get("SSLPIPE_TRACE") == "1":
+            return _refuse_plugin(error)
+        return _refuse(f"cannot write {error.filename or 'a file'}: {error.strerror}")
     except Exception as error:
         return _refuse_plugin(error)
     return 0

@@ -1,6 +1,7 @@
 """The command line as a user meets it: help with examples, one line for a mistake."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import typer
 import typer.rich_utils
 from PIL import Image
 
+import sslpipe.cli.app as program
 from sslpipe.__main__ import main
 from sslpipe.cli.app import COMMANDS, app, load_command
 from tests.helpers.dataset import write_dataset
@@ -162,6 +164,28 @@ def test_a_mistake_in_a_module_of_tools_is_one_line_and_status_2(tmp_path, monke
     assert ended.value.code == 2
     text = f"error: {tmp_path} holds no config.json; name the folder of an export\n"
     assert capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "said"),
+    [
+        (errno.ENOSPC, None, "error: cannot write a file: No space left on device\n"),
+        (errno.EROFS, "out/x.csv", "error: cannot write out/x.csv: Read-only file system\n"),
+    ],
+)
+def test_a_full_or_locked_disk_is_one_line(monkeypatch, capsys, number, file, said):
+    def refuse(*args, **kwargs):
+        raise OSError(number, os.strerror(number), file)
+
+    monkeypatch.setattr(program, "app", refuse)
+    monkeypatch.setattr(sys, "argv", ["sslpipe", "status", "x"])
+    with pytest.raises(SystemExit) as ended:
+        program.run()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == said
+    number = errno.ECHILD  # no disk says so: a fault of the program
+    with pytest.raises(ChildProcessError):
+        program.run()
 
 
 def test_completion_scripts_ask_the_program():
