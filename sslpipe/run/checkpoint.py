@@ -298,8 +298,8 @@ def named(run_dir: Path, name: str) -> Path:
         best = best_name(latest(run_dir))
         if best is None:
             raise CheckpointError(
-                f"{run_dir} keeps no best checkpoint: it was trained with run.keep = 'last'; there "
-                f"are: {', '.join(names)}"
+                f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a "
+                f"number yet; there are: {', '.join(names)}"
             )
         name = best
     match = re.fullmatch(r"(?:step-)?(\d{1,18})", name)
