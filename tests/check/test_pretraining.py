@@ -16,7 +16,7 @@ from sslpipe.build import build_model
 from sslpipe.check import pretraining
 from sslpipe.check.estimate import noise_batch, step_seconds
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
-from sslpipe.data.index import load_index
+from sslpipe.data.index import Split, load_index
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.plan import plan_order
@@ -286,6 +286,15 @@ def test_unlabelled_data_say_so(recipe_of, tmp_path):
     assert result.data.held_out == 0
     assert "unlabelled" in shown(result)
     assert any("no kNN" in warning for warning in result.warnings)
+
+
+def test_one_labelled_image_is_no_monitor_by_labels(recipe_of, index, monkeypatch):
+    """Only the first of those held out has a label, so that it has no neighbour."""
+    monkeypatch.setattr(Split, "labels_of", lambda self, ids: np.arange(len(ids)) * -1)
+    settings = ("run.monitor_steps=5", "data.holdout=16")
+    assert any("no kNN" in text for text in check_pretraining(recipe_of(*settings), index).warnings)
+    with pytest.raises(RecipeError, match="keep = 'best' has no labelled held-out images"):
+        check_pretraining(recipe_of(*settings, "run.keep=best"), index)
 
 
 def test_without_data_only_what_needs_them_is_skipped(recipe_of):
