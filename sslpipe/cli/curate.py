@@ -12,7 +12,7 @@ from sslpipe.cli.curate_features import clusters, export, outliers, select
 from sslpipe.cli.inputs import check_features, check_folder, check_model, open_split
 from sslpipe.cli.next_step import after_a_look
 from sslpipe.cli.progress import progress
-from sslpipe.cli.terminal import console, report_bad
+from sslpipe.cli.terminal import console, report_bad, say_once
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import UserError
 from sslpipe.portable import replacing
@@ -102,10 +102,18 @@ def duplicates(
 
     from sslpipe.curate.duplicates import find_duplicates
     from sslpipe.curate.groups import group
-    from sslpipe.curate.results import group_rows, write_column, write_csv, write_parquet
+    from sslpipe.curate.results import (
+        check_place,
+        group_rows,
+        write_column,
+        write_csv,
+        write_parquet,
+    )
     from sslpipe.curate.scan import scan
     from sslpipe.curate.sheet import doubt_sheet
 
+    if column:
+        check_place(index.folder)
     # read, compare, group
     splits = [index.split(name) for name in names]
     rows = None
@@ -130,8 +138,13 @@ def duplicates(
             sheet.save(temporary, "PNG")
     if column:
         write_column(index.folder, samples, groups)
+        if load_index(data).sha256 != index.sha256:
+            say_once(
+                "dataset.json is another one by its new column: features embedded before and runs "
+                "begun before do not match it; embed again (--no-column leaves it as it was)"
+            )
     summary = f"{len(groups.sizes())} groups of {len(table)} of {len(samples)} samples in {out}"
-    Console().print(summary, highlight=False, markup=False)
+    Console().print(summary, highlight=False, markup=False, soft_wrap=True)
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 

@@ -28,6 +28,7 @@ def report_bad(sample: "Quarantined") -> None:
         style="yellow",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> bool:
     return True
 
 
+def check_place(folder: str) -> None:
+    """Raise DataError where no column can be written beside a data set: it is remote, or locked."""
+    if scheme(folder) or not os.access(folder, os.W_OK):
+        raise DataError(
+            f"{folder} is {'remote' if scheme(folder) else 'read-only'}, and the column {COLUMN} "
+            "is written beside dataset.json; copy the data set, or leave the column out with "
+            "--no-column"
+        )
+
+
 def write_column(folder: str, samples: Samples, groups: Groups) -> None:
     """Write the column `duplicate_group` of the splits beside their data set; shards stay.
 
@@ -79,13 +90,9 @@ def write_column(folder: str, samples: Samples, groups: Groups) -> None:
         groups: Theirs.
 
     Raises:
-        DataError: The data set is not on this machine's disk.
+        DataError: As `check_place`.
     """
-    if scheme(folder):
-        raise DataError(
-            f"{folder} is remote, and the column {COLUMN} is written beside dataset.json; copy the "
-            "data set, or leave the column out with --no-column"
-        )
+    check_place(folder)
     index = load_index(folder)
     columns = {}
     for number, name in enumerate(samples.splits):

@@ -61,6 +61,9 @@ def test_exact_duplicates_are_grouped_across_splits(planted, tmp_path):
     before = {p: p.read_bytes() for p in planted.parent.glob("*.tar")}
     shown = run(planted, tmp_path / "out")
     assert "2 groups of 5 of 23 samples" in shown
+    told = "features embedded before and runs begun before do not match it"
+    assert told in shown
+    assert told not in run(planted, tmp_path / "out")  # the same column again
     rows = shown_of(read_rows(tmp_path / "out"))
     assert rows == [
         ("train", "3", "train000003", "0", "bytes", "train:9"),
@@ -99,6 +102,19 @@ def test_splits_that_are_not_searched_together_share_no_numbers(planted, tmp_pat
     again = planted.read_bytes()
     run(planted, tmp_path / "out", "--split", "train")
     assert planted.read_bytes() == again
+
+
+@pytest.mark.parametrize("word", ["remote", "read-only"])
+def test_a_column_that_cannot_be_written_is_refused_before_the_search(
+    planted, tmp_path, monkeypatch, word
+):
+    if word == "remote":
+        monkeypatch.setattr("sslpipe.curate.results.scheme", lambda folder: "https")
+    else:  # root may write anywhere
+        monkeypatch.setattr("os.access", lambda path, mode: path != str(planted.parent))
+    monkeypatch.setattr("sslpipe.curate.scan.scan", None)
+    with pytest.raises(UserError, match=f"is {word}, and the column .* --no-column"):
+        run(planted, tmp_path / "out")
 
 
 def test_a_split_named_twice_is_refused(planted, tmp_path):
