@@ -66,7 +66,9 @@ class LeakRows:
 def leakage_sentence(leakage: dict[str, Any]) -> str:
     """Say how many test samples are in train, and what that does to the first number."""
     total, leaked = leakage["samples"], leakage["leaked"]
-    found = f"{leaked:,} of {total:,} test samples ({100 * leaked / total:.2g} %)"
+    percent = 100 * leaked / total
+    share = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+    found = f"{leaked:,} of {total:,} test samples ({share} %)"
     if not leaked:
         return f"None of {total:,} test samples has a near-duplicate in train ({leakage['how']})."
     text = f"{found} have a near-duplicate in train ({leakage['how']})"

@@ -93,7 +93,9 @@ def test_each_number_is_that_of_a_test_without_them(planted, reports):
 def test_a_test_that_is_all_leaked_has_no_clean_number(planted):
     report = run_suite({"ssl": planted}, {}, leaked=np.arange(160), leaked_by="by hand")
     assert all(row["clean_value"] is None for row in report["leakage"]["rows"])
-    assert "nothing is left" in leakage_sentence(report["leakage"])
+    sentence = leakage_sentence(report["leakage"])
+    assert sentence.startswith("160 of 160 test samples (100 %) have")
+    assert "nothing is left" in sentence
     assert "none is left" in leakage(report)
     check_report(json.loads(json.dumps(report)))
 
