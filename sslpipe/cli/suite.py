@@ -95,6 +95,9 @@ def suite(
     target = start_alone("suite", device)
     sets: Sets = {}  # the most wanted first: what is interrupted has these
     probed = probed_columns(model, data, (train_split, test_split), columns)
+    not_measured = [*probed.left_out]
+    if leakage and model is None:
+        not_measured.append("test samples that are in train: name a model and --data")
     metadata: dict[str, Any] = {"seed": seed}
     compared, leaks = Compared([]), None
     given = dict(map(_load_features, features or []))
@@ -130,7 +133,7 @@ def suite(
             start=compared.start,
             not_compared=compared.not_compared,
             columns=probed.codes,
-            not_measured=probed.left_out,
+            not_measured=not_measured,
             leaked=None if leaks is None else leaks.ids,
             leaked_by="" if leaks is None else leaks.how,
             search=search,  # type: ignore[arg-type]

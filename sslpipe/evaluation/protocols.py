@@ -167,8 +167,14 @@ class ClassesWithEnough:
     def _measurable(self, count: int, what: str) -> bool:
         kept, total = self._kept(count), len(self.counts)
         most = max(self.counts.values())
-        if len(kept) < 2 or not np.isin(self.test_labels, kept).any():
+        if not kept:
             self.left_out.append(f"{what}: the largest class of the bank has {most} rows")
+        elif len(kept) < 2:
+            self.left_out.append(f"{what}: only one class of the bank has so many rows")
+        elif not np.isin(self.test_labels, kept).any():
+            self.left_out.append(
+                f"{what}: no test sample is of a class that has so many in the bank"
+            )
         elif len(kept) < total:
             smaller = sorted(set(self.counts) - set(kept), key=lambda label: self.counts[label])
             named = ", ".join(f"{self._name(k)} ({self.counts[k]})" for k in smaller[:MOST_NAMED])

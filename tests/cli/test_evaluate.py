@@ -530,7 +530,8 @@ def test_suite_takes_files_alone(files, tmp_path):
     paths, _ = files
     out = tmp_path / "eval.json"
     arguments = ["suite", "--features", f"mine={paths[0]},{paths[1]}", "--out", out]
-    call(evaluate_tool, *arguments)
+    shown = " ".join(call(evaluate_tool, *arguments).split())
+    assert "not measured: test samples that are in train: name a model and --data" in shown
     (tmp_path / "weights.safetensors").write_bytes(b"")
     check_evaluate([*map(str, arguments), "--against", str(tmp_path / "weights.safetensors")])
     with pytest.raises(UserError, match=r"no gone\.safetensors"):

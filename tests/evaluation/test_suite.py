@@ -8,6 +8,7 @@ import torch
 from sslpipe.cli.suite import suite_table
 from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS, protocols
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
@@ -133,6 +134,23 @@ def with_small_classes():
     test_labels = test.labels.clone()
     test_labels[:6] = torch.tensor([4, 4, 4, 5, 5, 5])
     return train._replace(labels=labels), test._replace(labels=test_labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "tested", "reason"),
+    [
+        ([0] * 40, [0] * 20, "only one class of the bank has so many rows"),
+        ([0] * 30 + [1] * 10, [2] * 20, "no test sample is of a class that has so many"),
+        ([0] * 38 + [1] * 2, [0] * 10 + [1] * 10, "only one class of the bank has so many rows"),
+    ],
+)
+def test_what_is_not_measured_has_its_own_reason(labels, tested, reason):
+    bank, queries = (
+        Embeddings(torch.randn(len(own), 4), torch.tensor(own), torch.arange(len(own)))
+        for own in (labels, tested)
+    )
+    said = run_suite({"ssl": (bank, queries)}, {})["left_out"]
+    assert any(text.startswith(f"kNN with 10 labels a class: {reason}") for text in said)
 
 
 def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():
