@@ -5,6 +5,7 @@ files.
 """
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from sslpipe.cli.options import COLUMN_OPTIONS, EVALUATE
 from sslpipe.data.column_files import find_column
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.storage import is_remote
-from sslpipe.errors import DataError, UserError, did_you_mean
+from sslpipe.errors import DataError, UserError, did_you_mean, shown
 from sslpipe.weights.source import parse_source
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
@@ -22,6 +23,7 @@ OTHERS = (  # for the help of a MODEL
     "lightly, solo-learn), KIND@FILE, or, with a network, timm:NAME, torchvision:NAME, "
     "hf-hub:OWNER/NAME"
 )
+MOST_SEED = 2**63 - 1
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
@@ -64,8 +66,11 @@ def check_evaluate(words: Sequence[str]) -> None:
     if words[0] in ("suite", "sgd-augmented") and len(words) > 1 and not words[1].startswith("-"):
         check_model(words[1])
     values = dict(pairwise(words))  # option -> the word behind it
-    if "--out" in values:
-        check_file(Path(values["--out"]))
+    for out in _given(words, "--out"):
+        check_file(Path(out))
+    for seed in _given(words, "--seed"):
+        if re.fullmatch(r"[+-]?[0-9]+", seed) and not 0 <= int(seed) <= MOST_SEED:
+            raise UserError(f"--seed {shown(seed)}: a seed is 0 to 2^63 - 1")
     if "--data" in values:
         columns = load_index(values["--data"]).manifest.columns
         for option, name in pairwise(words):
@@ -77,6 +82,12 @@ def check_evaluate(words: Sequence[str]) -> None:
     elsewhere = {word for option, word in pairwise(words) if option in _NO_EMBEDDINGS}
     others = (word for word in words if not word.startswith("-") and word not in elsewhere)
     check_features(Path(word) for word in others if word.endswith(FEATURE_SUFFIXES))
+
+
+def _given(words: Sequence[str], option: str) -> list[str]:
+    """Return the values of an option, as OPTION VALUE and as OPTION=VALUE."""
+    apart = [word for before, word in pairwise(words) if before == option]
+    return [*apart, *(w.partition("=")[2] for w in words if w.startswith(f"{option}="))]
 
 
 def check_export(path: Path) -> None:

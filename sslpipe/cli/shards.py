@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sslpipe.cli.inputs import check_picture
+from sslpipe.cli.inputs import MOST_SEED, check_picture
 from sslpipe.cli.next_step import after_a_look, after_shards, say_next
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import Ids, parse_ids
@@ -305,7 +305,7 @@ def show(
     count: Annotated[int, typer.Option(min=1, help="samples, chosen at random")] = 48,
     ids: Ids = None,
     columns: Annotated[int, typer.Option(min=1)] = 8,
-    seed: Annotated[int, typer.Option(help="of the choice")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="of the choice")] = 0,
 ) -> None:
     """A picture of samples with their classes, sizes, ids and keys; of --ids they are printed, too.
 

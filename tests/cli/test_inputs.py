@@ -72,6 +72,9 @@ MISTAKES = {
     "evaluate, data": ("evaluate suite {m} --data {n}", "cannot read"),
     "evaluate, option": ("evaluate knn {f} {f} --kk=3", "No such option: --kk of `evaluate knn`"),
     "evaluate, out": ("evaluate suite {m} --data {d} --out {m}", "--out {m} is a folder"),
+    "evaluate, out =": ("evaluate suite {m} --data {d} --out={m}", "--out {m} is a folder"),
+    "evaluate, seed": ("evaluate suite {m} --data {d} --seed -1", "a seed is 0 to 2^63 - 1"),
+    "evaluate, large seed": ("evaluate linear {f} {f} --seed=9999999999999999999", "a seed is 0"),
     "evaluate, column": (
         "evaluate knn {f} {f} --data {d} --exclude-same camera",
         "has no column 'camera'; columns: none",
@@ -95,6 +98,7 @@ MISTAKES = {
     "shards, verify": ("shards verify {n}", "cannot read"),
     "shards, index": ("shards index {n}", "{n}"),
     "shards, picture": ("shards show {d} --out {n}.xyz", "a picture is named .jpg"),
+    "shards, seed": ("shards show {d} --seed -1", "Invalid value for '--seed'"),
     "shards, option": ("shards build {n} --rot {m}", "No such option"),
     "curate, duplicates": ("curate duplicates {d} --out {f}", "{f} is a file; name another"),
     "curate, outliers": ("curate outliers {f} --data {d} --out {f}/x", "{f} is a file; name"),
