@@ -94,13 +94,22 @@ def suite(
     """
     target = start_alone("suite", device)
     sets: Sets = {}  # the most wanted first: what is interrupted has these
+    if model is None and not features:
+        raise DataError(
+            "nothing is named to evaluate: give a run, an export or other weights with --data, or "
+            "--features NAME=TRAIN.safetensors,TEST.safetensors"
+        )
+    given: Sets = {}
+    for name, pair in map(_load_features, features or []):
+        if name in given or (model is not None and name in ("ssl", *BASELINES)):
+            raise DataError(f"--features {name}=: the name {name} is taken; give it another one")
+        given[name] = pair
     probed = probed_columns(model, data, (train_split, test_split), columns)
     not_measured = [*probed.left_out]
     if leakage and model is None:
         not_measured.append("test samples that are in train: name a model and --data")
     metadata: dict[str, Any] = {"seed": seed}
     compared, leaks = Compared([]), None
-    given = dict(map(_load_features, features or []))
     with _stoppable(out):
         if model is not None:
             sets, found, compared = _embed_model(

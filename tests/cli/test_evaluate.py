@@ -543,7 +543,7 @@ def test_suite_takes_files_alone(files, tmp_path):
     ("arguments", "message"),
     [
         (["suite", "--features", "mine=only"], "NAME=TRAIN.safetensors,TEST.safetensors"),
-        (["suite"], "no set of features"),
+        (["suite"], "nothing is named to evaluate: give a run"),
         (["suite", "somewhere"], "needs --data"),
         (["knn", "none", "none"], "cannot read embeddings from none"),
         (["suite", "--device", "tpu"], "use auto, cpu, cuda or mps"),
@@ -560,6 +560,17 @@ def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, capsys, 
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
+
+
+def test_features_of_a_taken_name_are_refused(files):
+    (train, test), _ = files
+    twice = ["--features", f"mine={train},{test}"] * 2
+    with pytest.raises(UserError, match="--features mine=: the name mine is taken"):
+        evaluate_tool.app(["suite", *twice], standalone_mode=False)
+    for name in ("ssl", "random", "pixels"):  # what the model's own rows are called
+        words = ["suite", "run", "--data", "d", "--features", f"{name}={train},{test}"]
+        with pytest.raises(UserError, match=f"the name {name} is taken"):
+            evaluate_tool.app(words, standalone_mode=False)
 
 
 def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differs(files, tmp_path):
