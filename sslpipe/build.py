@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -150,7 +151,8 @@ def plan_warnings(
     assert recipe.backbone is not None
     ids = holdout_ids(recipe, split)
     has_labels = int((split.labels_of(ids) >= 0).sum()) > 1  # a single one has no neighbour
-    check_keeping(recipe.run, scored=len(ids) > 0, labelled=has_labels)
+    labels = split.labels_of(ids)
+    check_keeping(recipe.run, scored=len(ids) > 0, classes=len(np.unique(labels[labels >= 0])))
     warnings = [stem_warning(recipe.backbone, crop_px)]
     if len(ids) > _MOST_HELD_OUT * len(split):
         warnings.append(

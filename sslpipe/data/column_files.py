@@ -118,9 +118,9 @@ def find_column(columns: dict[str, ColumnEntry], name: str, where: str) -> Colum
     """
     if name not in columns:
         known = ", ".join(columns) or "none: see --columns of `sslpipe shards build`"
-        raise DataError(
-            f"{where} has no column {shown(name)}{did_you_mean(name, columns)}; columns: {known}"
-        )
+        writer = "; `sslpipe curate duplicates` writes it" if name == "duplicate_group" else ""
+        near = did_you_mean(name, columns)
+        raise DataError(f"{where} has no column {shown(name)}{near}{writer}; columns: {known}")
     return columns[name]
 
 

@@ -275,8 +275,9 @@ def plan_warnings(
             f"sampler.buffer = {order.buffer}): a larger buffer, or fewer classes a batch than "
             "there are, uses more"
         )
-    held = len(validation_ids(split, classes, names))
-    check_keeping(recipe.run, scored=False, labelled=held > 0)
+    ids = validation_ids(split, classes, names)
+    held = len(ids)
+    check_keeping(recipe.run, scored=False, classes=len(np.unique(split.labels_of(ids))))
     if more := len(untrained_ids(recipe, index)) - held:
         warnings.append(
             f"{more:,} samples of other classes share {recipe.data.holdout_by} with the validation "

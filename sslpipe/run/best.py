@@ -106,13 +106,13 @@ def scorer(by: str) -> Callable[[Values], float | None]:
     return score
 
 
-def check_keeping(config: RunConfig, *, scored: bool, labelled: bool) -> None:
+def check_keeping(config: RunConfig, *, scored: bool, classes: int) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide.
 
     Args:
         config: The recipe's [run].
         scored: Whether the monitor has images whose label-free scores it takes.
-        labelled: Whether some of its images have a label.
+        classes: Of its labelled images. With a single one every evaluation is right.
 
     Raises:
         RecipeError: Naming setting and remedy.
@@ -126,10 +126,11 @@ def check_keeping(config: RunConfig, *, scored: bool, labelled: bool) -> None:
         return
     if not config.monitor_steps:
         raise RecipeError(f"run.{wanted[0]} needs evaluations to choose by; set run.monitor_steps")
-    if config.keep_by == "auto" and not labelled:
+    if config.keep_by == "auto" and classes < 2:
         raise RecipeError(
-            f"run.{wanted[0]} has no labelled held-out images to choose by; set data.holdout, or "
-            f"name a score without labels: run.keep_by = {' or '.join(map(repr, SCORES))}"
+            f"run.{wanted[0]} has no labelled held-out images of two classes to choose by; set "
+            "data.holdout (fine-tuning: data.validation_classes) to have some, or name a score "
+            f"without labels: run.keep_by = {' or '.join(map(repr, SCORES))}"
         )
     if config.keep_by != "auto" and not scored:
         raise RecipeError(

@@ -297,6 +297,19 @@ def test_one_labelled_image_is_no_monitor_by_labels(recipe_of, index, monkeypatc
         check_pretraining(recipe_of(*settings, "run.keep=best"), index)
 
 
+def test_images_of_one_class_choose_no_checkpoint(recipe_of, tmp_path):
+    index = load_index(write_dataset(tmp_path / "one", classes=1))
+    settings = ("run.monitor_steps=5", "data.holdout=16")
+    assert not any("no kNN" in t for t in check_pretraining(recipe_of(*settings), index).warnings)
+    with pytest.raises(RecipeError, match="patience has no labelled held-out images of two"):
+        check_pretraining(recipe_of(*settings, "run.patience=2"), index)
+
+
+def test_the_column_of_duplicates_is_named_with_what_writes_it(recipe_of, index):
+    with pytest.raises(DataError, match="`sslpipe curate duplicates` writes it"):
+        check_pretraining(recipe_of("data.keep=duplicate_group first"), index)
+
+
 def test_without_data_only_what_needs_them_is_skipped(recipe_of):
     result = check_pretraining(recipe_of("epochs=3"), None)
     assert result.data is None

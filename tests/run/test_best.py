@@ -102,23 +102,29 @@ def test_every_score_without_labels_can_be_named_and_decides():
 
 
 @pytest.mark.parametrize(
-    ("settings", "scored", "labelled", "expected"),
+    ("settings", "scored", "classes", "expected"),
     [
-        ({"keep": "best", "monitor_steps": 0}, True, True, "run.keep = 'best' needs evaluations"),
-        ({"patience": 2, "monitor_steps": 0}, True, True, "run.patience needs evaluations"),
-        ({"keep": "best", "monitor_steps": 5}, True, False, "run.keep_by = 'rankme' or 'lidar'"),
+        ({"keep": "best", "monitor_steps": 0}, True, 2, "run.keep = 'best' needs evaluations"),
+        ({"patience": 2, "monitor_steps": 0}, True, 2, "run.patience needs evaluations"),
+        ({"keep": "best", "monitor_steps": 5}, True, 0, "run.keep_by = 'rankme' or 'lidar'"),
+        (
+            {"patience": 5, "monitor_steps": 5},
+            True,
+            1,
+            "no labelled held-out images of two classes",
+        ),
         (
             {"keep": "best", "monitor_steps": 5, "keep_by": "lidar"},
             False,
-            True,
+            2,
             "run.keep_by = 'lidar' has no held-out images",
         ),
     ],
 )
-def test_what_no_evaluation_could_decide_is_refused(settings, scored, labelled, expected):
+def test_what_no_evaluation_could_decide_is_refused(settings, scored, classes, expected):
     with pytest.raises(RecipeError, match=expected):
-        check_keeping(RunConfig(**settings), scored=scored, labelled=labelled)
-    check_keeping(RunConfig(monitor_steps=0), scored=False, labelled=False)
+        check_keeping(RunConfig(**settings), scored=scored, classes=classes)
+    check_keeping(RunConfig(monitor_steps=0), scored=False, classes=0)
 
 
 def saved(checkpoints, step, best=None):
