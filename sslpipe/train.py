@@ -81,6 +81,7 @@ def train(
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         model, loss_fn = build_model(recipe, augment.crop_px, init_from), build_loss(recipe)
         warn_of_memory(recipe, augment.crop_px, model, run.process, others=[loss_fn])
+        warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
         jpeg = jpeg_decoder(recipe.data, run.device)  # refused before anything is written
@@ -100,7 +101,6 @@ def train(
             alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
             metadata=init_metadata(init_from, view),
         )
-        warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
         unrecorded = record_passes(ddp, recipe, augment.crop_px, run.view_dtype, run.process)
         run.announce(size + describe_init(init_from, recipe.tune), [*warnings, unrecorded])

@@ -84,6 +84,7 @@ def finetune(
         augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
         task = build_task(recipe, augment.crop_px, init_from, len(order.classes))
         warn_of_memory(recipe, augment.crop_px, task, run.process, encoder=task.backbone)
+        warnings = plan_warnings(recipe, index, order, augment.crop_px)  # or refused
         run.configure(recipe, recipe.optim.precision)
         augment, task = augment.to(run.device), run.place(task)
         neighbours = class_neighbours(recipe, task, order, run)
@@ -103,7 +104,6 @@ def finetune(
                 **init_metadata(init_from, view),
             },
         )
-        warnings = plan_warnings(recipe, index, order, augment.crop_px)
         run.announce(describe_start(order, init_from, recipe.tune), warnings)
         held_out, canvas_px = monitored_ids(recipe, index), recipe.data.canvas_px
         monitored = task.backbone, view, split, held_out, canvas_px

@@ -268,6 +268,13 @@ def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
     assert [line["step"] for line in read_metrics(run_dir, "eval")] == list(SCRIPT)
 
 
+def test_a_run_that_could_choose_no_best_writes_no_recipe(data, tmp_path):
+    run_dir = tmp_path / "run"
+    with pytest.raises(AssertionError, match=r"run\.keep = 'best' needs evaluations"):
+        scripted(1, data, run_dir, "run.keep=best", "run.monitor_steps=0")
+    assert not (run_dir / "recipe.json").exists()
+
+
 def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_path):
     run_dir = tmp_path / "run"
     assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
