@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from sslpipe.report.sections import (
     missing,
     standing_alarms,
     trained_sentence,
+    with_average,
 )
 from sslpipe.report.tables import task_tables
 
@@ -254,8 +256,10 @@ def _probes(evaluations: dict[str, Tree]) -> list[Tree]:
 def charts(named: dict[str, RunFiles], wanted: Sequence[Chart], colours: Mapping[str, str]) -> str:
     """Draw each chart with a line for each run that has its numbers; a second number is dashed."""
     figures = ""
-    for title, keys, kind, within in wanted:
+    for title, numbers, kind, within in wanted:
         series = []
+        all_lines = [run.train if kind == "train" else run.evals for run in named.values()]
+        keys = with_average(numbers, chain(*all_lines))
         for name, run in named.items():
             lines = run.train if kind == "train" else run.evals
             for nth, (key, what) in enumerate(keys.items()):

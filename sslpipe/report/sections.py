@@ -1,6 +1,6 @@
 """Make the sections of a report that need the run alone; every text from a file is escaped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -183,8 +183,9 @@ def charts(run: RunFiles, wanted: Sequence[Chart]) -> str:
     if not run.train:
         return "<p class='missing'>No step of training is logged in metrics.jsonl.</p>"
     figures, missing_titles = "", []
-    for title, keys, kind, within in wanted:
+    for title, numbers, kind, within in wanted:
         lines = run.train if kind == "train" else run.evals
+        keys = with_average(numbers, lines)
         series = [
             Series(
                 name,
@@ -200,6 +201,18 @@ def charts(run: RunFiles, wanted: Sequence[Chart]) -> str:
             missing_titles.append(title)
     note = f"<p class='missing'>Not in metrics.jsonl: {escape(', '.join(missing_titles))}.</p>"
     return f"<div class='charts'>{figures}</div>" + (note if missing_titles else "")
+
+
+def with_average(keys: Mapping[str, str], lines: Iterable[Tree]) -> dict[str, str]:
+    """Add what was scored of the weights that optim.ema averages, where it was.
+
+    Args:
+        keys: Of a chart.
+        lines: Of metrics.jsonl.
+    """
+    averaged = {f"ema_{key}": f"{what} of averaged weights" for key, what in keys.items()}
+    logged = {key for line in lines for key in line}
+    return {**keys, **{key: what for key, what in averaged.items() if key in logged}}
 
 
 def steps_note(run: RunFiles) -> str:

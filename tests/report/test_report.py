@@ -24,6 +24,7 @@ from sslpipe.cli.suite import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinned
+from sslpipe.report.compare import charts as compared_charts
 from sslpipe.report.compare import differences, results
 from sslpipe.report.confusion import confusion
 from sslpipe.report.leakage import leakage_of_runs
@@ -38,7 +39,7 @@ from sslpipe.report.results import (
     verdict_sentence,
 )
 from sslpipe.report.run import read_run, without_places
-from sslpipe.report.sections import alarms, standing_alarms
+from sslpipe.report.sections import CHARTS, alarms, charts, standing_alarms
 from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import RECIPE, train_over, write_recipe
@@ -589,6 +590,18 @@ def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, othe
     loss = next(label for label in charts if label.startswith("loss:"))
     assert EVIL in loss
     assert NAME in loss
+
+
+def test_what_the_averaged_weights_scored_is_drawn_beside_the_trained_ones(whole):
+    run = read_run(whole.run_dir)
+    assert "averaged weights" not in charts(run, CHARTS)
+    lines = [{**line, "ema_holdout_knn": 0.625} for line in run.evals]
+    averaged = run._replace(evals=lines)
+    label = f"top-1 of averaged weights 0.625 at {lines[0]['step']}"
+    assert charts(averaged, CHARTS).count(label) == 1
+    together = compared_charts({"a": run, "b": averaged}, CHARTS, {"a": "red", "b": "blue"})
+    assert f"b, {label}" in together
+    assert "a, top-1 of averaged weights" not in together
 
 
 def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):
