@@ -117,7 +117,8 @@ def train(
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             batch = batch.to(run.device)
-            seed = partial(seed_torch, recipe.seed, step, run.process.rank)  # dropout and the like
+            words = recipe.seed, step, run.process.rank
+            seed = partial(seed_torch, run.device, *words)  # dropout and the like
             compute_loss = partial(loss_fn, **loss_arguments(loss_fn, batch))  # ids, labels
 
             if cached is None:

@@ -119,7 +119,8 @@ def finetune(
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             head_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
-            seed_torch(recipe.seed, step, run.process.rank)  # dropout and the like
+            words = recipe.seed, step, run.process.rank
+            seed_torch(run.device, *words)  # dropout and the like
             labels = index_of[batch.labels].repeat(recipe.views)  # (views * B,), on the host
             counts = count_labels(labels)
             labels = to_device(labels, run.device)

@@ -84,3 +84,24 @@ def test_a_deterministic_run_has_only_such_algorithms_while_it_lasts(tiny, tmp_p
     assert done == 3
     assert seen == [(True, ":4096:8")] * 3
     assert not after
+
+
+def _seeded() -> list[torch.Tensor]:
+    from sslpipe.random import hash_integers
+    from sslpipe.run.session import seed_torch
+
+    device, found = torch.device("cuda", 0), []
+    for own in (False, True):
+        torch.manual_seed(0)
+        if own:
+            seed_torch(device, 1, 2, 3)
+        else:
+            torch.manual_seed(int(hash_integers(1, 2, 3) >> 1))
+        found += [torch.rand(4), torch.cuda.get_rng_state(device)]
+    return found
+
+
+def test_the_generators_are_seeded_as_torch_does():
+    ((host, device, own_host, own_device),) = run_on_cuda(_seeded)
+    assert own_host.equal(host)
+    assert own_device.equal(device)
