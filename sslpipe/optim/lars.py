@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, overload
 
 import torch
@@ -100,14 +100,15 @@ class LARS(Optimizer):
     @torch.no_grad()
     def _gathered(self) -> "_GradientBlock | None":
         """Return the block of all gradients, made at the first step: no state of a run."""
-        params = (p for group in self.param_groups for p in group["params"])
-        given = [(p, grad) for p in params if (grad := p.grad) is not None]
-        if not given or not given[0][0].is_cuda:
-            return None
-        weights, grads = zip(*given, strict=True)
+        # all lists at once: a loop over the parameters would take longer than the rest
+        weights = [p for group in self.param_groups for p in group["params"]]
+        grads = [p.grad for p in weights]
+        if any(map(operator.is_, grads, repeat(None))):
+            weights = [p for p in weights if p.grad is not None]
+            grads = [p.grad for p in weights]
         block: _GradientBlock | None = self.__dict__.get("_gradients")
         if block is None or not block.fits(weights):
-            if not on_one_gpu([*weights, *grads]):
+            if not weights or not weights[0].is_cuda or not on_one_gpu([*weights, *grads]):
                 return None
             block = _GradientBlock(weights, self._velocities(weights), _spans(self.param_groups))
             self.__dict__["_gradients"] = block
@@ -252,12 +253,12 @@ class _GradientBlock:
 
     def __init__(
         self,
-        weights: Sequence[Tensor],
+        weights: list[Tensor],
         velocities: list[Tensor],
         spans: list[tuple[dict[str, Any], slice]],
     ) -> None:
-        self.weights, self.velocities, self.spans = list(weights), velocities, spans
-        pairs = zip(self.weights, velocities, strict=True)
+        self.weights, self.velocities, self.spans = weights, velocities, spans
+        pairs = zip(weights, velocities, strict=True)
         self._alike = all(w.stride() == v.stride() for w, v in pairs)
         rows = [-(-weight.numel() // self.ROW) for weight in weights]
         device, dtype = weights[0].device, weights[0].dtype
@@ -277,11 +278,11 @@ class _GradientBlock:
         """Say whether it is of exactly these weights."""
         return len(weights) == len(self.weights) and all(map(operator.is_, weights, self.weights))
 
-    def take(self, grads: Sequence[Tensor]) -> None:
+    def take(self, grads: list[Tensor]) -> None:
         """Copy the gradients; from then on those of the weights lie here."""
         if all(map(operator.is_, grads, self.parts)):
             return
-        torch._foreach_copy_(self.parts, list(grads))
+        torch._foreach_copy_(self.parts, grads)
         for weight, part in zip(self.weights, self.parts, strict=True):
             weight.grad = part
 
