@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from sslpipe.augment.params import draws
 from sslpipe.augment.presets import PRESETS
+from sslpipe.augment.triton_views import TritonPlan
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest
 from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, params_for
 from tests.helpers.runs import write_recipe
-from tests.helpers.triton_views import in_a_process
+from tests.helpers.triton_views import bytes_moved, in_a_process
 
 TRITON = importlib.util.find_spec("triton")
 needs_triton = pytest.mark.skipif(TRITON is None, reason="needs triton")
@@ -49,6 +51,23 @@ def test_colours_in_every_order_are_those_of_torchs_operations() -> None:
 def test_crops_and_blurs_are_those_of_torchs_operations(name: str) -> None:
     sizes = [(150, 61), (9, 70), (32, 32)]
     assert interpreted(name, 32, sizes) <= 2e-6  # type: ignore[operator]
+
+
+@needs_triton
+def test_the_kernels_move_the_bytes_of_their_boxes_and_views() -> None:
+    found = interpreted("moved", 32, [(150, 61), (70, 90), (40, 33)])
+    assert isinstance(found, list)
+    counted, expected, states = found
+    assert states == [0, 1, 2]  # not blurred, blurred, blurred alone
+    assert expected <= counted <= 1.02 * expected  # a little is tables
+
+
+def test_two_views_of_256_photographs_move_few_bytes() -> None:
+    augment, ids = FusedViews("simclr", 224), torch.arange(256)
+    sizes = torch.tensor([(375, 500), (500, 375)] * 128)
+    params = draws(0, 0, ids, sizes, augment.specs)
+    plan = TritonPlan(params, augment.specs, augment.jitter_ops, ids.repeat(2))
+    assert sum(bytes_moved(tables, 224, 2) for tables in plan.tables) <= 1.5e9
 
 
 @needs_triton

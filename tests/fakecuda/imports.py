@@ -2,7 +2,7 @@
 
 import sys
 
-sys.modules["triton"] = None  # type: ignore[assignment]  # it compiles for real cards only
+sys.modules["triton"] = None  # type: ignore[assignment]  # see runtime.allow_triton
 
 import torch._dynamo  # noqa: E402, F401
 

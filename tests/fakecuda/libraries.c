@@ -87,9 +87,12 @@ int cuGetErrorName(int e, const char** text) { *text = "fake"; return 0; }
 int cuGetProcAddress_v2(const char* name, void** f) { *f = dlsym(RTLD_DEFAULT, name); return *f ? 0 : 500; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks) { *blocks = 2; return 0; }
 HANDLE(cuModuleLoadData)
-int cuModuleGetFunction(void** made) { *made = &handle; return 0; }
+int cuModuleGetFunction(void** made, void* module, const char* name) { *made = strdup(name); return 0; }
 int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* stream) {
-  fake_log('K', "jiterator kernel", (long)gx * gy * gz, (long)bx * by * bz, shared, stream);
+  fake_log('K', f, (long)gx * gy * gz, (long)bx * by * bz, shared, stream);
   return 0;
 }
+/* Triton's */
+struct configuration { unsigned gx, gy, gz, bx, by, bz, shared; void* stream; };
+int cuLaunchKernelEx(const struct configuration* c, void* f) { return cuLaunchKernel(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream); }
 #endif

@@ -6,6 +6,7 @@ of torch, in this process only.
 
 import ctypes
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.fakecuda.build import stub_folder
 from tests.fakecuda.formulas import CUDA_ONLY
 
 _stubs = ctypes.CDLL(None)
@@ -117,6 +119,12 @@ def section(name: str) -> Iterator[None]:
         yield
     finally:
         mark("")
+
+
+def allow_triton() -> None:
+    """Have Triton compile for the fake card and launch on it; its kernels do nothing either."""
+    sys.modules.pop("triton", None)
+    os.environ["TRITON_LIBCUDA_PATH"] = str(stub_folder())
 
 
 # ---- what kernels would give

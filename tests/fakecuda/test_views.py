@@ -1,5 +1,8 @@
 """Views on "cuda" by torch's operations: a CPU's numbers, few operations, and no wait."""
 
+import importlib.util
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -98,6 +101,32 @@ def test_two_views_of_256_photographs_move_few_bytes() -> None:
     assert size <= 14e9
     assert calls == operations  # no copy that torch makes by itself
     assert operations <= 100
+    assert not waited
+
+
+def _counted_of_triton() -> tuple[list[str], int, int]:
+    """Launches for the views of a batch, copies from the host, waits."""
+    from tests.fakecuda.runtime import allow_triton, events, reset, waits
+
+    allow_triton()
+    augment, device = FusedViews("byol", PX, MEAN, STD).cuda(), torch.device("cuda", 0)
+    batch = batch_of(SIZES)
+    moved = batch.to(device)
+    augment(augment.prepare(batch, seed=0, number=0).to(device))  # compiles
+    plan = augment.prepare(batch, seed=0, number=1).plan
+    assert plan is not None
+    reset()
+    augment(moved._replace(plan=plan.to(device)))
+    log = events()
+    copies = sum(event.name == "H2D" for event in log)
+    return [event.name for event in log if event.kind in "KGZ"], copies, len(waits(log))
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
+def test_tritons_kernels_are_launched_without_a_wait() -> None:
+    ((names, copies, waited),) = run_on_cuda(_counted_of_triton)
+    assert names == [f"{name}_kernel" for name in ("crop", "colour", "blur_down", "blur_across")]
+    assert copies == 1
     assert not waited
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -102,6 +103,62 @@ def colours(side: int) -> float:
         jitter=torch.ones(2 * len(orders), dtype=torch.bool),
     )
     return float((own(batch, params) - torch_way(batch, params)).abs().max())
+
+
+def bytes_moved(tables: Any, side: int, itemsize: int) -> int:
+    """Bytes of images and views that the kernels read and write, each once a view and kernel.
+
+    Args:
+        tables: Of triton_views, of views that are not rotated.
+        side: Of the views, in pixels.
+        itemsize: Bytes of a number of the result.
+    """
+    pixels = 3 * side**2
+    work, written = 4 * pixels, itemsize * pixels
+    cropped = 3 * int((tables.boxes[:, 3] * tables.boxes[:, 4]).sum())  # bytes of the images
+    views, blurred = len(tables.boxes), len(tables.rows)
+    ready = int((tables.blurred == 0).sum())  # when their colours are
+    changed = int((tables.blurred == 1).sum())  # and then blurred
+    colours = (ready + changed) * work + changed * work + ready * written
+    return cropped + views * work + colours + blurred * (3 * work + written)
+
+
+def moved(side: int, sizes: list[list[int]]) -> Any:
+    """Bytes that the kernels load and store in the interpreter, and those of `bytes_moved`."""
+    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+
+    from sslpipe.augment.two_views import FusedViews
+    from tests.augment.test_two_views import batch_of
+
+    places: dict[Any, list[Any]] = {}
+    launches, run = [0], InterpretedFunction.run
+
+    def launch(*given: Any, **named: Any) -> Any:
+        launches[0] += 1
+        return run(*given, **named)
+
+    def noted(kind: str) -> Any:
+        original = getattr(InterpreterBuilder, f"create_masked_{kind}")
+
+        def call(self: Any, pointers: Any, *rest: Any) -> Any:
+            size = pointers.get_element_ty().primitive_bitwidth // 8
+            mask = rest[0 if kind == "load" else 1]
+            key = launches[0], self.grid_idx[0], kind, size
+            places.setdefault(key, []).append(pointers.data[mask.data])
+            return original(self, pointers, *rest)
+
+        return call
+
+    InterpretedFunction.run = launch
+    for kind in ("load", "store"):
+        setattr(InterpreterBuilder, f"create_masked_{kind}", noted(kind))
+    augment = FusedViews("simclr", side, kernels="triton")
+    batch = augment.prepare(batch_of([(size[0], size[1]) for size in sizes]), seed=9, number=0)
+    augment(batch, dtype=torch.bfloat16)
+    counted = sum(key[3] * len(np.unique(np.concatenate(each))) for key, each in places.items())
+    assert batch.plan is not None
+    (tables,) = batch.plan.work.tables  # type: ignore[attr-defined]
+    return counted, bytes_moved(tables, side, 2), tables.blurred.unique().tolist()
 
 
 def compiled(capability: int) -> Any:
