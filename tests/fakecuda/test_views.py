@@ -1,6 +1,7 @@
 """Views on "cuda" by torch's operations: a CPU's numbers, few operations, and no wait."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,8 +124,9 @@ def _counted_of_triton() -> tuple[list[str], int, int]:
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
-def test_tritons_kernels_are_launched_without_a_wait() -> None:
-    ((names, copies, waited),) = run_on_cuda(_counted_of_triton)
+def test_tritons_kernels_are_launched_without_a_wait(tmp_path: Path) -> None:
+    env = {"TRITON_CACHE_DIR": str(tmp_path)}
+    ((names, copies, waited),) = run_on_cuda(_counted_of_triton, env=env)
     assert names == [f"{name}_kernel" for name in ("crop", "colour", "blur_down", "blur_across")]
     assert copies == 1
     assert not waited
