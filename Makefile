@@ -43,7 +43,7 @@ WHEELS = --only-binary=:all: --implementation cp --python-version $(PYTHON_VERSI
 # its notice about other generators, at each build
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
 
-.PHONY: demo test test-slow test-full test-gpu test-wheel test-oldest gpu gpu-bench gpu-wheels check docs dist bench clean
+.PHONY: demo test test-slow test-full test-gpu test-wheel test-oldest gpu gpu-bench gpu-wheels check docs dist address bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -98,11 +98,10 @@ gpu-wheels:  ## for a machine with torch and no registry: 13 MB of wheels in out
 out/gpu-site:
 	$(PYTHON) -m benchmarks.gpu.wheels out/gpu-wheels out/gpu-site
 
-test-wheel:  ## the wheel in an empty environment, without a clone: images to a gallery
+test-wheel: dist  ## the wheel of `make dist` in an empty environment, without a clone: images to a gallery
 	rm -rf out/wheel && mkdir -p out/wheel/empty
 	$(PYTHON) -m venv out/wheel/venv
-	out/wheel/venv/bin/pip wheel --quiet --no-deps --wheel-dir out/wheel .
-	out/wheel/venv/bin/pip install --quiet out/wheel/*.whl
+	out/wheel/venv/bin/pip install --quiet dist/*.whl
 	cp tests/helpers/wheel_smoke.py out/wheel/empty
 	cd out/wheel/empty && OMP_NUM_THREADS=1 ../venv/bin/python -P wheel_smoke.py ../venv/bin/sslpipe
 
@@ -123,12 +122,19 @@ check: $(VENV)/.installed  ## everything that must be clean before a commit
 docs: $(VENV)/.installed  ## the site, strictly: out/site; OPEN=1 serves it at http://127.0.0.1:8000
 	$(MKDOCS) $(if $(OPEN),serve,build)
 
-dist: $(VENV)/.installed  ## sdist and wheel in dist/, checked as a registry would
-	$(RUN)/pip install --quiet -e ".[release]"
-	rm -rf dist
-	$(RUN)/python -m build
-	$(RUN)/twine check --strict dist/*
-	$(RUN)/check-wheel-contents dist/*.whl
+# in a small environment of its own: neither build nor checks import torch
+dist:  ## sdist and wheel in dist/, checked as a registry would; of a tagged commit, that it may be released
+	rm -rf dist out/release
+	$(PYTHON) -m venv out/release
+	out/release/bin/pip install --quiet --upgrade pip
+	out/release/bin/pip install --quiet --group release
+	out/release/bin/python -m build
+	out/release/bin/twine check --strict dist/*
+	out/release/bin/check-wheel-contents dist/*.whl
+	$(PYTHON) -m tests.helpers.release check dist
+
+address:  ## URL=https://...: the repository's address, in each file that names it
+	$(PYTHON) -m tests.helpers.release address "$(URL)"
 
 bench: $(VENV)/.installed  ## ours against the peers, which the extra `bench` installs
 	$(RUN)/pip install --quiet -e ".[bench]"

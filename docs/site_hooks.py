@@ -1,8 +1,8 @@
 """What the site adds to the pages: files from outside docs/, and the table of all settings.
 
-The README is the home page, notebooks are shown as text and code, links between files are rewritten
-to where the site has them, and `git clone` names repo_url where it is known. Settings are listed
-from their own documentation, so that no page repeats it.
+The README is the home page, notebooks are shown as text and code, and links between files are
+rewritten to where the site has them. Settings are listed from their own documentation, so that no
+page repeats it.
 """
 
 import posixpath
@@ -85,8 +85,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({there}{'#' * bool(anchor)}{anchor})"
 
     markdown = re.sub(r"\]\(([^)\s]+)\)", rewrite, markdown)
-    if config.repo_url:
-        markdown = markdown.replace("git clone REPOSITORY", f"git clone {config.repo_url}")
     return markdown.replace(SETTINGS, "\n".join(settings_tables()))
 
 

@@ -1,10 +1,15 @@
 """What a release needs agrees with itself: version, citation, extras, typing."""
 
 import re
+import shutil
 import tomllib
 from importlib.metadata import PackageNotFoundError
 
+import pytest
+import yaml
+
 import sslpipe
+from tests.helpers import release
 from tests.helpers.runs import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -35,7 +40,7 @@ def test_the_package_knows_its_version_installed_or_not(monkeypatch):
 
 
 def test_all_is_every_extra_that_a_command_needs():
-    tools = {"all", "bench", "dev", "docs", "release"}
+    tools = {"all", "bench", "dev", "docs"}
     needed = {requirement for name in EXTRAS.keys() - tools for requirement in EXTRAS[name]}
     assert set(EXTRAS["all"]) == needed
 
@@ -44,3 +49,65 @@ def test_types_are_published():
     assert "Typing :: Typed" in PROJECT["project"]["classifiers"]
     assert (ROOT / "sslpipe" / "py.typed").exists()
     assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["sslpipe"]
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The files that a release must agree on, alone."""
+    for name in ("CHANGELOG.md", *release.PLACES):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_all_places_name_the_same_repository():
+    assert len(set(release.addresses().values())) == 1
+
+
+def test_the_address_is_written_once_for_all_places_and_again(copy):
+    for url in ("https://forge.example/them/sslpipe", "https://else.example/us/sslpipe"):
+        release.write_address(url, copy)
+        project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
+        assert project["urls"] == {"Repository": url}
+        assert yaml.safe_load((copy / "CITATION.cff").read_text())["repository-code"] == url
+        assert f"\nrepo_url: {url}\n" in (copy / "mkdocs.yml").read_text()
+        for page in ("README.md", "docs/quickstart.md"):
+            assert f"\ngit clone {url} sslpipe && cd sslpipe\n" in (copy / page).read_text()
+    assert not [name for name in release.PLACES if "REPOSITORY" in (copy / name).read_text()]
+
+
+@pytest.mark.parametrize("url", ["", "git@forge.example:us/sslpipe", "https://a.example/b/"])
+def test_what_is_no_address_is_refused(url, copy):
+    with pytest.raises(SystemExit, match=r"no address https://\.\.\."):
+        release.write_address(url, copy)
+
+
+def test_a_release_says_what_does_not_agree_and_a_build_between_releases_is_none(copy, capsys):
+    dist = copy / "dist"
+    (copy / "CITATION.cff").write_text('version: 0.1.0\nrepository-code: "https://a.example/b"\n')
+    (copy / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n## 0.1.0 - 2026-12-31\n")
+    (copy / "README.md").write_text("git clone REPOSITORY sslpipe && cd sslpipe    # or a fork\n")
+
+    def built(sdist, wheel):
+        shutil.rmtree(dist, ignore_errors=True)
+        dist.mkdir()
+        (dist / f"sslpipe-{sdist}.tar.gz").touch()
+        (dist / f"sslpipe-{wheel}-py3-none-any.whl").touch()
+        return release.faults(dist, copy)
+
+    assert built("0.1.1.dev3+gabc", "0.1.1.dev3+gabc") == []
+    assert "no release" in capsys.readouterr().out
+    assert "not one sdist and one wheel of one version" in built("0.2.0", "0.1.0")[0]
+    citation, changes, address = built("0.2.0", "0.2.0")
+    assert citation == "CITATION.cff: version is 0.1.0, not 0.2.0"
+    assert changes == "CHANGELOG.md: the first heading is 'Unreleased', not '0.2.0 - DATE'"
+    assert address.startswith("README.md")
+    assert "make address" in address
+
+    release.write_address("https://forge.example/us/sslpipe", copy)
+    for name, old, new in (
+        ("CITATION.cff", "version: 0.1.0", "version: 0.2.0"),
+        ("CHANGELOG.md", "## Unreleased", "## 0.2.0 - 2027-01-31"),
+    ):
+        (copy / name).write_text((copy / name).read_text().replace(old, new))
+    assert built("0.2.0", "0.2.0") == []
