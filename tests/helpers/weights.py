@@ -30,9 +30,9 @@ def noise(crop_px: int, count: int = 2) -> Tensor:
 
 
 @torch.no_grad()
-def difference(model: nn.Module, reference: Any, crop_px: int) -> float:
+def difference(model: nn.Module, reference: Any, crop_px: int, count: int = 2) -> float:
     """The largest difference of two networks' features of noise, relative to the largest."""
-    ours, theirs = model(noise(crop_px)), reference(noise(crop_px))
+    ours, theirs = model(noise(crop_px, count)), reference(noise(crop_px, count))
     assert ours.shape == theirs.shape
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
