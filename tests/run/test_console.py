@@ -12,7 +12,7 @@ import pytest
 from sslpipe.run.console import lasting_streams
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, final_weights, write_recipe
+from tests.helpers.runs import ROOT, command_line, final_weights, write_recipe
 from tests.test_resume import assert_bitwise
 
 FULL = Path("/dev/full")  # a device whose writes fail as on a full disk
@@ -36,7 +36,7 @@ def given(tmp_path_factory):
     folder = tmp_path_factory.mktemp("console")
     data, recipe = write_dataset(folder / "data"), write_recipe(folder)
     words = f"{recipe} --data {data} --run-dir"
-    result = shell(f"train {words} {folder}/good")
+    result = command_line("train", *words.split(), str(folder / "good"))
     assert result.returncode == 0, result.stderr
     return folder, words
 
