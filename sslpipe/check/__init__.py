@@ -47,6 +47,7 @@ def check_within(
     init_from: FrozenBackbone | None,
     within_s: float,
     timed_by: Path | None = None,
+    whole_within_s: float | None = None,
 ) -> tuple[list[str], RenderableType]:
     """Check a pretraining, and shorten it to the steps that this machine does in time.
 
@@ -57,6 +58,7 @@ def check_within(
         within_s: Seconds that all steps may take.
         timed_by: The directory of a few steps of the same run on this machine; None: as the check
             itself estimates, from a few images.
+        whole_within_s: As in `shorten`.
 
     Returns:
         The overrides of `shorten`, and what `check_recipe` returns.
@@ -68,4 +70,5 @@ def check_within(
     if isinstance(recipe, FinetuneRecipe) or recipe.steps is None:
         raise RecipeError("--within shortens a pretraining whose length is given in steps")
     result = check_pretraining(recipe, index, init_from, timed_by)
-    return shorten(recipe, result.step_seconds, within_s), render_pretraining(result)
+    overrides = shorten(recipe, result.step_seconds, within_s, whole_within_s)
+    return overrides, render_pretraining(result)

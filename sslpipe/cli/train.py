@@ -71,6 +71,14 @@ def check(
             "where the whole recipe does; all else goes to stderr.",
         ),
     ] = None,
+    whole_within: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="For --within: the whole recipe may take so long; else 1.25 times as long.",
+        ),
+    ] = None,
     timed_by: Annotated[
         Path | None,
         typer.Option(
@@ -89,9 +97,10 @@ def check(
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
     check_init(init)
+    for name, value in (("--timed-by", timed_by), ("--whole-within", whole_within)):
+        if value is not None and within is None:
+            raise UserError(f"{name} is for --within; give both")
     if timed_by is not None:
-        if within is None:
-            raise UserError("--timed-by is for --within; give both")
         check_run(timed_by)
 
     from sslpipe.check import check_recipe, check_within
@@ -102,7 +111,7 @@ def check(
         if within is None:
             said = check_recipe(loaded, index, init_from)
         else:
-            shorter, said = check_within(loaded, index, init_from, within, timed_by)
+            shorter, said = check_within(loaded, index, init_from, within, timed_by, whole_within)
     (Console() if within is None else console).print(said)
     if within is not None:
         print(" ".join(shorter))

@@ -11,7 +11,9 @@ from sslpipe.recipe.base import RunRecipe
 SLACK = 1.25  # the whole recipe may take so many times as long: a timing is no more exact
 
 
-def shorten(recipe: RunRecipe, step_s: float, within_s: float) -> list[str]:
+def shorten(
+    recipe: RunRecipe, step_s: float, within_s: float, whole_within_s: float | None = None
+) -> list[str]:
     """Return the overrides with which a run takes `within_s`; none where the whole recipe does.
 
     Warm-up and the other stretches of the schedule keep their shares of it.
@@ -20,9 +22,10 @@ def shorten(recipe: RunRecipe, step_s: float, within_s: float) -> list[str]:
         recipe: With its number of steps.
         step_s: Measured seconds of a step.
         within_s: Seconds that all steps may take.
+        whole_within_s: Seconds that the whole recipe may take, if more than `SLACK * within_s`.
     """
     whole = recipe.total_steps
-    if whole * step_s <= SLACK * within_s:
+    if whole * step_s <= max(SLACK * within_s, whole_within_s or 0.0):
         return []
     steps = max(1, int(within_s / step_s))
     stretches = {

@@ -47,6 +47,13 @@ def test_a_short_run_is_marked_wherever_its_numbers_are_shown(call, tmp_path, mo
     assert (status, timed) == (2, "")
     assert "sizes and estimates" in err  # the tables
 
+    # the whole recipe may take longer than a shortened one
+    words = ("check", recipe, *where, "--whole-within", "6")
+    assert call(*words, "--within", "2")[:2] == (0, "\n")
+    refusal = "--whole-within is for --within; give both"
+    status, _, err = call(*words)
+    assert (status, refusal in err) == (2, True), err
+
     run_dir, overrides = tmp_path / "run", out.split()
     mark = "trained 4 of 12 steps, as this machine is slow"
     status, _, err = call("train", recipe, *where, "--run-dir", run_dir, *overrides)

@@ -12,6 +12,12 @@ DEMO = ROOT / "recipes" / "demo.toml"
 @pytest.mark.parametrize("step_s", [0.01, 0.2, 0.25])
 def test_a_machine_that_is_fast_enough_or_nearly_trains_the_whole_recipe(step_s):
     assert shorten(load_recipe(DEMO, ()), step_s, 120) == []  # 600 steps: 6, 120 and 150 s
+    assert shorten(load_recipe(DEMO, ()), step_s, 60, 150) == []
+
+
+def test_a_machine_that_is_slow_may_train_for_less_than_the_whole_recipe_may_take():
+    for whole_within_s in (None, 30, 75, 150):
+        assert shorten(load_recipe(DEMO, ()), 0.251, 60, whole_within_s)[0] == "steps=239"
 
 
 @pytest.mark.parametrize(
