@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -200,6 +202,10 @@ class Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # its own dispatch comes back with this rank's part
+        if any(issubclass(each, FakeTensor) for each in types):
+            return func(*args, **kwargs)  # by which that finds the result's shape
         name = func._schema.name
         solves = "linalg_" in name and "norm" not in name
         if solves and any(_on_device(x) for x in tree_leaves(args)):
@@ -209,7 +215,7 @@ class Values(TorchDispatchMode):
             _stubs.fake_answer(length, 8)
         out = func(*args, **kwargs)
         _stubs.fake_answer(0, 0)
-        if func.is_view or not name.startswith("aten::") or name in _WITHOUT_VALUES:
+        if func.is_view or not name.startswith(("aten::", "fsdp::")) or name in _WITHOUT_VALUES:
             return out
         tensors = [x for x in tree_leaves((args, kwargs, out)) if _on_device(x)]
         if not tensors:
