@@ -343,7 +343,7 @@ def _hash_tensors(state: Any, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in sorted(tensors.items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        state.update(raw.numpy().data)
+        state.update(np.from_dlpack(raw).data)  # .numpy() would forbid FSDP to free the memory
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from sslpipe.distributed import global_sum, is_cut, local_part
 from sslpipe.optim.lars import LARS, on_one_gpu
 from sslpipe.recipe.base import Optim, Tune
 
@@ -121,14 +122,15 @@ def build_optimizer(
 
 def _optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
     fused = all(on_one_gpu(group["params"]) for group in groups) or None
+    # torch would update tensors that are cut one by one, and has no fused SGD of them
+    foreach = any(is_cut(p) for group in groups for p in group["params"]) or None
+    kernels: Any = {"lr": optim.peak_lr, "fused": fused, "foreach": foreach}
     match optim.kind:
         case "sgd":
-            momentum, nesterov = optim.momentum, optim.nesterov
-            sgd = SGD(groups, lr=optim.peak_lr, momentum=momentum, nesterov=nesterov, fused=fused)
+            sgd = SGD(groups, momentum=optim.momentum, nesterov=optim.nesterov, **kernels)
             return _with_own_kernels(sgd)
         case "adamw":
-            adamw = AdamW(groups, lr=optim.peak_lr, betas=optim.betas, fused=fused)
-            return _with_own_kernels(adamw)
+            return _with_own_kernels(AdamW(groups, betas=optim.betas, **kernels))
         case "lars":
             for group in groups:
                 group["adapt"] = group["name"].startswith("decay")
@@ -191,7 +193,7 @@ def _with_own_kernels(optimizer: SGD | AdamW) -> Optimizer:
     def keep(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """Which kernels compute a step is this process's choice, not the checkpoint's."""
         groups = [
-            {**saved, "fused": own["fused"]}
+            {**saved, "fused": own["fused"], "foreach": own["foreach"]}
             for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
         ]
         return {**state, "param_groups": groups}
@@ -211,7 +213,7 @@ def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
     kind it holds ("20 BatchNorm2d.bias").
     """
     kinds = {
-        parameter: f"{type(module).__name__}.{name}"
+        parameter: f"{type(module).__name__.removeprefix('FSDP')}.{name}"
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
     }
@@ -231,12 +233,19 @@ def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
 
 
 def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
-    """Compute the length () of the gradients of these parameters, which are the optimizer's."""
+    """Compute the length () of the gradients of these parameters, which are the optimizer's.
+
+    Where they are cut over the ranks, that of all parts; collective then.
+    """
     block = optimizer.gather_gradients() if isinstance(optimizer, LARS) else None
     if block is not None:
         norm: Tensor = torch.linalg.vector_norm(block)
         return norm
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads or not is_cut(grads[0]):  # all are, or none
+        return nn.utils.get_total_norm(grads)
+    norm = nn.utils.get_total_norm([local_part(grad) for grad in grads])
+    return global_sum(norm.square()).sqrt()
 
 
 def clip_gradient(

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sslpipe.distributed import global_sum, is_cut, local_part
+
 
 class LARS(Optimizer):
     """SGD with momentum whose step is scaled layer by layer to the layer's own length.
@@ -131,12 +133,16 @@ class LARS(Optimizer):
             return
         velocity = self._velocities(weights)
         updates = [p.grad for p in weights if p.grad is not None]
+        if cut := is_cut(weights[0]):
+            weights, velocity, updates = (
+                [local_part(x) for x in each] for each in (weights, velocity, updates)
+            )
         if (scale := getattr(self, "grad_scale", None)) is not None:
             updates = list(torch._foreach_div(updates, scale))
         if group["weight_decay"]:
             updates = list(torch._foreach_add(updates, weights, alpha=group["weight_decay"]))
         if group["adapt"]:
-            ratios = _trust_ratios(group["trust_coefficient"], weights, updates)
+            ratios = _trust_ratios(group["trust_coefficient"], weights, updates, cut=cut)
             updates = list(torch._foreach_mul(updates, list(ratios.unbind())))
         if getattr(self, "found_inf", None) is None:
             torch._foreach_mul_(velocity, group["momentum"])
@@ -206,14 +212,25 @@ def _spans(groups: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], slice
 
 
 def on_one_gpu(tensors: Sequence[Tensor]) -> bool:
-    """Whether one CUDA kernel can take them all: of one dtype on one GPU."""
+    """Whether one CUDA kernel can take them all: of one dtype, whole on one GPU."""
     kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
-    return len(kinds) == 1 and tensors[0].is_cuda
+    return len(kinds) == 1 and tensors[0].is_cuda and not is_cut(tensors[0])
 
 
-def _trust_ratios(coefficient: float, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
-    """(tensors,): coefficient |w| / |u|, and 1 where either length is 0."""
+def _trust_ratios(
+    coefficient: float, weights: list[Tensor], updates: list[Tensor], *, cut: bool
+) -> Tensor:
+    """(tensors,): coefficient |w| / |u|, and 1 where either length is 0.
+
+    Args:
+        coefficient: Of the ratio.
+        weights: w, or this rank's parts of them.
+        updates: u likewise.
+        cut: They are parts; then it is collective.
+    """
     norms = torch.stack(torch._foreach_norm([*weights, *updates]))
+    if cut:
+        norms = global_sum(norms.square()).sqrt()
     lengths, strides = norms[: len(weights)], norms[len(weights) :]
     ratios = coefficient * lengths / strides
     return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)

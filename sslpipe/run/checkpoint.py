@@ -38,6 +38,7 @@ from sslpipe.errors import CheckpointError, UserError
 from sslpipe.faults import fault
 from sslpipe.portable import sha256_of, sync, write_atomically
 from sslpipe.recipe.identity import differences, same_run
+from sslpipe.run.fsdp import load_whole_state, whole_state
 from sslpipe.run.records import read_object
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
@@ -93,9 +94,10 @@ class Checkpointer:
             CheckpointError: MAX_FAILED_SAVES failures in a row, or one that was `needed`.
         """
         problem: str | None = None
+        states = {name: whole_state(part) for name, part in parts.items()}  # all ranks
         if self.process.rank == 0:
             try:
-                self._write(step, parts, metadata)
+                self._write(step, states, metadata)
             except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
                 cause = _of_the_disk(error)
                 problem = f"{type(cause).__name__}: {cause}"
@@ -170,7 +172,7 @@ class Checkpointer:
             differ = differences(theirs, ours)
             raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
 
-    def _write(self, step: int, parts: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:
         # a temporary folder: what a kill leaves is never taken for a checkpoint
         name = f"step-{step:08d}"
         self.folder.mkdir(
@@ -180,12 +182,11 @@ class Checkpointer:
         temporary = self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:8]}"
         temporary.mkdir()
         try:
-            model = {k: v.detach().contiguous() for k, v in parts["model"].state_dict().items()}
+            model = {k: v.detach().contiguous() for k, v in states.pop("model").items()}
             save_file(model, temporary / "model.safetensors")
             fault("checkpoint.model")
-            others = {k: part.state_dict() for k, part in parts.items() if k != "model"}
             with open(temporary / "parts.pt", "wb") as file:  # whose errors name what is wrong
-                torch.save(tree_map(_alone, others), file)
+                torch.save(tree_map(_alone, states), file)
             state = {"step": step, "identity": self.identity, **metadata}
             (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
             manifest = {p.name: [p.stat().st_size, sha256_of(p)] for p in temporary.iterdir()}
@@ -354,11 +355,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
     """Load a checkpoint's files into the parts. Returns the step it was written after."""
-    parts["model"].load_state_dict(load_file(checkpoint / "model.safetensors"), strict=True)
-    others = torch.load(checkpoint / "parts.pt", map_location="cpu", weights_only=True)
+    states = torch.load(checkpoint / "parts.pt", map_location="cpu", weights_only=True)
+    states["model"] = load_file(checkpoint / "model.safetensors")
     for name, part in parts.items():
-        if name != "model":
-            part.load_state_dict(others[name])
+        load_whole_state(part, states[name])
     return int(read_state(checkpoint)["step"])
 
 

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from sslpipe.distributed import Rank, broadcast_object, host_group, pick_device
+from sslpipe.distributed import Rank, broadcast_object, current_rank, host_group, pick_device
 from sslpipe.errors import RecipeError, UserError
+from sslpipe.models.sync_batchnorm import sync_batchnorm
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run import fsdp
 from sslpipe.run.allocator import keep_freed_memory
 from sslpipe.run.checkpoint import checkpoint_names, damage_of, read_state
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
@@ -31,7 +33,7 @@ from sslpipe.run.records import read_description
 _COMPRESSION = {"none": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 _SHARDED = {  # what accelerate's launcher sets, and who would cut the model into parts
-    "ACCELERATE_USE_FSDP": "FSDP",
+    fsdp.VARIABLE: "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
 }
@@ -41,9 +43,12 @@ _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 def start_processes(recipe: RunRecipe) -> Rank:
     """Join the process group, if a launcher made one. Called once, before anything else.
 
-    Raises: UserError where the launcher's processes are not the ones accelerate sees.
+    Raises: UserError where the launcher's processes are not the ones accelerate sees, or it asks
+        for FSDP and the recipe for what that cannot do.
     """
-    return join_processes(cpu=training_device(recipe).type == "cpu", timeout_s=recipe.run.timeout_s)
+    fsdp.check_recipe(recipe)
+    cpu = training_device(recipe).type == "cpu"
+    return join_processes(cpu=cpu, timeout_s=recipe.run.timeout_s, sharded=True)
 
 
 def training_device(recipe: RunRecipe) -> torch.device:
@@ -52,17 +57,24 @@ def training_device(recipe: RunRecipe) -> torch.device:
     return torch.device(pick_device(name, f"run.device = {name!r}"))
 
 
-def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
+def join_processes(*, cpu: bool, timeout_s: float, sharded: bool = False) -> Rank:
     """Join the launcher's process group, if there is one, over gloo where `cpu`.
 
+    Args:
+        cpu: Whether to compute there.
+        timeout_s: Of a collective, in seconds.
+        sharded: Whether the caller can do what FSDP asks for.
+
     Raises: UserError where the launcher's processes are not the ones accelerate sees, or it asks
-        for a model that is cut into parts.
+        for a model that is cut into parts otherwise.
     """
     for variable, name in _SHARDED.items():
-        if os.environ.get(variable, "").lower() == "true":  # on a CPU accelerate would ignore it
+        asked = os.environ.get(variable, "").lower() == "true"
+        if asked and not (sharded and name == "FSDP"):  # on a CPU accelerate would ignore it
             raise UserError(
-                f"{variable} = true: the launcher asks for {name}, but every process of a run "
-                "holds the whole model; use `distributed_type: MULTI_GPU` (launch/gpu8.yaml)"
+                f"{variable} = true: the launcher asks for {name}, but here every process holds "
+                "the whole model; use `distributed_type: MULTI_GPU` (launch/gpu8.yaml), or for "
+                "`sslpipe train` FSDP (launch/fsdp.yaml)"
             )
     keep_freed_memory()
     timeout = timedelta(seconds=timeout_s)
@@ -76,7 +88,8 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
         watch_launcher()
     else:
         PartialState._reset_state()  # else a process's second run gets its first one's device
-    state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
+    with fsdp.unknown_to_accelerate():
+        state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
     if launched != state.num_processes:
         raise UserError(
             f"the launcher started WORLD_SIZE = {launched} processes, but accelerate joined "
@@ -96,26 +109,52 @@ def end_processes() -> None:
 
 def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     """The Accelerator over the group that start_processes joined. Raises: RecipeError."""
+    fsdp.check_precision(precision)
     check_precision(precision, PartialState().device.type)
     AcceleratorState._reset_state()  # else a process's second run gets its first one's precision
-    return Accelerator(
-        cpu=PartialState().device.type == "cpu",
-        mixed_precision=_ACCELERATE_NAME[precision],
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(
-                # each rank's are equal under global statistics, and its own under local ones
-                broadcast_buffers=False,
-                gradient_as_bucket_view=True,  # no copies between gradients and messages
-                # a backbone that is frozen at first has no gradients to wait for
-                find_unused_parameters=recipe.tune.projector_first_steps > 0,
-                comm_hook=_COMPRESSION[recipe.optim.gradient_compression],
-            )
-        ],
+    ddp = DistributedDataParallelKwargs(
+        # each rank's are equal under global statistics, and its own under local ones
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,  # no copies between gradients and messages
+        # a backbone that is frozen at first has no gradients to wait for
+        find_unused_parameters=recipe.tune.projector_first_steps > 0,
+        comm_hook=_COMPRESSION[recipe.optim.gradient_compression],
     )
+    with fsdp.unknown_to_accelerate():
+        return Accelerator(
+            cpu=PartialState().device.type == "cpu",
+            mixed_precision=_ACCELERATE_NAME[precision],
+            kwargs_handlers=[ddp],
+        )
+
+
+def place(
+    module: nn.Module, device: torch.device, dtype: torch.dtype, *, synchronised: bool
+) -> nn.Module:
+    """Return a model on the device: whole and channels_last, or this process's part of it.
+
+    Args:
+        module: On the CPU.
+        device: Where it computes.
+        dtype: Of its weights.
+        synchronised: Its BatchNorms take the statistics of all processes.
+    """
+    module = module.to(dtype=dtype)
+    if synchronised:
+        module = sync_batchnorm(module, current_rank().world_size)
+    if fsdp.is_asked_for():
+        return fsdp.shard(module, device)
+    return module.to(device).to(memory_format=torch.channels_last)
 
 
 def wrap(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
-    """Return the model wrapped for DDP where there are several processes, and the optimizer."""
+    """Return the model wrapped for DDP where there are several processes, and the optimizer.
+
+    A sharded model exchanges its gradients itself: it only gets accelerate's autocast.
+    """
+    if fsdp.is_asked_for():
+        whole = accelerator.prepare_model(model, evaluation_mode=True)
+        return whole, accelerator.prepare(optimizer)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate not yet
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         # never the data (it is cut by rank already), never the schedule (it would step W times)
@@ -163,7 +202,9 @@ def check_precision(precision: str, device: str) -> None:
 def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: int) -> str:
     """fp64, fp32, bf16 or fp16; `auto` is what the run was started with, else the faster one.
 
-    model: bare, on any device; its weights and buffers are as before afterwards. Collective.
+    Under FSDP '' where it has none yet, as timing takes the whole model. Collective.
+
+    model: bare, on any device; its weights and buffers are as before afterwards.
     """
     if recipe.optim.precision != "auto":
         return recipe.optim.precision
@@ -171,7 +212,7 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
     precision, timing = "", ""
     if state.is_main_process:
         precision = stored_precision(run_dir)
-        if not precision:
+        if not precision and not fsdp.is_asked_for():
             print("precision = auto: a step is timed in half precision and in fp32", flush=True)
             rows = 2 * (recipe.data.micro_batch or recipe.data.batch_size) // state.num_processes
             times_s = _time_precisions(model, rows, crop_px, state.device)

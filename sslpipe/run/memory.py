@@ -16,6 +16,7 @@ from sslpipe.portable import free_memory_bytes, total_memory_bytes
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.fsdp import is_asked_for
 from sslpipe.run.launch import training_device
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the others compute as weights are
@@ -177,6 +178,9 @@ def warn_of_memory(
     precision, world = recipe.optim.precision, process.world_size
     named = "fp32" if precision == "auto" else precision
     memory = estimate_memory(model, recipe, crop_px, named, world, **modules)
+    if is_asked_for():  # evaluations gather the weights
+        shares = {"gradients": memory.gradients // world, "optimizer": memory.optimizer // world}
+        memory = memory._replace(**shares)
     text = check_memory(memory, recipe, training_device(recipe), world)
     if text is not None and process.rank == 0:
         print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.loader import open_reader
 from sslpipe.distributed import Rank
 from sslpipe.recipe.base import RunConfig
+from sslpipe.run.fsdp import gathered
 from sslpipe.run.health import Alarm, StartAlarm
 from sslpipe.run.log import read_metrics
 
@@ -57,7 +58,8 @@ class Monitor:
         """Embed on all ranks, score on rank 0; the others get no numbers."""
         numbers: dict[str, float] = {}
         for prefix, backbone in self._backbones.items():
-            scores = self._score(backbone, *self._samples, **self._options)
+            with gathered(backbone):
+                scores = self._score(backbone, *self._samples, **self._options)
             numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
         return numbers
 

@@ -23,14 +23,13 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import RunPlan
 from sslpipe.distributed import Rank, agree
 from sslpipe.faults import fault
-from sslpipe.models.sync_batchnorm import sync_batchnorm
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
-from sslpipe.run.launch import start_accelerator, wrap
+from sslpipe.run.launch import place, start_accelerator, wrap
 from sslpipe.run.log import RunLog
 from sslpipe.run.metadata import describe_run
 from sslpipe.run.monitor import Monitor, Score
@@ -98,14 +97,12 @@ class Run:
         self.view_dtype = torch.bfloat16 if rounded else self.dtype
 
     def place(self, module: ModuleT) -> ModuleT:
-        """Return the model on the device, channels_last, its BatchNorms over all processes."""
-        module = module.to(self.device, self.dtype).to(memory_format=torch.channels_last)
-        if self.recipe.batchnorm == "global":
-            return cast(ModuleT, sync_batchnorm(module, self.process.world_size))
-        return module
+        """Return the model on the device, its BatchNorms over all processes; sharded under FSDP."""
+        synchronised = self.recipe.batchnorm == "global"
+        return cast(ModuleT, place(module, self.device, self.dtype, synchronised=synchronised))
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
-        """Wrap the model for DDP (and torch.compile), and the optimizer for the scaler.
+        """Wrap a whole model for DDP (and torch.compile), and the optimizer for the scaler.
 
         Returns:
             The wrapped model, to run; save and read `model` itself. The optimizer to checkpoint.

@@ -44,10 +44,15 @@ def train_and_count(recipe: Path, data: Path, run_dir: Path, *overrides: str):
     return done, counts(events())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])  # two: with the BatchNorm of all ranks
-def test_the_tiny_recipe_trains_to_the_weights_of_a_cpu(ranks, tiny, tmp_path):
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+# two ranks: with the BatchNorm of both, and with half of all weights on each
+@pytest.mark.parametrize(("ranks", "launcher"), [(1, {}), (2, {}), (2, SHARDED)])
+def test_the_tiny_recipe_trains_to_the_weights_of_a_cpu(ranks, launcher, tiny, tmp_path):
     run = tmp_path / "run"
-    for done, table in run_on_cuda(train_and_count, *tiny, run, *OVERRIDES, ranks=ranks):
+    trained = run_on_cuda(train_and_count, *tiny, run, *OVERRIDES, ranks=ranks, env=launcher)
+    for done, table in trained:
         assert done == 3
         assert table["step 1"]["operations"] > 100
         assert ("collectives" in table["step 1"]) == (ranks > 1)

@@ -28,10 +28,10 @@ from sslpipe.run.lock import holder_of
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, command_line, final_weights, write_recipe
+from tests.helpers.runs import ROOT, command_line, final_weights, train_over, write_recipe
 
 LAUNCH = ROOT / "launch"
-PROCESSES = {"cpu2": 2, "cpu4": 4, "gpu1": 1, "gpu8": 8, "nodes": 16}
+PROCESSES = {"cpu2": 2, "cpu4": 4, "gpu1": 1, "gpu8": 8, "nodes": 16, "fsdp": 8}
 
 PROBE = """
 import json, sys
@@ -143,11 +143,30 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
-def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "sharded"),
+    [("FSDP", False), *((name, can) for name in ("DEEPSPEED", "MEGATRON_LM") for can in (0, 1))],
+)
+def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, sharded, monkeypatch):
+    """FSDP where the command is none that trains; the others always."""
     monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
     with pytest.raises(UserError, match=rf"ACCELERATE_USE_{name} = true: .*launch/gpu8\.yaml"):
-        join_processes(cpu=True, timeout_s=10)
+        join_processes(cpu=True, timeout_s=10, sharded=bool(sharded))
+
+
+def test_fsdp_launched_on_a_cpu_shards_the_model_and_trains_the_weights_of_ddp(tmp_path):
+    """The launcher would have accelerate do it, which on a CPU does nothing and says nothing."""
+    data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
+    changes = ("steps=2", "optim.precision=fp64", "run.device=cpu")
+    where = ["--data", str(data), "--run-dir", str(tmp_path / "sharded")]
+    train = ["-m", "sslpipe", "train", str(recipe), *where, *changes]
+    done = run(*launcher("fsdp", "--num_processes", "2"), *train)
+    assert done.returncode == 0, done.stderr
+    assert "FSDP: each of 2 processes holds 5,320 of the 10,640 weights" in done.stdout
+    train_over(2, recipe, data, tmp_path / "ddp", *changes)
+    expected, actual = (final_weights(tmp_path / name) for name in ("ddp", "sharded"))
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, rtol=1e-9, atol=1e-11, msg=key)
 
 
 def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
@@ -208,7 +227,7 @@ def test_two_machines_become_one_group(tmp_path):
 
 
 def test_launches_on_one_machine_take_any_free_port():
-    for name in ("cpu2", "cpu4", "gpu8"):
+    for name in ("cpu2", "cpu4", "gpu8", "fsdp"):
         assert load_config_from_file(str(LAUNCH / f"{name}.yaml")).main_process_port == 0
 
 
@@ -217,7 +236,8 @@ def test_accelerate_reads_the_file_as_meant(name, processes):
     path = LAUNCH / f"{name}.yaml"
     config = load_config_from_file(str(path))
     multi = processes > 1
-    assert config.distributed_type == (DistributedType.MULTI_GPU if multi else DistributedType.NO)
+    kind = DistributedType.MULTI_GPU if multi else DistributedType.NO
+    assert config.distributed_type == (DistributedType.FSDP if name == "fsdp" else kind)
     assert config.num_processes == processes
     assert config.num_machines == (2 if name == "nodes" else 1)
     assert not config.use_cpu  # true starts one process and says nothing
@@ -229,6 +249,7 @@ def test_accelerate_reads_the_file_as_meant(name, processes):
     [
         ("gpu8", [], {"nproc_per_node": "8"}),
         ("gpu8", ["--num_processes", "4"], {"nproc_per_node": "4"}),
+        ("fsdp", [], {"nproc_per_node": "8", "fsdp_version": 2, "fsdp_offload_params": "false"}),
         (
             "nodes",
             ["--machine_rank", "1", "--main_process_ip", "10.0.0.1"],
@@ -253,7 +274,7 @@ def test_the_launcher_would_start_the_right_processes_on_gpus(name, flags, expec
         ["--config_file", str(LAUNCH / f"{name}.yaml"), *flags, "script.py"]
     )
     arguments, _, _ = _validate_launch_command(arguments)
-    assert arguments.multi_gpu
+    assert arguments.use_fsdp if name == "fsdp" else arguments.multi_gpu
     prepare_multi_gpu_env(arguments)
     assert {key: getattr(arguments, key) for key in expected} == expected
 

@@ -1,0 +1,338 @@
+"""A run that FSDP2 shards over two processes is the run of one: its numbers, files and promises."""
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.export.load import load_run
+from sslpipe.models.backbones import small_resnet
+from sslpipe.models.simclr import SimCLR
+from sslpipe.recipe import load_recipe
+from sslpipe.recipe.pretrain import Projector
+from sslpipe.run.checkpoint import latest
+from sslpipe.run.fsdp import check_precision, check_recipe, gathered, shard
+from sslpipe.run.log import read_metrics
+from sslpipe.run.session import Run
+from tests.helpers import finetunes
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import (
+    RECIPE,
+    at_each_step,
+    final_weights,
+    train_from_in_rank,
+    train_in_rank,
+    train_on_equal_views,
+    write_recipe,
+)
+from tests.run.test_guard import poisoned_in_rank
+
+FP64 = ("optim.precision=fp64", "steps=5", "run.monitor_steps=5")
+TOLERANCE = 1e-9  # as in test_invariance
+
+
+def ask_for_fsdp():
+    """As accelerate's launcher does with launch/fsdp.yaml."""
+    os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", FSDP_OFFLOAD_PARAMS="false")
+
+
+def sharded_in_rank(process, *arguments):
+    ask_for_fsdp()
+    return train_on_equal_views(process, *arguments)
+
+
+def sharded_from_in_rank(process, *arguments):
+    ask_for_fsdp()
+    return train_from_in_rank(process, *arguments)
+
+
+def killed_in_rank(process, point, fn, *arguments):
+    os.environ["SSLPIPE_FAULT"] = point
+    fn(process, *arguments)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
+
+
+def assert_same_run(expected_dir, run_dir):
+    expected, actual = read_metrics(expected_dir), read_metrics(run_dir)
+    for a, b in zip(expected, actual, strict=True):
+        assert (a["step"], a["lr"]) == (b["step"], b["lr"])
+        for key in ("loss", "grad_norm", "alignment", "effective_rank"):
+            assert b[key] == pytest.approx(a[key], rel=TOLERANCE)
+    assert_close(tensors_of(latest(expected_dir)), tensors_of(latest(run_dir)))
+    one, two = (load_run(folder).backbone.state_dict() for folder in (expected_dir, run_dir))
+    for key, value in one.items():  # what is exported and evaluated
+        torch.testing.assert_close(two[key], value, rtol=1e-5, atol=1e-7, msg=key)
+
+
+def tensors_of(checkpoint):
+    """Everything in a checkpoint, by its place there."""
+    states = torch.load(checkpoint / "parts.pt", weights_only=True)
+    moments = states["optimizer"]["state"]
+    return final_weights(checkpoint.parents[1]) | {
+        f"{number}.{name}": value
+        for number, values in moments.items()
+        for name, value in values.items()
+    }
+
+
+def assert_close(expected, actual):
+    assert expected.keys() == actual.keys()
+    for key, value in expected.items():
+        assert type(actual[key]) is type(value) is torch.Tensor, key  # whole
+        torch.testing.assert_close(actual[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("optim.kind=sgd", "optim.nesterov=true", "optim.clip_norm=0.5"),
+        ("optim.kind=adamw", "optim.peak_lr=0.001", "optim.decay_one_dim=true"),
+        ("optim.kind=lars", "optim.peak_lr=0.5", "data.micro_batch=4"),
+    ],
+)
+def test_two_shards_train_what_one_process_trains(data, tmp_path, changes):
+    recipe = write_recipe(tmp_path)
+    for name, fn, world in (("one", train_on_equal_views, 1), ("two", sharded_in_rank, 2)):
+        arguments = str(recipe), str(data), str(tmp_path / name), *FP64, *changes
+        run_processes(fn, world, *arguments)
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    evals = [read_metrics(tmp_path / name, "eval")[-1] for name in ("one", "two")]
+    assert evals[0]["holdout_knn"] == evals[1]["holdout_knn"]
+
+
+def test_nor_does_a_tuned_run_change(data, tmp_path):
+    """Frozen blocks and statistics, decay towards the start, rates of their own."""
+    recipe = write_recipe(tmp_path)
+    train_arguments = str(recipe), str(data), str(tmp_path / "start"), "steps=2"
+    run_processes(train_on_equal_views, 1, *train_arguments)
+    tune = "tune={batchnorm='frozen', last_blocks=2, l2_to_init=0.1, layer_decay=0.5}"
+    for name, fn, world in (("one", train_from_in_rank, 1), ("two", sharded_from_in_rank, 2)):
+        arguments = str(tmp_path / "start"), str(recipe), str(data), str(tmp_path / name)
+        run_processes(fn, world, *arguments, *FP64, tune)
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    first = [read_metrics(tmp_path / name, "eval")[0] for name in ("one", "two")]
+    assert first[0]["step"] == 0  # before the model has been called in training
+    assert first[0]["holdout_knn"] == first[1]["holdout_knn"]
+
+
+def test_checkpoints_go_from_layout_to_layout(data, tmp_path):
+    """Two shards, one process, two shards, DDP; killed in between. The digest is one."""
+    recipe = write_recipe(tmp_path)
+    settings = ("optim.precision=fp64", "optim.kind=adamw", "optim.clip_norm=0.5", "steps=8")
+    settings += ("run.save_steps=2", "optim.warmup_steps=2", "optim.peak_lr=0.001")
+    run_dir = tmp_path / "moved"
+    arguments = str(recipe), str(data), str(run_dir), *settings
+    layouts = ((sharded_in_rank, 2), (train_on_equal_views, 1), (sharded_in_rank, 2))
+    for number, (fn, world) in enumerate(layouts):
+        point = f"train.step:{3 if number == 0 else 4}"  # two steps behind a checkpoint at most
+        with pytest.raises(AssertionError, match="ended without a word"):
+            run_processes(killed_in_rank, world, point, fn, *arguments)
+        assert latest(run_dir).name == f"step-{2 * (number + 1):08d}"
+    run_processes(train_on_equal_views, 2, *arguments)
+    starts = [line["step"] for line in read_metrics(run_dir, "start")]
+    assert starts == [0, 2, 4, 6]
+    straight = tmp_path / "straight"
+    run_processes(train_on_equal_views, 1, str(recipe), str(data), str(straight), *settings)
+    assert_close(tensors_of(latest(straight)), tensors_of(latest(run_dir)))
+    groups = [
+        torch.load(latest(folder) / "parts.pt", weights_only=True)["optimizer"]["param_groups"]
+        for folder in (straight, run_dir)
+    ]
+    assert groups[0] == groups[1]  # who computed the last steps has left no trace
+
+
+def poisoned_shard_in_rank(process, step, *arguments):
+    """At one step, the last rank's own part of one gradient is NaN; every loss is finite."""
+    original, calls = Run.backward, []
+
+    def backward(self, loss):
+        original(self, loss)
+        if len(calls) == step and process.rank == process.world_size - 1:
+            part = next(self._model.parameters()).grad.to_local()
+            assert part.numel()
+            part.view(-1)[0] = float("nan")
+        calls.append(1)
+
+    Run.backward = backward  # this process ends with the call
+    return sharded_in_rank(process, *arguments)
+
+
+def poisoned_views_in_rank(process, step, *arguments):
+    ask_for_fsdp()
+    return poisoned_in_rank(process, (step,), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("poison", "optimizer"), [(poisoned_shard_in_rank, "adamw"), (poisoned_views_in_rank, "lars")]
+)
+def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path, poison, optimizer):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    settings = ("steps=4", "run.save_steps=1", "run.keep_checkpoints=4", f"optim.kind={optimizer}")
+    run_processes(poison, 2, 2, str(recipe), str(data), str(run_dir), *settings)
+    folders = sorted((run_dir / "checkpoints").glob("step-*"))
+    _, before, after, last = (
+        torch.load(folder / "parts.pt", weights_only=True)["optimizer"]["state"]
+        for folder in folders
+    )
+    for number, values in before.items():  # nor any moment of the optimizer
+        assert all(torch.equal(after[number][name], value) for name, value in values.items())
+        assert not all(torch.equal(last[number][name], value) for name, value in values.items())
+        assert all(bool(value.isfinite().all()) for value in last[number].values())
+    lines = read_metrics(run_dir)
+    assert [line["skipped_steps"] for line in lines] == [0, 0, 1, 1]
+    assert (lines[2]["loss"] is None) == (poison is poisoned_views_in_rank)
+    for rank in range(2):
+        (line,) = (run_dir / f"bad_steps.{rank}.jsonl").read_text().splitlines()
+        assert json.loads(line)["step"] == 2
+
+
+def held_in_rank(process, *arguments):
+    """How many numbers of weights and moments this process holds before the last step."""
+    found = {}
+
+    def count(step, batch):
+        found.update(numbers=[numel(weights), numel(moments(optimizers[0]))])
+
+    def numel(tensors):  # with what else is kept for a tensor that is a view
+        storages = [each.to_local().untyped_storage() for each in tensors]
+        return sum(storage.nbytes() // 4 for storage in storages)
+
+    def moments(optimizer):
+        return [x for values in optimizer.state.values() for x in values.values() if x.ndim]
+
+    weights, optimizers = [], []
+    prepare = Run.prepare
+
+    def prepared(self, model, optimizer):
+        weights.extend(model.parameters())
+        optimizers.append(optimizer)
+        return prepare(self, model, optimizer)
+
+    Run.prepare = prepared
+    at_each_step(count)
+    ask_for_fsdp()
+    train_in_rank(process, *arguments)
+    return found["numbers"], sum(weight.numel() for weight in weights)
+
+
+def test_a_process_holds_half_of_everything(data, tmp_path):
+    """Also in a run that was resumed from whole tensors."""
+    arguments = str(write_recipe(tmp_path)), str(data), str(tmp_path / "run"), "optim.kind=adamw"
+    arguments += ("steps=4", "run.save_steps=2")
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(killed_in_rank, 2, "train.step:3", sharded_in_rank, *arguments)
+    ranks = run_processes(held_in_rank, 2, *arguments)
+    assert ranks == [([10640 // 2, 10640], 10640)] * 2
+
+
+def unequal_calls_in_rank(process):
+    """Outputs of a sharded model that ranks call unequally often, its types within and after."""
+    torch.manual_seed(0)
+    model = SimCLR(small_resnet((8, 16)), Projector(hidden_dim=16, out_dim=8)).eval()
+    images = torch.rand(2, 3, 16, 16)
+    expected = model.backbone(images).detach()
+    shard(model, torch.device("cpu"))
+    kinds = []
+    with gathered(model.backbone), torch.no_grad():
+        for _ in range(1 + process.rank):  # with a collective in each, this would hang
+            assert torch.equal(model.backbone(images), expected)
+        kinds.append({type(p).__name__ for p in model.backbone.parameters()})
+    kinds.append({type(p).__name__ for p in model.parameters()})
+    model(images).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    return kinds
+
+
+def test_gathered_weights_take_unequal_numbers_of_batches():
+    for within, after in run_processes(unequal_calls_in_rank, 2, timeout_s=60):
+        assert within == {"Parameter"}
+        assert after == {"DTensor"}
+
+
+# what is refused, in one line, before anything is written
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (("momentum.start=0.99",), r"\[momentum\]"),
+        (("optim.ema=0.9",), "optim.ema = 0.9"),
+        (("optim.gradient_compression=bf16",), "optim.gradient_compression = 'bf16'"),
+        (("run.compile=true",), "run.compile = true"),
+        (("run.cuda_graph=true",), "run.cuda_graph = true"),
+        (("tune.projector_first_steps=3",), "tune.projector_first_steps = 3"),
+    ],
+)
+def test_a_setting_that_cannot_be_sharded_is_refused_by_name(asked, tmp_path, changes, named):
+    recipe = load_recipe(write_recipe(tmp_path), changes)
+    with pytest.raises(RecipeError, match=rf"^{named} is not there under FSDP; leave it out, or "):
+        check_recipe(recipe)
+    asked.setenv("WORLD_SIZE", "1")  # then nothing is sharded
+    check_recipe(recipe)
+
+
+def test_so_are_finetunings(asked, tmp_path):
+    with pytest.raises(RecipeError, match=r"\[sampler\]: a fine-tuning cannot be sharded by FSDP"):
+        check_recipe(load_recipe(finetunes.write_recipe(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "remedy"),
+    [
+        ("FSDP_VERSION", "1", "fsdp_version: 1 is not there; set fsdp_version: 2"),
+        ("FSDP_OFFLOAD_PARAMS", "true", "set fsdp_offload_params: false"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "set fsdp_activation_checkpointing: false"),
+        ("FSDP_RESHARD_AFTER_FORWARD", "false", "set fsdp_reshard_after_forward: true"),
+        ("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT", "set fsdp_state_dict_type: FULL_STATE"),
+        ("FSDP_AUTO_WRAP_POLICY", "NO_WRAP", "leave it out, as launch/fsdp.yaml does"),
+    ],
+)
+def test_a_setting_of_the_launcher_that_has_no_effect_is_refused(
+    asked, tmp_path, variable, value, remedy
+):
+    recipe = load_recipe(write_recipe(tmp_path))
+    check_recipe(recipe)
+    asked.setenv(variable, value)
+    with pytest.raises(UserError, match=remedy):
+        check_recipe(recipe)
+
+
+def test_a_precision_that_is_timed_or_scaled_is_refused(asked):
+    with pytest.raises(RecipeError, match=r"optim\.precision = 'fp16' is not there under FSDP"):
+        check_precision("fp16")
+    for precision in ("fp32", "bf16", "fp64"):
+        check_precision(precision)
+
+
+def test_a_new_run_says_its_precision_and_a_resumed_one_has_it(data, tmp_path):
+    recipe = write_recipe(tmp_path, RECIPE.replace('precision = "fp32"\n', ""))
+    arguments = str(recipe), str(data), str(tmp_path / "run"), "steps=2", "run.save_steps=1"
+    with pytest.raises(AssertionError, match=r"optim\.precision = 'auto' times the whole model"):
+        run_processes(sharded_in_rank, 2, *arguments)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(killed_in_rank, 1, "train.step:2", train_on_equal_views, *arguments)
+    assert [done for done, _ in run_processes(sharded_in_rank, 2, *arguments)] == [2, 2]
+
+
+def test_a_parameter_without_dimensions_is_refused_by_name():
+    model = nn.Module()
+    model.backbone = nn.Linear(2, 2)
+    model.backbone.gain = nn.Parameter(torch.ones(()))
+    with pytest.raises(RecipeError, match=r"its parameter backbone\.gain is a single number"):
+        shard(model, torch.device("cpu"))
