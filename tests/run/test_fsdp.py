@@ -123,6 +123,23 @@ def test_nor_does_a_tuned_run_change(data, tmp_path):
     assert first[0]["holdout_knn"] == first[1]["holdout_knn"]
 
 
+def test_bf16_rounds_what_ddp_rounds(data, tmp_path):
+    """In float32 they would differ more: autocast reaches the sharded model."""
+    recipe = write_recipe(tmp_path)
+    arguments = str(recipe), str(data)
+    settings = ("optim.precision=bf16", "steps=3", "run.save_steps=3")
+    for name, fn in (("ddp", train_on_equal_views), ("sharded", sharded_in_rank)):
+        run_processes(fn, 2, *arguments, str(tmp_path / name), *settings)
+    run_processes(sharded_in_rank, 2, *arguments, str(tmp_path / "fp32"), *settings[1:])
+    losses = {
+        name: torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
+        for name in ("ddp", "sharded", "fp32")
+    }
+    apart = (losses["ddp"] - losses["sharded"]).abs().max()
+    assert apart < 1e-4
+    assert (losses["fp32"] - losses["sharded"]).abs().max() > 1e-3
+
+
 def test_checkpoints_go_from_layout_to_layout(data, tmp_path):
     """Two shards, one process, two shards, DDP; killed in between. The digest is one."""
     recipe = write_recipe(tmp_path)
