@@ -1,6 +1,9 @@
 """Pairs of samples that may be one picture, by descriptors or by features; exact, in tiles."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,64 +16,159 @@ from sslpipe.evaluation.neighbours import nearest
 from sslpipe.precision import full_float32
 
 Integers = NDArray[np.int64]
+Floats = NDArray[np.float32]
 TILE_ROWS, TILE_COLUMNS = 32, 4096  # of similarities, twice 512 KiB: a core's cache
 QUERIES = 2**15  # features searched at a time, for which the bank is rounded anew
-NEIGHBOURS = 5  # of each picture; more stand in a group through those
+NEIGHBOURS = 5  # of each picture, at first; see `duplicates.find_duplicates`
 WIDER, WIDER_SHARE = 64, 1 / 64  # of each picture, by few views: at least, and of all
 LEAST_SIMILAR = 0.6  # cosine of descriptors below which nothing was a duplicate
 
 # the lowest 5 x 5 frequencies, but the mean, of which a descriptor knows nothing
-_LOW = np.flatnonzero(np.add.outer(np.arange(FREQUENCIES) < 5, np.arange(FREQUENCIES) < 5) == 2)[1:]
+_FEW = np.arange(FREQUENCIES) < 5
+_LOW = np.flatnonzero(np.logical_and.outer(_FEW, _FEW))[1:]
 
 
-def by_descriptors(
-    pictures: Pictures,
-    k: int = NEIGHBOURS,
-    least: float = LEAST_SIMILAR,
-    *,
-    progress: Callable[[int], None] | None = None,
-) -> Integers:
-    """Pair each sample with those whose whole picture is most like one of its views.
+class Search(Protocol):
+    """Names the samples that may be the same picture as some samples."""
+
+    def pairs(self, samples: Integers, k: int) -> Integers:
+        """Pair each of some samples, ascending, with its k nearest.
+
+        Returns:
+            (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
+        """
+
+
+class ByDescriptors(NamedTuple):
+    """Search of the samples whose whole picture is most like a view of another.
 
     Of each picture, WIDER are searched among all, by the low frequencies of its COARSE views; of
-    those, the k that are most like any view stay.
+    those, the k that are most like any view stay. Sums are of whole numbers and exact, so that
+    neither tiles nor threads change a pair.
 
     Args:
-        pictures: Whose descriptors are compared.
-        k: Neighbours of a picture.
+        pictures: M, whose descriptors are compared.
+        low: (14, M) and (10, M), even and odd low frequencies of the wholes.
+        whole: (M, 32) twice, even and odd frequencies of the wholes, float32.
+        num_workers: Threads that search; 0: the caller does.
         least: Cosine that a neighbour has at least.
-        progress: Called with the number of pictures of each tile.
-
-    Returns:
-        (P, 2) int64 rows of samples, each pair once, the lower row first, in order. Sums are of
-        whole numbers and exact, so that neither tiles nor threads change a pair.
     """
-    count = len(pictures.sample)
-    low = rounded(pictures.descriptors[:, COARSE][:, :, _LOW].astype(np.float32))
-    even, odd = _halves(torch.from_numpy(low))  # (count, views, 14), (count, views, 10)
-    bank = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()
-    pairs = [np.zeros((0, 2), np.int64)]
-    wide = min(max(WIDER, int(WIDER_SHARE * count)), count - 1)
-    best = torch.empty(TILE_ROWS, count)
-    for start in range(0, count if wide > 0 else 0, TILE_ROWS):
-        part = slice(start, min(start + TILE_ROWS, count))
-        alike = best[: part.stop - start]
-        _most_alike(even[part], odd[part], bank, alike)
-        own = torch.arange(len(alike))
-        alike[own, start + own] = -torch.inf
+
+    pictures: Pictures
+    low: tuple[Tensor, Tensor]
+    whole: tuple[Floats, Floats]
+    num_workers: int
+    least: float
+
+    @classmethod
+    def of(
+        cls, pictures: Pictures, *, num_workers: int = 2, least: float = LEAST_SIMILAR
+    ) -> "ByDescriptors":
+        """Prepare the search of some pictures."""
+        wholes = pictures.descriptors[:, FULL]
+        even, odd = _low_halves(wholes[:, None])
+        whole = wholes[:, EVEN].astype(np.float32), wholes[:, ~EVEN].astype(np.float32)
+        low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()
+        return cls(pictures, low, whole, num_workers, least)
+
+    def pairs(self, samples: Integers, k: int) -> Integers:
+        """Pair each of some samples with its k nearest; see `Search`."""
+        rows = np.flatnonzero(np.isin(self.pictures.sample, samples))
+        parts = [rows[at : at + TILE_ROWS] for at in range(0, len(rows), TILE_ROWS)]
+
+        def near(part: Integers) -> Integers:
+            return self._near(part, k)
+
+        with full_float32(), _one_thread_an_operation():
+            if self.num_workers:
+                with ThreadPoolExecutor(self.num_workers, "sslpipe-search") as pool:
+                    found = list(pool.map(near, parts))
+            else:
+                found = [near(part) for part in parts]
+        return each_once([np.zeros((0, 2), np.int64), *found])
+
+    def _near(self, part: Integers, k: int) -> Integers:
+        """Pair the samples of some pictures with their k nearest. -> (n k or fewer, 2)."""
+        count = len(self.pictures.sample)
+        wide = min(max(WIDER, int(WIDER_SHARE * count), 4 * k), count - 1)
+        if wide < 1:
+            return np.zeros((0, 2), np.int64)
+        alike = torch.empty(len(part), count)
+        descriptors = self.pictures.descriptors[part]
+        _most_alike(*_low_halves(descriptors[:, COARSE]), self.low, alike)
         near = alike.numpy()
-        floor = np.partition(near, count - wide, axis=1)[:, count - wide]
-        pairs += [
-            _finest(pictures, start + row, np.flatnonzero(near[row] >= floor[row]), k, least)
-            for row in range(len(alike))
-        ]
-        if progress is not None:
-            progress(len(alike))
-    return _each_once(np.concatenate(pairs))
+        near[np.arange(len(part)), part] = -np.inf
+        floors = _floors(near, wide)
+        views = descriptors.astype(np.float32)
+        halves = views[:, :, EVEN], views[:, :, ~EVEN]
+        return np.concatenate(
+            [
+                self._finest(
+                    row, (halves[0][i], halves[1][i]), np.flatnonzero(near[i] >= floors[i]), k
+                )
+                for i, row in enumerate(part.tolist())
+            ]
+        )
+
+    def _finest(self, row: int, views: Sequence[Floats], near: Integers, k: int) -> Integers:
+        """Of a picture's neighbours, keep the k most like any of its views, as samples. (k, 2)."""
+        even, odd = (
+            own @ whole[near].T for own, whole in zip(views, self.whole, strict=True)
+        )  # (VIEWS, near)
+        np.abs(odd, out=odd)
+        even += odd
+        alike = even.max(0)
+        sample = self.pictures.sample[row]
+        others = self.pictures.sample[near]
+        alike[others == sample] = 0
+        if len(near) > k:
+            kept = np.flatnonzero(alike >= np.partition(alike, len(near) - k)[len(near) - k])
+            near, others, alike = near[kept], others[kept], alike[kept]
+        order = np.lexsort((near, -alike))[:k]
+        kept = others[order[alike[order] >= self.least * LEVELS**2]]
+        return np.stack([np.full(len(kept), sample), kept], 1)
 
 
-def _halves(low: Tensor) -> tuple[Tensor, Tensor]:
-    """Even and odd horizontal frequencies as float32. (n, views, 24) int8 -> two of them."""
+class ByFeatures(NamedTuple):
+    """Search of the samples whose features are most like those of another, by cosine.
+
+    Args:
+        features: (M, F) float32, any scale.
+        samples: (M,) int64, whose they are, ascending.
+    """
+
+    features: Tensor
+    samples: Integers
+
+    @classmethod
+    def of(cls, features: Tensor, samples: Integers) -> "ByFeatures":
+        """Search some samples; features are those of all."""
+        some = len(samples) < len(features)
+        return cls(features[torch.from_numpy(samples)] if some else features, samples)
+
+    def pairs(self, samples: Integers, k: int) -> Integers:
+        """Pair each of some samples with its k nearest; see `Search`."""
+        rows = torch.from_numpy(np.searchsorted(self.samples, samples))
+        k, pairs = min(k, len(self.samples) - 1), [np.zeros((0, 2), np.int64)]
+        ids = torch.arange(len(self.samples))
+        for part in torch.split(rows, QUERIES) if k > 0 else ():
+            near = nearest(
+                self.features, self.features[part], k, bank_ids=ids, query_ids=part
+            ).indices
+            both = torch.stack([part[:, None].expand_as(near), near], 2).reshape(-1, 2)
+            pairs.append(self.samples[both.numpy()])
+        return each_once(pairs)
+
+
+def each_once(pairs: list[Integers]) -> Integers:
+    """Join lists of pairs, (P, 2) each: each pair once, the lower row first, in order."""
+    found: Integers = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
+    return found
+
+
+def _low_halves(descriptors: NDArray[np.int8]) -> tuple[Tensor, Tensor]:
+    """Even and odd low frequencies of views. (n, v, 64) -> (n, v, 14), (n, v, 10), length 127."""
+    low = torch.from_numpy(rounded(descriptors[:, :, _LOW].astype(np.float32)))
     even = torch.from_numpy(EVEN[_LOW])
     return low[..., even].float(), low[..., ~even].float()
 
@@ -85,30 +183,40 @@ def _most_alike(even: Tensor, odd: Tensor, bank: tuple[Tensor, Tensor], out: Ten
         out: (n, N).
     """
     buffer = torch.empty(len(even) * TILE_COLUMNS)
-    with full_float32():
-        for first in range(0, out.shape[1], TILE_COLUMNS):
-            tile = out[:, first : first + TILE_COLUMNS]
-            columns = [half[:, first : first + TILE_COLUMNS] for half in bank]
-            similar = buffer[: tile.numel()].view(tile.shape)
-            for view in range(even.shape[1]):
-                # the same, or mirrored: the odd frequencies with either sign
-                torch.mm(odd[:, view], columns[1], out=similar).abs_()
-                similar.addmm_(even[:, view], columns[0])
-                torch.maximum(tile, similar, out=tile) if view else tile.copy_(similar)
+    for first in range(0, out.shape[1], TILE_COLUMNS):
+        tile = out[:, first : first + TILE_COLUMNS]
+        columns = [half[:, first : first + TILE_COLUMNS] for half in bank]
+        similar = buffer[: tile.numel()].view(tile.shape)
+        for view in range(even.shape[1]):
+            # the same, or mirrored: the odd frequencies with either sign
+            torch.mm(odd[:, view], columns[1], out=similar).abs_()
+            similar.addmm_(even[:, view], columns[0])
+            torch.maximum(tile, similar, out=tile) if view else tile.copy_(similar)
 
 
-def _finest(pictures: Pictures, row: int, near: Integers, k: int, least: float) -> Integers:
-    """Of a picture's neighbours, keep the k most like any of its views, as samples. -> (k, 2)."""
-    views = pictures.descriptors[row].astype(np.float32)  # (VIEWS, 64)
-    others = pictures.descriptors[near, FULL].astype(np.float32)  # (near, 64)
-    alike = (views[:, EVEN] @ others[:, EVEN].T + np.abs(views[:, ~EVEN] @ others[:, ~EVEN].T)).max(
-        0
-    )
-    samples = pictures.sample[near]
-    alike[samples == pictures.sample[row]] = 0
-    order = np.lexsort((near, -alike))[:k]
-    kept = samples[order[alike[order] >= least * LEVELS**2]]
-    return np.stack([np.full(len(kept), pictures.sample[row]), kept], 1)
+def _floors(rows: Floats, wide: int) -> Floats:
+    """Numbers that at least `wide` of each row are not below, and few more. (n, N) -> (n,)."""
+    # maxima of eight: few of the largest are in one of them
+    folds = 1
+    while folds < 8 and rows.shape[1] // (2 * folds) >= 4 * wide:
+        folds *= 2
+    width = rows.shape[1] // folds
+    maxima = rows[:, :width].copy() if folds > 1 else rows
+    for fold in range(1, folds):
+        np.maximum(maxima, rows[:, fold * width : (fold + 1) * width], out=maxima)
+    floors: Floats = np.partition(maxima, width - wide, axis=1)[:, width - wide]
+    return floors
+
+
+@contextmanager
+def _one_thread_an_operation() -> Iterator[None]:
+    """Let torch's operations keep to the threads that call them: tiles are shared out instead."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def similarities(
@@ -124,28 +232,3 @@ def similarities(
     other = descriptors[part, FULL].astype(np.float32)[:, :, None]  # (P, 64, 1)
     even, odd = ((views[:, :, own] @ other[:, own])[:, :, 0] for own in (EVEN, ~EVEN))
     return even / LEVELS**2, odd / LEVELS**2
-
-
-def by_features(features: Tensor, k: int = NEIGHBOURS) -> Integers:
-    """Pair each sample with its nearest ones by cosine.
-
-    Args:
-        features: (N, F) float32, any scale.
-        k: Neighbours of a sample.
-
-    Returns:
-        (P, 2) int64 rows, each pair once, the lower row first, in order.
-    """
-    count, pairs = len(features), []
-    k = min(k, count - 1)
-    ids = torch.arange(count)
-    for start in range(0, count if k > 0 else 0, QUERIES):
-        part = slice(start, start + QUERIES)
-        near = nearest(features, features[part], k, bank_ids=ids, query_ids=ids[part]).indices
-        pairs.append(torch.stack([ids[part, None].expand_as(near), near], 2).reshape(-1, 2))
-    return _each_once(torch.cat([torch.zeros(0, 2, dtype=torch.int64), *pairs]).numpy())
-
-
-def _each_once(pairs: Integers) -> Integers:
-    found: Integers = np.unique(np.sort(pairs, axis=1), axis=0)
-    return found

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from sslpipe.curate.candidates import by_descriptors, by_features
+from sslpipe.curate.candidates import (
+    NEIGHBOURS,
+    ByDescriptors,
+    ByFeatures,
+    Search,
+    each_once,
+)
 from sslpipe.curate.groups import (
     BYTES,
     CROPPED,
@@ -33,6 +39,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 PART_PAIRS = 256  # compared by their pixels at a time, in a thread
+WIDENING, MOST_NEIGHBOURS = 4, 80  # more candidates at a time, and at most
 
 
 class Limits(NamedTuple):
@@ -101,19 +108,34 @@ def find_duplicates(
     first = np.ones(len(samples), bool)
     first[exact.second] = False  # of equal pixels one is enough
     rows = np.flatnonzero(first)
+    search: Search
     if features is None:
-        pairs = by_descriptors(samples.pictures.of_some(first))
+        search = ByDescriptors.of(samples.pictures.of_some(first), num_workers=num_workers)
     else:
-        pairs = rows[by_features(features[torch.from_numpy(rows)])]
-    verdicts = compare_all(samples, pairs, num_workers=num_workers, progress=progress)
+        search = ByFeatures.of(features, rows)
+
+    def look(pairs: Integers) -> Verdicts:
+        return compare_all(samples, pairs, num_workers=num_workers, progress=progress)
+
+    # candidates; more of them where all may be the same picture, until one is certainly another
+    k, pairs = NEIGHBOURS, search.pairs(rows, NEIGHBOURS)
+    verdicts = look(pairs)
     worst = worst_rests(pairs, verdicts, len(samples))
+    crowded = waiting = _crowded_rows(_others(verdicts, limits), pairs, len(samples))
+    while waiting.any() and k < min(MOST_NEIGHBOURS, len(rows) - 1):
+        k *= WIDENING
+        more = _unknown(search.pairs(np.flatnonzero(waiting), k), pairs)
+        pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
+        waiting = waiting & _crowded_rows(_others(verdicts, limits), pairs, len(samples))
+    # of those, the nearest other picture says how near another one is
+    others = np.flatnonzero(_others(verdicts, limits))
+    least = _least_rests(pairs[others], verdicts.of(others), len(samples))
+    worst = np.where(crowded, least, worst)
     near = accepted_pairs(pairs, verdicts, worst, limits)
     # pairs that the search did not name, to the centres of what hangs together
-    more = _to_centres(pairs, near, len(samples))
+    more = _unknown(_to_centres(pairs[near], len(samples)), pairs)
     if len(more):
-        pairs = np.concatenate([pairs, more])
-        again = compare_all(samples, more, num_workers=num_workers)
-        verdicts = _concatenated([verdicts, again])
+        pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
         near = accepted_pairs(pairs, verdicts, worst, limits)
     found = Pairs(
         pairs[near, 0], pairs[near, 1], _kinds(verdicts, near, limits), verdicts.best()[near]
@@ -183,15 +205,42 @@ def _rests(verdicts: Verdicts) -> Floats:
     return rests
 
 
+def _others(verdicts: Verdicts, limits: Limits) -> NDArray[np.bool_]:
+    """Say which pairs are certainly not one picture, (P,)."""
+    most = np.array([[limits.rest], [limits.overlay_rest]])
+    others: NDArray[np.bool_] = (_rests(verdicts) > most).all(0)
+    return others
+
+
+def _crowded_rows(others: NDArray[np.bool_], pairs: Integers, rows: int) -> NDArray[np.bool_]:
+    """Say of which rows every candidate may be the same picture, (N,)."""
+    crowded = np.zeros(rows, bool)
+    crowded[pairs] = True
+    crowded[pairs[others]] = False
+    return crowded
+
+
 def worst_rests(pairs: Integers, verdicts: Verdicts, rows: int) -> Floats:
     """The largest rest among each row's candidates, (2, N); 1 for a row with a single one."""
     worst = np.zeros((2, rows), np.float32)
-    for side in (0, 1):
-        for rest, of_row in zip(_rests(verdicts), worst, strict=True):
-            np.maximum.at(of_row, pairs[:, side], rest)
+    _of_rows(np.maximum, pairs, _rests(verdicts), worst)
     counts = np.bincount(pairs.ravel(), minlength=rows)
     worst[:, counts < 2] = 1
     return worst
+
+
+def _least_rests(pairs: Integers, verdicts: Verdicts, rows: int) -> Floats:
+    """The least rest of some pairs of each row, (2, N); 1 for a row without one."""
+    least = np.ones((2, rows), np.float32)
+    _of_rows(np.minimum, pairs, _rests(verdicts), least)
+    return least
+
+
+def _of_rows(reduce: np.ufunc, pairs: Integers, rests: Floats, out: Floats) -> None:
+    """Reduce the rests of pairs, (2, P), to their rows, (2, N)."""
+    for side in (0, 1):
+        for rest, of_row in zip(rests, out, strict=True):
+            reduce.at(of_row, pairs[:, side], rest)
 
 
 def _limits(pairs: Integers, worst: Floats, limits: Limits) -> Floats:
@@ -220,9 +269,8 @@ def _kinds(verdicts: Verdicts, rows: NDArray[np.bool_], limits: Limits) -> Integ
     return np.where(overlaid, OVERLAID, kinds).astype(np.int64)
 
 
-def _to_centres(pairs: Integers, near: NDArray[np.bool_], rows: int) -> Integers:
-    """Pairs of each row with the most connected one that it hangs together with; new ones only."""
-    found = pairs[near]
+def _to_centres(found: Integers, rows: int) -> Integers:
+    """Pair each row with the most connected one that it hangs together with by pairs, (P, 2)."""
     graph = coo_array((np.ones(len(found)), (found[:, 0], found[:, 1])), shape=(rows, rows))
     count, label = connected_components(graph, directed=False)
     degree = np.bincount(found.ravel(), minlength=rows)
@@ -231,10 +279,14 @@ def _to_centres(pairs: Integers, near: NDArray[np.bool_], rows: int) -> Integers
     heads = np.unique(label[order], return_index=True)[1]
     centre[label[order][heads]] = order[heads]
     members = np.flatnonzero(degree)
-    wanted = np.sort(np.stack([members, centre[label[members]]], 1), axis=1)
-    wanted = wanted[wanted[:, 0] != wanted[:, 1]]
-    known = set(map(tuple, pairs.tolist()))
-    new = [pair for pair in np.unique(wanted, axis=0).tolist() if tuple(pair) not in known]
+    wanted = np.stack([members, centre[label[members]]], 1)
+    return each_once([wanted[wanted[:, 0] != wanted[:, 1]]])
+
+
+def _unknown(wanted: Integers, known: Integers) -> Integers:
+    """Return the pairs that are not known yet, (P, 2), both with the lower row first."""
+    have = set(map(tuple, known.tolist()))
+    new = [pair for pair in wanted.tolist() if tuple(pair) not in have]
     return np.array(new, np.int64).reshape(-1, 2)
 
 

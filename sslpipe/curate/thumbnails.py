@@ -23,7 +23,9 @@ CROP = 0.9  # of each side
 _STARTS = (0.0, 0.025, 0.05, 0.075, 0.1)  # of crops, on either axis
 VIEWS = 1 + len(_STARTS) ** 2
 FULL = 0  # the view that is the whole
-COARSE = (0, 1, 5, 13, 21, 25)  # views that are searched among all: whole, corners, centre
+# views that are searched among all: the whole, and crops at the corners, the edges' middles and the
+# centre; with fewer, one in thirty crops of 20,000 garments was not among the WIDER of its source
+COARSE = (0, 1, 3, 5, 11, 13, 15, 21, 23, 25)
 MOST_FRAME = 0.09  # of a side; what is wider belongs to the picture
 _FRAME_LEVELS = 6  # that a frame's pixels differ, at most
 WIDTH = FREQUENCIES**2  # of a descriptor
@@ -81,8 +83,8 @@ def luminance(thumbs: NDArray[Any]) -> Floats:
     return luma
 
 
-def resampling(start: float, size: float, px: int) -> Floats:
-    """Return the matrix that resamples a part of an axis of a thumbnail, (px, 64) float32.
+def resampling(start: float, size: float, px: int, of_px: int = THUMB_PX) -> Floats:
+    """Return the matrix that resamples a part of an axis of a thumbnail, (px, of_px) float32.
 
     A triangle as wide as two target pixels, at least two of the thumbnail's, as Pillow's.
 
@@ -90,10 +92,11 @@ def resampling(start: float, size: float, px: int) -> Floats:
         start: Of the part, as a share of the axis.
         size: Of the part, as a share.
         px: Target pixels.
+        of_px: Pixels of the axis.
     """
-    step = size * THUMB_PX / px
-    centres = start * THUMB_PX + (np.arange(px) + 0.5) * step
-    far = np.abs(np.arange(THUMB_PX) + 0.5 - centres[:, None]) / max(step, 1.0)
+    step = size * of_px / px
+    centres = start * of_px + (np.arange(px) + 0.5) * step
+    far = np.abs(np.arange(of_px) + 0.5 - centres[:, None]) / max(step, 1.0)
     weights = np.maximum(0.0, 1.0 - far)
     whole: Floats = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     return whole

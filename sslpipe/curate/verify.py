@@ -11,6 +11,7 @@ Source:
     bias of Baker, Gross and Matthews 2003, CMU-RI-TR-03-35; the Laplacian stands for sharpness.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,18 +19,24 @@ from numpy.typing import NDArray
 
 from sslpipe.curate.candidates import similarities
 from sslpipe.curate.scan import Pictures
-from sslpipe.curate.thumbnails import FULL, THUMB_PX, VIEW_BOXES, VIEWS, luminance, resampling
+from sslpipe.curate.thumbnails import FULL, VIEW_BOXES, VIEWS, luminance, resampling
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 GRID_PX = 32  # pictures are compared on a grid of as many
+COARSE_PX = 16  # and before that, most of them refused, on one of as many
 SIMILAR = 0.7  # least cosine of a view and a whole with which pictures are compared
-PROMISING = (0.85, 0.9, 0.9, 0.9)  # least score after each step of registration that goes on
+# least score after each step of registration that goes on, on the coarse grid and on the fine one;
+# what is refused there has no say in `duplicates.worst_rests`, for which 0.975 is as good as 0
+PROMISING_COARSE = (0.8, 0.88, 0.92)
+PROMISING = (0.93, 0.95)
+ALIKE = 0.7  # least squared correlation of wholes on the coarse grid with which they are compared
 LIKELY = 0.95  # least score by brightness with which colours are compared
 SURER = 0.05  # cosine by which one of both mirrorings is taken without a look at the other
 WHOLE_SIMILAR = 0.7  # least cosine of the wholes with which these are compared
 OVERLAID = 0.5  # least score of a picture that only a small text may hide
+OUTSIDE = 0.1  # share unexplained outside of the window, of all that is fitted once more without it
 NOISE = 0.5  # levels of a pixel that saving alone leaves unexplained
 # levels from which on brightness may have cut off some of what a pixel of the grid is made of
 WHITE, BLACK = 220.0, 4.0
@@ -44,10 +51,17 @@ WINDOW = (5, 14)  # height and width in px of the grid that a small text may hid
 _ASPECT = 0.06  # of the logarithm of shapes, beside a pixel's rounding
 
 INNER_PX = GRID_PX - 2 * EDGE  # of either axis, which count
-# what makes a grid of a thumbnail, (px, 64): as `_cut` does of the whole
+# what makes grids of a thumbnail, (px, 64) and (px, px): as `_cut` does of the whole
 _SHRINK = resampling(0.0, 1.0, GRID_PX)
-_AXIS = ((np.arange(GRID_PX, dtype=np.float32) + 0.5) / GRID_PX)[EDGE:-EDGE]
-_RAMP = _AXIS - np.float32(0.5)
+_SHRINK_COARSE = resampling(0.0, 1.0, COARSE_PX, GRID_PX)
+# places of the pixels that count, as shares of a side, by the pixels of a grid
+_AXES = {
+    px: ((np.arange(px, dtype=np.float32) + 0.5) / px)[EDGE * px // GRID_PX :][
+        : INNER_PX * px // GRID_PX
+    ]
+    for px in (COARSE_PX, GRID_PX)
+}
+_RAMP = _AXES[GRID_PX] - np.float32(0.5)
 
 
 class Verdicts(NamedTuple):
@@ -69,6 +83,10 @@ class Verdicts(NamedTuple):
         """Return the larger of both scores."""
         larger: Floats = np.maximum(self.score, self.outside)
         return larger
+
+    def of(self, rows: Integers) -> "Verdicts":
+        """Return those of some pairs."""
+        return Verdicts(*(column[rows] for column in self))
 
     def take(self, better: "Verdicts", rows: Integers) -> None:
         """Put other verdicts in the place of some rows where their scores are larger."""
@@ -92,7 +110,9 @@ def compare(pairs: Integers, pictures: Pictures) -> Verdicts:
     even, odd = (np.concatenate(parts, axis=1) for parts in zip(*ways, strict=True))  # (P, 2 VIEWS)
     kept = np.flatnonzero((even + np.abs(odd)).max(1) >= SIMILAR)
     even, odd, sizes = even[kept], odd[kept], pictures.sizes[pairs[kept]]
-    sides = [_Side.of(pictures.thumbs.read(side)) for side in pairs[kept].T]
+    shown, place = np.unique(pairs[kept], return_inverse=True)
+    place = place.reshape(len(kept), 2)
+    seen = _Seen.of(pictures.thumbs.read(shown))
     ways_alike = even + odd, even - odd
     surest = np.maximum(ways_alike[0].max(1), ways_alike[1].max(1)) - SURER
     for mirrored, alike in enumerate(ways_alike):
@@ -102,44 +122,53 @@ def compare(pairs: Integers, pictures: Pictures) -> Verdicts:
         for way in (0, 1):
             rows = np.flatnonzero(likely & (swapped == way))
             if len(rows):
-                whole, part = sides[way].rows(rows), sides[1 - way].rows(rows)
+                whole, part = seen.of_rows(place[rows, way]), seen.of_rows(place[rows, 1 - way])
                 shapes = sizes[rows][:, [way, 1 - way]]  # (n, 2, 2)
                 same = alike[rows, way * VIEWS + FULL] >= WHOLE_SIMILAR
-                part = part.mirrored() if mirrored else part
+                part = part._replace(mirrored=mirrored > 0)
                 found = _compare(whole, part, shapes, VIEW_BOXES[view[rows]], same)
                 of_way = found._replace(mirrored=np.full(len(rows), mirrored > 0))
                 verdicts.take(of_way, kept[rows])
     return verdicts
 
 
-class _Side(NamedTuple):
-    """One picture of each pair.
+class _Seen(NamedTuple):
+    """Pictures, or one side of some pairs of them.
 
     Args:
-        levels: (n, 64, 64, 3) uint8.
-        grey: (n, 64, 64) their luma.
-        small: (n, px, px) that, on the grid.
+        levels: (m, 64, 64, 3) uint8.
+        grey: (m, 64, 64) their luma.
+        small: (m, 32, 32) that, on the grid.
+        tiny: (m, 16, 16) that, on the coarse grid.
+        index: (n,) the picture of each pair.
+        mirrored: Whether they are looked at in a mirror.
     """
 
     levels: NDArray[np.uint8]
     grey: Floats
     small: Floats
+    tiny: Floats
+    index: Integers
+    mirrored: bool = False
 
     @classmethod
-    def of(cls, levels: NDArray[np.uint8]) -> "_Side":
+    def of(cls, levels: NDArray[np.uint8]) -> "_Seen":
         grey = luminance(levels)
         small: NDArray[Any] = _SHRINK @ grey @ _SHRINK.T
-        return cls(levels, grey, small)
+        tiny: NDArray[Any] = _SHRINK_COARSE @ small @ _SHRINK_COARSE.T
+        return cls(levels, grey, small, tiny, np.arange(len(levels)))
 
-    def rows(self, index: Integers) -> "_Side":
-        return _Side(self.levels[index], self.grey[index], self.small[index])
+    def of_rows(self, rows: Integers) -> "_Seen":
+        return self._replace(index=self.index[rows])
 
-    def mirrored(self) -> "_Side":
-        return _Side(self.levels[:, :, ::-1], self.grey[:, :, ::-1], self.small[:, :, ::-1])
+    def take(self, pictures: NDArray[Any], rows: Any = slice(None)) -> NDArray[Any]:
+        """Return what is seen of some pairs: `levels`, `grey`, `small` or `tiny`."""
+        taken = pictures[self.index[rows]]
+        return taken[:, :, ::-1] if self.mirrored else taken
 
 
 def _compare(
-    whole: _Side, part: _Side, sizes: Integers, box: Floats, same: NDArray[np.bool_]
+    whole: _Seen, part: _Seen, sizes: Integers, box: Floats, same: NDArray[np.bool_]
 ) -> Verdicts:
     """Compare pictures with parts of others, and with all of them.
 
@@ -151,42 +180,74 @@ def _compare(
         same: (n,) whether the part may be the whole.
     """
     score, outside = np.zeros((2, len(box)), np.float32)
-    registered, alike = _register(whole.grey, part.small, box)
-    chosen = np.broadcast_to(VIEW_BOXES[FULL], box.shape).copy()
+    # where a part is: on the coarse grid, and of the few that are left on the fine one
+    tiny = part.take(part.tiny)
+    registered, alike = _register(whole.take(whole.small), tiny, box, PROMISING_COARSE)
+    rows = np.flatnonzero(alike >= PROMISING_COARSE[-1])
+    grey, small = whole.take(whole.grey, rows), part.take(part.small, rows)
+    registered, alike = _register(grey, small, registered[rows], PROMISING)
+    likely = np.flatnonzero(alike >= PROMISING[-1])
+    rows, registered, grey = rows[likely], registered[likely], grey[likely]
+    same = same & (_correlation(whole.take(whole.tiny), tiny) >= ALIKE)
     # all of it or a part, by brightness; then the better one by colours, where it may be a pair
-    for tried, boxes in ((same, chosen), (alike >= PROMISING[-1], registered)):
-        rows = np.flatnonzero(tried & _same_shape(boxes, sizes[:, 0], sizes[:, 1]))
-        cut = whole.small[rows] if boxes is chosen else _cut(whole.grey[rows], boxes[rows])
-        found = _score(cut[:, None], part.small[rows, None])
-        better = np.maximum(*found) > np.maximum(score[rows], outside[rows])
-        rows = rows[better]
-        score[rows], outside[rows] = found[0][better], found[1][better]
-        chosen[rows] = boxes[rows]
+    chosen = np.broadcast_to(VIEW_BOXES[FULL], box.shape).copy()
+    for tried, boxes in ((np.flatnonzero(same), chosen[same]), (rows, registered)):
+        fits = _same_shape(boxes, sizes[tried, 0], sizes[tried, 1])
+        cut = (
+            _cut(grey[fits], boxes[fits]) if tried is rows else whole.take(whole.small, tried[fits])
+        )
+        tried, boxes = tried[fits], boxes[fits]
+        found = _score(cut[:, None], part.take(part.small, tried)[:, None])
+        better = np.maximum(*found) > np.maximum(score[tried], outside[tried])
+        kept = tried[better]
+        score[kept], outside[kept] = found[0][better], found[1][better]
+        chosen[kept] = boxes[better]
     rows = np.flatnonzero(np.maximum(score, outside) >= LIKELY)
-    colours = [np.moveaxis(side.levels[rows], 3, 1).astype(np.float32) for side in (whole, part)]
+    colours = [
+        np.moveaxis(side.take(side.levels, rows), 3, 1).astype(np.float32) for side in (whole, part)
+    ]
     target: NDArray[Any] = _SHRINK @ colours[1] @ _SHRINK.T
     score[rows], outside[rows] = _score(_cut(colours[0], chosen[rows]), target)
     cropped = chosen[:, 2:].min(1) < WHOLE_BOX
     return Verdicts(score, outside, np.zeros(len(box), bool), cropped)
 
 
+def _correlation(one: Floats, other: Floats) -> Floats:
+    """Squared correlation of what counts of grids. (n, px, px), (n, px, px) -> (n,)."""
+    flat = [_inner(grid).reshape(len(grid), -1) for grid in (one, other)]
+    flat = [rows - rows.mean(1, keepdims=True) for rows in flat]
+    product, *squares = (
+        np.einsum("np,np->n", flat[a], flat[b]) for a, b in ((0, 1), (0, 0), (1, 1))
+    )
+    squared: Floats = product * np.abs(product) / np.maximum(squares[0] * squares[1], 1e-6)
+    return squared
+
+
 def _cut(pictures: Floats, box: Floats) -> Floats:
-    """Resample boxes of pictures. (n, 64, 64) or (n, c, 64, 64), (n, 4) -> (n, [c,] px, px).
+    """Resample boxes of pictures to half their side.
 
     Weights are triangles, as wide as two pixels of the grid: what is finer must not be seen in one
     picture as something else than in the other.
+
+    Args:
+        pictures: (n, s, s) or (n, c, s, s).
+        box: (n, 4).
+
+    Returns:
+        (n, [c,] s / 2, s / 2).
     """
-    target = (np.arange(GRID_PX, dtype=np.float32) + 0.5) * (THUMB_PX / GRID_PX)
-    places = np.arange(THUMB_PX, dtype=np.float32) + 0.5
+    side = pictures.shape[-1]
+    grid = side // 2
+    target = (np.arange(grid, dtype=np.float32) + 0.5) * 2
+    places = np.arange(side, dtype=np.float32) + 0.5
     hats = []
     for axis in (1, 0):  # rows, then columns
         size = box[:, axis + 2, None]
-        centres = box[:, axis, None] * THUMB_PX + size * target
-        centres = np.clip(centres, 0.5, THUMB_PX - 0.5)  # edges repeated
-        wide = size * (THUMB_PX / GRID_PX)
+        centres = box[:, axis, None] * side + size * target
+        centres = np.clip(centres, 0.5, side - 0.5)  # edges repeated
         hat = centres[:, :, None] - places
         np.abs(hat, out=hat)
-        hat /= -wide[:, :, None]
+        hat /= -2 * size[:, :, None]
         hat += 1
         np.maximum(hat, 0, out=hat)
         hat /= hat.sum(2, keepdims=True)
@@ -198,7 +259,9 @@ def _cut(pictures: Floats, box: Floats) -> Floats:
 
 def _inner(grid: Floats, down: int = 0, right: int = 0) -> Floats:
     """What counts of a grid, or what lies beside it by a pixel. (..., px, px), a view."""
-    rows, columns = (slice(EDGE + by, GRID_PX - EDGE + by) for by in (down, right))
+    px = grid.shape[-1]
+    edge = EDGE * px // GRID_PX
+    rows, columns = (slice(edge + by, px - edge + by) for by in (down, right))
     return grid[..., rows, columns]
 
 
@@ -210,44 +273,48 @@ def _laplacian(grid: Floats) -> Floats:
     return laplacian
 
 
-def _register(whole: Floats, part: Floats, box: Floats) -> tuple[Floats, Floats]:
+def _register(
+    whole: Floats, part: Floats, box: Floats, promising: Sequence[float]
+) -> tuple[Floats, Floats]:
     """Improve boxes by steps of linear least squares.
 
     Args:
-        whole: (n, 64, 64) grey.
+        whole: (n, 2 px, 2 px) grey.
         part: (n, px, px) on the grid, cut out of it.
         box: (n, 4) first estimates.
+        promising: Of each step, the least share explained with which the next one is made.
 
     Returns:
         (n, 4) boxes, (n,) share of the variance explained by the last step.
     """
-    box, alike = box.copy(), np.zeros(len(box), np.float32)
-    target = _inner(part).reshape(len(part), INNER_PX**2)
+    box, alike, px = box.copy(), np.zeros(len(box), np.float32), part.shape[-1]
+    axis = _AXES[px]
+    target = _inner(part).reshape(len(part), len(axis) ** 2)
     target = target - target.mean(1, keepdims=True)
     energy = (target**2).mean(1)
     live = np.flatnonzero(energy >= FAINT**2)
-    for least in PROMISING:
+    for least in promising:
         if not len(live):
             break
         cut = _cut(whole[live], box[live])
-        basis: NDArray[Any] = np.empty((len(live), 6, INNER_PX, INNER_PX), np.float32)
+        basis: NDArray[Any] = np.empty((len(live), 6, len(axis), len(axis)), np.float32)
         basis[:, 0], basis[:, 5] = _inner(cut), _laplacian(cut)
         np.subtract(_inner(cut, 0, 1), _inner(cut, 0, -1), out=basis[:, 1])
         np.subtract(_inner(cut, 1), _inner(cut, -1), out=basis[:, 2])
         basis[:, 1:3] *= 0.5  # central differences
-        np.multiply(basis[:, 1], _AXIS, out=basis[:, 3])
-        np.multiply(basis[:, 2], _AXIS[:, None], out=basis[:, 4])
-        basis = basis.reshape(len(live), 6, INNER_PX**2)
+        np.multiply(basis[:, 1], axis, out=basis[:, 3])
+        np.multiply(basis[:, 2], axis[:, None], out=basis[:, 4])
+        basis = basis.reshape(len(live), 6, len(axis) ** 2)
         basis -= basis.mean(2, keepdims=True)  # (n, 6, inner px)
         gram, moments = basis @ basis.transpose(0, 2, 1), basis @ target[live][:, :, None]
         # a little of the diagonal: where a picture has no detail along an axis, it stays
         diagonal = 1e-4 * np.einsum("nii->ni", gram) + 1e-3
         gram += np.eye(6, dtype=np.float32) * diagonal[:, None]
         solved = np.linalg.solve(gram, moments)[:, :, 0]  # (n, 6)
-        explained = (solved * moments[:, :, 0]).sum(1) / INNER_PX**2
+        explained = (solved * moments[:, :, 0]).sum(1) / len(axis) ** 2
         alike[live] = explained / energy[live]
         gain = np.clip(solved[:, :1], LEAST_GAIN, MOST_GAIN)
-        move = np.clip(solved[:, 1:5] / gain / GRID_PX, -0.05, 0.05)
+        move = np.clip(solved[:, 1:5] / gain / px, -0.05, 0.05)
         box[live] = _allowed(box[live] + move)
         live = live[alike[live] >= least]
     return box, alike
@@ -281,8 +348,12 @@ def _score(cut: Floats, target: Floats) -> tuple[Floats, Floats]:
     # a text hides little of a picture: where more is unexplained, nothing is left out
     rows = np.flatnonzero(score >= OVERLAID)
     outside = np.where(score >= OVERLAID, 0, score)
+    weights = _without_window(rest[rows])
+    kept = (rest[rows] * weights).sum((1, 2)) / np.maximum(rest[rows].sum((1, 2)), 1e-6)
+    outside[rows] = 1 - (1 - score[rows]) * kept
+    few = outside[rows] >= 1 - OUTSIDE
+    rows, weights = rows[few], weights[few]
     if len(rows):
-        weights = _without_window(rest[rows])
         limits = least[rows], most[rows]
         outside[rows], _ = _explained(made[:, rows], shift[rows], limits, weights)
     return score, outside

@@ -11,10 +11,10 @@ from PIL import Image, ImageDraw
 
 from sslpipe.cli import curate as curate_tool
 from sslpipe.curate import candidates
-from sslpipe.curate.candidates import by_descriptors
+from sslpipe.curate.candidates import ByDescriptors
 from sslpipe.curate.duplicates import find_duplicates
 from sslpipe.curate.scan import Pictures, scan_pictures
-from sslpipe.curate.thumbnails import ThumbFile, describe, inside_frame, thumbnail
+from sslpipe.curate.thumbnails import COARSE, ThumbFile, describe, inside_frame, thumbnail
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
@@ -202,22 +202,54 @@ def test_descriptors_name_the_pairs_that_brute_force_names():
         expected |= {tuple(sorted((a, b))) for b in best if alike[b] >= 0.6 * 127**2}
     pictures = Pictures(np.arange(40), np.full((40, 2), 64), descriptors, ThumbFile())
     with closing(pictures.thumbs):
-        found = by_descriptors(pictures)
+        found = ByDescriptors.of(pictures).pairs(np.arange(40), 5)
         assert set(map(tuple, found.tolist())) == expected
         assert {(k, 30 + k) for k in range(10)} <= expected
-        assert by_descriptors(pictures.of_some(np.arange(40) < 1)).shape == (0, 2)
+        alone = ByDescriptors.of(pictures.of_some(np.arange(40) < 1))
+        assert alone.pairs(np.arange(1), 5).shape == (0, 2)
 
 
-def test_tiles_do_not_change_a_pair(monkeypatch):
+def test_tiles_and_threads_do_not_change_a_pair(monkeypatch):
     rng = np.random.default_rng(0)
-    descriptors = describe(rng.integers(0, 256, (90, 64, 64, 3), np.uint8))
-    pictures = Pictures(np.arange(90), np.full((90, 2), 64), descriptors, ThumbFile())
+    descriptors = describe(rng.integers(0, 256, (700, 64, 64, 3), np.uint8))
+    pictures = Pictures(np.arange(700), np.full((700, 2), 64), descriptors, ThumbFile())
+    every = np.arange(700)
     with closing(pictures.thumbs):
-        whole = by_descriptors(pictures, least=0.1)
+        whole = ByDescriptors.of(pictures, least=0.1).pairs(every, 5)
         monkeypatch.setattr(candidates, "TILE_ROWS", 7)
         monkeypatch.setattr(candidates, "TILE_COLUMNS", 11)
-        assert np.array_equal(by_descriptors(pictures, least=0.1), whole)
-    assert len(whole) > 90
+        tiled = ByDescriptors.of(pictures, least=0.1, num_workers=0)
+        assert np.array_equal(tiled.pairs(every, 5), whole)
+        # of some samples only: their pairs, and no others
+        some = tiled.pairs(every[::9], 5)
+        both = set(map(tuple, whole.tolist()))
+        assert {pair for pair in map(tuple, some.tolist())} <= both
+        assert np.isin(some, every[::9]).any(1).all()
+    assert len(whole) > 700
+
+
+def test_few_views_leave_those_of_many_that_brute_force_finds_by_them():
+    """Of 700 pictures 64, or a few more, are looked at with all views: those nearest by few."""
+    rng = np.random.default_rng(0)
+    descriptors = describe(np.stack([thumbnail(smooth(k)) for k in range(700)]))
+    pictures = Pictures(np.arange(700), np.full((700, 2), 64), descriptors, ThumbFile())
+    low = [8 * y + x for y in range(5) for x in range(5) if x or y]
+    sign = np.where(np.arange(64) % 8 % 2 == 0, 1, -1)
+    units = descriptors[:, :, low].astype(np.float32)
+    units = np.rint(127 * units / np.linalg.norm(units, axis=2, keepdims=True))
+    with closing(pictures.thumbs):
+        search = ByDescriptors.of(pictures, least=0.0)
+        for row in rng.choice(700, 20, replace=False).tolist():
+            alike = np.stack([units[row, COARSE], units[row, COARSE] * sign[low]]) @ units[:, 0].T
+            near = np.argsort(-alike.max((0, 1)))
+            near = near[near != row][:64]
+            views = np.stack([descriptors[row], descriptors[row] * sign]).astype(np.float32)
+            fine = (views @ descriptors[:, 0].T.astype(np.float32)).max((0, 1))
+            found = search.pairs(np.array([row]), 5)
+            others = found[found != row]
+            assert len(others) == 5
+            assert (np.sort(fine[others]) >= np.sort(fine[near])[-5:]).all()
+            assert alike.max((0, 1))[others].min() >= np.sort(alike.max((0, 1)))[-160]
 
 
 def test_a_frame_of_one_colour_is_taken_off():
