@@ -1,8 +1,9 @@
 """Which samples are one picture: exact ones by hashes, others by candidates and their pixels.
 
 A pair is one picture where what its registered pixels leave unexplained (1 - score, see `verify`)
-is below a limit, and is little beside what is left to each sample's worst candidate, most likely of
-another picture: among trousers that are all alike a small rest says less than among photographs.
+is below a limit, and is little beside what is left to the next candidate that is another picture:
+among trousers that are all alike a small rest says less than among photographs (the ratio test of
+Lowe 2004, IJCV 60, of lists in which several may be the same).
 """
 
 from collections.abc import Callable
@@ -48,7 +49,8 @@ class Limits(NamedTuple):
     Args:
         rest: Share of the variance that may be unexplained.
         overlay_rest: The same outside of a window that a small text may hide.
-        contrast: Of the rest to that of the samples' worst candidate, at most.
+        contrast: Of the rest to that of the next candidate, of either sample, that is another
+            picture, at most.
         safe: A rest that is small enough by itself; half of it beside a window.
     """
 
@@ -120,27 +122,23 @@ def find_duplicates(
     # candidates; more of them where all may be the same picture, until one is certainly another
     k, pairs = NEIGHBOURS, search.pairs(rows, NEIGHBOURS)
     verdicts = look(pairs)
-    worst = worst_rests(pairs, verdicts, len(samples))
-    crowded = waiting = _crowded_rows(_others(verdicts, limits), pairs, len(samples))
+    waiting = _crowded_rows(pairs, verdicts, len(samples), limits)
     while waiting.any() and k < min(MOST_NEIGHBOURS, len(rows) - 1):
         k *= WIDENING
         more = _unknown(search.pairs(np.flatnonzero(waiting), k), pairs)
         pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
-        waiting = waiting & _crowded_rows(_others(verdicts, limits), pairs, len(samples))
-    # of those, the nearest other picture says how near another one is
-    others = np.flatnonzero(_others(verdicts, limits))
-    least = _least_rests(pairs[others], verdicts.of(others), len(samples))
-    worst = np.where(crowded, least, worst)
-    near = accepted_pairs(pairs, verdicts, worst, limits)
+        waiting &= _crowded_rows(pairs, verdicts, len(samples), limits)
+    others = others_rests(pairs, verdicts, len(samples), limits, k)
+    near = accepted_pairs(pairs, verdicts, others, limits)
     # pairs that the search did not name, to the centres of what hangs together
     more = _unknown(_to_centres(pairs[near], len(samples)), pairs)
     if len(more):
         pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
-        near = accepted_pairs(pairs, verdicts, worst, limits)
+        near = accepted_pairs(pairs, verdicts, others, limits)
     found = Pairs(
         pairs[near, 0], pairs[near, 1], _kinds(verdicts, near, limits), verdicts.best()[near]
     )
-    return Found(joined([exact, found]), _doubt(pairs, verdicts, worst, limits))
+    return Found(joined([exact, found]), _doubt(pairs, verdicts, others, limits))
 
 
 def exact_duplicates(samples: Samples) -> Pairs:
@@ -205,47 +203,52 @@ def _rests(verdicts: Verdicts) -> Floats:
     return rests
 
 
-def _others(verdicts: Verdicts, limits: Limits) -> NDArray[np.bool_]:
-    """Say which pairs are certainly not one picture, (P,)."""
-    most = np.array([[limits.rest], [limits.overlay_rest]])
-    others: NDArray[np.bool_] = (_rests(verdicts) > most).all(0)
-    return others
-
-
-def _crowded_rows(others: NDArray[np.bool_], pairs: Integers, rows: int) -> NDArray[np.bool_]:
+def _crowded_rows(
+    pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits
+) -> NDArray[np.bool_]:
     """Say of which rows every candidate may be the same picture, (N,)."""
+    most = np.array([[limits.rest], [limits.overlay_rest]])
+    others = pairs[(_rests(verdicts) > most).all(0)]
     crowded = np.zeros(rows, bool)
     crowded[pairs] = True
-    crowded[pairs[others]] = False
+    crowded[others] = False
     return crowded
 
 
-def worst_rests(pairs: Integers, verdicts: Verdicts, rows: int) -> Floats:
-    """The largest rest among each row's candidates, (2, N); 1 for a row with a single one."""
-    worst = np.zeros((2, rows), np.float32)
-    _of_rows(np.maximum, pairs, _rests(verdicts), worst)
-    counts = np.bincount(pairs.ravel(), minlength=rows)
-    worst[:, counts < 2] = 1
-    return worst
+def others_rests(pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits, k: int) -> Floats:
+    """The least rest of each row's candidates that are other pictures, (2, N).
+
+    Sorted by their rests, those before a gap may be the same picture, and the one behind it is
+    another; of several gaps the last counts. 0 for a row without a gap.
+
+    Args:
+        pairs: (P, 2) candidates.
+        verdicts: Of them.
+        rows: How many samples there are.
+        limits: A gap is where `contrast` of the next rest is not less than this one.
+        k: Candidates of a row; behind the last of fewer comes 1, for there are no others.
+    """
+    ends = np.concatenate([pairs[:, 0], pairs[:, 1]])
+    starts = np.append(np.searchsorted(np.sort(ends), np.arange(rows)), len(ends))
+    few = np.diff(starts) < k
+    found = np.zeros((2, rows), np.float32)
+    for rest, most, of_row in zip(
+        _rests(verdicts), (limits.rest, limits.overlay_rest), found, strict=True
+    ):
+        both = np.tile(rest, 2)
+        order = np.lexsort((both, ends))
+        row, sorted_rests = ends[order], both[order]
+        behind, last = np.ones_like(sorted_rests), np.ones(len(row), bool)
+        behind[:-1], last[:-1] = sorted_rests[1:], row[1:] != row[:-1]
+        behind[last] = np.where(few[row[last]], 1, sorted_rests[last])
+        gap = (sorted_rests <= limits.contrast * behind) & (sorted_rests <= most)
+        np.maximum.at(of_row, row[gap], behind[gap])
+    return found
 
 
-def _least_rests(pairs: Integers, verdicts: Verdicts, rows: int) -> Floats:
-    """The least rest of some pairs of each row, (2, N); 1 for a row without one."""
-    least = np.ones((2, rows), np.float32)
-    _of_rows(np.minimum, pairs, _rests(verdicts), least)
-    return least
-
-
-def _of_rows(reduce: np.ufunc, pairs: Integers, rests: Floats, out: Floats) -> None:
-    """Reduce the rests of pairs, (2, P), to their rows, (2, N)."""
-    for side in (0, 1):
-        for rest, of_row in zip(rests, out, strict=True):
-            reduce.at(of_row, pairs[:, side], rest)
-
-
-def _limits(pairs: Integers, worst: Floats, limits: Limits) -> Floats:
+def _limits(pairs: Integers, others: Floats, limits: Limits) -> Floats:
     """The largest rest with which each pair is one picture, (2, P)."""
-    beside = limits.contrast * np.minimum(worst[:, pairs[:, 0]], worst[:, pairs[:, 1]])
+    beside = limits.contrast * np.minimum(others[:, pairs[:, 0]], others[:, pairs[:, 1]])
     most = np.array([[limits.rest], [limits.overlay_rest]])
     safe = np.array([[limits.safe], [limits.safe / 2]])
     allowed: Floats = np.minimum(np.maximum(beside, safe), most).astype(np.float32)
@@ -253,10 +256,10 @@ def _limits(pairs: Integers, worst: Floats, limits: Limits) -> Floats:
 
 
 def accepted_pairs(
-    pairs: Integers, verdicts: Verdicts, worst: Floats, limits: Limits
+    pairs: Integers, verdicts: Verdicts, others: Floats, limits: Limits
 ) -> NDArray[np.bool_]:
-    """Say which pairs are one picture, (P,)."""
-    whole, outside = _rests(verdicts) <= _limits(pairs, worst, limits)
+    """Say which pairs are one picture, (P,); others: see `others_rests`."""
+    whole, outside = _rests(verdicts) <= _limits(pairs, others, limits)
     accepted: NDArray[np.bool_] = whole | outside
     return accepted
 
@@ -290,9 +293,9 @@ def _unknown(wanted: Integers, known: Integers) -> Integers:
     return np.array(new, np.int64).reshape(-1, 2)
 
 
-def _doubt(pairs: Integers, verdicts: Verdicts, worst: Floats, limits: Limits) -> Doubt:
+def _doubt(pairs: Integers, verdicts: Verdicts, others: Floats, limits: Limits) -> Doubt:
     """Sort the pairs by how near they are to their limit."""
-    ratio = np.log(np.maximum(_rests(verdicts), 1e-6) / _limits(pairs, worst, limits)).min(0)
+    ratio = np.log(np.maximum(_rests(verdicts), 1e-6) / _limits(pairs, others, limits)).min(0)
     order = np.argsort(np.abs(ratio), kind="stable")
     distance = ratio[order].astype(np.float32)
     return Doubt(pairs[order], verdicts.best()[order], distance <= 0, distance)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.curate.duplicates import Limits, accepted_pairs, compare_all, worst_rests
+from sslpipe.curate.duplicates import Limits, accepted_pairs, compare_all, others_rests
 from sslpipe.curate.results import COLUMN
 from sslpipe.curate.scan import Samples, scan
 from sslpipe.data.index import Split
@@ -64,7 +64,8 @@ def find_leaks(
     with closing(samples.pictures.thumbs):
         pairs = _rows_of(samples, near.numpy(), test.ids.numpy())
         verdicts = compare_all(samples, pairs, num_workers=num_workers)
-    same = accepted_pairs(pairs, verdicts, worst_rests(pairs, verdicts, len(samples)), Limits())
+    others = others_rests(pairs, verdicts, len(samples), Limits(), k)
+    same = accepted_pairs(pairs, verdicts, others, Limits())
     hashes = samples.pixels_sha256
     same |= (hashes[pairs[:, 0]] == hashes[pairs[:, 1]]).all(1)
     return Leaks(np.unique(samples.ids[pairs[same, 1]]), "by pixels")

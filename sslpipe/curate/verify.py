@@ -28,9 +28,9 @@ GRID_PX = 32  # pictures are compared on a grid of as many
 COARSE_PX = 16  # and before that, most of them refused, on one of as many
 SIMILAR = 0.7  # least cosine of a view and a whole with which pictures are compared
 # least score after each step of registration that goes on, on the coarse grid and on the fine one;
-# what is refused there has no say in `duplicates.worst_rests`, for which 0.975 is as good as 0
+# what is refused there has no say in `duplicates.others_rests`, for which 0.975 is as good as 0
 PROMISING_COARSE = (0.8, 0.88, 0.92)
-PROMISING = (0.93, 0.95)
+PROMISING = (0.9, 0.93, 0.95)
 ALIKE = 0.7  # least squared correlation of wholes on the coarse grid with which they are compared
 LIKELY = 0.95  # least score by brightness with which colours are compared
 SURER = 0.05  # cosine by which one of both mirrorings is taken without a look at the other

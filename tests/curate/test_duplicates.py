@@ -12,9 +12,11 @@ from PIL import Image, ImageDraw
 from sslpipe.cli import curate as curate_tool
 from sslpipe.curate import candidates
 from sslpipe.curate.candidates import ByDescriptors
-from sslpipe.curate.duplicates import find_duplicates
+from sslpipe.curate.duplicates import Limits, accepted_pairs, find_duplicates, others_rests
+from sslpipe.curate.groups import group
 from sslpipe.curate.scan import Pictures, scan_pictures
 from sslpipe.curate.thumbnails import COARSE, ThumbFile, describe, inside_frame, thumbnail
+from sslpipe.curate.verify import Verdicts
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
@@ -183,6 +185,47 @@ def test_every_kind_of_near_duplicate_is_grouped_with_its_source(by, tmp_path):
     assert len(found) == 2 * len(MADE), "no other picture is called a duplicate"
     with Image.open(tmp_path / "out" / "doubt.png") as sheet:
         assert sheet.size[0] > 1000
+
+
+def copies_of(number, count, rng):
+    """As many near copies of a picture, each made otherwise."""
+    whole, made = smooth(number), []
+    for k in range(count):
+        copy = resized(saved(whole, int(rng.integers(40, 95))), int(rng.integers(40, 100)))
+        copy = np.uint8(np.clip(copy * rng.uniform(0.92, 1.08), 0, 255))
+        made.append(np.ascontiguousarray(copy[:, ::-1] if k % 3 == 0 else copy))
+    return made
+
+
+def test_a_picture_with_more_copies_than_neighbours_is_one_group():
+    rng = np.random.default_rng(0)
+    pictures, owner = [smooth(k) for k in range(30)], [-1] * 30
+    for number, count in enumerate((3, 6, 12, 40)):
+        pictures += copies_of(100 + number, count, rng)
+        owner += [number] * count
+    samples = scan_pictures(pictures)
+    with closing(samples.pictures.thumbs):
+        groups = group(find_duplicates(samples, num_workers=0).pairs, len(samples)).group
+    found = {frozenset(np.flatnonzero(groups == k).tolist()) for k in range(groups.max() + 1)}
+    places = np.array(owner)
+    assert found == {frozenset(np.flatnonzero(places == k).tolist()) for k in range(4)}
+
+
+def test_a_gap_in_the_rests_parts_copies_from_pictures_that_are_alike():
+    rests = {(0, 1): 0.001, (0, 2): 0.004, (0, 3): 0.02, (4, 5): 0.006, (4, 6): 0.008, (4, 7): 0.02}
+    pairs = np.array(list(rests))
+    score = 1 - np.array(list(rests.values()), np.float32)
+    no = np.zeros(len(pairs), bool)
+    verdicts = Verdicts(score, np.zeros_like(score), no, no)
+    limits = Limits(safe=0.0)
+    behind = others_rests(pairs, verdicts, 8, limits, k=3)[0]
+    assert behind[[0, 4]] == pytest.approx([0.02, 0.02], abs=1e-6), "the last gap, not the first"
+    kept = accepted_pairs(pairs, verdicts, others_rests(pairs, verdicts, 8, limits, k=3), limits)
+    assert kept.tolist() == [True, True, False, True, True, False]
+    # without the far one no gap is known behind the fullest list
+    near = others_rests(pairs[[3, 4]], verdicts.of(np.array([3, 4])), 8, limits, k=2)[0]
+    assert near[4] == 0
+    assert others_rests(pairs[[3, 4]], verdicts.of(np.array([3, 4])), 8, limits, k=3)[0, 4] == 1
 
 
 def test_descriptors_name_the_pairs_that_brute_force_names():
