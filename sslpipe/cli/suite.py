@@ -191,10 +191,14 @@ def _stoppable(out: Path) -> Iterator[None]:
 
 def _on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[], Pair]:
     """Move features, or those that a function will return."""
+
+    def moved(made: Pair) -> Pair:
+        return made[0].to(device), made[1].to(device)
+
     if callable(pair):
         make = pair
-        return lambda: (lambda train, test: (train.to(device), test.to(device)))(*make())
-    return pair[0].to(device), pair[1].to(device)
+        return lambda: moved(make())
+    return moved(pair)
 
 
 def _embed_model(

@@ -86,7 +86,9 @@ class Verdicts(NamedTuple):
 
     def of(self, rows: Integers) -> "Verdicts":
         """Return those of some pairs."""
-        return Verdicts(*(column[rows] for column in self))
+        return Verdicts(
+            self.score[rows], self.outside[rows], self.mirrored[rows], self.cropped[rows]
+        )
 
     def take(self, better: "Verdicts", rows: Integers) -> None:
         """Put other verdicts in the place of some rows where their scores are larger."""
@@ -140,7 +142,7 @@ class _Seen(NamedTuple):
         grey: (m, 64, 64) their luma.
         small: (m, 32, 32) that, on the grid.
         tiny: (m, 16, 16) that, on the coarse grid.
-        index: (n,) the picture of each pair.
+        which: (n,) the picture of each pair.
         mirrored: Whether they are looked at in a mirror.
     """
 
@@ -148,7 +150,7 @@ class _Seen(NamedTuple):
     grey: Floats
     small: Floats
     tiny: Floats
-    index: Integers
+    which: Integers
     mirrored: bool = False
 
     @classmethod
@@ -159,11 +161,11 @@ class _Seen(NamedTuple):
         return cls(levels, grey, small, tiny, np.arange(len(levels)))
 
     def of_rows(self, rows: Integers) -> "_Seen":
-        return self._replace(index=self.index[rows])
+        return self._replace(which=self.which[rows])
 
     def take(self, pictures: NDArray[Any], rows: Any = slice(None)) -> NDArray[Any]:
         """Return what is seen of some pairs: `levels`, `grey`, `small` or `tiny`."""
-        taken = pictures[self.index[rows]]
+        taken: NDArray[Any] = pictures[self.which[rows]]
         return taken[:, :, ::-1] if self.mirrored else taken
 
 

@@ -135,7 +135,9 @@ def embed_pixels(
     """Take the pixels of a train and a test split as features; see `embed_with_baselines`."""
     # the samples that cannot be decoded have been reported before
     options = {key: value for key, value in options.items() if key != "progress"}
-    return pixel_features(*splits, view=view, **{**options, "on_bad": lambda bad: None})
+    quiet = {**options, "on_bad": lambda bad: None}
+    train, test = pixel_features(*splits, view=view, **quiet)
+    return train, test
 
 
 def saved_embeddings(

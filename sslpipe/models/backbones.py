@@ -299,7 +299,7 @@ def timm_backbone(
     try:
         network = timm.create_model(architecture, num_classes=0, **arguments)
         for module in network.modules():
-            if set_eps and isinstance(module, nn.LayerNorm):
+            if set_eps and norm_eps is not None and isinstance(module, nn.LayerNorm):
                 module.eps = norm_eps
         if head_norm_eps is not None:
             network.head.norm.eps = head_norm_eps
