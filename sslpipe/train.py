@@ -43,7 +43,8 @@ from sslpipe.run.launch import resolve_precision
 from sslpipe.run.launcher import check_streams
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.open import open_run
-from sslpipe.run.session import Run, seed_torch
+from sslpipe.run.seed import seed_torch
+from sslpipe.run.session import Run
 
 
 def train(

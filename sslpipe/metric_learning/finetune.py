@@ -41,7 +41,8 @@ from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.open import open_run
-from sslpipe.run.session import Run, seed_torch
+from sslpipe.run.seed import seed_torch
+from sslpipe.run.session import Run
 
 MOST_VALIDATED = 4000  # samples of the validation classes that are scored: evenly spaced ones
 

@@ -24,7 +24,6 @@ from sslpipe.data.plan import RunPlan
 from sslpipe.distributed import Rank, agree
 from sslpipe.faults import fault
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
-from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
@@ -391,15 +390,3 @@ class Run:
     def _is_due(self, step: int, interval: int) -> bool:
         """Whether what is done every `interval` steps and at the end is done; 0: never."""
         return interval > 0 and (self._is_last(step) or (step + 1) % interval == 0)
-
-
-def seed_torch(device: torch.device, *words: int) -> None:
-    """Seed the CPU's and a device's generator, for dropout and the like, by a hash of integers.
-
-    torch.manual_seed seeds every kind of device there is, and notes who asked for it where it
-    cannot yet: most of a millisecond.
-    """
-    seed = int(hash_integers(*words) >> 1)  # a positive int64
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
