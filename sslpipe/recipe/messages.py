@@ -33,7 +33,8 @@ def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) 
         elif item["type"] == "value_error":
             lines.append(f"{key + ': ' if key else ''}{item['ctx']['error']}")
         else:
-            lines.append(f"{key} = {shown(item['input'])}: {item['msg'].lower()}")
+            wrong = item["msg"].lower().replace("a valid tuple", "a list")  # as TOML calls it
+            lines.append(f"{key} = {shown(item['input'])}: {wrong}")
     more = f"; and {len(lines) - 10} more" if len(lines) > 10 else ""
     return f"{origin}: " + "; ".join(lines[:10]) + more
 
