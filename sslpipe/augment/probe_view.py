@@ -49,7 +49,8 @@ class ProbeViews(nn.Module):
 
     def make_views(self, batch: Batch) -> Tensor:
         """Return (2B, 3, S, S): the first views of all images, then the second."""
-        params = draws(_SEED, 0, batch.ids, batch.view_sizes, self.views.specs)
+        sizes = batch.view_sizes.cpu()  # `embed` has moved them
+        params = draws(_SEED, 0, batch.ids, sizes, self.views.specs)
         views: Tensor = self.views(batch, params)
         return views
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslpipe.augment.probe_view import ProbeViews
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch, pipelined
 from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of
@@ -48,6 +49,16 @@ def test_they_are_a_cpus_for_a_batch_and_a_part_of_it() -> None:
         error = (rounded.float() - whole).abs()
         assert (error <= 2**-8 * whole.abs() + 0.01).all()
         assert error.mean() <= 1.25 * (whole.bfloat16().float() - whole).abs().mean()
+
+
+def _probe_views() -> Tensor:
+    probe = ProbeViews(PX, MEAN, STD).cuda()
+    return probe.make_views(batch_of(SIZES).to(torch.device("cuda", 0))).cpu()
+
+
+def test_the_views_of_label_free_scores_are_a_cpus_for_a_batch_that_was_moved() -> None:
+    (found,) = run_on_cuda(_probe_views)
+    assert (found - ProbeViews(PX, MEAN, STD).make_views(batch_of(SIZES))).abs().max() <= 5e-5
 
 
 def _counted() -> list[tuple[int, int, int, int]]:
