@@ -11,21 +11,31 @@ Source:
     bias of Baker, Gross and Matthews 2003, CMU-RI-TR-03-35; the Laplacian stands for sharpness.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.curate.candidates import similarities
+from sslpipe.curate.register import (
+    AXES,
+    COARSE_PX,
+    FAINT,
+    GRID_PX,
+    INNER_PX,
+    LEAST_GAIN,
+    MOST_GAIN,
+    cut,
+    inner,
+    laplacian,
+    register,
+)
 from sslpipe.curate.scan import Pictures
 from sslpipe.curate.thumbnails import FULL, VIEW_BOXES, VIEWS, luminance, resampling
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
-GRID_PX = 32  # pictures are compared on a grid of as many
-COARSE_PX = 16  # and before that, most of them refused, on one of as many
 SIMILAR = 0.7  # least cosine of a view and a whole with which pictures are compared
 # least score after each step of registration that goes on, on the coarse grid and on the fine one;
 # what is refused there has no say in `duplicates.others_rests`, for which 0.975 is as good as 0
@@ -40,28 +50,15 @@ OUTSIDE = 0.1  # share unexplained outside of the window, of all that is fitted 
 NOISE = 0.5  # levels of a pixel that saving alone leaves unexplained
 # levels from which on brightness may have cut off some of what a pixel of the grid is made of
 WHITE, BLACK = 220.0, 4.0
-EDGE = 2  # px of the grid, all around, that do not count: a border's blur reaches so far
-SMALLEST_BOX, LARGEST_BOX = 0.82, 1.02  # share of a side that is cut out
-FARTHEST = 0.03  # share of a side that a box may reach beyond the picture
 WHOLE_BOX = 0.97  # share of either side from which on a part is the whole
-LEAST_GAIN, MOST_GAIN = 0.75, 1.3
 MOST_OFFSET = 32.0  # levels that a channel's brightness may differ beside the gain
-FAINT = 3.0  # levels; a picture that deviates less from a ramp is like nothing
 WINDOW = (5, 14)  # height and width in px of the grid that a small text may hide
 _ASPECT = 0.06  # of the logarithm of shapes, beside a pixel's rounding
 
-INNER_PX = GRID_PX - 2 * EDGE  # of either axis, which count
-# what makes grids of a thumbnail, (px, 64) and (px, px): as `_cut` does of the whole
+# what makes grids of a thumbnail, (px, 64) and (px, px): as `register.cut` does of the whole
 _SHRINK = resampling(0.0, 1.0, GRID_PX)
 _SHRINK_COARSE = resampling(0.0, 1.0, COARSE_PX, GRID_PX)
-# places of the pixels that count, as shares of a side, by the pixels of a grid
-_AXES = {
-    px: ((np.arange(px, dtype=np.float32) + 0.5) / px)[EDGE * px // GRID_PX :][
-        : INNER_PX * px // GRID_PX
-    ]
-    for px in (COARSE_PX, GRID_PX)
-}
-_RAMP = _AXES[GRID_PX] - np.float32(0.5)
+_RAMP = AXES[GRID_PX] - np.float32(0.5)
 
 
 class Verdicts(NamedTuple):
@@ -166,7 +163,8 @@ class _Seen(NamedTuple):
     def take(self, pictures: NDArray[Any], rows: Any = slice(None)) -> NDArray[Any]:
         """Return what is seen of some pairs: `levels`, `grey`, `small` or `tiny`."""
         taken: NDArray[Any] = pictures[self.which[rows]]
-        return taken[:, :, ::-1] if self.mirrored else taken
+        mirror: NDArray[Any] = taken[:, :, ::-1]
+        return mirror if self.mirrored else taken
 
 
 def _compare(
@@ -184,10 +182,10 @@ def _compare(
     score, outside = np.zeros((2, len(box)), np.float32)
     # where a part is: on the coarse grid, and of the few that are left on the fine one
     tiny = part.take(part.tiny)
-    registered, alike = _register(whole.take(whole.small), tiny, box, PROMISING_COARSE)
+    registered, alike = register(whole.take(whole.small), tiny, box, PROMISING_COARSE)
     rows = np.flatnonzero(alike >= PROMISING_COARSE[-1])
     grey, small = whole.take(whole.grey, rows), part.take(part.small, rows)
-    registered, alike = _register(grey, small, registered[rows], PROMISING)
+    registered, alike = register(grey, small, registered[rows], PROMISING)
     likely = np.flatnonzero(alike >= PROMISING[-1])
     rows, registered, grey = rows[likely], registered[likely], grey[likely]
     same = same & (_correlation(whole.take(whole.tiny), tiny) >= ALIKE)
@@ -195,11 +193,11 @@ def _compare(
     chosen = np.broadcast_to(VIEW_BOXES[FULL], box.shape).copy()
     for tried, boxes in ((np.flatnonzero(same), chosen[same]), (rows, registered)):
         fits = _same_shape(boxes, sizes[tried, 0], sizes[tried, 1])
-        cut = (
-            _cut(grey[fits], boxes[fits]) if tried is rows else whole.take(whole.small, tried[fits])
+        made = (
+            cut(grey[fits], boxes[fits]) if tried is rows else whole.take(whole.small, tried[fits])
         )
         tried, boxes = tried[fits], boxes[fits]
-        found = _score(cut[:, None], part.take(part.small, tried)[:, None])
+        found = _score(made[:, None], part.take(part.small, tried)[:, None])
         better = np.maximum(*found) > np.maximum(score[tried], outside[tried])
         kept = tried[better]
         score[kept], outside[kept] = found[0][better], found[1][better]
@@ -209,14 +207,14 @@ def _compare(
         np.moveaxis(side.take(side.levels, rows), 3, 1).astype(np.float32) for side in (whole, part)
     ]
     target: NDArray[Any] = _SHRINK @ colours[1] @ _SHRINK.T
-    score[rows], outside[rows] = _score(_cut(colours[0], chosen[rows]), target)
+    score[rows], outside[rows] = _score(cut(colours[0], chosen[rows]), target)
     cropped = chosen[:, 2:].min(1) < WHOLE_BOX
     return Verdicts(score, outside, np.zeros(len(box), bool), cropped)
 
 
 def _correlation(one: Floats, other: Floats) -> Floats:
     """Squared correlation of what counts of grids. (n, px, px), (n, px, px) -> (n,)."""
-    flat = [_inner(grid).reshape(len(grid), -1) for grid in (one, other)]
+    flat = [inner(grid).reshape(len(grid), -1) for grid in (one, other)]
     flat = [rows - rows.mean(1, keepdims=True) for rows in flat]
     product, *squares = (
         np.einsum("np,np->n", flat[a], flat[b]) for a, b in ((0, 1), (0, 0), (1, 1))
@@ -225,120 +223,16 @@ def _correlation(one: Floats, other: Floats) -> Floats:
     return squared
 
 
-def _cut(pictures: Floats, box: Floats) -> Floats:
-    """Resample boxes of pictures to half their side.
-
-    Weights are triangles, as wide as two pixels of the grid: what is finer must not be seen in one
-    picture as something else than in the other.
-
-    Args:
-        pictures: (n, s, s) or (n, c, s, s).
-        box: (n, 4).
-
-    Returns:
-        (n, [c,] s / 2, s / 2).
-    """
-    side = pictures.shape[-1]
-    grid = side // 2
-    target = (np.arange(grid, dtype=np.float32) + 0.5) * 2
-    places = np.arange(side, dtype=np.float32) + 0.5
-    hats = []
-    for axis in (1, 0):  # rows, then columns
-        size = box[:, axis + 2, None]
-        centres = box[:, axis, None] * side + size * target
-        centres = np.clip(centres, 0.5, side - 0.5)  # edges repeated
-        hat = centres[:, :, None] - places
-        np.abs(hat, out=hat)
-        hat /= -2 * size[:, :, None]
-        hat += 1
-        np.maximum(hat, 0, out=hat)
-        hat /= hat.sum(2, keepdims=True)
-        hats.append(hat)
-    rows, columns = hats if pictures.ndim == 3 else (hat[:, None] for hat in hats)
-    cut: NDArray[Any] = rows @ pictures @ columns.swapaxes(-1, -2)
-    return cut
-
-
-def _inner(grid: Floats, down: int = 0, right: int = 0) -> Floats:
-    """What counts of a grid, or what lies beside it by a pixel. (..., px, px), a view."""
-    px = grid.shape[-1]
-    edge = EDGE * px // GRID_PX
-    rows, columns = (slice(edge + by, px - edge + by) for by in (down, right))
-    return grid[..., rows, columns]
-
-
-def _laplacian(grid: Floats) -> Floats:
-    """Of what counts of a grid."""
-    laplacian: Floats = _inner(grid, -1) + _inner(grid, 1) + _inner(grid, 0, -1)
-    laplacian += _inner(grid, 0, 1)
-    laplacian -= 4 * _inner(grid)
-    return laplacian
-
-
-def _register(
-    whole: Floats, part: Floats, box: Floats, promising: Sequence[float]
-) -> tuple[Floats, Floats]:
-    """Improve boxes by steps of linear least squares.
-
-    Args:
-        whole: (n, 2 px, 2 px) grey.
-        part: (n, px, px) on the grid, cut out of it.
-        box: (n, 4) first estimates.
-        promising: Of each step, the least share explained with which the next one is made.
-
-    Returns:
-        (n, 4) boxes, (n,) share of the variance explained by the last step.
-    """
-    box, alike, px = box.copy(), np.zeros(len(box), np.float32), part.shape[-1]
-    axis = _AXES[px]
-    target = _inner(part).reshape(len(part), len(axis) ** 2)
-    target = target - target.mean(1, keepdims=True)
-    energy = (target**2).mean(1)
-    live = np.flatnonzero(energy >= FAINT**2)
-    for least in promising:
-        if not len(live):
-            break
-        cut = _cut(whole[live], box[live])
-        basis: NDArray[Any] = np.empty((len(live), 6, len(axis), len(axis)), np.float32)
-        basis[:, 0], basis[:, 5] = _inner(cut), _laplacian(cut)
-        np.subtract(_inner(cut, 0, 1), _inner(cut, 0, -1), out=basis[:, 1])
-        np.subtract(_inner(cut, 1), _inner(cut, -1), out=basis[:, 2])
-        basis[:, 1:3] *= 0.5  # central differences
-        np.multiply(basis[:, 1], axis, out=basis[:, 3])
-        np.multiply(basis[:, 2], axis[:, None], out=basis[:, 4])
-        basis = basis.reshape(len(live), 6, len(axis) ** 2)
-        basis -= basis.mean(2, keepdims=True)  # (n, 6, inner px)
-        gram, moments = basis @ basis.transpose(0, 2, 1), basis @ target[live][:, :, None]
-        # a little of the diagonal: where a picture has no detail along an axis, it stays
-        diagonal = 1e-4 * np.einsum("nii->ni", gram) + 1e-3
-        gram += np.eye(6, dtype=np.float32) * diagonal[:, None]
-        solved = np.linalg.solve(gram, moments)[:, :, 0]  # (n, 6)
-        explained = (solved * moments[:, :, 0]).sum(1) / len(axis) ** 2
-        alike[live] = explained / energy[live]
-        gain = np.clip(solved[:, :1], LEAST_GAIN, MOST_GAIN)
-        move = np.clip(solved[:, 1:5] / gain / px, -0.05, 0.05)
-        box[live] = _allowed(box[live] + move)
-        live = live[alike[live] >= least]
-    return box, alike
-
-
-def _allowed(box: Floats) -> Floats:
-    """Keep boxes among those that a crop or a border makes."""
-    size = np.clip(box[:, 2:], SMALLEST_BOX, LARGEST_BOX)
-    corner = np.clip(box[:, :2], -FARTHEST, 1 + FARTHEST - size)
-    return np.concatenate([corner, size], 1).astype(np.float32)
-
-
-def _score(cut: Floats, target: Floats) -> tuple[Floats, Floats]:
+def _score(shown: Floats, target: Floats) -> tuple[Floats, Floats]:
     """Share of variance explained, of all and outside the worst window.
 
     Args:
-        cut: (n, c, px, px) levels, what the target may be made of.
+        shown: (n, c, px, px) levels, what the target may be made of.
         target: (n, c, px, px).
     """
-    count, channels = cut.shape[:2]
+    count, channels = shown.shape[:2]
     made = np.empty((4, count, channels, INNER_PX, INNER_PX), np.float32)
-    made[0], made[1], made[2] = _inner(cut), _laplacian(cut), _inner(target)
+    made[0], made[1], made[2] = inner(shown), laplacian(shown), inner(target)
     # what brightness has cut off in one of both is known to be at least, or at most, so bright
     most = np.where((made[0] >= WHITE) | (made[2] <= BLACK), 0, np.inf).astype(np.float32)
     least = np.where((made[2] >= WHITE) | (made[0] <= BLACK), 0, -np.inf).astype(np.float32)
