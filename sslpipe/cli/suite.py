@@ -94,17 +94,19 @@ def suite(
     """
     target = start_alone("suite", device)
     sets: Sets = {}  # the most wanted first: what is interrupted has these
-    if model is None and not features:
-        raise DataError(
-            "nothing is named to evaluate: give a run, an export or other weights with --data, or "
-            "--features NAME=TRAIN.safetensors,TEST.safetensors"
-        )
     given: Sets = {}
     for name, pair in map(_load_features, features or []):
         if name in given or (model is not None and name in ("ssl", *BASELINES)):
             raise DataError(f"--features {name}=: the name {name} is taken; give it another one")
         given[name] = pair
     probed = probed_columns(model, data, (train_split, test_split), columns)
+    if model is None and against:
+        raise DataError("--against is compared with a model; name an export or a run before it")
+    if model is None and not features:
+        raise DataError(
+            "nothing is named to evaluate: give a run, an export or other weights with --data, or "
+            "--features NAME=TRAIN.safetensors,TEST.safetensors"
+        )
     not_measured = [*probed.left_out]
     if leakage and model is None:
         not_measured.append("test samples that are in train: name a model and --data")
@@ -130,8 +132,6 @@ def suite(
                 rows = sets["ssl"]
                 assert not callable(rows)  # it is embedded at once
                 leaks = _find_leaks(str(data), (train_split, test_split), rows, num_workers)
-        elif against:
-            raise DataError("--against is compared with a model; name an export or a run before it")
         last = {name: sets.pop(name) for name in BASELINES if name in sets}
         sets |= given | last
         # the numbers
@@ -183,7 +183,8 @@ def _stoppable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        console.print(f"interrupted before the first features were measured: {out} is not written")
+        text = f"interrupted before the first features were measured: {out} is not written"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)

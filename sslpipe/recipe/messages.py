@@ -170,13 +170,15 @@ def _fields_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[s
 
 
 def _model_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> type[BaseModel]:
-    """Return the model that stands at a place of the tree: in a field, a dict or a tuple."""
+    """Return the model at a place of the tree: in a field, a dict or a tuple; else BaseModel."""
     at: Any = model
     for parent in parents:
         if isinstance(at, type) and issubclass(at, BaseModel):
-            at = at.model_fields[str(parent)].annotation
+            field = at.model_fields.get(str(parent))
+            kinds: tuple[Any, ...] = (field.annotation,) if field is not None else ()
         else:  # dict[str, X] or tuple[X, ...]
-            at = next(kind for kind in reversed(get_args(at)) if kind is not Ellipsis)
-        at = alternatives(at)[0]  # a section may be optional
-    found: type[BaseModel] = at
-    return found
+            kinds = tuple(kind for kind in get_args(at) if kind is not Ellipsis)
+        if not kinds:
+            return BaseModel
+        at = alternatives(kinds[-1])[0]  # a section may be optional
+    return at if isinstance(at, type) and issubclass(at, BaseModel) else BaseModel
