@@ -36,7 +36,7 @@ from sslpipe.evaluation.features import (
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite import check_labelled, run_suite
-from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names
+from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names, unfinished
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.recipe.shortened import shortened_note
 
@@ -157,6 +157,8 @@ def suite(
 
 def _print_report(report: dict[str, Any], out: Path) -> None:
     """Print the answer, the tables, and what is missing; end where sets are."""
+    if note := unfinished(report["facts"]):
+        Console().print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
     Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
     print_suite(report)
     if "leakage" in report:
@@ -260,7 +262,8 @@ def _embed_model(
         sets["random"] = partial(embed_pair, "random", untrained, **own)
         sets["pixels"] = partial(embed_pixels, **own)
     trained = config.facts.get("recipe")
-    note = shortened_note(trained) if isinstance(trained, dict) else ""
+    known = trained if isinstance(trained, dict) else {}
+    note = shortened_note(known)
     return (
         sets,
         {
@@ -271,6 +274,7 @@ def _embed_model(
             **data_metadata(index, splits[1].name),
             **checkpoint_metadata(backbone),
             **({"step": config.facts["step"]} if "step" in config.facts else {}),
+            **({"steps": known["steps"]} if "steps" in known else {}),
             **({"shortened": note} if note else {}),
             "train_split": splits[0].name,
             "classes": list(index.manifest.classes),

@@ -19,6 +19,21 @@ _COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
 Hits = Mapping[tuple[str, bool, str], NDArray[np.bool_]]  # (features, whitened, column) -> (Q,)
 
 
+def unfinished(facts: Tree, steps: Any = None) -> str:
+    """Say that the weights are not those of the end of training; '' where they are, or unknown.
+
+    Args:
+        facts: Those of eval.json.
+        steps: Of the whole training; None: as the facts have it.
+    """
+    step, steps = facts.get("step"), facts.get("steps") if steps is None else steps
+    if not (isinstance(step, int) and isinstance(steps, int) and 0 <= step < steps):
+        return ""
+    if "checkpoint" in facts:  # somebody chose it
+        return f"Evaluated at step {step:,} of {steps:,}."
+    return f"Evaluated at step {step:,} of {steps:,}, unfinished: the train command resumes it."
+
+
 def unpaired_difference95(ours: Tree, theirs: Tree) -> tuple[float, Interval]:
     """Compare two accuracies of which only the intervals are known, as if of different samples.
 

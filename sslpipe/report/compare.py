@@ -29,6 +29,7 @@ from sslpipe.report.results import (
     accuracy_sentence,
     few_shot_chart,
     result_table,
+    unfinished_sentence,
     verdict_sentence,
 )
 from sslpipe.report.run import RunFiles, Tree
@@ -74,7 +75,8 @@ def build_comparison(
     colours = run_colours(named, recipes)
     sentences = "".join(
         f"<li><i class='dot' style='--c:{colours[name]}'></i><b>{escape(name)}</b>: "
-        f"{verdict_sentence(run)}{trained_sentence(run)} {accuracy_sentence(run)}</li>"
+        f"{unfinished_sentence(run)}{verdict_sentence(run)}{trained_sentence(run)} "
+        f"{accuracy_sentence(run)}</li>"
         for name, run in named.items()
     )
     sections = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from sslpipe.evaluation.against import KNN
 from sslpipe.evaluation.result import caveats
-from sslpipe.evaluation.verdict import answer_text, form_names, verdict
+from sslpipe.evaluation.verdict import answer_text, form_names, unfinished, verdict
 from sslpipe.report.charts import Marks, Series, line_chart, number
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.run.records import is_number
@@ -110,6 +110,13 @@ def evaluated_early(run: RunFiles) -> str:
     return f"evaluated at step {step:,} of {steps:,}"
 
 
+def unfinished_sentence(run: RunFiles) -> str:
+    """Say before all else that the weights were not those of the end of training; else ''."""
+    facts = run.evaluation["facts"] if run.evaluation else {}
+    note = unfinished(facts, run.recipe.get("steps"))
+    return f"<b>{escape(note)}</b> " if note else ""
+
+
 def accuracy_sentence(run: RunFiles) -> str:
     """Say how good the plain features are by kNN, against the stronger form of each baseline."""
     if run.evaluation is None:
@@ -133,7 +140,6 @@ def accuracy_sentence(run: RunFiles) -> str:
         f"kNN on its frozen features gets <b>{_percent(cell['value'])} %</b> of "
         f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high})"
         + (f": {', '.join(against)}." if against else "; no baseline was measured.")
-        + (f" It was {early}." if (early := evaluated_early(run)) else "")
     )
 
 

@@ -10,7 +10,7 @@ from sslpipe.recipe import is_finetune
 from sslpipe.recipe.shortened import shortened_note
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.pictures import Row
-from sslpipe.report.results import accuracy_sentence, verdict_sentence
+from sslpipe.report.results import accuracy_sentence, unfinished_sentence, verdict_sentence
 from sslpipe.report.run import RunFiles, Tree
 
 
@@ -163,8 +163,8 @@ def header(run: RunFiles) -> str:
         for name, count in run.damaged.items()
     )
     return (
-        f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{verdict_sentence(run)}"
-        f"{trained_sentence(run)} {accuracy_sentence(run)}</p>{warning}"
+        f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{unfinished_sentence(run)}"
+        f"{verdict_sentence(run)}{trained_sentence(run)} {accuracy_sentence(run)}</p>{warning}"
         f"<dl class='tiles'>{shown}</dl>"
     )
 

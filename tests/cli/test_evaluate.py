@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -210,6 +211,8 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert lines == {(n, w) for n in ("ssl", "random", "pixels") for w in (False, True)}
     assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
     assert all(row["queries"] == 20 for row in report["rows"])
+    assert (report["facts"]["step"], report["facts"]["steps"]) == (3, 3)
+    assert "unfinished" not in shown
     for message in ("ssl, whitened", "pixels", "random", "kNN with 100 labels a class"):
         assert message in shown
     model = load_backbone(run_dir)
@@ -226,6 +229,40 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
         assert by_protocol[protocol] == value
     carried = model.config.facts["evaluation"]
     assert len(carried) == sum(row["column"] is not None for row in report["rows"])
+
+
+SHOWN = {
+    "verdict": "Better than nothing.",
+    "facts": {"step": 27, "steps": 40},
+    "columns": ["kNN"],
+    "rows": [
+        {
+            "features": "ssl",
+            "whitened": False,
+            "column": "kNN",
+            "value": 0.5,
+            "interval95": [0.4, 0.6],
+            "queries": 20,
+            "details": {},
+        }
+    ],
+    "left_out": [],
+}
+
+
+def printed(capsys, **changes) -> str:
+    """What the suite prints of a report."""
+    suite_tool._print_report({**SHOWN, **changes}, Path("eval.json"))
+    return capsys.readouterr().out
+
+
+def test_suite_says_of_an_unfinished_run_that_it_is_before_the_verdict(capsys):
+    said = "Evaluated at step 27 of 40, unfinished: the train command resumes it.\nBetter than"
+    assert printed(capsys).startswith(said)
+    for facts in ({"step": 40, "steps": 40}, {"step": 27}, {}):
+        assert printed(capsys, facts=facts).startswith("Better than nothing.")
+    chosen = {**SHOWN["facts"], "checkpoint": "step-00000027"}
+    assert printed(capsys, facts=chosen).startswith("Evaluated at step 27 of 40.\n")
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from sslpipe.report.results import (
     verdict_sentence,
 )
 from sslpipe.report.run import read_run, without_places
-from sslpipe.report.sections import CHARTS, alarms, charts, standing_alarms
+from sslpipe.report.sections import CHARTS, alarms, charts, header, standing_alarms
 from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import RECIPE, train_over, write_recipe
@@ -626,9 +626,14 @@ def test_a_run_differs_from_itself_in_nothing(whole):
 def test_an_evaluation_of_weights_before_the_last_is_said(whole):
     run = read_run(whole.run_dir)
     assert run.evaluation["facts"]["step"] == 8
-    assert "evaluated at" not in accuracy_sentence(run)
+    assert "Evaluated at" not in header(run)
     run.evaluation["facts"]["step"] = 4
-    assert accuracy_sentence(run).endswith(" It was evaluated at step 4 of 8.")
+    said = "Evaluated at step 4 of 8, unfinished: the train command resumes it."
+    assert header(run).split("<p class='verdict'>")[1].startswith(f"<b>{said}</b>")
+    run.evaluation["facts"]["checkpoint"] = "step-00000004"  # somebody chose it
+    assert "<b>Evaluated at step 4 of 8.</b>" in header(run)
+    run.recipe["steps"], run.evaluation["facts"]["steps"] = None, 8  # as the terminal says it
+    assert "Evaluated at step 4 of 8." in header(run)
 
 
 def test_a_run_that_is_named_twice_is_refused(whole, monkeypatch, capsys):
