@@ -64,7 +64,7 @@ class LeakRows:
 
 
 def leakage_sentence(leakage: dict[str, Any]) -> str:
-    """Say how many test samples are in train, and what that does to the first number."""
+    """Say how many test samples are in train, what that does to the first number, what to do."""
     total, leaked = leakage["samples"], leakage["leaked"]
     percent = 100 * leaked / total
     share = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
@@ -75,9 +75,12 @@ def leakage_sentence(leakage: dict[str, Any]) -> str:
     row = next((row for row in leakage["rows"] if row["clean_value"] is not None), None)
     if row is None:
         return f"{text}; without them nothing is left to score."
+    whose = "" if row["features"] == "ssl" else f"{row['features']}, "
+    listed = "; `sslpipe curate duplicates DATA --out DIR` lists the pairs"
     return (
-        f"{text}: {row['features']}, {row['column']} is {100 * row['value']:.1f} % with them, "
-        f"{100 * row['clean_value']:.1f} % without."
+        f"{text}: {whose}{row['column']} is {100 * row['value']:.1f} % on all {total:,}, "
+        f"{100 * row['clean_value']:.1f} % on the other {row['clean_queries']:,}. The verdict is "
+        f"on all of them{listed if leakage['how'] == 'by pixels' else ''}."
     )
 
 

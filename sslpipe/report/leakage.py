@@ -5,6 +5,7 @@ from html import escape
 
 from sslpipe.evaluation.against import KNN
 from sslpipe.evaluation.leakage import leakage_sentence
+from sslpipe.report.results import NAMES
 from sslpipe.report.run import Tree
 
 
@@ -17,7 +18,8 @@ def leakage(evaluation: Tree) -> str:
     if not found["leaked"]:
         return sentence
     rows = "".join(
-        f"<tr><td>{escape(row['features'])}{', whitened' if row['whitened'] else ''}</td>"
+        f"<tr><td>{escape(NAMES.get(row['features'], row['features']))}"
+        f"{', whitened' if row['whitened'] else ''}</td>"
         f"<td>{escape(row['column'])}</td><td>{100 * row['value']:.1f}</td>"
         f"<td>{_clean(row)}</td><td>{row['clean_queries']:,}</td></tr>"
         for row in found["rows"]

@@ -105,6 +105,17 @@ def test_the_report_is_plain_json_and_shown(reports):
     check_report(tree)
     assert tree["sha256"] == content_sha256(tree)
     assert "60 of 160 test samples (38 %) have a near-duplicate in train" in leakage(tree)
+    row = row_of(reports[1], "kNN")
+    said = f"kNN is {100 * row['value']:.1f} % on all 160, {100 * row['clean_value']:.1f} % on the "
+    sentence = leakage_sentence(tree["leakage"])
+    assert f"(by hand): {said}other 100. The verdict is on all of them." in sentence
+    pixels = leakage_sentence({**tree["leakage"], "how": "by pixels"})
+    command = "`sslpipe curate duplicates DATA --out DIR` lists the pairs"
+    assert pixels.endswith(f"The verdict is on all of them; {command}.")
+    assert "<td>this run</td>" in leakage(tree)
+    assert "ssl" not in leakage(tree)
+    tree["leakage"]["rows"][0]["features"] = "mine"
+    assert ": mine, kNN is" in leakage_sentence(tree["leakage"])
     assert leakage(reports[0]) == ""
     tree["leakage"]["rows"][0]["clean_value"] = 1.5
     del tree["sha256"]
