@@ -188,12 +188,27 @@ def test_the_same_command_after_the_end_does_nothing_more(data, straight, tmp_pa
     assert_bitwise(before, final_weights(tmp_path / "run"))
 
 
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
 def test_a_run_with_another_recipe_is_refused_with_the_keys_that_differ(data, tmp_path):
     recipe = write_recipe(tmp_path)
     command = ["train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "run")]
     assert command_line(*command, "steps=5").returncode == 0
-    result = command_line(*command, "steps=5", "loss.temperature=0.5", "optim.weight_decay=0.1")
+    before = contents(tmp_path / "run")
+    assert "DONE" in before
+    refused = tmp_path / "REFUSED.77"
+    job = {"SSLPIPE_REFUSED_FILE": str(refused)}  # as a batch job has it
+    settings = "loss.temperature=0.5", "optim.weight_decay=0.1"
+    result = command_line(*command, "steps=5", *settings, **job)
     assert result.returncode == 2
+    assert contents(tmp_path / "run") == before  # the run that it holds is as it was
+    assert refused.read_text().startswith("rank 0: CheckpointError: ")
     assert "loss.temperature = 0.2 when it began, 0.5 now" in result.stderr
     assert "optim.weight_decay = 1e-06 when it began, 0.1 now" in result.stderr
     assert "add loss.temperature=0.2 optim.weight_decay=1e-06" in result.stderr

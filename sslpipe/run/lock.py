@@ -117,26 +117,29 @@ def holder_of(run_dir: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def take_lock(run_dir: Path, process: Rank) -> Iterator[None]:
+def take_lock(run_dir: Path, process: Rank) -> Iterator[dict[str, bytes]]:
     """Hold the run directory inside, on rank 0. Collective.
 
     The markers of the start before are removed, since this one leaves its own.
 
+    Yields:
+        Those markers, on rank 0; see `put_back`.
+
     Raises:
         UserError: On every rank, where rank 0 cannot have it.
     """
-    lock, problem = None, None
+    lock, problem, markers = None, None, {}
     if process.rank == 0:
         try:
             lock = RunLock(run_dir)
-            clear_markers(run_dir)
+            markers = clear_markers(run_dir)
         except (UserError, OSError) as error:
             problem = str(error)
     problem = broadcast_object(problem)
     if problem:
         raise UserError(f"cannot use the run directory: {problem}")
     try:
-        yield
+        yield markers
     finally:
         if lock:
             lock.release()

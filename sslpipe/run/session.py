@@ -60,6 +60,7 @@ class Run:
         reporter: metrics.jsonl, the console and trackers; rank 0 writes.
         quarantine: Collects bad samples.
         last_step: Steps done so far, those before a resume included.
+        began: Whether its checkpoint and its log were accepted: before that, nothing is written.
     """
 
     accelerator: Accelerator
@@ -71,7 +72,7 @@ class Run:
 
     def __init__(self, recipe: RunRecipe, run_dir: Path, process: Rank, watchdog: Watchdog) -> None:
         self.recipe, self.run_dir, self.process = recipe, run_dir, process
-        self.last_step, self.first_step = 0, 0
+        self.last_step, self.first_step, self.began = 0, 0, False
         self._watchdog, self._opened = watchdog, ExitStack()
         self._stopping, self._lr, self._grad_norm = False, 0.0, torch.zeros(())
         self._monitor: Monitor | None = None
@@ -166,6 +167,7 @@ class Run:
             enabled=is_main,
         )
         self._opened.callback(self.reporter.close)
+        self.began = True
         self.reporter.event(self.first_step, "start", world=world, precision=self.precision)
 
         # what watches the steps

@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -62,7 +64,25 @@ def write_failure(run_dir: Path, text: str) -> None:
         return
 
 
-def clear_markers(run_dir: Path) -> None:
-    """Remove all of MARKERS."""
-    for name in MARKERS:
-        (run_dir / name).unlink(missing_ok=True)
+def clear_markers(run_dir: Path) -> dict[str, bytes]:
+    """Remove all of MARKERS. Returns: those that were there, name -> what they said."""
+    there = {name: run_dir / name for name in MARKERS if (run_dir / name).exists()}
+    said = {name: path.read_bytes() for name, path in there.items()}
+    for path in there.values():
+        path.unlink(missing_ok=True)
+    return said
+
+
+def put_back(run_dir: Path, markers: Mapping[str, bytes]) -> None:
+    """Leave the markers that `clear_markers` has removed, and no others."""
+    with suppress(OSError):  # the directory is gone, or full: no second error
+        clear_markers(run_dir)
+        for name, said in markers.items():
+            (run_dir / name).write_bytes(said)
+
+
+def write_refusal(text: str) -> None:
+    """Tell a batch job (the environment's SSLPIPE_REFUSED_FILE) why its run was not continued."""
+    if path := os.environ.get("SSLPIPE_REFUSED_FILE"):
+        with suppress(OSError), open(path, "x") as file:
+            file.write(text + "\n")

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,13 +50,15 @@ class Watchdog:
         self._folder = run_dir / "heartbeat"
         self._path = self._folder / f"rank-{process.rank}.json"
         self._stacks = self._folder / f"rank-{process.rank}.stacks.txt"
-        self._launched = process.world_size > 1
+        self._launched, self._before = process.world_size > 1, b""
         self._place: tuple[int, str, float] = (0, "setting up", time.monotonic())
         self._armed, self._ended = False, threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sslpipe-watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._path.is_file():
+            self._before = self._path.read_bytes()
         self._stacks.unlink(missing_ok=True)
         self._write()
         self._thread.start()
@@ -73,6 +76,9 @@ class Watchdog:
             watch_launcher()
         self._ended.set()
         self._thread.join()
+        if self._before and not self._armed:  # refused: the last word stays the run's own
+            with suppress(OSError):
+                write_atomically(self._path, self._before)
 
     def __call__(self, step: int, phase: str) -> None:
         """Note that this rank entered a phase of a step."""

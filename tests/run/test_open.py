@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sslpipe.errors import DataError
 from sslpipe.recipe import load_recipe
 from sslpipe.run.open import open_run
+from sslpipe.run.stop import MARKERS
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import write_recipe
 
@@ -28,3 +30,34 @@ def test_a_device_without_memory_names_the_checkpoint_that_there_is(tmp_path, na
         run_processes(out_of_memory_in_rank, 1, str(recipe), str(run_dir))
     failed = (run_dir / "FAILED").read_text()
     assert f"UserError: CUDA out of memory; {said}. The same command with more processes" in failed
+
+
+def ended_in_rank(process, recipe, run_dir, error):
+    with open_run(load_recipe(recipe), Path(run_dir)):
+        raise error
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("marker", [{"DONE": "step 12\n"}, {"FAILED": "rank 0: Hang: x\n"}])
+def test_what_is_refused_before_it_continues_a_run_leaves_its_markers(tmp_path, marker, world):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "recipe.json").write_text("{}")
+    for name, text in marker.items():
+        (run_dir / name).write_text(text)
+    with pytest.raises(AssertionError, match="DataError: wrong"):
+        run_processes(ended_in_rank, world, str(recipe), str(run_dir), DataError("wrong"))
+    there = {name: run_dir / name for name in MARKERS if (run_dir / name).exists()}
+    assert {name: path.read_text() for name, path in there.items()} == marker
+
+
+@pytest.mark.parametrize("name", [None, "PREEMPTED"])
+def test_ctrl_c_before_the_first_step_says_so_and_fails_nothing(tmp_path, capfd, name):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    run_dir.mkdir()
+    if name:
+        (run_dir / name).write_text("step 5\n")
+    with pytest.raises(KeyboardInterrupt):
+        ended_in_rank(None, str(recipe), str(run_dir), KeyboardInterrupt())
+    assert [each for each in MARKERS if (run_dir / each).exists()] == ([name] if name else [])
+    assert "stopped before the first step; the same command starts it" in capfd.readouterr().err

@@ -17,7 +17,8 @@ job=${job:-$SLURM_JOB_ID}
 # The stop file bears this start's number: one that is left over cannot stop the next.
 export SSLPIPE_JOB_ID=$job
 export SSLPIPE_STOP_FILE=$run/STOP.$job.${SLURM_RESTART_COUNT:-0}
-rm -f "$run/STOP.$job".*
+export SSLPIPE_REFUSED_FILE=$run/REFUSED.$job
+rm -f "$run/STOP.$job".* "$SSLPIPE_REFUSED_FILE"
 trap 'touch "$SSLPIPE_STOP_FILE"' USR1 TERM
 newest() { cat "$run/checkpoints/latest" 2>/dev/null || echo none; }
 
@@ -64,6 +65,11 @@ while kill -0 "$step" 2>/dev/null; do # a trapped signal ends `wait` early
 done
 
 # Files, not exit codes, say how it ended: the launcher replaces every code by 1.
+if [ -e "$SSLPIPE_REFUSED_FILE" ]; then
+  cat "$SSLPIPE_REFUSED_FILE" >&2 # not the run that the directory holds: it stays as it was
+  rm "$SSLPIPE_REFUSED_FILE"
+  exit 1
+fi
 if [ -e "$run/DONE" ]; then
   exit 0
 fi
