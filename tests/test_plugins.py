@@ -184,7 +184,14 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
         (("embed", tmp_path / "backbone", "--data", data, "--out", "x.safetensors"), "my_parts.py"),
     ):
         said = run_program(*words, code=2, **here)
-        assert f"the run was made with parts of your own: add --plugin {named}" in said
+        assert f"the run was made with parts of your own: add --plugin {named} (in P" in said
+    # what the message says for Python does load it
+    python = re.search(r"in Python, first: (.*?\))\)", run_program(*train, code=2, **here))[1]
+    code = f"import sslpipe; {python}; print(sslpipe.load_backbone({str(run)!r}).num_features)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "12\n"), done.stderr
     # another file is another run
     (tmp_path / "my_parts.py").write_text(MODULE + "# changed\n")
     said = run_program(*train, "--plugin", "my_parts", code=2, **here)

@@ -77,8 +77,8 @@ def view_specs(
     for key in overrides:
         if key not in known:
             raise RecipeError(
-                f"augment.{key} is not a setting of the views{did_you_mean(key, known)}; "
-                f"known: {', '.join(known)}{plugin_hint()}"
+                f"augment.{key} is not a setting of the views{did_you_mean(key, known)}"
+                f"{plugin_hint()}; known: {', '.join(known)}"
             )
     strength = overrides.pop("jitter_strength", None)
     first, second = (

@@ -231,8 +231,8 @@ class RunConfig(Section):
         for name in names:
             if name not in known:
                 raise ValueError(
-                    f"{name!r} is unknown{did_you_mean(name, known)}; known: {', '.join(known)}"
-                    f"{plugin_hint()}"
+                    f"{name!r} is unknown{did_you_mean(name, known)}{plugin_hint()}; "
+                    f"known: {', '.join(known)}"
                 )
         return names
 

@@ -102,8 +102,8 @@ class Table(dict[str, T]):
         if self.group is None or name not in installed(self.group):
             known = self.names()
             raise UnknownName(
-                f"no {self.what} is named {name!r}{did_you_mean(str(name), known)}; "
-                f"known: {', '.join(known)}{plugin_hint()}"
+                f"no {self.what} is named {name!r}{did_you_mean(str(name), known)}"
+                f"{plugin_hint()}; known: {', '.join(known)}"
             )
         self[name] = load(self.group, name)
         return self[name]
@@ -141,8 +141,8 @@ def build(
     if component.kind not in table:
         known = table.names() if isinstance(table, Table) else list(table)
         raise RecipeError(
-            f"{section}.kind = {component.kind!r} is unknown{did_you_mean(component.kind, known)}; "
-            f"known: {', '.join(sorted(known))}{plugin_hint()}"
+            f"{section}.kind = {component.kind!r} is unknown{did_you_mean(component.kind, known)}"
+            f"{plugin_hint()}; known: {', '.join(sorted(known))}"
         )
     constructor = table[component.kind]
     parameters = inspect.signature(constructor).parameters

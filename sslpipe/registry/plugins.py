@@ -102,11 +102,15 @@ def made_with(names: object) -> Iterator[None]:
 
 
 def plugin_hint() -> str:
-    """Say, at the end of an error, where an unknown name may come from; "" with `--plugin`."""
+    """Say where an unknown name may come from; "" with `--plugin`."""
     forgotten = [str(name) for name in _recorded if name not in requested()]
     if forgotten:
         flags = " ".join(f"--plugin {shlex.quote(name)}" for name in forgotten)
-        return f"; the run was made with parts of your own: add {flags}"
+        calls = "; ".join(f"load_module({name!r})" for name in forgotten)
+        return (
+            f"; the run was made with parts of your own: add {flags} (in Python, first: from "
+            f"sslpipe.registry.plugins import load_module; {calls})"
+        )
     return "" if requested() else "; is it a part of your own? name its module with --plugin"
 
 
