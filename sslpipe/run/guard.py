@@ -30,7 +30,7 @@ _NEW_RUN = "in a new run directory"
 _ADVICE = {  # of a row of skipped steps that ended a run, by whether a step had moved the weights
     True: "As all steps from one on were skipped, the rate or the precision is the likely cause: "
     f"begin {_NEW_RUN} with a lower optim.peak_lr, with optim.clip_norm, or with optim.precision = "
-    "'fp32'. Single, scattered steps point to their images: the ids are in bad_steps.*.jsonl",
+    "'fp32'",
     False: "No step has changed the weights, so the rate is not the cause: look at the samples "
     "with `sslpipe preview --ids` (their ids are in bad_steps.*.jsonl) and at the weights of "
     f"--init, if any; or begin {_NEW_RUN} with optim.precision = 'fp32'",
@@ -204,8 +204,9 @@ def _before(run_dir: Path) -> str:
     """Say what a run has from before its skipped steps: the last finite log line, a checkpoint."""
     lines = [line for line in read_metrics(run_dir) if None not in map(line.get, _LOGGED)]
     numbers = ", ".join(f"{key} {lines[-1][key]:.4g}" for key in _LOGGED) if lines else ""
-    finite = f"; the last finite log line: step {lines[-1]['step']}, {numbers}" if lines else ""
-    return f"{finite}; {describe_newest(run_dir)}"
+    none = "no log line is finite (run.log_steps = 1 logs every step)"
+    last = f"the last finite log line: step {lines[-1]['step']}, {numbers}" if lines else none
+    return f"; {last}; {describe_newest(run_dir)}"
 
 
 class _Record(NamedTuple):

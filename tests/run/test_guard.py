@@ -292,7 +292,10 @@ def test_the_run_ends_as_it_was_when_too_many_were_bad_in_a_row(
     before = trainee.state()
     with pytest.raises(UserError, match=r"2 steps in a row.*the last: step 4, .*norm nan") as ended:
         trainee.steps(math.nan, 1.0)
-    assert "; no checkpoint was written yet. As all steps from one on were" in str(ended.value)
+    said = str(ended.value)
+    assert "; no log line is finite (run.log_steps = 1 logs every step); no checkpoint was" in said
+    assert "written yet. As all steps from one on were" in said
+    assert "scattered" not in said  # they were not
     assert "lower optim.peak_lr" in str(ended.value)
     assert trainee.done == (4 if on_device else 3)  # steps that came to their end
     torch.testing.assert_close(trainee.state(), before, rtol=0, atol=0)
