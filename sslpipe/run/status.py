@@ -43,8 +43,9 @@ def status(run_dir: Path) -> dict[str, Any]:
     Returns:
         state: running, done, preempted, failed, or lost (it ended without a marker). eta_s: seconds
         to the end at the present speed, evaluations and saves included. ranks: see
-        `read_heartbeats`. last_skipped: number of the last skipped step, as the log counts them;
-        health.skipped_steps counts to it, also where no log line came since. damaged: name of a
+        `read_heartbeats`. first_skipped, last_skipped: numbers of the first and the last skipped
+        step, as the log counts them; health.skipped_steps counts to the last, also where no log
+        line came since. damaged: name of a
         file -> what of it was not used. The rest says what its keys say.
 
     Raises:
@@ -86,6 +87,7 @@ def status(run_dir: Path) -> dict[str, Any]:
         "data_wait_percent": last.get("data_wait_percent"),
         "eta_s": step_s * (steps - step) if step_s and state == "running" else None,
         "health": health,
+        "first_skipped": min(skipped) + 1 if skipped else None,
         "last_skipped": max(skipped) + 1 if skipped else None,
         "evals": {k: v for k, v in evals[-1].items() if k not in ("kind", "wall", "restart")}
         if evals
@@ -200,9 +202,16 @@ def _skipped(summary: dict[str, Any]) -> dict[str, str]:
     """Say how many steps were skipped and where to look, where any were."""
     if summary["last_skipped"] is None:
         return {}
-    count, last = summary["health"]["skipped_steps"], summary["last_skipped"]
-    where = f"{summary['run']}/bad_steps.*.jsonl"
-    return {"skipped steps": f"{count:.0f}, the last step {last}; their samples: {where}"}
+    count, first, last = (
+        summary["health"]["skipped_steps"],
+        summary["first_skipped"],
+        summary["last_skipped"],
+    )
+    where = f"{summary['run']}/bad_steps.*.jsonl"  # which counts from 0
+    steps = f"the first step {first}, the last step {last}" if first < last else f"step {last}"
+    numbers = f"{first - 1} to {last - 1}" if first < last else f"{last - 1}"
+    text = f'{count:.0f}, {steps}; their samples: "step" {numbers} in {where}'
+    return {"skipped steps": text}
 
 
 def _numbers(values: dict[str, Any]) -> str:

@@ -65,11 +65,14 @@ def test_steps_skipped_after_the_last_log_line_are_counted(run_dir, tmp_path):
         steps = [{"step": step, "ids": [rank]} for step in (1, 5, 4, 5)]
         append_records(tmp_path / f"bad_steps.{rank}.jsonl", steps)
     actual = status(tmp_path)
-    assert (actual["health"]["skipped_steps"], actual["last_skipped"]) == (3, 6)
+    assert actual["health"]["skipped_steps"] == 3
+    assert (actual["first_skipped"], actual["last_skipped"]) == (2, 6)
     table = render(actual).renderables[0]
     names = [str(cell) for cell in table.columns[0].cells]
     text = str([*table.columns[1].cells][names.index("skipped steps")])
-    assert text == f"3, the last step 6; their samples: {tmp_path}/bad_steps.*.jsonl"
+    where = f"{tmp_path}/bad_steps.*.jsonl"
+    said = f'the first step 2, the last step 6; their samples: "step" 1 to 5 in {where}'
+    assert text == f"3, {said}"
     # of a run without any, nothing
     assert status(run_dir)["last_skipped"] is None
     assert "skipped steps" not in [
