@@ -20,7 +20,7 @@ from sslpipe.errors import UserError
 from sslpipe.optim import takes_found_inf
 from sslpipe.run.checkpoint import describe_newest
 from sslpipe.run.log import read_metrics, read_skipped
-from sslpipe.run.records import append_records
+from sslpipe.run.records import append_records, retry_command
 
 TOLD = 3  # skipped steps of a start that are told one by one; then each doubling of their number
 
@@ -59,6 +59,7 @@ class StepGuard:
         rank: Of this process.
         on_device: Decide there. None: on CUDA, with an optimizer that takes `found_inf`.
         warn: Tells of a skipped step when its numbers are read, by its number in the log.
+        peak_lr: The recipe's, for what ends a run.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class StepGuard:
         rank: int,
         on_device: bool | None = None,
         warn: Callable[[str], None] | None = None,
+        peak_lr: float | None = None,
     ) -> None:
         self._accelerator, self._optimizer = accelerator, optimizer
         self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
         self._in_a_row = self._told_of = self.overflows = 0
+        self._peak_lr = peak_lr
         self._warn, self._moved = warn, first_step > 0  # whether a step has changed the weights
         self.skipped = len({step for step in read_skipped([self._file]) if step < first_step})
         self._memory = _Memory([buffer for module in modules for buffer in module.buffers()])
@@ -184,8 +187,17 @@ class StepGuard:
             last = f"step {record.step + 1}, loss {value}, gradient norm {norm}"
             raise UserError(
                 f"{self._in_a_row} steps in a row had a non-finite loss or gradient (the last: "
-                f"{last}){_before(self._file.parent)}. {_ADVICE[self._moved]}"
+                f"{last}){_before(self._file.parent)}. {_ADVICE[self._moved]}{self._lower_rate()}"
             )
+
+    def _lower_rate(self) -> str:
+        """Say which rate it was, and the command with a tenth of it, where that may help."""
+        if not self._moved or self._peak_lr is None:
+            return ""
+        lower = f"optim.peak_lr={self._peak_lr / 10:.3g}"
+        command = retry_command(self._file.parent, lower)
+        example = f"; for example: {command}" if command else ""
+        return f". optim.peak_lr is {self._peak_lr:g}{example or f'; try {lower}'}"
 
     def _tell(self, done: int, loss: float, norm: float) -> None:
         """Warn of a skipped step, numbered as in the log; of many, now and then."""

@@ -1,5 +1,7 @@
 """What a run directory says of the run, for those who come without recipe and shards."""
 
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,10 @@ def describe_run(
     manifest["index_sha256"] = index.sha256
     run = {"precision": precision, "world": world, "environment": environment()}
     run |= {"plugins": requested()} if requested() else {}
+    program = Path(sys.argv[0]).name
+    if program in ("sslpipe", "__main__.py") and "train" in sys.argv:
+        # recipe and overrides as they were given; a URL's query may hold a secret
+        run["command"] = [re.sub(r"(://[^?]*\?).*", r"\1...", word) for word in sys.argv[1:]]
     trees = {
         "recipe.json": recipe.model_dump(mode="json"),
         "data.json": manifest,

@@ -9,8 +9,10 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import zlib
 from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Never
 
@@ -220,6 +222,35 @@ def plugins_of(run_dir: Path) -> list[str]:
     except UserError:  # none yet, or who needs it says what is wrong with it
         return []
     return named if isinstance(named, list) else []
+
+
+def retry_command(run_dir: Path, override: str) -> str:
+    """Return the command that trained a run, in a new run directory and with another setting.
+
+    Args:
+        run_dir: Of the run.
+        override: `section.key=value`; it takes the place of one that was given.
+
+    Returns:
+        `sslpipe train ...`; "" where the run was not started by that command.
+    """
+    try:
+        words = read_description(run_dir, "run.json").get("command")
+    except UserError:
+        return ""
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return ""
+    tries = (run_dir.with_name(f"{run_dir.name}-{k}") for k in count(2))
+    given = iter(words)
+    kept = []
+    for word in given:
+        if word.partition("=")[0] == "--run-dir":
+            kept += ["--run-dir", str(next(path for path in tries if not path.exists()))]
+            if "=" not in word:
+                next(given, None)
+        elif word.partition("=")[0] != override.partition("=")[0]:
+            kept.append(word)
+    return shlex.join(["sslpipe", *kept, override])
 
 
 def _read_manifest(run_dir: Path) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 
 import pytest
 import torch
@@ -124,6 +125,19 @@ def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):
     good = [line for line in read_metrics(tmp_path / "run") if line["loss"] is not None][-1]
     assert f"the last finite log line: step {good['step']}, loss {good['loss']:.4g}, lr " in failed
     assert all(bool(torch.isfinite(v).all()) for v in final_weights(tmp_path / "run").values())
+
+
+def test_a_rate_that_is_too_high_is_named_with_the_command_of_a_lower_one(data, tmp_path):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    (tmp_path / "run-2").mkdir()  # it is taken
+    words = ["train", str(recipe), "--data", str(data)]
+    settings = ["optim.peak_lr=3e38", "run.max_bad_steps=2", "optim.warmup_steps=0"]
+    settings += ["optim.clip_norm=1e30"]
+    ended = command_line(*words, "--run-dir", str(run_dir), *settings)
+    assert ended.returncode == 2, ended.stderr
+    failed = (run_dir / "FAILED").read_text()
+    again = [*words, "--run-dir", f"{run_dir}-3", *settings[1:], "optim.peak_lr=3e+37"]
+    assert f". optim.peak_lr is 3e+38; for example: {shlex.join(['sslpipe', *again])}\n" in failed
 
 
 def told_in_rank(process, steps, *arguments):
