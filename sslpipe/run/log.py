@@ -50,6 +50,8 @@ class RunLog:
         first_step: Where this start begins.
         trackers: Names of TRACKERS.
         enabled: Whether this process writes.
+        cheaper_steps: At the start of the run, whose time says little of the others'
+            (tune.projector_first_steps).
     """
 
     def __init__(
@@ -62,8 +64,9 @@ class RunLog:
         first_step: int,
         trackers: tuple[str, ...] = (),
         enabled: bool = True,
+        cheaper_steps: int = 0,
     ) -> None:
-        self.enabled = enabled
+        self.enabled, self._cheaper_steps = enabled, cheaper_steps
         if not enabled:
             return
         self.console = Console(stderr=True)
@@ -96,6 +99,8 @@ class RunLog:
         """Move the progress bar to `done` steps."""
         if self.enabled:
             self._progress.update(self._task, completed=done)
+            if done == self._cheaper_steps:
+                self._timer = StepTimer()  # the others are timed anew
             self._timer.step_done(done)
 
     def train(self, step: int, values: Mapping[str, float]) -> None:
@@ -110,10 +115,14 @@ class RunLog:
         self._progress.update(self._task, status=status)
         step_s, timed = self._timer.read(step)
         known = timed >= LEAST_TIMED and step < self._steps
+        cheaper = step < self._cheaper_steps
         left = timedelta(seconds=round(step_s * (self._steps - step)))
         if not self.console.is_terminal:  # a log file: a line now and then, not a bar
-            self.say(f"step {step}/{self._steps}  {status}" + (f"  {left} to go" if known else ""))
-        if known and not self._told_speed:
+            to_go = f"  {left} to go" if known else ""
+            if known and cheaper:
+                to_go = f"  more than {left} to go: the first {self._cheaper_steps} steps cost less"
+            self.say(f"step {step}/{self._steps}  {status}{to_go}")
+        if known and not cheaper and not self._told_speed:
             self._told_speed = True
             self.say(
                 f"{1 / max(step_s, 1e-9):.3g} steps/s in the last {timed} steps: about {left} for "

@@ -165,6 +165,7 @@ class Run:
             first_step=self.first_step,
             trackers=run_config.trackers,
             enabled=is_main,
+            cheaper_steps=recipe.tune.projector_first_steps,
         )
         self._opened.callback(self.reporter.close)
         self.began = True

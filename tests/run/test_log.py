@@ -61,6 +61,24 @@ def test_the_time_to_go_follows_a_machine_that_becomes_faster(tmp_path, monkeypa
     assert lines[-1].endswith(f"  {timedelta(seconds=2 * 100)} to go")
 
 
+def test_steps_that_cost_less_do_not_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
+    now = 100.0
+    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
+    log = RunLog(tmp_path, name="tiny", config={}, steps=40, first_step=0, cheaper_steps=10)
+    for step in range(1, 21):
+        now += 1.0 if step <= 10 else 3.0
+        log.step_done(step)
+        if step % 5 == 0:
+            log.train(step, VALUES)
+    log.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("  more than 0:00:35 to go: the first 10 steps cost less")
+    assert lines[1].endswith("wait 1%")  # the others are not timed yet
+    assert lines[2].endswith(f"  {timedelta(seconds=3 * 25)} to go")
+    assert lines[3].startswith("0.333 steps/s in the last 5 steps: about 0:01:15 for the other 25")
+    assert lines[4].endswith(f"  {timedelta(seconds=3 * 20)} to go")
+
+
 def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path):
     log = a_log(tmp_path)
     log.train(1, VALUES)
