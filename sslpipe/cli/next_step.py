@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslpipe.cli.terminal import say_once
-from sslpipe.data.index import DatasetIndex
+from sslpipe.data.index import DatasetIndex, manifest_url
 from sslpipe.registry.plugins import requested
 from sslpipe.run.console import LastingStream
 
@@ -57,9 +57,14 @@ def after_shards(folder: Path, splits: Sequence[str]) -> None:
 
 
 def after_a_look(data: str | Path, *overrides: str) -> None:
-    """Check what a training of a data set will do, where there is a recipe to name."""
+    """Check what a training of a data set will do, where there is a recipe to name.
+
+    Args:
+        data: dataset.json or its folder, a path or a URL.
+        overrides: Of the recipe.
+    """
     if FIRST_RECIPE.is_file():
-        say_next("check", FIRST_RECIPE, "--data", data, *overrides)
+        say_next("check", FIRST_RECIPE, "--data", manifest_url(data), *overrides)
 
 
 def training(

@@ -294,7 +294,7 @@ def verify(folder: OutFolder, workers: Workers = 2) -> None:
         print(f"{len(faults)} faults in {total} samples", file=sys.stderr)
         raise typer.Exit(1)
     print(f"{folder}: {total} samples in {len(jobs)} shards are good")
-    after_a_look(folder / "dataset.json")
+    after_a_look(folder)
 
 
 @app.command()
@@ -323,7 +323,7 @@ def show(
     for line in sample_lines(data, split, sorted({*wanted}) if wanted else []):
         print(line)
     print(out)
-    after_a_look(folder / "dataset.json")
+    after_a_look(folder)
 
 
 @app.command()
@@ -341,7 +341,7 @@ def stats(
         for row in [*split_rows(data, name, sampled=looked_at), *column_rows(data, name)]:
             table.add_row(*map(escape, row))
         Console().print(table)
-    after_a_look(folder / "dataset.json")
+    after_a_look(folder)
 
 
 @app.command("cut-idx")

@@ -216,6 +216,12 @@ class DatasetIndex:
             )
 
 
+def manifest_url(location: str | Path) -> str:
+    """Return where dataset.json is: a path or a URL, of the file or of its folder."""
+    url = forward_slashes(location)
+    return url if url.endswith(".json") else join(url, "dataset.json")
+
+
 def load_index(location: str | Path) -> DatasetIndex:
     """Read dataset.json.
 
@@ -225,9 +231,7 @@ def load_index(location: str | Path) -> DatasetIndex:
     Raises:
         DataError: It is missing, of another schema, or names a key that does not exist.
     """
-    url = forward_slashes(location)
-    if not url.endswith(".json"):
-        url = join(url, "dataset.json")
+    url = manifest_url(location)
     raw = read_bytes(url)
     try:
         tree: Any = json.loads(raw)

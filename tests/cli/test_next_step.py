@@ -106,6 +106,20 @@ def test_without_a_recipe_to_name_nothing_is_made_up(follow, tmp_path):
     assert follow(line) is None
 
 
+def test_a_data_set_may_be_named_by_its_file(follow, tmp_path):
+    write_photos(tmp_path / "photos")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / next_step.FIRST_RECIPE).write_text(RECIPE)
+    follow("sslpipe shards build data --root photos")
+    wanted = f"sslpipe check {next_step.FIRST_RECIPE} --data data/dataset.json"
+    for command in ("shards show", "shards stats", "shards verify"):
+        for name in ("data", "data/dataset.json"):
+            assert follow(f"sslpipe {command} {name}") == wanted, (command, name)
+    for name in ("data", "data/dataset.json"):
+        line = follow(f"sslpipe curate duplicates {name} --no-column --out look")
+        assert line == wanted, name
+
+
 def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
     write_photos(tmp_path / "photos")
     follow("sslpipe shards build data --root photos --no-labels")
