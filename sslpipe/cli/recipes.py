@@ -8,12 +8,19 @@ from typing import Annotated
 import typer
 
 from sslpipe.errors import UserError, shown
+from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe, parse_recipe
+from sslpipe.recipe.reading import RECORDED, apply_overrides
+from sslpipe.registry.plugins import made_with
+from sslpipe.run.records import plugins_of, read_description
 
 RecipePath = Annotated[
     Path,
     typer.Argument(
         help="A recipe, a TOML file; the repository has some: recipes/my_images_small.toml, say."
     ),
+]
+RecipeOrRun = Annotated[
+    Path, typer.Argument(help="A recipe, a TOML file; or a run, whose recorded recipe is taken.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -68,3 +75,20 @@ def parse_ids(texts: Sequence[str] | None) -> list[int] | None:
         if not re.fullmatch(r"[0-9]{1,18}", word):
             raise UserError(f"--ids {shown(word)} is no sample's id; write numbers, as in 469,523")
     return [int(word) for word in ids]
+
+
+def recorded_in(path: Path) -> Path | None:
+    """Return the run directory where a path names one, or its recipe.json; None: it does not."""
+    run_dir = path.parent if path.name == RECORDED else path
+    return run_dir if (run_dir / RECORDED).is_file() else None
+
+
+def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> Recipe | FinetuneRecipe:
+    """Read a recipe, or the one that a run has recorded, with overrides. Raises: UserError."""
+    run_dir = recorded_in(path)
+    if run_dir is None:
+        return load_recipe(path, overrides)
+    with made_with(plugins_of(run_dir)):
+        tree = read_description(run_dir, RECORDED)
+        apply_overrides(tree, overrides)
+        return parse_recipe(tree, f"{run_dir}/{RECORDED}", recorded=True)

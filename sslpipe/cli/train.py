@@ -15,8 +15,11 @@ from sslpipe.cli.recipes import (
     Ids,
     Init,
     Overrides,
+    RecipeOrRun,
     RecipePath,
+    load_recipe_or_run,
     parse_ids,
+    recorded_in,
 )
 from sslpipe.cli.terminal import console, say_once
 from sslpipe.data.index import load_index
@@ -46,7 +49,7 @@ def _explain(key: str | None) -> None:
     "sslpipe check recipe.toml --data out/photos/dataset.json --within 3600"
 )
 def check(
-    recipe: RecipePath,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     data: Annotated[
         str | None, typer.Option(help="The data set's dataset.json: a path or a URL.")
@@ -92,7 +95,10 @@ def check(
 
     Of pretraining also estimates of memory and time.
     """
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe_or_run(recipe, overrides or [])
+    run_dir = recorded_in(recipe)
+    if run_dir is not None and init is None and (run_dir / "init").is_dir():
+        init = str(run_dir / "init")  # what it started from
     index = load_index(data) if data else None
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
@@ -118,7 +124,8 @@ def check(
         return
     if data is None:
         say_next("shards", "build", "--help")
-    elif isinstance(loaded, Recipe) and init is None:  # of --init, `preview` knows nothing
+    # of --init, `preview` knows nothing; a run has recorded what it needs, and is no recipe
+    elif run_dir is not None or (isinstance(loaded, Recipe) and init is None):
         say_next("preview", *training(recipe, overrides, data), "--out", "views.png")
     else:
         words = training(recipe, overrides, data, init, checkpoint)
@@ -164,7 +171,7 @@ def train(
     epilog="Example: sslpipe preview recipe.toml --data out/photos/dataset.json --out views.png"
 )
 def preview(
-    recipe: RecipePath,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("views.png"),
@@ -174,10 +181,11 @@ def preview(
 ) -> None:
     """Draw images beside the views that training makes of them.
 
+    Of a run, the views are those that it saw: its recorded recipe has the seed, too.
     The parameters of each view stand beside it; id, key and class of each image are printed.
     """
     chosen = parse_ids(ids)
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe_or_run(recipe, overrides or [])
     index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
     check_picture(out)
 
@@ -190,4 +198,7 @@ def preview(
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
     Console().print(f"{len(drawn)} images and their views: {out}", highlight=False)
-    say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))
+    if run_dir := recorded_in(recipe):
+        say_next("status", run_dir)
+    else:
+        say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))

@@ -11,6 +11,7 @@ from typing import Any
 
 from sslpipe.errors import RecipeError, shown
 
+RECORDED = "recipe.json"  # of a run directory
 MOST_BYTES = 2**18  # of a recipe; the shipped ones have under 2**12
 MOST_PARTS = 16  # of a dotted key, and levels of tables and lists
 # a key of too many parts: a TOML parser takes time that grows with their square
@@ -25,6 +26,11 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
         RecipeError: No such file (names the recipes beside it), no TOML, or a wrong override.
     """
     path = Path(path)
+    if path.name == RECORDED or (path / RECORDED).is_file():
+        raise RecipeError(
+            f"{path} is what a run has recorded, not a recipe: name the TOML file that it was "
+            "trained with; `check` and `preview` take the run's directory, too"
+        )
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = f"; recipes in {path.parent}: {', '.join(known)}" if known else ""
@@ -39,9 +45,14 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
         if isinstance(error, RecipeError):
             raise
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
+    apply_overrides(tree, overrides)
+    return tree
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Put `section.key=value` overrides into a tree. Raises: RecipeError for one that is none."""
     for override in overrides:
         _apply(tree, override)
-    return tree
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -61,7 +72,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         value = text  # a bare word is a string, as on any command line
     *parents, leaf = parts
     for parent in parents:
-        tree = tree.setdefault(parent, {})
+        if tree.get(parent) is None:  # a run's record has null for a section that is not there
+            tree[parent] = {}
+        tree = tree[parent]
         if not isinstance(tree, dict):
             raise RecipeError(f"override {shown(override)}: {parent} is a value, not a section")
     if leaf in ("steps", "epochs") and not parents:  # one replaces the other

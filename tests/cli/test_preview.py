@@ -1,0 +1,78 @@
+"""`sslpipe preview` and `check` of a run: its recorded recipe, as the run had it."""
+
+import pytest
+from PIL import Image
+
+from sslpipe.cli.app import run
+from sslpipe.recipe.reading import apply_overrides
+from tests.helpers.photos import write_photos
+from tests.helpers.runs import write_recipe
+
+CHANGED = ("steps=2", "seed=7", "data.batch_size=16")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run a command line in this process: its exit status, and what it printed on each stream."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["sslpipe", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            run()
+        shown = capsys.readouterr()
+        return end.value.code or 0, shown.out, shown.err
+
+    return call
+
+
+@pytest.fixture
+def data(call, tmp_path):
+    write_photos(tmp_path / "photos")
+    assert call("shards", "build", "data", "--root", "photos")[0] == 0
+    return ("--data", "data")
+
+
+def pixels(path):
+    with Image.open(path) as image:
+        return image.size, image.tobytes()
+
+
+def digest(shown):
+    return next(line for line in shown.splitlines() if line.strip().startswith("digest")).split()
+
+
+def test_a_run_is_shown_and_checked_as_it_was_trained(call, data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    status, _, err = call("train", recipe, *CHANGED, *data, "--run-dir", "run")
+    assert status == 0, err
+
+    def views(*words):
+        status, _, err = call("preview", *words, *data, "--out", "views.png", "--ids", "1,4")
+        assert status == 0, err
+        return pixels("views.png"), err
+
+    wanted, _ = views(recipe, *CHANGED)
+    for name in ("run", "run/recipe.json"):
+        shown, err = views(name)
+        assert shown == wanted
+        assert err.endswith("Next: sslpipe status run\n")
+    assert views(recipe)[0] != wanted
+    assert views("run", "seed=0")[0] == views(recipe)[0]
+
+    of_recipe = call("check", recipe, *CHANGED, *data)
+    of_run = call("check", "run", *data)
+    assert digest(of_run[1]) == digest(of_recipe[1])
+    assert "Next: sslpipe preview run --data data --out views.png" in of_run[2]
+
+    # who needs a recipe says what it was given
+    for name in ("run", "run/recipe.json"):
+        status, _, err = call("train", name, *data, "--run-dir", "other")
+        assert status == 2
+        assert f"error: {name} is what a run has recorded, not a recipe: name the TOML" in err
+
+
+def test_an_override_takes_the_place_of_a_section_that_was_not_there():
+    recorded = {"momentum": None, "optim": {"ema": None}, "steps": 3, "epochs": None}
+    apply_overrides(recorded, ["momentum.decay=0.9", "optim.ema.decay=0.5", "epochs=2"])
+    assert recorded == {"momentum": {"decay": 0.9}, "optim": {"ema": {"decay": 0.5}}, "epochs": 2}
