@@ -54,8 +54,8 @@ class Built(NamedTuple):
         manifest: As in dataset.json; of a part: as it was before.
         skipped: "NAME: reason" for each image that cannot be decoded.
         missing: Files that a list names and that are not there, by split.
-        notes: Which files were ignored, what was read into columns, and how they cut the splits; a
-            line each.
+        notes: Which files were ignored, what was read into columns, how they cut the splits, and
+            how many images have transparent parts; a line each.
     """
 
     manifest: Manifest
@@ -157,8 +157,10 @@ def build_dataset(
     ignored = sum((Counter(value.ignored) for value in images.values()), Counter[str]())
     notes = (*_describe_ignored(ignored), *describe(columns), *_describe_cut(splits, split_by))
     if part is None:
-        return finish(out, manifest, facts, workers=workers)._replace(notes=notes)
+        built = finish(out, manifest, facts, workers=workers)
+        return built._replace(notes=(*notes, *built.notes))
     save_part(out, facts)
+    notes = (*notes, *_describe_transparent(written))
     return Built(manifest, _skipped(written), facts.missing, notes)
 
 
@@ -171,6 +173,19 @@ def _describe_ignored(ignored: Counter[str]) -> list[str]:
     rest = sum(count for _, count in kinds[MOST_SUFFIXES:])
     parts += [f"others {rest:,}"] * bool(rest)
     return [f"ignored {ignored.total():,} files: {', '.join(parts)}"]
+
+
+def _describe_transparent(written: Mapping[str, list[Done]]) -> list[str]:
+    """Say how many images have transparent parts, which decoders show as what lies under them."""
+    shards = [done for each in written.values() for done in each]
+    count = sum(done.transparent for done in shards)
+    if not count:
+        return []
+    total = sum(done.entry.samples for done in shards if done.entry is not None)
+    return [
+        f"{count:,} of {total:,} images have transparent parts, which show what is stored under "
+        "them, mostly black; build with --background white --overwrite to put them on white"
+    ]
 
 
 def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
@@ -262,7 +277,8 @@ def finish(out: Path, manifest: Manifest, facts: PartFile, *, workers: int = 2) 
     _list_missing(out / MISSING, facts)
     save_manifest(out, manifest)
     remove_unnamed(out, manifest)
-    return Built(manifest, _skipped(facts.done), facts.missing)
+    notes = tuple(_describe_transparent(facts.done))
+    return Built(manifest, _skipped(facts.done), facts.missing, notes)
 
 
 def _forget(out: Path, manifest: Manifest, plans: Sequence[SplitPlan]) -> Manifest:

@@ -47,6 +47,27 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
     return "png", encode_png(change(np.ascontiguousarray(pixels)))
 
 
+def has_transparent_parts(raw: bytes) -> bool:
+    """Say whether decoders, which drop alpha, show what lies under it; False for what is damaged.
+
+    Pixels are decoded only where the header tells of alpha.
+    """
+    if image_kind(raw) == "jpg":
+        return False
+    try:
+        image = _open(raw, (*_WITH_ALPHA, *_OTHER_FORMATS))
+        if not _may_be_transparent(image):
+            return False
+        alpha = image.convert("RGBA").getchannel("A")
+    except Exception:  # it is counted where it is decoded for the shard
+        return False
+    return alpha.tobytes().strip(b"\xff") != b""
+
+
+def _may_be_transparent(image: Image.Image) -> bool:
+    return not image.mode.startswith("I") and image.has_transparency_data
+
+
 def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
     """Put an image with transparent parts on a colour, as a PNG; any other stays as it is.
 
@@ -63,7 +84,7 @@ def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
         return raw
     try:
         image = _open(raw, (*_WITH_ALPHA, *_OTHER_FORMATS))
-        if image.mode.startswith("I") or not image.has_transparency_data:
+        if not _may_be_transparent(image):
             return raw
         rgba = np.asarray(ImageOps.exif_transpose(image).convert("RGBA")).astype(np.uint16)
     except BadSample:

@@ -70,6 +70,7 @@ class Done(BaseModel):
         entry: Its line in dataset.json; None where every image was bad.
         moments: Of its pixels.
         bad: "NAME: reason" for each image that was skipped.
+        transparent: How many images have transparent parts and were put on no colour.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -77,6 +78,7 @@ class Done(BaseModel):
     entry: ShardFile | None
     moments: Moments
     bad: list[str]
+    transparent: int = 0  # records of earlier versions do not say
 
 
 def record_path(folder: Path, split: str, part: Part | None = None) -> Path:

@@ -30,7 +30,7 @@ from sslpipe.random import permutation
 from sslpipe.sharding.columns import find_groups
 from sslpipe.sharding.gather import Columns, to_json
 from sslpipe.sharding.manifest import shard_file
-from sslpipe.sharding.members import downscale, flatten, to_member
+from sslpipe.sharding.members import downscale, flatten, has_transparent_parts, to_member
 from sslpipe.sharding.record import (
     Done,
     Moments,
@@ -279,14 +279,16 @@ def _write_shard(
     temporary = path.with_name(f".{path.name}.tmp")
     # the images, with the sums that mean and std are computed of
     bad: list[str] = []
-    pixels, sums, squares = 0, np.zeros(3, np.int64), np.zeros(3, np.int64)
+    pixels, transparent = 0, 0
+    sums, squares = np.zeros(3, np.int64), np.zeros(3, np.int64)
     with open(temporary, "wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for number in plan.shards[shard].tolist():
                 if stop.is_set():
                     raise DataError(f"{path.name}: stopped, because another shard failed")
                 try:
-                    suffix, raw = _member(source, number, layout)
+                    original = source.images.read(number)
+                    suffix, raw = _member(original, source, number, layout)
                     image = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
                 except BadSample as error:
                     name = source.images.names[number]
@@ -296,6 +298,7 @@ def _write_shard(
                         ) from error
                     bad.append(f"{name}: {error}")
                     continue
+                transparent += layout.background is None and has_transparent_parts(original)
                 pixels += image.shape[1]
                 sums += image.sum(axis=1)
                 squares += (image**2).sum(axis=1)
@@ -317,12 +320,11 @@ def _write_shard(
     os.replace(temporary, path)
     sync(folder)
     entry = shard_file(path, offset_rows(scan_tar(path)), sha256_of(path))
-    return Done(shard=shard, entry=entry, moments=moments, bad=bad)
+    return Done(shard=shard, entry=entry, moments=moments, bad=bad, transparent=transparent)
 
 
-def _member(source: SplitImages, number: int, layout: Layout) -> tuple[str, bytes]:
+def _member(raw: bytes, source: SplitImages, number: int, layout: Layout) -> tuple[str, bytes]:
     """Return suffix and bytes of an image as the shard holds it."""
-    raw = source.images.read(number)
     if layout.background is not None:
         raw = flatten(raw, layout.background)
     if layout.resize_shorter_px is not None:

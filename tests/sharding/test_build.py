@@ -189,3 +189,41 @@ def test_transparent_parts_get_the_colour_asked_for(
     assert run("build", tmp_path / "plain", "--root", root) == 0
     plain = {key[9:]: raw for key, raw, _ in read_all(tmp_path / "plain", "train")}
     assert plain["a"] == (root / "a.png").read_bytes()
+
+
+def test_images_with_transparent_parts_are_counted_once_whatever_their_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    rgba = np.full((5, 7, 4), 255, np.uint8)
+    Image.fromarray(rgba).save(root / "opaque.png")
+    Image.fromarray(rgba[:, :, :3]).save(root / "rgb.png")
+    Image.fromarray(rgba[:, :, :3]).save(root / "rgb.jpg")
+    palette = Image.fromarray(np.array([[0, 1, 0], [1, 1, 0]], np.uint8))
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    palette.save(root / "palette.png")
+    words = ["build", "--root", root]
+
+    def said(name: str, *options: object) -> list[str]:
+        assert run(*words, tmp_path / name, *options) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line.partition(",")[0] for line in lines if "transparent parts" in line]
+
+    assert said("solid") == []
+    rgba[4, 6, 3] = 254
+    clear = Image.fromarray(rgba)
+    for name in ("rgba.png", "rgba.webp", "rgba.tiff"):
+        clear.save(root / name, lossless=True)
+    clear.convert("LA").save(root / "la.png")
+    palette.save(root / "palette2.png", transparency=0)
+    palette.save(root / "palette.gif", transparency=0)
+    wanted = ["6 of 10 images have transparent parts"]
+    assert said("out", "--samples-per-shard", "3") == wanted
+    assert said("out", "--samples-per-shard", "3") == wanted  # nothing is left to write
+    assert said("white", "--background", "white") == []
+    # parts say their own, merging says all
+    parts = [said("parts", "--samples-per-shard", "3", "--part", part) for part in ("1/2", "2/2")]
+    assert sum(int(line.split()[0]) for lines in parts for line in lines) == 6
+    assert run("merge", tmp_path / "parts") == 0
+    assert f"{wanted[0]}, which show" in capsys.readouterr().out
