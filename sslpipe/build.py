@@ -37,7 +37,7 @@ from sslpipe.run.session import Run
 
 Model = SimCLR | MomentumPair
 
-_MOST_HELD_OUT = 1 / 4  # of a split, before a warning
+MOST_HELD_OUT = 1 / 4  # of a split, before a warning
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
@@ -154,7 +154,7 @@ def plan_warnings(
     labels = split.labels_of(ids)
     check_keeping(recipe.run, scored=len(ids) > 0, classes=len(np.unique(labels[labels >= 0])))
     warnings = [stem_warning(recipe.backbone, crop_px)]
-    if len(ids) > _MOST_HELD_OUT * len(split):
+    if len(ids) > MOST_HELD_OUT * len(split):
         warnings.append(
             f"data.holdout = {recipe.data.holdout} keeps {len(ids)} of the {len(split)} images of "
             f"the split {split.name!r} out of training ({len(ids) / len(split):.0%}); a tenth "

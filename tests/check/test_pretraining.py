@@ -98,6 +98,16 @@ def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(recipe
     assert warning.endswith("(28%); a tenth would be data.holdout=12")
 
 
+def test_a_large_holdout_is_not_blamed_on_the_shards_too(recipe_of, index, monkeypatch):
+    monkeypatch.setattr(pretraining, "mixing_score", lambda *given: 0.5)
+    said = [check_pretraining(recipe_of(f"data.holdout={n}"), index).warnings for n in (32, 36)]
+    kinds = [
+        [key for text in texts for key in ("out of training", "mixing score") if key in text]
+        for texts in said
+    ]
+    assert kinds == [["mixing score"], ["out of training"]]
+
+
 def test_flops_of_a_small_network_are_those_on_paper():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
     view = 2 * (8 * 8) * 8 * (3 * 3 * 3) + 2 * 512 * 10
