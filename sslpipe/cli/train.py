@@ -120,6 +120,8 @@ def check(
             shorter, said = check_within(loaded, index, init_from, within, timed_by, whole_within)
     (Console() if within is None else console).print(said)
     if within is not None:
+        say = "settings for `train`, on stdout" if shorter else "the whole recipe takes no longer"
+        say_once(f"--within {within:g}: {say}")
         print(" ".join(shorter))
         return
     if data is None:

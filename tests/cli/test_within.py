@@ -39,8 +39,10 @@ def test_a_short_run_is_marked_wherever_its_numbers_are_shown(call, tmp_path, mo
     # the timing is given: 12 steps of half a second
     status, out, err = call("check", recipe, *where, "--within", "6")
     assert (status, out) == (0, "\n"), err
+    assert "--within 6: the whole recipe takes no longer" in err
     status, out, err = call("check", recipe, *where, "--within", "2", "optim.warmup_steps=3")
     assert (status, out) == (0, "steps=4 run.full_steps=12 optim.warmup_steps=1\n")
+    assert "--within 2: settings for `train`, on stdout" in err
     status, timed, _ = call(
         "check", recipe, *where, "--within", "2", "--timed-by", tmp_path / "nowhere"
     )
