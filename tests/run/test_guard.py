@@ -25,7 +25,7 @@ from sslpipe.run.log import RunLog, read_metrics
 from sslpipe.run.status import status
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import final_weights, train_in_rank, write_recipe
+from tests.helpers.runs import command_line, final_weights, train_in_rank, write_recipe
 
 
 def poisoned_in_rank(process, steps, *arguments):
