@@ -13,6 +13,7 @@ from sslpipe.recipe import is_finetune
 from sslpipe.run.evaluated import read_suite
 from sslpipe.run.log import QUARANTINED, read_metrics, unreadable_lines, without_secrets
 from sslpipe.run.records import is_number, read_description, read_records
+from sslpipe.run.status import saved_step
 
 Tree = dict[str, Any]
 
@@ -42,6 +43,7 @@ class RunFiles(NamedTuple):
         views_png: views.png; None while there is none.
         classes: Names by label, not cleaned, of the data set that was evaluated; empty: none.
         damaged: Name of a log -> how many of its lines were skipped as damaged.
+        saved_step: Of the newest checkpoint; 0 without one.
     """
 
     given_recipe: Tree
@@ -56,6 +58,7 @@ class RunFiles(NamedTuple):
     views_png: bytes | None
     classes: list[str]
     damaged: dict[str, int]
+    saved_step: int = 0
 
 
 def read_run(run_dir: Path) -> RunFiles:
@@ -89,6 +92,7 @@ def read_run(run_dir: Path) -> RunFiles:
         views_png=_read_png(run_dir / "views.png"),
         classes=list(classes or data["classes"]),
         damaged=unreadable_lines(run_dir),
+        saved_step=saved_step(run_dir),
     )
 
 

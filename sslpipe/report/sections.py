@@ -123,11 +123,19 @@ def batch_images(run: RunFiles) -> int:
     return int(grouped + sampler["random_images"])
 
 
+def trained_steps(run: RunFiles) -> int:
+    """Count the steps of training: to the last save, or to the last line where that came later."""
+    evaluated: Any = run.evaluation["facts"].get("step") if run.evaluation else 0
+    logged = [line["step"] for line in (*run.train[-1:], *run.evals[-1:])]
+    return max(run.saved_step, evaluated if isinstance(evaluated, int) else 0, *logged, 0)
+
+
 def trained_sentence(run: RunFiles) -> str:
     """Say what was trained on what, for how long, and where."""
     recipe, data, speed = run.recipe, run.data, measured_speed(run)
     split = recipe["data"]["split"]
-    steps, epochs = (run.train[-1][key] if run.train else 0 for key in ("step", "epoch"))
+    steps, logged = trained_steps(run), run.train[-1] if run.train else {}
+    epochs = logged["epoch"] / logged["step"] * steps if logged.get("step") else 0
     images, holdout = data["samples"].get(split, 0), recipe["data"].get("holdout", 0)
     labelled = data["classes"] or run.evals  # without labels nothing is held out
     without = f", {holdout:,} of them held out," if holdout and labelled else ""
@@ -170,11 +178,13 @@ def header(run: RunFiles) -> str:
 
 
 def _last_eval(run: RunFiles) -> dict[str, str]:
-    """Return the last number on held-out samples, under its name."""
+    """Return the last number on held-out samples, under its name and its step if not the last."""
     last = run.evals[-1] if run.evals else {}
     names = {"holdout_knn": "held-out kNN", "validation_recall_at_1": "Recall@1, unseen classes"}
     known = {name: last[key] for key, name in names.items() if last.get(key) is not None}
-    shown = {name: f"{100 * value:.1f} %" for name, value in known.items()}
+    step, end = last.get("step", 0), trained_steps(run)
+    early = f", step {step:,} of {end:,}" if step < end else ""
+    shown = {f"{name}{early}": f"{100 * value:.1f} %" for name, value in known.items()}
     return shown or {"held-out kNN": "–"}
 
 

@@ -69,7 +69,7 @@ def status(run_dir: Path) -> dict[str, Any]:
     for path in sorted((run_dir / "heartbeat").glob("rank-*.json")):
         if path.name not in {f"rank-{rank}.json" for rank in ranks}:
             damaged[f"heartbeat/{path.name}"] = "cannot be read"
-    step = last.get("step", 0)
+    step = max(last.get("step", 0), saved_step(run_dir))  # a line comes every run.log_steps
     step_s = _step_seconds(lines)
     health = {key: last.get(key) for key in HEALTH_KEYS}
     # steps after the last line: a line comes every run.log_steps, and none at all where it failed
@@ -112,6 +112,13 @@ def _step_seconds(lines: list[dict[str, Any]]) -> float | None:
     first, last = recent[0], recent[-1]
     step_s = (last["wall"] - first["wall"]) / (last["step"] - first["step"])
     return step_s if 0 < step_s < LONGEST_S else None
+
+
+def saved_step(run_dir: Path) -> int:
+    """Return the number of steps done at the newest checkpoint; 0 without one."""
+    folder = run_dir / "checkpoints"
+    names = checkpoint_names(folder) if folder.is_dir() else []
+    return int(names[-1].removeprefix("step-")) if names else 0
 
 
 def _newest_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -171,7 +178,7 @@ def render(summary: dict[str, Any]) -> Group:
     rows = {
         "state": f"{summary['state']}: {summary['detail']}",
         "progress": f"step {summary['step']} of {summary['steps']} ({done:.1f} %), "
-        f"restarted {summary['restarts']} times",
+        + _restarted(summary["restarts"]),
         "speed": ", ".join(speed) or "nothing logged yet",
         "health": _numbers(summary["health"]),
         "evaluation": _numbers(summary["evals"]) or "none yet",
@@ -192,10 +199,22 @@ def render(summary: dict[str, Any]) -> Group:
         old = summary["state"] == "running" and age_s > EXPECTED_BEAT_S
         table.add_row(
             f"rank {beat['rank']}",
-            f"step {beat['step']}, {beat['phase']} for {beat['since_s']:.0f} s, on {beat['host']}"
-            + (f"; no heartbeat for {age_s:.0f} s" if old else ""),
+            _beat(beat, summary["state"]) + (f"; no heartbeat for {age_s:.0f} s" if old else ""),
         )
     return Group(table)
+
+
+def _restarted(times: int) -> str:
+    """Say how often a run was started again."""
+    return {0: "never restarted", 1: "restarted once"}.get(times, f"restarted {times} times")
+
+
+def _beat(beat: dict[str, Any], state: str) -> str:
+    """Say what a rank does and since when, or what it did last."""
+    if state != "running":
+        return f"last heartbeat: step {beat['step']}, {beat['phase']}, on {beat['host']}"
+    since = f"{beat['since_s']:.0f} s since this step or phase began"
+    return f"step {beat['step']}, {beat['phase']}, {since}, on {beat['host']}"
 
 
 def _skipped(summary: dict[str, Any]) -> dict[str, str]:

@@ -244,6 +244,21 @@ def test_the_last_numbers_of_training_are_those_of_the_log(whole):
     assert "on 128 images of tiny, 16 of them held out," in whole.page.text
 
 
+def test_a_run_that_stopped_between_two_log_lines_is_shown_at_its_last_save(whole, tmp_path):
+    names = ("recipe.json", "data.json", "run.json", "metrics.jsonl")
+    run_dir = _copy(whole.run_dir, tmp_path, *names)
+    lines = [json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if line["step"] <= 4]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    text = Page(header(read_run(run_dir))).text
+    assert "for 4 steps (0.6 epochs)" in text  # 7 steps an epoch
+    assert "held-out kNN, step" not in text
+    (run_dir / "checkpoints" / "step-00000007").mkdir(parents=True)
+    text = Page(header(read_run(run_dir))).text
+    assert "for 7 steps (1.0 epochs)" in text
+    assert "held-out kNN, step 4 of 7" in text  # which is not the run's result
+
+
 def test_places_and_secrets_are_not_told(whole):
     assert str(whole.run_dir.parent) not in whole.html
     assert "/home/ann" not in whole.html

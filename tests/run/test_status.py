@@ -51,6 +51,11 @@ def test_the_time_to_go_is_the_steps_left_at_the_recent_speed(run_dir, tmp_path)
     assert f"process {os.getpid()}" in actual["detail"]
     lock.release()
     assert status(tmp_path)["state"] == "lost"
+    (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)  # saved after the last line
+    actual = status(tmp_path)
+    assert actual["step"] == 7
+    text = " ".join(str(cell) for cell in render(actual).renderables[0].columns[1].cells)
+    assert "step 7 of 8 (87.5 %), restarted once" in text
     (tmp_path / "FAILED").write_text("rank 0: DataError: x\n")
     actual = status(tmp_path)
     assert (actual["state"], actual["detail"]) == ("failed", "rank 0: DataError: x")
@@ -86,6 +91,7 @@ def test_the_command_prints_it_for_people_and_for_programs(run_dir, tmp_path):
     actual["checkpoint"]["age_s"] = now["checkpoint"]["age_s"]
     assert actual == now
     text = command_line("status", str(run_dir)).stdout
+    assert "never restarted" in text
     for words in ("done: step 8", "step 8 of 8 (100.0 %)", "1 quarantined", "step-00000008"):
         assert words in text
     nothing = command_line("status", str(tmp_path))
@@ -101,6 +107,11 @@ def test_a_silent_rank_of_a_running_run_is_pointed_out(run_dir):
     rows = [str(cell) for cell in table.columns[1].cells][-2:]
     assert "no heartbeat for 100 s" in rows[0]
     assert "no heartbeat" not in rows[1]
+    assert rows[1] == "step 3, training, 1 s since this step or phase began, on h"
+    done = render({**actual, "state": "preempted"}).renderables[0]
+    assert [str(cell) for cell in done.columns[1].cells][
+        -1
+    ] == "last heartbeat: step 3, training, on h"
 
 
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
