@@ -35,6 +35,7 @@ from sslpipe.evaluation.features import (
 )
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.protocols import Pair
+from sslpipe.evaluation.result import measured_columns
 from sslpipe.evaluation.suite import check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names, unfinished
 from sslpipe.export.load import checkpoint_metadata, load_backbone
@@ -299,6 +300,10 @@ def print_suite(report: dict[str, Any]) -> None:
     if not printer.is_terminal:
         printer = Console(width=110)
     printer.print(suite_table(report))
+    for row in report["rows"]:
+        if row["column"] is not None and not row["details"].get("converged", True):
+            note = f"* {row['features']}, {row['column']}: the fit did not converge"
+            printer.print(note, highlight=False, markup=False)
     if report.get("against"):
         printer.print(against_table(report["against"]))
     if report.get("nuisance"):
@@ -312,16 +317,18 @@ def suite_table(report: dict[str, Any]) -> Table:
     note = report["facts"].get("shortened")
     table = Table(title=f"{title}; {note}" if note else title)
     table.add_column("features")
-    for column in report["columns"]:
+    columns = measured_columns(report)
+    for column in columns:
         table.add_column(column, justify="right")
     cells: dict[tuple[str, bool], dict[str, str]] = {}
     for row in report["rows"]:
         line = cells.setdefault((row["features"], row["whitened"]), {})
         if row["column"] is not None:
-            line[row["column"]] = percent(row["value"], row["interval95"])
+            mark = "" if row["details"].get("converged", True) else " *"
+            line[row["column"]] = percent(row["value"], row["interval95"]) + mark
     for (name, whitened), line in cells.items():
         label = f"{name}, whitened" if whitened else name
-        table.add_row(label, *(line.get(column, "–") for column in report["columns"]))
+        table.add_row(label, *(line.get(column, "–") for column in columns))
     return table
 
 

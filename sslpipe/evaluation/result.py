@@ -71,6 +71,12 @@ def caveats(details: Mapping[str, Any]) -> list[str]:
     return sentences if details.get("converged", True) else [*sentences, "the fit did not converge"]
 
 
+def measured_columns(evaluation: Mapping[str, Any]) -> list[str]:
+    """List the columns of eval.json's table that have a number, in order."""
+    filled = {row["column"] for row in evaluation["rows"]}
+    return [column for column in evaluation["columns"] if column in filled]
+
+
 def accuracy(
     protocol: str,
     predicted: NDArray[np.int64],

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sslpipe.evaluation.against import KNN
-from sslpipe.evaluation.result import caveats
+from sslpipe.evaluation.result import caveats, measured_columns
 from sslpipe.evaluation.verdict import answer_text, form_names, unfinished, verdict
 from sslpipe.report.charts import Marks, Series, line_chart, number
 from sslpipe.report.run import RunFiles, Tree
@@ -145,11 +145,10 @@ def accuracy_sentence(run: RunFiles) -> str:
 
 def result_table(evaluation: Tree) -> str:
     """Tabulate features by the columns of eval.json, in percent with intervals; protocols below."""
-    lines, columns = table_lines(evaluation), evaluation["columns"]
+    lines, columns = table_lines(evaluation), measured_columns(evaluation)
     first = evaluation["rows"][0]
-    not_measured = "".join(
-        f"<p class='missing'>Not measured: {escape(text)}.</p>" for text in evaluation["left_out"]
-    )
+    left_out = escape("; ".join(evaluation["left_out"]))
+    not_measured = f"<p class='note'>Not measured: {left_out}.</p>" if left_out else ""
     shortened = evaluation["facts"].get("shortened")
     mark = f"<p class='missing'>{escape(str(shortened).capitalize())}.</p>" if shortened else ""
     return (
@@ -328,7 +327,8 @@ def _cell(row: Tree | None, is_best: bool) -> str:
     shown = f"<data value='{row['value']!r}'>{text(row['value'])}</data>"
     if is_best:
         shown = f"<b class='best'>{shown}</b>"
-    return f"<td>{shown} <small>{low}{to}{high}</small></td>"
+    mark = "" if row.get("details", {}).get("converged", True) else " <b>not converged</b>"
+    return f"<td>{shown} <small>{low}{to}{high}{mark}</small></td>"
 
 
 def _measured(evaluation: Tree) -> str:

@@ -96,6 +96,14 @@ def read_run(run_dir: Path) -> RunFiles:
     )
 
 
+def trained_steps(run: RunFiles) -> int:
+    """Count the steps of training: to the last save, or to the last line where that came later."""
+    evaluated: Any = run.evaluation["facts"].get("step") if run.evaluation else 0
+    logged = [line["step"] for line in (*run.train[-1:], *run.evals[-1:])]
+    done: int = max(run.saved_step, evaluated if isinstance(evaluated, int) else 0, *logged)
+    return done
+
+
 def cleaned(tree: Tree) -> Tree:
     """Return the tree with secrets blanked and no absolute folder in any text."""
     result: Tree = _without_places(without_secrets(tree))

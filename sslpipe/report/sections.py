@@ -11,7 +11,7 @@ from sslpipe.recipe.shortened import shortened_note
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.pictures import Row
 from sslpipe.report.results import accuracy_sentence, unfinished_sentence, verdict_sentence
-from sslpipe.report.run import RunFiles, Tree
+from sslpipe.report.run import RunFiles, Tree, trained_steps
 
 
 class Chart(NamedTuple):
@@ -121,13 +121,6 @@ def batch_images(run: RunFiles) -> int:
         return int(run.recipe["data"]["batch_size"])
     grouped = sampler["classes_per_batch"] * sampler["images_per_class"]
     return int(grouped + sampler["random_images"])
-
-
-def trained_steps(run: RunFiles) -> int:
-    """Count the steps of training: to the last save, or to the last line where that came later."""
-    evaluated: Any = run.evaluation["facts"].get("step") if run.evaluation else 0
-    logged = [line["step"] for line in (*run.train[-1:], *run.evals[-1:])]
-    return max(run.saved_step, evaluated if isinstance(evaluated, int) else 0, *logged, 0)
 
 
 def trained_sentence(run: RunFiles) -> str:

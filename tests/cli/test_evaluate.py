@@ -265,6 +265,17 @@ def test_suite_says_of_an_unfinished_run_that_it_is_before_the_verdict(capsys):
     assert printed(capsys, facts=chosen).startswith("Evaluated at step 27 of 40.\n")
 
 
+def test_suite_marks_a_fit_that_did_not_converge_and_shows_no_empty_column(capsys):
+    (knn,) = SHOWN["rows"]
+    cut = {**knn, "column": "linear", "value": 0.7, "details": {"converged": False}}
+    columns = ["kNN", "kNN, 100/class", "linear"]
+    shown = printed(capsys, rows=[knn, cut], columns=columns)
+    assert "100/class" not in shown
+    assert shown.count("*") == 2
+    assert "* ssl, linear: the fit did not converge" in shown
+    assert "*" not in printed(capsys, columns=columns)
+
+
 @pytest.fixture(scope="module")
 def stranger(run, tmp_path_factory):
     """An export of another training on the same data, whose view is another one."""

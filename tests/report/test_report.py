@@ -442,6 +442,15 @@ def test_the_few_shot_curve_stands_at_the_labels_a_class():
     assert few_shot_chart(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
 
 
+def test_what_was_not_measured_is_one_sentence_and_no_column():
+    evaluation = evaluation_of(row("ssl", 0.5, 0.4, 0.6))
+    evaluation |= {"columns": ["kNN", "kNN, 100/class"], "left_out": ["a < b", "c"]}
+    html = result_table(evaluation)
+    assert "<p class='note'>Not measured: a &lt; b; c.</p>" in html
+    assert "100/class" not in html
+    assert "Not measured" not in result_table({**evaluation, "left_out": []})
+
+
 def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table():
     fine = {"C": 0.125, "C_at_edge": False, "converged": True}
     for details, told in (
@@ -453,6 +462,8 @@ def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table():
     ):
         html = result_table(evaluation_of(row(EVIL, 0.5, 0.4, 0.6, details=details)))
         assert html.count("at the edge") + html.count("did not converge") == len(told)
+        cut = not details.get("converged", True)
+        assert html.split("</table>")[0].count("<b>not converged</b>") == cut
         for sentence in told:
             assert sentence in html.split("</table>")[1]
         assert EVIL not in html
