@@ -4,8 +4,10 @@ import io
 from collections.abc import Callable
 
 from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.plan import holdout_ids
 from sslpipe.errors import UserError
 from sslpipe.recipe import is_finetune, parse_recipe
+from sslpipe.recipe.pretrain import Recipe
 from sslpipe.report.confusion import confusion
 from sslpipe.report.embeddings import (
     EMBED,
@@ -89,7 +91,17 @@ def build_page(
     for name, build in builders.items():
         say(name.lower())
         sections[name] = build()
-    return html_page(facts.recipe["name"], header(facts), sections)
+    return html_page(facts.recipe["name"], header(facts, held_out(facts, index)), sections)
+
+
+def held_out(facts: RunFiles, index: DatasetIndex | None) -> int | None:
+    """Count the images that were held out, which classes round; None without the data set."""
+    if index is None or index.sha256 != facts.data["index_sha256"]:
+        return None
+    recipe = parse_recipe(facts.given_recipe, "recipe.json", recorded=True)
+    if not isinstance(recipe, Recipe):
+        return None
+    return len(holdout_ids(recipe, index.split(recipe.data.split)))
 
 
 def few_labels(facts: RunFiles) -> str:

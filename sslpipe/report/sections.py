@@ -123,15 +123,16 @@ def batch_images(run: RunFiles) -> int:
     return int(grouped + sampler["random_images"])
 
 
-def trained_sentence(run: RunFiles) -> str:
-    """Say what was trained on what, for how long, and where."""
+def trained_sentence(run: RunFiles, held_out: int | None = None) -> str:
+    """Say what was trained on what, for how long, and where. held_out: Images, where counted."""
     recipe, data, speed = run.recipe, run.data, measured_speed(run)
     split = recipe["data"]["split"]
     steps, logged = trained_steps(run), run.train[-1] if run.train else {}
     epochs = logged["epoch"] / logged["step"] * steps if logged.get("step") else 0
     images, holdout = data["samples"].get(split, 0), recipe["data"].get("holdout", 0)
     labelled = data["classes"] or run.evals  # without labels nothing is held out
-    without = f", {holdout:,} of them held out," if holdout and labelled else ""
+    count = f"about {holdout:,}" if held_out is None else f"{held_out:,}"
+    without = f", {count} of them held out," if holdout and labelled else ""
     kind, loss = str(recipe["backbone"]["kind"]), str(recipe["loss"]["kind"])
     return (
         f"<code>{escape(kind)}</code> was trained with <code>{escape(loss)}</code> on {images:,} "
@@ -141,7 +142,7 @@ def trained_sentence(run: RunFiles) -> str:
     )
 
 
-def header(run: RunFiles) -> str:
+def header(run: RunFiles, held_out: int | None = None) -> str:
     """Write title, a sentence on what was trained, one on how good it is, and the main numbers."""
     recipe, speed = run.recipe, measured_speed(run)
     tiles = {
@@ -165,7 +166,8 @@ def header(run: RunFiles) -> str:
     )
     return (
         f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{unfinished_sentence(run)}"
-        f"{verdict_sentence(run)}{trained_sentence(run)} {accuracy_sentence(run)}</p>{warning}"
+        f"{verdict_sentence(run)}{trained_sentence(run, held_out)} "
+        f"{accuracy_sentence(run)}</p>{warning}"
         f"<dl class='tiles'>{shown}</dl>"
     )
 

@@ -23,6 +23,7 @@ import sslpipe.cli.report
 from sslpipe.cli.suite import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.report.build import held_out
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinned
 from sslpipe.report.compare import charts as compared_charts
 from sslpipe.report.compare import differences, results
@@ -242,6 +243,11 @@ def test_the_last_numbers_of_training_are_those_of_the_log(whole):
         assert f"{last[key]:.4g}" in whole.page.text.replace("−", "-")
     assert "for 8 steps" in whole.page.text
     assert "on 128 images of tiny, 16 of them held out," in whole.page.text
+    run = read_run(whole.run_dir)
+    run.given_recipe["data"]["holdout"] = run.recipe["data"]["holdout"] = 17
+    without_data, exact = header(run), header(run, held_out(run, load_index(whole.data)))
+    assert "about 17 of them held out" in without_data  # each of the 4 classes gives 17 / 4
+    assert "tiny, 16 of them held out" in exact
 
 
 def test_a_run_that_stopped_between_two_log_lines_is_shown_at_its_last_save(whole, tmp_path):
