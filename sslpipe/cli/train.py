@@ -179,7 +179,10 @@ def preview(
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("views.png"),
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 8,
     ids: Ids = None,
-    epoch: Annotated[int, typer.Option(min=0, help="The first epoch whose views are shown.")] = 0,
+    epoch: Annotated[
+        int | None,
+        typer.Option(min=0, help="Views of this epoch alone; else of the first two, 0 and 1."),
+    ] = None,
 ) -> None:
     """Draw images beside the views that training makes of them.
 

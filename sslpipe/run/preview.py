@@ -18,7 +18,7 @@ def preview_recipe(
     *,
     images: int = 8,
     ids: Sequence[int] | None = None,
-    epoch: int = 0,
+    epoch: int | None = None,
 ) -> tuple[Image.Image, list[int]]:
     """Draw images of the recipe's split beside the views that training makes of them.
 
@@ -27,7 +27,7 @@ def preview_recipe(
         index: The data set.
         images: How many, at most; drawn from the seed, each once.
         ids: These samples instead.
-        epoch: The first of the two epochs whose views are shown.
+        epoch: Whose views are shown, alone; None: those of the first two.
 
     Returns:
         The picture, and the ids of the images on it, ascending.
@@ -43,7 +43,8 @@ def preview_recipe(
         split,
         build_augment(recipe, index),
         seed=recipe.seed,
-        epoch=epoch,
+        epoch=epoch or 0,
+        num_epochs=2 if epoch is None else 1,
         ids=chosen,
         canvas_px=recipe.data.canvas_px,
         partners=draw_partners(recipe, index),

@@ -1,5 +1,6 @@
 """`sslpipe preview` and `check` of a run: its recorded recipe, as the run had it."""
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -70,6 +71,29 @@ def test_a_run_is_shown_and_checked_as_it_was_trained(call, data, tmp_path):
         status, _, err = call("train", name, *data, "--run-dir", "other")
         assert status == 2
         assert f"error: {name} is what a run has recorded, not a recipe: name the TOML" in err
+
+
+def test_an_epoch_that_is_asked_for_is_shown_alone(call, data, tmp_path):
+    recipe = write_recipe(tmp_path)
+
+    def views(*words):
+        status, _, err = call("preview", recipe, *data, "--out", "views.png", "--ids", "1", *words)
+        assert status == 0, err
+        with Image.open("views.png") as image:
+            return np.asarray(image.convert("RGB")).astype(int)
+
+    both, first, second = views(), views("--epoch", "0"), views("--epoch", "1")
+    step = (both.shape[1] - first.shape[1]) // 2  # of a column: the image, then two an epoch
+    top = 40  # of the rows, under the titles
+
+    def of_epoch(page, number):
+        begin = first.shape[1] - 2 * step + 2 * number * step
+        return page[top : first.shape[0], begin : begin + 2 * step - 20]
+
+    np.testing.assert_array_equal(of_epoch(both, 0), of_epoch(first, 0))
+    height = min(len(both), len(second)) - top  # texts of other lengths
+    np.testing.assert_array_equal(of_epoch(both, 1)[:height], of_epoch(second, 0)[:height])
+    assert (of_epoch(first, 0)[:100] != of_epoch(second, 0)[:100]).any()
 
 
 def test_an_override_takes_the_place_of_a_section_that_was_not_there():
