@@ -14,7 +14,9 @@ from sslpipe.data.index import DatasetIndex, manifest_url
 from sslpipe.registry.plugins import requested
 from sslpipe.run.console import LastingStream
 
-FIRST_RECIPE = Path("recipes/my_images_small.toml")  # of a clone: any images, on any machine
+# of a clone: any images, on any machine
+FIRST_RECIPE = Path("recipes/my_images_small.toml")
+ADAPTING = Path("recipes/adapt_mobile.toml")  # the same, from existing weights
 
 
 def say_next(*words: object, when: str = "") -> None:
@@ -30,9 +32,13 @@ def say_next(*words: object, when: str = "") -> None:
 
 def say_next_program(*words: object, when: str = "") -> None:
     """Print `Next: WORDS`, the command of another program; see `say_next`."""
+    _say(f"Next{when}", words)
+
+
+def _say(title: str, words: Sequence[object]) -> None:
     # scripts know what comes next; a command whose output is lost has nothing after it
     if os.environ.get("SSLPIPE_NEXT") != "0" and _output_arrived():
-        say_once(f"Next{when}: {shlex.join(map(str, words))}")
+        say_once(f"{title}: {shlex.join(map(str, words))}")
 
 
 def _output_arrived() -> bool:
@@ -57,7 +63,9 @@ def after_shards(folder: Path, splits: Sequence[str]) -> None:
 
 
 def after_a_look(data: str | Path, *overrides: str) -> None:
-    """Check what a training of a data set will do, where there is a recipe to name.
+    """Check what a training of a data set will do, from random or existing weights.
+
+    Said where there are recipes to name.
 
     Args:
         data: dataset.json or its folder, a path or a URL.
@@ -65,6 +73,9 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
     """
     if FIRST_RECIPE.is_file():
         say_next("check", FIRST_RECIPE, "--data", manifest_url(data), *overrides)
+    if ADAPTING.is_file():
+        start = ["--init", "WEIGHTS.pth", "--data", manifest_url(data)]
+        _say("Or, from existing weights", ["sslpipe", "check", ADAPTING, *start, *overrides])
 
 
 def training(

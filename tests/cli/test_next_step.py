@@ -8,7 +8,7 @@ import typer
 from sslpipe.cli import next_step
 from sslpipe.cli.app import app, run
 from tests.helpers.photos import write_photos
-from tests.helpers.runs import RECIPE
+from tests.helpers.runs import RECIPE, ROOT
 
 STEPS = "steps = 4"
 
@@ -118,6 +118,24 @@ def test_a_data_set_may_be_named_by_its_file(follow, tmp_path):
     for name in ("data", "data/dataset.json"):
         line = follow(f"sslpipe curate duplicates {name} --no-column --out look")
         assert line == wanted, name
+
+
+def test_existing_weights_are_the_other_way(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    for path in (next_step.FIRST_RECIPE, next_step.ADAPTING):
+        (ROOT / path).stat()  # a clone has it
+        path.write_text("")
+    next_step.after_a_look("my data", "data.keep=duplicate_group first")
+    lines = capsys.readouterr().err.splitlines()
+    titles, commands = zip(*(line.split(": ", 1) for line in lines), strict=True)
+    assert titles == ("Next", "Or, from existing weights")
+    start = "--init WEIGHTS.pth --data 'my data/dataset.json'"
+    assert commands[1].startswith(f"sslpipe check {next_step.ADAPTING} {start} 'data.keep=")
+    parsed(commands[1])
+    monkeypatch.setenv("SSLPIPE_NEXT", "0")
+    next_step.after_a_look("my data")
+    assert not capsys.readouterr().err
 
 
 def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
