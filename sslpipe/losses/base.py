@@ -200,14 +200,16 @@ class InBatchLoss(ContrastiveObjective):
         """Compute the loss from each anchor's positive and sums: the paper's formula.
 
         Args:
-            v: (N, 2, D), directions of both views of all images, over sqrt(temperature), so that
-                v . v is a similarity s in nats.
+            v: (N, 2, D), directions of both views of all images of all ranks, over
+                sqrt(temperature), so that v . v is a similarity s in nats.
             sums: for each of `terms`, log sum_j exp(power * s_ij), (N, 2), over the negatives j of
                 each anchor i; -inf where it has none.
-            anchors: who is whose negative.
+            anchors: who is whose negative. `anchors.images` is N; `anchors.negatives`, how many an
+                anchor has: None where it is 2N - 2 for each, or (N,) or (N, 2) where ids, labels or
+                groups mask some.
 
         Returns:
-            (), plain torch that autograd can follow.
+            (), the mean over all anchors, in plain torch that autograd can follow.
         """
         raise NotImplementedError
 
