@@ -118,7 +118,7 @@ def differences(named: dict[str, RunFiles]) -> str:
                 {
                     "recipe": {k: v for k, v in run.recipe.items() if k != "name"},
                     "data set": run.data,
-                    "machine": run.environment,
+                    "machine": {k: v for k, v in run.environment.items() if k != "command"},
                 }
             )
         )
