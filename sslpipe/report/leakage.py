@@ -1,5 +1,6 @@
 """Show how many test samples train has, too, and the numbers without them."""
 
+import re
 from collections.abc import Mapping
 from html import escape
 
@@ -14,7 +15,8 @@ def leakage(evaluation: Tree) -> str:
     found = evaluation.get("leakage")
     if not found:
         return ""
-    sentence = f"<h3>Test samples in train</h3><p>{escape(leakage_sentence(found))}</p>"
+    text = re.sub("`([^`]*)`", r"<code>\1</code>", escape(leakage_sentence(found)))
+    sentence = f"<h3>Test samples in train</h3><p>{text}</p>"
     if not found["leaked"]:
         return sentence
     rows = "".join(

@@ -28,7 +28,7 @@ from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinne
 from sslpipe.report.compare import charts as compared_charts
 from sslpipe.report.compare import differences, results
 from sslpipe.report.confusion import confusion
-from sslpipe.report.leakage import leakage_of_runs
+from sslpipe.report.leakage import leakage, leakage_of_runs
 from sslpipe.report.pictures import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows, thumbnails
 from sslpipe.report.results import (
     Line,
@@ -685,6 +685,9 @@ def test_a_comparison_has_the_leaked_samples_of_each_run(whole):
     assert "&lt;a&gt;</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" in html
     assert html.count("scope='row'") == 1
     assert leakage_of_runs({"b": {}}) == ""
+    alone = leakage(evaluation)
+    assert "<code>sslpipe curate duplicates DATA --out DIR</code> lists the pairs" in alone
+    assert "`" not in alone
 
 
 def test_options_of_one_run_are_refused_for_several(whole, other, monkeypatch, capsys):
