@@ -69,7 +69,7 @@ def explain(key: str) -> str:
         about = [line for line in described[1:] if not line.startswith(("A section: ", section))]
         return "\n".join([key, *filter(None, about), *known, usual])
     if name not in meanings:
-        near = did_you_mean(key, [f"{section}.{known}" for known in meanings])
+        near = did_you_mean(key, [f"{section}.{known}" for known in ("kind", *meanings)])
         raise RecipeError(f"there is no setting {key!r}{near}")
     return "\n".join([key, *meanings[name]])
 
