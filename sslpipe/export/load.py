@@ -24,7 +24,7 @@ from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.registry import build
+from sslpipe.registry import REFUSALS, build
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint import latest, named, read_state
 from sslpipe.run.evaluated import read_suite
@@ -57,17 +57,7 @@ SSLPIPE_KEY = "sslpipe"  # where this Config lies inside the config.json of anot
 
 
 # what reading and building raise for files that are not what they should be
-_DAMAGES = (
-    SafetensorError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-)
+_DAMAGES = (SafetensorError, *REFUSALS)
 
 
 def load_backbone(

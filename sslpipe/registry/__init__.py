@@ -42,7 +42,7 @@ DECIDE_WEIGHTS = ("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones"
 
 _EMPTY = inspect.Parameter.empty
 # what a constructor raises for arguments that it cannot work with
-_REFUSALS = (
+REFUSALS = (
     TypeError,
     ValueError,
     ArithmeticError,
@@ -168,7 +168,7 @@ def build(
         return constructor(**{**defaults, **arguments})
     except RecipeError:
         raise
-    except _REFUSALS as error:
+    except REFUSALS as error:
         is_plain = isinstance(error, TypeError | ValueError) and not plugin_frames(error)
         what = str(error) if is_plain else describe_error(error)
         raise RecipeError(f"[{section}] kind = {component.kind!r}: {what}") from error
