@@ -52,11 +52,9 @@ def has_transparent_parts(raw: bytes) -> bool:
 
     Pixels are decoded only where the header tells of alpha.
     """
-    if image_kind(raw) == "jpg":
-        return False
     try:
-        image = _open(raw, (*_WITH_ALPHA, *_OTHER_FORMATS))
-        if not _may_be_transparent(image):
+        image = _with_alpha(raw)
+        if image is None:
             return False
         alpha = image.convert("RGBA").getchannel("A")
     except Exception:  # it is counted where it is decoded for the shard
@@ -64,8 +62,12 @@ def has_transparent_parts(raw: bytes) -> bool:
     return alpha.tobytes().strip(b"\xff") != b""
 
 
-def _may_be_transparent(image: Image.Image) -> bool:
-    return not image.mode.startswith("I") and image.has_transparency_data
+def _with_alpha(raw: bytes) -> Image.Image | None:
+    """Open an image whose header tells of alpha; None: it tells of none."""
+    if image_kind(raw) == "jpg":
+        return None
+    image = _open(raw, (*_WITH_ALPHA, *_OTHER_FORMATS))
+    return image if not image.mode.startswith("I") and image.has_transparency_data else None
 
 
 def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
@@ -80,11 +82,9 @@ def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
     Raises:
         BadSample: The image cannot be decoded.
     """
-    if image_kind(raw) == "jpg":
-        return raw
     try:
-        image = _open(raw, (*_WITH_ALPHA, *_OTHER_FORMATS))
-        if not _may_be_transparent(image):
+        image = _with_alpha(raw)
+        if image is None:
             return raw
         rgba = np.asarray(ImageOps.exif_transpose(image).convert("RGBA")).astype(np.uint16)
     except BadSample:
