@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslpipe.cli.app import run
 from sslpipe.recipe.reading import apply_overrides
 from tests.helpers.photos import write_photos
 from tests.helpers.runs import write_recipe
@@ -12,19 +11,9 @@ from tests.helpers.runs import write_recipe
 CHANGED = ("steps=2", "seed=7", "data.batch_size=16")
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Run a command line in this process: its exit status, and what it printed on each stream."""
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["sslpipe", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            run()
-        shown = capsys.readouterr()
-        return end.value.code or 0, shown.out, shown.err
-
-    return call
 
 
 @pytest.fixture

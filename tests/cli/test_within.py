@@ -5,26 +5,11 @@ import json
 import pytest
 
 from sslpipe.check import pretraining
-from sslpipe.cli.app import run
 from sslpipe.errors import UserError
 from sslpipe.run.log import logged_step_s
 from sslpipe.run.records import seal
 from tests.helpers.photos import write_photos
 from tests.helpers.runs import write_recipe
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Run a command line in this process: its exit status, and what it printed on each stream."""
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["sslpipe", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            run()
-        shown = capsys.readouterr()
-        return end.value.code or 0, shown.out, shown.err
-
-    return call
 
 
 def test_a_short_run_is_marked_wherever_its_numbers_are_shown(call, tmp_path, monkeypatch):
