@@ -13,6 +13,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe import load_recipe
+from sslpipe.run.metadata import _without_secrets
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.runs import RECIPE, ROOT, command_line, write_recipe
 
@@ -153,3 +154,15 @@ def test_every_torch_load_is_of_weights_only():
     for path in PYTHON:
         for call in re.findall(r"torch\.load\([^)]*\)", path.read_text()):
             assert "weights_only=True" in call, f"{path}: {call}"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("--data=https://me:4a1f@host/d.json?sig=4a1f", "--data=https://...@host/d.json?..."),
+        ("https://host/a@b/dataset.json", "https://host/a@b/dataset.json"),
+        ("optim.peak_lr=0.1", "optim.peak_lr=0.1"),
+    ],
+)
+def test_a_recorded_command_has_no_secret_of_a_url(given, kept):
+    assert _without_secrets(given) == kept

@@ -44,11 +44,17 @@ def describe_run(
     run |= {"plugins": requested()} if requested() else {}
     program = Path(sys.argv[0]).name
     if program in ("sslpipe", "__main__.py") and "train" in sys.argv:
-        # recipe and overrides as they were given; a URL's query may hold a secret
-        run["command"] = [re.sub(r"(://[^?]*\?).*", r"\1...", word) for word in sys.argv[1:]]
+        # recipe and overrides as they were given; of a URL, name and query may hold a secret
+        run["command"] = [_without_secrets(word) for word in sys.argv[1:]]
     trees = {
         "recipe.json": recipe.model_dump(mode="json"),
         "data.json": manifest,
         "run.json": run if init is None else {**run, "init": dict(init)},
     }
     write_description(run_dir, trees)
+
+
+def _without_secrets(word: str) -> str:
+    """Leave out what may be secret of a URL: user and password, and the query."""
+    word = re.sub(r"(://[^?]*\?).*", r"\1...", word)
+    return re.sub(r"://[^/?#@]*@", "://...@", word)
