@@ -198,18 +198,26 @@ def _features(
     return every
 
 
-def _of_samples(rows: "Sequence[Embeddings]", samples: "Samples") -> "Tensor":
-    """Return the features of each sample, in their order. Raises: UserError."""
+def _of_samples(rows: "list[Embeddings]", samples: "Samples") -> "Tensor":
+    """Return the features of each sample, in their order.
+
+    Args:
+        rows: Of each split; emptied, so that features are held once.
+        samples: All that could be read.
+
+    Raises:
+        UserError: One of them has no features.
+    """
     import torch
 
-    parts = []
-    for number, own in enumerate(rows):
-        ids = torch.from_numpy(samples.ids[samples.split == number])
+    features, first = torch.empty(len(samples), rows[0].features.shape[1]), 0
+    for number, name in enumerate(samples.splits):
+        own, ids = rows.pop(0), torch.from_numpy(samples.ids[samples.split == number])
         places = torch.searchsorted(own.ids, ids).clamp_(max=len(own.ids) - 1)
         if not torch.equal(own.ids[places], ids):
             raise UserError(
-                f"the features of split {samples.splits[number]!r} lack samples that can be read; "
-                "embed it again"
+                f"the features of split {name!r} lack samples that can be read; embed it again"
             )
-        parts.append(own.features[places])
-    return torch.cat(parts)
+        torch.index_select(own.features, 0, places, out=features[first : first + len(ids)])
+        first += len(ids)
+    return features

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from sslpipe.curate.scan import Pictures
 from sslpipe.curate.thumbnails import COARSE, EVEN, FREQUENCIES, FULL, LEVELS, rounded
-from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.exact import PART_ROWS, fixed_point_units
+from sslpipe.evaluation.neighbours import nearest_units
 from sslpipe.precision import full_float32
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 TILE_ROWS, TILE_COLUMNS = 32, 4096  # of similarities, twice 512 KiB: a core's cache
-QUERIES = 2**15  # features searched at a time, for which the bank is rounded anew
+QUERIES = 2**15  # some features searched at a time, for which they are copied
 NEIGHBOURS = 5  # of each picture, at first; see `duplicates.find_duplicates`
 WIDER, WIDER_SHARE = 64, 1 / 64  # of each picture, by few views: at least, and of all
 LEAST_SIMILAR = 0.6  # cosine of descriptors below which nothing was a duplicate
@@ -133,28 +134,35 @@ class ByFeatures(NamedTuple):
     """Search of the samples whose features are most like those of another, by cosine.
 
     Args:
-        features: (M, F) float32, any scale.
+        units: (M, F) float32, features as `fixed_point_units` returns them.
         samples: (M,) int64, whose they are, ascending.
     """
 
-    features: Tensor
+    units: Tensor
     samples: Integers
 
     @classmethod
     def of(cls, features: Tensor, samples: Integers) -> "ByFeatures":
-        """Search some samples; features are those of all."""
-        some = len(samples) < len(features)
-        return cls(features[torch.from_numpy(samples)] if some else features, samples)
+        """Search some samples.
+
+        Args:
+            features: (N, F) float32 of all, any scale; overwritten, so that they are held once.
+            samples: (M,) int64, ascending: no row is written before it is read.
+        """
+        units = features[: len(samples)]
+        for first in range(0, len(samples), PART_ROWS):
+            part = torch.from_numpy(samples[first : first + PART_ROWS])
+            units[first : first + PART_ROWS] = fixed_point_units(features[part])
+        return cls(units, samples)
 
     def pairs(self, samples: Integers, k: int) -> Integers:
         """Pair each of some samples with its k nearest; see `Search`."""
         rows = torch.from_numpy(np.searchsorted(self.samples, samples))
         k, pairs = min(k, len(self.samples) - 1), [np.zeros((0, 2), np.int64)]
-        ids = torch.arange(len(self.samples))
-        for part in torch.split(rows, QUERIES) if k > 0 else ():
-            near = nearest(
-                self.features, self.features[part], k, bank_ids=ids, query_ids=part
-            ).indices
+        ids, every = torch.arange(len(self.samples)), len(rows) == len(self.samples)
+        for part in torch.split(rows, len(rows) if every else QUERIES) if k > 0 else ():
+            queries = self.units if every else self.units[part]
+            near = nearest_units(self.units, queries, k, bank_ids=ids, query_ids=part).indices
             both = torch.stack([part[:, None].expand_as(near), near], 2).reshape(-1, 2)
             pairs.append(self.samples[both.numpy()])
         return each_once(pairs)

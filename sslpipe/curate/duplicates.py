@@ -100,8 +100,8 @@ def find_duplicates(
 
     Args:
         samples: As scanned.
-        features: (N, F) float32 of a backbone, by which candidates are searched; None: by
-            descriptors, which need no training.
+        features: (N, F) float32 of a backbone, by which candidates are searched, overwritten
+            meanwhile (see `ByFeatures.of`); None: by descriptors, which need no training.
         limits: What counts as one picture.
         num_workers: Threads that compare pixels; 0: the caller does.
         progress: Called with the number of pairs compared.

@@ -7,6 +7,7 @@ every row that may belong to the k nearest is one. A bank of few rows is compare
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,7 +30,8 @@ from sslpipe.precision import full_float32
 Search = Literal["torch", "faiss"]
 Number = TypeVar("Number", np.float32, np.int16)
 
-TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB, in a buffer that is used again
+TILE_NUMBERS = 2**25  # similarities of a tile, in one of two buffers: 64 MiB of bfloat16
+TILE_ROWS = 512  # queries of a tile, at most; with fewer than 100, products are slower
 SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
 FEW_PRODUCTS = 2**26  # below, nothing is gained by bfloat16
 CROWDED = 1 / 32  # of the bank, beyond k candidates: then float32 products are faster
@@ -57,12 +59,32 @@ def nearest(
     Raises:
         DataError: k is larger than the number of rows a query may find.
     """
+    check_k(len(bank), k, bank_ids, query_ids)
+    bank, queries = fixed_point_units(bank), fixed_point_units(queries)
+    return nearest_units(bank, queries, k, search=search, bank_ids=bank_ids, query_ids=query_ids)
+
+
+def nearest_units(
+    bank: Tensor,
+    queries: Tensor,
+    k: int,
+    *,
+    search: Search = "torch",
+    bank_ids: Tensor | None = None,
+    query_ids: Tensor | None = None,
+) -> Neighbours:
+    """Do as `nearest` with rows as `exact.fixed_point_units` returns them; nothing is copied.
+
+    Queries may be the bank itself.
+
+    Raises:
+        DataError: As `nearest`.
+    """
     if search not in ENGINES:
         raise DataError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")
     own_rows = check_k(len(bank), k, bank_ids, query_ids)
     # candidates by an engine, then their exact similarities
     device = bank.device
-    bank, queries = fixed_point_units(bank), fixed_point_units(queries)
     if len(bank) <= SMALL_BANK and search == "torch":
         return among_all(bank, queries, k, bank_ids, query_ids)
     if bank.is_cuda:
@@ -115,26 +137,43 @@ def _torch_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
     # at least k rows have a product of `floor` or more; other rows are less similar than those
     margin = 2 * float32_error(bank.shape[1]) + 2.0**-23
     coarse = _rounded(bank) if _bfloat16_pays(bank, queries) else None
-    step = max(1, TILE_NUMBERS // len(bank))
-    buffer = torch.empty(min(step, len(queries)) * len(bank), device=bank.device)
-    for part in torch.split(queries, step):
-        shape = len(part), len(bank)
-        least: Iterable[np.generic]
-        if coarse is not None:
-            tile = buffer.view(torch.bfloat16)[: len(part) * len(bank)].view(shape)
-            rows, least = _bfloat16_tile(coarse, _rounded(part), k, margin, tile)
-        else:
-            tile = buffer[: len(part) * len(bank)].view(shape)
-            products = torch.mm(part, bank.T, out=tile)  # (q, N)
-            rows = products.numpy()
-            least = (_floor(row, k) - np.float32(margin) for row in rows)
-        named = 0
-        for row, threshold in zip(rows, least, strict=True):
-            candidates = np.flatnonzero(row >= threshold)
-            named += len(candidates)
-            yield candidates
-        if named > len(part) * (k + CROWDED * len(bank)):  # bfloat16 tells too little apart
-            coarse = None
+    parts = torch.split(queries, max(1, min(TILE_ROWS, TILE_NUMBERS // len(bank))))
+    buffers: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def multiply(number: int, rounded: _Rounded | None) -> tuple[Tensor, Tensor | None]:
+        """Products (q, N) of a part, and how far off each row of them is in bfloat16, (q,)."""
+        left, right, errors = parts[number], bank, None
+        if rounded is not None:
+            left, own = _rounded(left)
+            right, errors = rounded.rows, own + (1 + own) * rounded.errors.max()
+        out = buffers.get(number % 2)
+        if out is None or out.dtype != left.dtype:
+            out = buffers[number % 2] = left.new_empty(len(parts[0]), len(bank))
+        return torch.mm(left, right.T, out=out[: len(left)]), errors
+
+    # a tile is multiplied while rows are chosen from the one before
+    with ThreadPoolExecutor(1, "sslpipe-products") as pool:
+        ahead = pool.submit(multiply, 0, coarse)
+        for number, part in enumerate(parts):
+            tile, errors = ahead.result()
+            if number + 1 < len(parts):
+                ahead = pool.submit(multiply, number + 1, coarse)
+            rows: NDArray[Any]
+            least: Iterable[np.generic]
+            if errors is None:
+                rows = tile.numpy()
+                least = (_floor(row, k) - np.float32(margin) for row in rows)
+            else:
+                rows = tile.view(torch.int16).numpy()
+                least = _least_by_bfloat16(rows, errors, k, margin)
+            named = 0
+            for row, threshold in zip(rows, least, strict=True):
+                candidates = np.flatnonzero(row >= threshold)
+                named += len(candidates)
+                yield candidates
+            if named > len(part) * (k + CROWDED * len(bank)):  # bfloat16 tells too little apart
+                coarse = None
 
 
 class _Rounded(NamedTuple):
@@ -150,23 +189,26 @@ def _rounded(units: Tensor) -> _Rounded:
     return _Rounded(rows, torch.cat([(wide - narrow).norm(dim=1) for wide, narrow in parts]))
 
 
-def _bfloat16_tile(
-    bank: _Rounded, queries: _Rounded, k: int, margin: float, out: Tensor
-) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
-    """Products (q, N) as the bits of bfloat16, and the least (q,) that a candidate has.
+def _least_by_bfloat16(
+    bits: NDArray[np.int16], errors: Tensor, k: int, margin: float
+) -> NDArray[np.int16]:
+    """The least product (q,) that a candidate has, as the bits of bfloat16.
 
     A sum is off by at most q' db + dq b (lengths; Cauchy and Schwarz), then rounded. k rows are
     `floors` or more, before rounding at most half a step less; of what is that similar the
     product, rounded as the sums are, is `least` or more. Bits of positive numbers are in order, and
     above those of negative ones, which are not: a `least` below 0 lets every row pass.
+
+    Args:
+        bits: (q, N) products.
+        errors: (q,) float32, how far off the sums are.
+        k: Rows wanted.
+        margin: How far off float32 sums are, twice.
     """
-    torch.mm(queries.rows, bank.rows.T, out=out)
-    bits: NDArray[np.int16] = out.view(torch.int16).numpy()
     floors = torch.tensor([_floor(row, k) for row in bits]).view(torch.bfloat16).float()
-    errors = queries.errors + (1 + queries.errors) * bank.errors.max()
     least = (floors * (1 - 2.0**-8) - 2 * errors - margin).bfloat16()
     lowest = torch.iinfo(torch.int16).min
-    return bits, torch.where(least > 0, least.view(torch.int16), lowest).numpy()
+    return torch.where(least > 0, least.view(torch.int16), lowest).numpy()
 
 
 def _bfloat16_pays(bank: Tensor, queries: Tensor) -> bool:

@@ -16,10 +16,10 @@ from sslpipe.evaluation.exact import (
     rank_keys,
 )
 from sslpipe.evaluation.groups import GroupCodes
-from sslpipe.evaluation.neighbours import TILE_NUMBERS
 from sslpipe.evaluation.similarity import SIMILARITIES, Compare, Similarity, cosines
 from sslpipe.precision import full_float32
 
+TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB of float32
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
 
 Integers = NDArray[np.int64]

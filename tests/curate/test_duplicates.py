@@ -11,10 +11,10 @@ from PIL import Image, ImageDraw
 
 from sslpipe.cli import curate as curate_tool
 from sslpipe.curate import candidates
-from sslpipe.curate.candidates import ByDescriptors
+from sslpipe.curate.candidates import ByDescriptors, ByFeatures
 from sslpipe.curate.duplicates import Limits, accepted_pairs, find_duplicates, others_rests
 from sslpipe.curate.groups import group
-from sslpipe.curate.scan import Pictures, scan_pictures
+from sslpipe.curate.scan import Pictures, Samples, scan_pictures
 from sslpipe.curate.thumbnails import COARSE, ThumbFile, describe, inside_frame, thumbnail
 from sslpipe.curate.verify import Verdicts
 from sslpipe.data.index import load_index
@@ -326,3 +326,43 @@ def test_features_of_another_data_set_are_refused(planted, tmp_path):
     with pytest.raises(UserError, match="was not embedded from"):
         run(planted, tmp_path / "out", "--features", tmp_path / "f.safetensors")
     assert not (tmp_path / "out").exists()
+
+
+def test_features_name_the_pairs_that_brute_force_names_and_are_held_once():
+    random = np.random.default_rng(4)
+    features = torch.from_numpy(random.normal(size=(60, 6)).astype(np.float32))
+    features[11], features[30] = features[2], -features[2]
+    kept = np.flatnonzero(random.random(60) < 0.8)  # copies of another one are not searched
+    asked, k = kept[::3], 4
+    wide = features.double().numpy()
+    wide /= np.linalg.norm(wide, axis=1, keepdims=True)
+    expected = set()
+    for row in asked.tolist():
+        others = [other for other in kept.tolist() if other != row]
+        near = sorted(others, key=lambda other: -(wide[row] @ wide[other]))[:k]
+        expected |= {(min(row, other), max(row, other)) for other in near}
+    search = ByFeatures.of(features, kept)
+    assert {tuple(pair) for pair in search.pairs(asked, k).tolist()} == expected
+    assert len(search.pairs(kept, k)) > len(expected)
+    assert search.units.data_ptr() == features.data_ptr()
+
+
+_OF_PICTURES = ("keys", "bytes_sha256", "pixels_sha256", "pictures")
+
+
+def test_features_of_files_are_taken_split_by_split(tmp_path):
+    samples = scan_pictures([picture(n) for n in range(5)])
+    split, ids = np.array([0, 0, 0, 1, 1]), np.array([0, 1, 3, 0, 2])
+    samples = Samples(("train", "test"), split, ids, *(getattr(samples, n) for n in _OF_PICTURES))
+    features = torch.arange(14.0).view(7, 2)
+    files = [
+        Embeddings(features[:4], *torch.arange(4).expand(2, -1)),
+        Embeddings(features[4:], *torch.arange(3).expand(2, -1)),
+    ]
+    with closing(samples.pictures.thumbs):
+        ours = curate_tool._of_samples(files, samples)
+        assert torch.equal(ours, features[[0, 1, 3, 4, 6]])
+        assert not files
+        short = [Embeddings(features[:3], *torch.arange(3).expand(2, -1))]
+        with pytest.raises(UserError, match="split 'train' lack samples that can be read"):
+            curate_tool._of_samples(short, samples)
