@@ -6,7 +6,7 @@ from pathlib import Path
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import UserError
 from sslpipe.export.initial import open_init
-from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.load import FrozenBackbone, Weights
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
 from sslpipe.train import train as pretrain
@@ -20,6 +20,7 @@ def train(
     init: FrozenBackbone | str | Path | None = None,
     backbone: FrozenBackbone | str | Path | None = None,
     checkpoint: str | None = None,
+    weights: Weights | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Pretrain or, with a recipe that has a [sampler], fine-tune; or resume this run directory.
@@ -32,6 +33,7 @@ def train(
             run that has begun keeps them, and needs none.
         backbone: The same, as fine-tunings called it.
         checkpoint: Of a run that `init` names, "step-00000012": this one instead of its newest.
+        weights: Of a run that `init` names: "trained" or "ema", see `load_run`.
         overrides: `section.key=value`, where `recipe` is a path.
 
     Returns:
@@ -47,7 +49,7 @@ def train(
     if init is not None and backbone is not None:
         raise UserError("init and backbone are two names of one argument; give init")
     source, run_dir = backbone if init is None else init, Path(run_dir)
-    init_from = open_init(recipe, source, checkpoint=checkpoint, run_dir=run_dir)
+    init_from = open_init(recipe, source, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
     index = data if isinstance(data, DatasetIndex) else load_index(str(data))
     if isinstance(recipe, FinetuneRecipe):
         return finetune(recipe, index, run_dir, init_from)

@@ -10,8 +10,8 @@ import typer
 from sslpipe.cli.inputs import OTHERS, check_file, check_model, open_split
 from sslpipe.cli.next_step import after_embed
 from sslpipe.cli.progress import progress
-from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
-from sslpipe.cli.terminal import console, report_bad
+from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weights
+from sslpipe.cli.terminal import console, report_bad, say_weights
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
 
@@ -57,6 +57,7 @@ def main(
     num_workers: NumWorkers = 2,
     device: Device = "auto",
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
 ) -> None:
     """Write the features, labels and ids of every sample of a split, or of several.
 
@@ -81,7 +82,8 @@ def main(
     from sslpipe.run.launch import end_processes
 
     target, process = start(device)
-    backbone = load_backbone(model, checkpoint=checkpoint).to(target)
+    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights).to(target)
+    say_weights(backbone)
     options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
     view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
     for name, file in files.items():

@@ -25,9 +25,9 @@ from sslpipe.cli.columns import (
 from sslpipe.cli.next_step import after_evaluation, after_suite
 from sslpipe.cli.processes import refuse_several, start, start_alone
 from sslpipe.cli.progress import working
-from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
+from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weights
 from sslpipe.cli.suite import suite
-from sslpipe.cli.terminal import console, report_bad, write_json
+from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
@@ -125,11 +125,14 @@ def sgd_augmented(
     num_workers: NumWorkers = 2,
     device: Device = "auto",
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
     out: JsonFile = None,
 ) -> None:
     """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
     target = start_alone("sgd-augmented", device)
-    backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
+    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+    say_weights(backbone)
+    index = load_index(data)
     results = augmented_sgd_probe(
         backbone.backbone.to(target),
         backbone.view,

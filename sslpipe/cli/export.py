@@ -1,7 +1,7 @@
 """`sslpipe export`: a backbone in the formats of other libraries."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -9,7 +9,8 @@ from rich.console import Console
 from sslpipe.cli.inputs import OTHERS, check_folder, check_model
 from sslpipe.cli.next_step import say_next_program
 from sslpipe.cli.progress import working
-from sslpipe.cli.recipes import Checkpoint
+from sslpipe.cli.recipes import Checkpoint, Weights
+from sslpipe.cli.terminal import say_weights
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -31,10 +32,7 @@ def main(
         bool, typer.Option("--with-projector", help="Write the projector, too.")
     ] = False,
     checkpoint: Checkpoint = None,
-    weights: Annotated[
-        Literal["trained", "ema"],
-        typer.Option(help="Of a run: the trained weights, or the moving average of optim.ema."),
-    ] = "trained",
+    weights: Weights = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
 ) -> None:
     """Write the backbone, each format proved in a clean process.
@@ -51,6 +49,7 @@ def main(
     model = load_for_export(
         source, with_projector=with_projector, checkpoint=checkpoint, weights=weights
     )
+    say_weights(model)
     with working("export") as say:
         written = export_model(model, out, formats, overwrite=overwrite, say=say)
     lines = [f"{name}: {path}, proved equal in a clean process" for name, path in written.items()]

@@ -10,8 +10,9 @@ from rich.console import Console
 from sslpipe.cli.inputs import OTHERS, check_model, find_images, find_named_images
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.progress import progress
-from sslpipe.cli.recipes import Checkpoint, Device
+from sslpipe.cli.recipes import Checkpoint, Device, Weights
 from sslpipe.cli.terminal import console as err
+from sslpipe.cli.terminal import say_weights
 from sslpipe.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -47,13 +48,14 @@ def enrol(
     folder: Annotated[Path, typer.Argument(help="One folder a name: FOLDER/NAME/*.jpg.")],
     model: Model,
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
     search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
     """Add every name of a folder of folders; names that are there get more images."""
     check_model(model)
     names, paths = find_named_images(folder)
-    backbone = _load(model, checkpoint, device)
+    backbone = _load(model, checkpoint, weights, device)
     book = _open(gallery, backbone, search, must_exist=False)
     kept, embeddings = _embed(backbone, paths)
     book.enrol([names[k] for k in kept], embeddings)
@@ -72,12 +74,13 @@ def add(
     images: Annotated[list[Path], typer.Argument(help="Its images.")],
     model: Model,
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
     device: Device = "auto",
 ) -> None:
     """Add one name, or more images of one."""
     check_model(model)
     _check_images(images)
-    backbone = _load(model, checkpoint, device)
+    backbone = _load(model, checkpoint, weights, device)
     book = _open(gallery, backbone, None, must_exist=False)
     _, embeddings = _embed(backbone, images)
     book.add(name, embeddings)
@@ -114,6 +117,7 @@ def calibrate(
     strangers: Annotated[Path, typer.Argument(help="A folder of images of nobody in it.")],
     model: Model,
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
     far: Far = 0.01,
     search: SearchBy = None,
     device: Device = "auto",
@@ -122,7 +126,7 @@ def calibrate(
     check_model(model)
     _check_there(gallery)
     paths = find_images(strangers)
-    backbone = _load(model, checkpoint, device)
+    backbone = _load(model, checkpoint, weights, device)
     book = _open(gallery, backbone, search)
     _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
@@ -144,6 +148,7 @@ def identify(
     images: Annotated[list[Path], typer.Argument(help="Images or folders of images.")],
     model: Model,
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
     top: Annotated[int, typer.Option(min=1, help="Names to show of each.")] = 1,
     search: SearchBy = None,
     device: Device = "auto",
@@ -153,7 +158,7 @@ def identify(
     _check_there(gallery)
     paths = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
     _check_images(paths)
-    backbone = _load(model, checkpoint, device)
+    backbone = _load(model, checkpoint, weights, device)
     book = _open(gallery, backbone, search)
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
@@ -172,6 +177,7 @@ def verify_command(
     second: Annotated[Path, typer.Argument(help="Another one.")],
     model: Model,
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
     threshold: Annotated[float | None, typer.Option(help="Accept from here on.")] = None,
     pairs: Annotated[
         Path | None, typer.Option(help="Or set it by a folder of folders, one a name, and --far.")
@@ -190,7 +196,7 @@ def verify_command(
 
     from sslpipe.metric_learning.gallery import different_pairs, threshold_at, verify
 
-    backbone = _load(model, checkpoint, device)
+    backbone = _load(model, checkpoint, weights, device)
     if threshold is None:
         kept, embeddings = _embed(backbone, paths)
         labels = np.unique([names[k] for k in kept], return_inverse=True)[1]
@@ -223,11 +229,12 @@ def _read(gallery: Path, search: "Search | None" = None) -> "Gallery":
     return Gallery.load(gallery, search=search)
 
 
-def _load(model: Path, checkpoint: str | None, device: str) -> "FrozenBackbone":
+def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) -> "FrozenBackbone":
     from sslpipe.distributed import pick_device
     from sslpipe.export.load import load_backbone
 
-    backbone = load_backbone(model, checkpoint=checkpoint)
+    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+    say_weights(backbone)
     return backbone.to(pick_device(device, f"--device {device}"))
 
 

@@ -84,10 +84,12 @@ def training(
     data: str,
     init: str | None = None,
     checkpoint: str | None = None,
+    weights: str | None = None,
 ) -> list[object]:
     """Return what `check`, `preview` and `train` share of their words."""
     start = [] if init is None else ["--init", init]
     start += [] if checkpoint is None else ["--checkpoint", checkpoint]
+    start += [] if weights is None else ["--weights", weights]
     return [recipe, *(overrides or []), "--data", data, *start]
 
 

@@ -6,6 +6,7 @@ They are the arguments of its function, which needs torch; a test compares both.
 _TWO_FILES = "device help out pca whiten"  # of what takes two files of embeddings
 _FILES = f"{_TWO_FILES} data erase gallery query"  # and chooses among their rows
 _MODEL = "batch-size canvas-px checkpoint data device help num-workers out test-split train-split"
+_MODEL += " weights"
 
 EVALUATE: dict[str, set[str]] = {
     name: {f"--{word}" for word in text.split()}

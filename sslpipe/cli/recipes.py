@@ -9,6 +9,7 @@ import typer
 
 from sslpipe.errors import UserError, shown
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe, parse_recipe
+from sslpipe.recipe.base import Weights as WeightsName
 from sslpipe.recipe.reading import RECORDED, apply_overrides
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.records import plugins_of, read_description
@@ -37,6 +38,15 @@ Checkpoint = Annotated[
         metavar="step-N|best",
         help="Of a run whose weights are loaded: this checkpoint, say step-00000012, or the best "
         "one of run.keep = 'best', instead of the newest.",
+    ),
+]
+Weights = Annotated[
+    WeightsName | None,
+    typer.Option(
+        "--weights",
+        help="Of a run: its trained weights, or their moving average (optim.ema). Without it: of "
+        "--checkpoint best those that were better, else the trained ones.",
+        show_default=False,
     ),
 ]
 CanvasPx = Annotated[

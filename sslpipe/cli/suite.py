@@ -19,8 +19,8 @@ from sslpipe.cli.embed import saved_features
 from sslpipe.cli.next_step import after_suite
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
-from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers
-from sslpipe.cli.terminal import console, report_bad, write_json
+from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weights
+from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
 from sslpipe.curate.leaks import Leaks, find_leaks
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
@@ -87,6 +87,7 @@ def suite(
     num_workers: NumWorkers = 2,
     device: Device = "auto",
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
 ) -> None:
     """Every evaluation of a backbone beside raw pixels, random weights and other networks.
 
@@ -123,6 +124,7 @@ def suite(
                 untrained_seed=seed if baselines else None,
                 taken={"ssl", *BASELINES, *given},
                 checkpoint=checkpoint,
+                weights=weights,
                 canvas_px=canvas_px,
                 batch_size=batch_size,
                 num_workers=num_workers,
@@ -214,6 +216,7 @@ def _embed_model(
     untrained_seed: int | None,
     taken: Collection[str],
     checkpoint: str | None,
+    weights: Weights,
     canvas_px: int | None,
     **options: Any,
 ) -> tuple[Sets, dict[str, Any], Compared]:
@@ -227,6 +230,7 @@ def _embed_model(
         untrained_seed: Of the random weights; None: no baselines.
         taken: Names of features that another network must not get.
         checkpoint: Of a run.
+        weights: Of a run.
         canvas_px: As in `embed`; None: by each view.
         options: batch_size, num_workers and device of `embed`.
 
@@ -236,7 +240,9 @@ def _embed_model(
     if data is None:
         raise DataError("a model needs --data DIR/dataset.json to embed")
     # what can be refused, before anything is embedded
-    backbone, index = load_backbone(model, checkpoint=checkpoint), load_index(data)
+    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+    say_weights(backbone)
+    index = load_index(data)
     config, canvas = backbone.config, canvas_px or view_canvas_px(backbone.view)
     compared = load_compared(against, model, backbone, taken)
     splits = two_splits(index, *names)

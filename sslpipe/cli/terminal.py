@@ -11,6 +11,7 @@ from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
     from sslpipe.data.store import Quarantined
+    from sslpipe.export.load import FrozenBackbone
 
 console = Console(stderr=True)
 
@@ -19,6 +20,15 @@ def say_once(text: str) -> None:
     """Print a line on stderr, of several processes by the first alone."""
     if os.environ.get("RANK", "0") == "0":
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def say_weights(model: "FrozenBackbone") -> None:
+    """Say on stderr which weights of a run were chosen; nothing of its newest trained ones."""
+    facts = model.config.facts
+    if "checkpoint" in facts or "weights" in facts:
+        kind = "averaged (optim.ema)" if facts.get("weights") == "ema" else "trained"
+        name = facts.get("checkpoint", "the newest checkpoint")
+        say_once(f"weights: {name} of {facts.get('name')}, {kind}")
 
 
 def report_bad(sample: "Quarantined") -> None:

@@ -17,6 +17,7 @@ from sslpipe.cli.recipes import (
     Overrides,
     RecipeOrRun,
     RecipePath,
+    Weights,
     load_recipe_or_run,
     parse_ids,
     recorded_in,
@@ -56,6 +57,7 @@ def check(
     ] = None,
     init: Init = None,
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -112,7 +114,7 @@ def check(
     from sslpipe.check import check_recipe, check_within
     from sslpipe.export.initial import open_init
 
-    init_from = open_init(loaded, init, checkpoint=checkpoint)
+    init_from = open_init(loaded, init, checkpoint=checkpoint, weights=weights)
     with working("check: a step is timed"):
         if within is None:
             said = check_recipe(loaded, index, init_from)
@@ -130,7 +132,7 @@ def check(
     elif run_dir is not None or (isinstance(loaded, Recipe) and init is None):
         say_next("preview", *training(recipe, overrides, data), "--out", "views.png")
     else:
-        words = training(recipe, overrides, data, init, checkpoint)
+        words = training(recipe, overrides, data, init, checkpoint, weights)
         say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
 
 
@@ -147,6 +149,7 @@ def train(
     run_dir: Annotated[Path, typer.Option(help="Where the run lives; the same one resumes.")] = ...,  # type: ignore[assignment]
     init: Init = None,
     checkpoint: Checkpoint = None,
+    weights: Weights = None,
 ) -> None:
     """Pretrain or, with a recipe of fine-tuning, fine-tune; or resume.
 
@@ -164,7 +167,7 @@ def train(
     from sslpipe.api import train as train_run
     from sslpipe.run.launch import end_processes
 
-    train_run(loaded, index, run_dir, init=init, checkpoint=checkpoint)
+    train_run(loaded, index, run_dir, init=init, checkpoint=checkpoint, weights=weights)
     end_processes()
     after_train(run_dir, data, index)
 

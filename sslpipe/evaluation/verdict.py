@@ -20,17 +20,20 @@ Hits = Mapping[tuple[str, bool, str], NDArray[np.bool_]]  # (features, whitened,
 
 
 def unfinished(facts: Tree, steps: Any = None) -> str:
-    """Say that the weights are not those of the end of training; '' where they are, or unknown.
+    """Say that the weights are not those of the end of training, or not the trained ones.
+
+    '' where they are both, or it is unknown.
 
     Args:
         facts: Those of eval.json.
         steps: Of the whole training; None: as the facts have it.
     """
     step, steps = facts.get("step"), facts.get("steps") if steps is None else steps
+    averaged = "the averaged weights (optim.ema)" if facts.get("weights") == "ema" else ""
     if not (isinstance(step, int) and isinstance(steps, int) and 0 <= step < steps):
-        return ""
-    if "checkpoint" in facts:  # somebody chose it
-        return f"Evaluated at step {step:,} of {steps:,}."
+        return f"Evaluated are {averaged}." if averaged else ""
+    if "checkpoint" in facts or averaged:  # somebody chose it
+        return f"Evaluated at step {step:,} of {steps:,}{averaged and ', ' + averaged}."
     return f"Evaluated at step {step:,} of {steps:,}, unfinished: the train command resumes it."
 
 

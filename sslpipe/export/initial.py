@@ -21,7 +21,7 @@ from sslpipe.export.model_card import sha256_sums
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
-from sslpipe.recipe.base import Component, Tune
+from sslpipe.recipe.base import Component, Tune, Weights
 from sslpipe.run.checkpoint import checkpoint_names
 from sslpipe.weights.fit import fit_tensors
 from sslpipe.weights.source import HUBS, parse_source
@@ -36,6 +36,7 @@ def open_init(
     source: FrozenBackbone | str | Path | None,
     *,
     checkpoint: str | None = None,
+    weights: Weights | None = None,
     run_dir: Path | None = None,
 ) -> FrozenBackbone | None:
     """Load the weights that a run is to start from.
@@ -44,17 +45,19 @@ def open_init(
         recipe: Its [backbone] and views are what the weights are fitted into.
         source: What `load_backbone` takes, or what is loaded already; None: random weights.
         checkpoint: As in `load_backbone`; only with a run directory.
+        weights: As in `load_backbone`; only with a run directory.
         run_dir: Of the run: once it keeps its start, a source that has gone is not missed.
 
     Returns:
         The backbone; None: none is named, or the run keeps its own and the source has gone.
 
     Raises:
-        UserError: There is no run directory for `checkpoint`, or as `load_backbone`.
+        UserError: There is no run directory for `checkpoint` or `weights`, or as `load_backbone`.
     """
     if not isinstance(source, str | Path):
-        if checkpoint is not None:
-            raise UserError(f"--checkpoint {checkpoint} is for an --init that is a run directory")
+        for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
+            if value is not None:
+                raise UserError(f"{option} {value} is for an --init that is a run directory")
         return source
     if run_dir is not None and (run_dir / KEPT).exists() and _is_kept(str(source), run_dir):
         return None
@@ -62,13 +65,14 @@ def open_init(
     model = load_backbone(
         source,
         checkpoint=checkpoint,
+        weights=weights,
         component=recipe.backbone,
         crop_px=crop_px if isinstance(crop_px, int) else None,
     )
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
         report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
-        report |= {key: facts[key] for key in ("name", "step") if key in facts}
+        report |= {key: facts[key] for key in ("name", "step", "weights") if key in facts}
         model.config = model.config.model_copy(update={"facts": {"init": report}})
     return model
 
@@ -315,7 +319,8 @@ def describe_init(init_from: FrozenBackbone | None, tune: Tune) -> str:
     facts, first = init_facts(init_from), tune.projector_first_steps
     frozen = f", frozen for the first {first} steps" if first else ""
     source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
-    return f"; weights of {source}{frozen}"
+    kind = "averaged weights" if facts.get("weights") == "ema" else "weights"
+    return f"; {kind} of {source}{frozen}"
 
 
 def _is_kept(source: str, run_dir: Path) -> bool:

@@ -1,7 +1,7 @@
 """Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -21,12 +21,13 @@ from sslpipe.models.limits import within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.portable import sha256_of
 from sslpipe.recipe import parse_recipe
-from sslpipe.recipe.base import Component
+from sslpipe.recipe.base import Component, Weights
 from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import REFUSALS, build
 from sslpipe.registry.plugins import made_with
-from sslpipe.run.checkpoint import latest, named, read_state
+from sslpipe.run.best import choose
+from sslpipe.run.checkpoint import read_state
 from sslpipe.run.evaluated import read_suite
 from sslpipe.run.records import parse_object, plugins_of, read_description
 from sslpipe.weights.hub import fetch
@@ -37,6 +38,7 @@ __all__ = [
     "SSLPIPE_KEY",
     "Config",
     "FrozenBackbone",
+    "Weights",
     "check_sums",
     "checkpoint_metadata",
     "freeze",
@@ -51,7 +53,6 @@ LOADED = (
     "projector.safetensors",
     "whitening.safetensors",
 )
-Weights = Literal["trained", "ema"]
 PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a checkpoint's file
 SSLPIPE_KEY = "sslpipe"  # where this Config lies inside the config.json of another library
 
@@ -64,6 +65,7 @@ def load_backbone(
     source: str | Path,
     *,
     checkpoint: str | None = None,
+    weights: Weights | None = None,
     component: Component | None = None,
     crop_px: int | None = None,
 ) -> FrozenBackbone:
@@ -75,6 +77,7 @@ def load_backbone(
         source: Folder of an export with the safetensors format, its timm or hf folder, a run
             directory, or weights of another program: see `weights.source`.
         checkpoint: Of a run directory, as in `load_run`.
+        weights: Of a run directory, as in `load_run`.
         component: A recipe's [backbone]: weights of another program are put into it; None: into
             the architecture that the source names.
         crop_px: Side of the images that weights of another program will see; None: of those that
@@ -96,9 +99,10 @@ def load_backbone(
         parsed = fetch(parsed)
     path = parsed.path
     if parsed.scheme == "sslpipe" and (path / "recipe.json").exists():
-        return load_run(path, checkpoint=checkpoint)
-    if checkpoint is not None:
-        raise UserError(f"--checkpoint {checkpoint} is for a run directory, and {source} is none")
+        return load_run(path, checkpoint=checkpoint, weights=weights)
+    for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
+        if value is not None:
+            raise UserError(f"{option} {value} is for a run directory, and {source} is none")
     if parsed.scheme == "sslpipe":
         return _load_export(path)
     read = read_weights(parsed, component, crop_px)
@@ -203,7 +207,7 @@ def load_run(
     *,
     with_projector: bool = False,
     checkpoint: str | None = None,
-    weights: Weights = "trained",
+    weights: Weights | None = None,
 ) -> FrozenBackbone:
     """Load the backbone of a run's newest checkpoint: the one place that knows its files.
 
@@ -212,7 +216,8 @@ def load_run(
         with_projector: Load the projector, too.
         checkpoint: "step-00000012": this one instead of the newest, or "best"; `Config.facts` names
             it.
-        weights: "ema": the moving average that optim.ema keeps; `Config.facts` says so.
+        weights: "ema": the moving average that optim.ema keeps, and `Config.facts` says so; None:
+            of "best" those that were better, else the "trained" ones.
 
     Raises:
         UserError: The directory holds no run or no checkpoint, or a file is damaged: an older
@@ -224,10 +229,10 @@ def load_run(
 
 
 def _load_run(
-    run_dir: Path, with_projector: bool, checkpoint: str | None, weights: Weights
+    run_dir: Path, with_projector: bool, checkpoint: str | None, wanted: Weights | None
 ) -> FrozenBackbone:
     # what the run wrote down; what the checkpoint says of it counts
-    folder = latest(run_dir) if checkpoint is None else named(run_dir, checkpoint)
+    folder, weights = choose(run_dir, checkpoint, wanted)
     state = read_state(folder)
     identity = state["identity"]
     tree = {**read_description(run_dir, "recipe.json"), **identity["recipe"]}
@@ -285,9 +290,14 @@ def _load_run(
 
 
 def checkpoint_metadata(model: FrozenBackbone) -> dict[str, str]:
-    """Return what results say of a checkpoint that was named: {} where it was the newest."""
-    name = model.config.facts.get("checkpoint")
-    return {} if name is None else {"checkpoint": name}
+    """Return what results say of a checkpoint and weights that were chosen.
+
+    Returns:
+        checkpoint: its name; not there where it was the newest. weights: "ema"; not there where
+        they are the trained ones.
+    """
+    facts = model.config.facts
+    return {key: facts[key] for key in ("checkpoint", "weights") if key in facts}
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

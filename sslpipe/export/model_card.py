@@ -81,6 +81,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     if "digest" in metadata:
         digest = metadata["digest"][:16]
         named = "; not the run's last, but chosen" if "checkpoint" in metadata else ""
+        named += "; the moving average of its weights" if metadata.get("weights") == "ema" else ""
         lines.append(f"| run | {metadata['step']} steps{named}, recipe digest `{digest}` |")
     lines.append(f"| weights | sha256 of all tensors `{config['weights_sha256'][:16]}` |")
     # how to load each format, and how good the features are

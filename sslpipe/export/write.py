@@ -59,7 +59,7 @@ def export_backbone(
     *,
     with_projector: bool = False,
     checkpoint: str | None = None,
-    weights: Weights = "trained",
+    weights: Weights | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
     """Write the backbone of a run's newest checkpoint, or of a named one, into a folder.
@@ -70,7 +70,7 @@ def export_backbone(
         formats: Names of FORMATS, or "all".
         with_projector: Write the projector, too.
         checkpoint: "step-00000012", or "best": this one instead of the newest.
-        weights: "ema": the moving average of optim.ema instead of the trained ones.
+        weights: "trained", or "ema", the moving average of optim.ema; None: see `load_run`.
         overwrite: Replace a folder that is there.
 
     Returns:
@@ -91,7 +91,7 @@ def load_for_export(
     *,
     with_projector: bool = False,
     checkpoint: str | None = None,
-    weights: Weights = "trained",
+    weights: Weights | None = None,
 ) -> FrozenBackbone:
     """Load what is to be exported: a run, an export, or weights of another program.
 
@@ -108,9 +108,7 @@ def load_for_export(
     path = Path(source)
     if (path / "recipe.json").is_file():
         return load_run(path, with_projector=with_projector, checkpoint=checkpoint, weights=weights)
-    if weights != "trained":
-        raise ExportError(f"--weights {weights} is for a run directory, and {source} is none")
-    model = load_backbone(source, checkpoint=checkpoint)
+    model = load_backbone(source, checkpoint=checkpoint, weights=weights)
     if with_projector and model.projector is None:
         raise ExportError(f"{source} has no projector to export")
     if not with_projector:

@@ -39,6 +39,7 @@ KeepBy = Literal[
     "rankme_view_recall",
     "lidar_view_recall",
 ]
+Weights = Literal["trained", "ema"]  # of an encoder in a checkpoint; ema: those of optim.ema
 
 
 class Section(BaseModel):
@@ -111,7 +112,8 @@ class Optim(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keep a moving average of the encoder's weights beside them: its part of itself at each step,
     0.999 say; less at the start, (1 + step) / (10 + step) at most. It is saved with each
-    checkpoint, scored by the monitor (`ema_...`) and exported by `--weights ema`; none: off."""
+    checkpoint, scored by the monitor (`ema_...`), may be the better ones of the best checkpoint
+    (`run.keep`), and is what `--weights ema` takes; none: off."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
     """Of the model's arithmetic. auto: the faster of fp32 and bf16 that fits the memory, two steps
     of each timed at the start (fp16 instead of bf16 on a GPU older than Ampere); fp16 needs CUDA;
@@ -172,14 +174,16 @@ class RunConfig(Section):
     """How many checkpoints stay; one of them may be in the middle of being written."""
     keep: Literal["last", "best"] = "last"
     """best: the checkpoint of the best evaluation is saved and stays too, under the name `best`
-    (`--checkpoint best`). Every command takes the last one unless told otherwise."""
+    (`--checkpoint best`). With `optim.ema` the trained and the averaged weights both compete, and
+    it is those that were better. Every command takes the last one unless told otherwise."""
     keep_by: KeepBy = "auto"
     """Which number of an evaluation says what is best, for `keep` and `patience`; no effect without
     either. auto: held-out kNN (fine-tuning: MAP@R of the validation classes). The others need no
     labels and are advice: docs/checkpoints.md says how well each finds the best checkpoint."""
     patience: NonNegative = 0
-    """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
-    never. The learning rate still follows the whole length of the run."""
+    """End the run, as done, when so many evaluations in a row were no better than the best one,
+    averaged weights (`optim.ema`) counted, too; 0: never. The learning rate still follows the whole
+    length of the run."""
     trackers: tuple[str, ...] = ()
     """Where metrics are copied to, beside metrics.jsonl: wandb, tensorboard, trackio, or what an
     installed package adds."""

@@ -9,7 +9,7 @@ from sslpipe.evaluation.against import KNN, LEVEL, LINEAR
 from sslpipe.evaluation.difference import Difference, holm, mean_over_seeds, paired_seeds
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.identity import digest
-from sslpipe.report.results import evaluated_early
+from sslpipe.report.results import evaluated_weights
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import flat
 
@@ -122,9 +122,9 @@ def cautions(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> list[s
         same = first.setdefault((digest_without_seed(run), int(run.recipe["seed"])), name)
         if same != name:
             said.append(f"{name} has recipe and seed of {same}, and is not counted again")
-    # an evaluation of weights that were trained further
-    early = {name: evaluated_early(run) for name, run in evaluated.items()}
-    said += [f"{name} was {text}" for name, text in early.items() if text]
+    # an evaluation of weights that were trained further, or averaged
+    others = {name: evaluated_weights(run) for name, run in evaluated.items()}
+    said += [f"{name} was {text}" for name, text in others.items() if text]
     # means and differences that cannot be
     for recipe in recipes:
         mixed = [_title(cell) for cell in _cells([recipe]) if not _of_one_protocol(recipe, cell)]

@@ -101,13 +101,15 @@ def verdict_sentence(run: RunFiles) -> str:
     return f"<b>{escape(verdict({**run.evaluation, 'rows': own}))}</b> "
 
 
-def evaluated_early(run: RunFiles) -> str:
-    """Say "evaluated at step 30 of 60" where the weights were not those of the end; else ''."""
-    step: Any = run.evaluation["facts"].get("step") if run.evaluation else None
+def evaluated_weights(run: RunFiles) -> str:
+    """Say "evaluated at step 30 of 60, with averaged weights"; '' of the end's trained ones."""
+    facts: Tree = run.evaluation["facts"] if run.evaluation else {}
+    step: Any = facts.get("step")
     steps: Any = run.recipe.get("steps")
-    if not (is_number(step) and is_number(steps) and step < steps):
-        return ""
-    return f"evaluated at step {step:,} of {steps:,}"
+    said = ["with averaged weights (optim.ema)"] if facts.get("weights") == "ema" else []
+    if is_number(step) and is_number(steps) and step < steps:
+        said.insert(0, f"at step {step:,} of {steps:,}")
+    return f"evaluated {', '.join(said)}" if said else ""
 
 
 def unfinished_sentence(run: RunFiles) -> str:

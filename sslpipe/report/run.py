@@ -10,10 +10,11 @@ from PIL import Image
 
 from sslpipe.errors import UserError
 from sslpipe.recipe import is_finetune
+from sslpipe.run.checkpoint import BestOf
 from sslpipe.run.evaluated import read_suite
 from sslpipe.run.log import QUARANTINED, read_metrics, unreadable_lines, without_secrets
 from sslpipe.run.records import is_number, read_description, read_records
-from sslpipe.run.status import saved_step
+from sslpipe.run.status import newest_best, saved_step
 
 Tree = dict[str, Any]
 
@@ -44,6 +45,7 @@ class RunFiles(NamedTuple):
         classes: Names by label, not cleaned, of the data set that was evaluated; empty: none.
         damaged: Name of a log -> how many of its lines were skipped as damaged.
         saved_step: Of the newest checkpoint; 0 without one.
+        best: The best checkpoint; None: none is kept.
     """
 
     given_recipe: Tree
@@ -59,6 +61,7 @@ class RunFiles(NamedTuple):
     classes: list[str]
     damaged: dict[str, int]
     saved_step: int = 0
+    best: BestOf | None = None
 
 
 def read_run(run_dir: Path) -> RunFiles:
@@ -93,6 +96,7 @@ def read_run(run_dir: Path) -> RunFiles:
         classes=list(classes or data["classes"]),
         damaged=unreadable_lines(run_dir),
         saved_step=saved_step(run_dir),
+        best=newest_best(run_dir),
     )
 
 

@@ -12,6 +12,7 @@ from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.pictures import Row
 from sslpipe.report.results import accuracy_sentence, unfinished_sentence, verdict_sentence
 from sslpipe.report.run import RunFiles, Tree, trained_steps
+from sslpipe.run.best import EMA
 
 
 class Chart(NamedTuple):
@@ -150,6 +151,7 @@ def header(run: RunFiles, held_out: int | None = None) -> str:
         "batch": f"{batch_images(run):,} images",
         "last loss": number(run.train[-1]["loss"]) if run.train else "–",
         **_last_eval(run),
+        **_best(run),
         "images a second": f"{speed.images_per_s:,.0f}" if speed else "–",
         "waiting for data": f"{speed.data_wait_percent:.0f} %" if speed else "–",
     }
@@ -181,6 +183,14 @@ def _last_eval(run: RunFiles) -> dict[str, str]:
     early = f", step {step:,} of {end:,}" if step < end else ""
     shown = {f"{name}{early}": f"{100 * value:.1f} %" for name, value in known.items()}
     return shown or {"held-out kNN": "–"}
+
+
+def _best(run: RunFiles) -> dict[str, str]:
+    """Return the name of the best checkpoint, and whether its averaged weights are meant."""
+    if run.best is None:
+        return {}
+    averaged = ", averaged weights" if run.best.weights == "ema" else ""
+    return {"best checkpoint": f"{run.best.name}{averaged}"}
 
 
 def charts(run: RunFiles, wanted: Sequence[Chart]) -> str:
@@ -215,7 +225,7 @@ def with_average(keys: Mapping[str, str], lines: Iterable[Tree]) -> dict[str, st
         keys: Of a chart.
         lines: Of metrics.jsonl.
     """
-    averaged = {f"ema_{key}": f"{what} of averaged weights" for key, what in keys.items()}
+    averaged = {f"{EMA}{key}": f"{what} of averaged weights" for key, what in keys.items()}
     logged = {key for line in lines for key in line}
     return {**keys, **{key: what for key, what in averaged.items() if key in logged}}
 

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 from sslpipe.distributed import broadcast_object
-from sslpipe.errors import RecipeError
+from sslpipe.errors import CheckpointError, RecipeError
 from sslpipe.evaluation.label_free import NUMBERS, SCORES
-from sslpipe.recipe.base import RunConfig
+from sslpipe.recipe.base import RunConfig, Weights
+from sslpipe.run.checkpoint import best_of, checkpoint_names, latest, named
 
+EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights
 HOLDOUT = "holdout_"  # before the names of numbers of held-out images
 LABELLED = ("holdout_knn", "validation_map_at_r")  # run.keep_by = "auto": the one that is there
 
@@ -18,13 +21,17 @@ Values = Mapping[str, float]
 class Best:
     """Follows the evaluations of a run; the same on all ranks.
 
+    With optim.ema an evaluation scores trained and averaged weights: the better ones count, of
+    equal ones the trained.
+
     Args:
         config: The recipe's [run].
         state: What `state` returned when the checkpoint was written that the run resumes from.
 
     Attributes:
         step: Steps done at the best evaluation; None before the first one.
-        value: Its score, larger is better.
+        weights: Those that were better there.
+        value: Their score, larger is better.
         since: Evaluations after it, none of which was better.
         is_new: The last evaluation is the best one, and its checkpoint is not written yet.
     """
@@ -36,10 +43,11 @@ class Best:
         # else other numbers were compared, or the best weights were not kept
         same = state.get("by") == self._by and (not self._keeps or "name" in state)
         self.step: int | None = state.get("step") if same else None
+        self.weights: Weights = state.get("weights", "trained") if same else "trained"
         self.value: float = state["value"] if same and self.step is not None else -math.inf
         self.since: int = state.get("since", 0) if same else 0
         self.is_new = False
-        self._before = (self.step, self.value, self.since)
+        self._before = (self.step, self.weights, self.value, self.since)
 
     def read(self, done: int, values: Values) -> None:
         """Take in an evaluation's numbers, which rank 0 has. Collective.
@@ -50,13 +58,15 @@ class Best:
         """
         if not self._keeps and not self._patience:
             return
-        score = broadcast_object(self._score(values))
-        self._before = (self.step, self.value, self.since + 1)
-        self.is_new = score is not None and score > self.value
-        if self.is_new:
-            assert score is not None
-            self.step, self.value, self.since = done, score, 0
-        else:
+        averaged = {k.removeprefix(EMA): v for k, v in values.items() if k.startswith(EMA)}
+        scores = broadcast_object((self._score(values), self._score(averaged)))
+        self._before = (self.step, self.weights, self.value, self.since + 1)
+        self.is_new = False
+        for weights, score in zip(get_args(Weights), scores, strict=True):
+            if score is not None and score > self.value:
+                self.step, self.weights, self.value, self.since = done, weights, score, 0
+                self.is_new = True
+        if not self.is_new:
             self.since += 1
 
     @property
@@ -72,7 +82,7 @@ class Best:
     def saved(self, success: bool) -> None:
         """Take in whether the checkpoint was written: what was not is not the best one."""
         if self._keeps and self.is_new and not success:
-            self.step, self.value, self.since = self._before
+            self.step, self.weights, self.value, self.since = self._before
         self.is_new = False
 
     def state(self) -> dict[str, Any]:
@@ -80,6 +90,8 @@ class Best:
         if self.step is None or not (self._keeps or self._patience):
             return {}
         kept = {"name": f"step-{self.step:08d}"} if self._keeps else {}
+        if self.weights != "trained":  # which is what no entry means
+            kept["weights"] = self.weights
         entry = {"by": self._by, "step": self.step, "value": self.value, "since": self.since}
         return {"best": {**entry, **kept}}
 
@@ -104,6 +116,42 @@ def scorer(by: str) -> Callable[[Values], float | None]:
         return None if math.isnan(value) else value
 
     return score
+
+
+class Chosen(NamedTuple):
+    """A checkpoint of a run, and which weights of its encoder are meant."""
+
+    folder: Path
+    weights: Weights
+
+
+def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Chosen:
+    """Find the checkpoint and the weights that a command means.
+
+    Args:
+        run_dir: The run directory.
+        checkpoint: As `checkpoint.named` takes it; "best": what the newest one says is the best so
+            far; None: the newest.
+        weights: None: of "best" those that were better there, else the trained ones.
+
+    Raises:
+        CheckpointError: It is not there, or damaged; or the run keeps no best one.
+    """
+    if checkpoint != "best":
+        folder = latest(run_dir) if checkpoint is None else named(run_dir, checkpoint)
+        return Chosen(folder, weights or "trained")
+    best = best_of(latest(run_dir))
+    if best is None:
+        raise CheckpointError(
+            f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a number "
+            f"yet; there are: {', '.join(checkpoint_names(run_dir / 'checkpoints'))}"
+        )
+    if best.weights not in get_args(Weights):
+        raise CheckpointError(
+            f"{run_dir}: the best weights are {best.weights!r:.40}, which this version does not "
+            "know; name some by --weights"
+        )
+    return Chosen(named(run_dir, best.name), weights or best.weights)
 
 
 def check_keeping(config: RunConfig, *, scored: bool, classes: int) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -37,6 +37,7 @@ from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError, UserError
 from sslpipe.faults import fault
 from sslpipe.portable import sha256_of, sync, write_atomically
+from sslpipe.recipe.base import Weights
 from sslpipe.recipe.identity import differences, same_run
 from sslpipe.run.fsdp import load_whole_state, whole_state
 from sslpipe.run.records import read_object
@@ -175,9 +176,7 @@ class Checkpointer:
     def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:
         # a temporary folder: what a kill leaves is never taken for a checkpoint
         name = f"step-{step:08d}"
-        self.folder.mkdir(
-            exist_ok=True
-        )  # not its parent: a run directory that vanished is an error
+        self.folder.mkdir(exist_ok=True)  # not its parent: a run that vanished is an error
         _remove_leftovers(self.folder)
         temporary = self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:8]}"
         temporary.mkdir()
@@ -210,7 +209,8 @@ class Checkpointer:
             if "best" in metadata:
                 write_atomically(self.folder / "best", str(metadata["best"].get("name", "")))
         names = checkpoint_names(self.folder)
-        kept = {best_name(self.folder / each) for each in names[-self.keep :]}
+        bests = [best_of(self.folder / each) for each in names[-self.keep :]]
+        kept = {best.name for best in bests if best is not None}
         for old in names[: -self.keep]:
             if old not in kept:
                 _remove(self.folder / old)
@@ -243,12 +243,19 @@ def describe_newest(run_dir: Path) -> str:
     return f"the last checkpoint is {names[-1]}" if names else "no checkpoint was written yet"
 
 
-def best_name(checkpoint: Path) -> str | None:
+class BestOf(NamedTuple):
+    """The best checkpoint of a run, and which of its weights were."""
+
+    name: str
+    weights: Weights
+
+
+def best_of(checkpoint: Path) -> BestOf | None:
     """Read which checkpoint was the best when this one was written; None: none was kept."""
     with suppress(CheckpointError):
         best = read_state(checkpoint).get("best")
         if isinstance(best, dict) and isinstance(best.get("name"), str):
-            return str(best["name"])
+            return BestOf(best["name"], best.get("weights", "trained"))
     return None
 
 
@@ -288,21 +295,12 @@ def named(run_dir: Path, name: str) -> Path:
     Args:
         run_dir: The run directory.
         name: As the folder is called, "step-00000012"; fewer zeros, or the number alone, will do.
-            "best": what the newest checkpoint says is the best so far.
 
     Raises:
-        CheckpointError: It is not there, or damaged; or the run keeps no best one.
+        CheckpointError: It is not there, or damaged.
     """
     folder = run_dir / "checkpoints"
     names = checkpoint_names(folder)
-    if name == "best":
-        best = best_name(latest(run_dir))
-        if best is None:
-            raise CheckpointError(
-                f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a "
-                f"number yet; there are: {', '.join(names)}"
-            )
-        name = best
     match = re.fullmatch(r"(?:step-)?(\d{1,18})", name)
     full = f"step-{int(match[1]):08d}" if match else name
     if full not in names:

@@ -13,6 +13,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.loader import open_reader
 from sslpipe.distributed import Rank
 from sslpipe.recipe.base import RunConfig
+from sslpipe.run.best import EMA
 from sslpipe.run.fsdp import gathered
 from sslpipe.run.health import Alarm, StartAlarm
 from sslpipe.run.log import read_metrics
@@ -51,7 +52,7 @@ class Monitor:
         self._score, self._samples = score, (view, split, ids, process)
         reader = open_reader(split, config)
         self._options = {**options, "num_workers": config.num_workers, "reader": reader}
-        self._backbones = {"": backbone} if ema is None else {"": backbone, "ema_": ema}
+        self._backbones = {"": backbone} if ema is None else {"": backbone, EMA: ema}
         self._start_alarm: StartAlarm | None = None
 
     def __call__(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 
 from sslpipe.errors import UserError
-from sslpipe.run.checkpoint import best_name, checkpoint_names
+from sslpipe.run.checkpoint import BestOf, best_of, checkpoint_names
 from sslpipe.run.lock import holder_of, read_lock
 from sslpipe.run.log import (
     bad_step_files,
@@ -121,6 +121,13 @@ def saved_step(run_dir: Path) -> int:
     return int(names[-1].removeprefix("step-")) if names else 0
 
 
+def newest_best(run_dir: Path) -> BestOf | None:
+    """Return what the newest checkpoint says is the best one; None: none is kept."""
+    folder = run_dir / "checkpoints"
+    names = checkpoint_names(folder) if folder.is_dir() else []
+    return best_of(folder / names[-1]) if names else None
+
+
 def _newest_checkpoint(folder: Path) -> dict[str, Any] | None:
     names = checkpoint_names(folder)
     if not names:
@@ -130,8 +137,12 @@ def _newest_checkpoint(folder: Path) -> dict[str, Any] | None:
         size = sum(file.stat().st_size for file in newest.iterdir())
     age_s = time.time() - (newest.stat().st_mtime if newest.exists() else time.time())
     summary = {"name": newest.name, "age_s": round(age_s, 1), "bytes": size, "kept": len(names)}
-    best = best_name(newest)
-    return summary if best is None else {**summary, "best": best}
+    best = best_of(newest)
+    if best is not None:
+        summary["best"] = best.name
+        if best.weights != "trained":
+            summary["best_weights"] = best.weights
+    return summary
 
 
 def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, dict[str, str]]:
@@ -187,6 +198,7 @@ def render(summary: dict[str, Any]) -> Group:
         "checkpoint": f"{checkpoint['name']}, {timedelta(seconds=round(checkpoint['age_s']))} old, "
         f"{checkpoint['bytes'] / 1e6:.1f} MB; {checkpoint['kept']} kept"
         + (f", the best of them {checkpoint['best']}" if "best" in checkpoint else "")
+        + (", its averaged weights" if "best_weights" in checkpoint else "")
         if checkpoint
         else "none yet",
     }

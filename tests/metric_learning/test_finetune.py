@@ -34,7 +34,7 @@ from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
-from sslpipe.run.checkpoint import named
+from sslpipe.run.best import choose
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
@@ -485,11 +485,16 @@ def test_a_fine_tuning_keeps_its_best_checkpoint_and_the_average_of_its_embeddin
     settings = ("steps=6", "run.save_steps=2", "run.keep_checkpoints=9", "optim.ema=0.3")
     settings += ("run.monitor_steps=2", "run.keep=best")
     finetune_over(2, recipe, data, run_dir, *settings)
-    evals = {line["step"]: line["validation_map_at_r"] for line in read_metrics(run_dir, "eval")}
-    best = max(evals.values())
-    first = next(step for step, value in evals.items() if value == best)
-    assert named(run_dir, "best").name == f"step-{first:08d}"
-    assert all("ema_validation_map_at_r" in line for line in read_metrics(run_dir, "eval"))
+    prefixes = {"trained": "", "ema": "ema_"}
+    scores = {
+        (line["step"], weights): line[f"{prefix}validation_map_at_r"]
+        for line in read_metrics(run_dir, "eval")
+        for weights, prefix in prefixes.items()
+    }
+    step, weights = next(key for key, value in scores.items() if value == max(scores.values()))
+    best = choose(run_dir, "best", None)
+    assert (best.folder.name, best.weights) == (f"step-{step:08d}", weights)
+    assert load_run(run_dir, checkpoint="best").config.facts.get("weights", "trained") == weights
     trained, average = (load_run(run_dir, weights=each) for each in ("trained", "ema"))
     assert average.backbone.embedding is not None
     assert average.config.weights_sha256 != trained.config.weights_sha256

@@ -143,12 +143,13 @@ def test_what_counts_for_nothing_or_is_not_of_the_end_is_said():
     runs["i"] = a_run(2, 0.9, name="again")
     runs["j"] = a_run(9, 0.9)._replace(evaluation=None)
     runs["k"] = a_run(4, 0.7, facts={**FACTS, "step": 5})
-    runs["l"] = a_run(0, 0.7, temperature=0.9)
+    runs["l"] = a_run(0, 0.7, temperature=0.9, facts={**FACTS, "weights": "ema"})
     recipes = group_by_recipe([*runs.values()])
     assert cautions(runs, recipes) == [
         "j has not been evaluated",
         "i has recipe and seed of c, and is not counted again",
         "k was evaluated at step 5 of 12",
+        "l was evaluated with averaged weights (optim.ema)",
         "One seed alone, and so no verdict: tiny (loss.temperature = 0.9)",
     ]
     assert "<p class='missing'>k was evaluated at" in over_seeds(recipes, cautions(runs, recipes))

@@ -3,19 +3,25 @@
 import json
 import os
 import shutil
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import sslpipe.train
-from sslpipe.errors import CheckpointError, RecipeError
+from sslpipe.cli.app import run
+from sslpipe.errors import CheckpointError, ExportError, RecipeError, UserError
+from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.label_free import NUMBERS, SCORES
-from sslpipe.export.load import load_run
+from sslpipe.export.initial import describe_init, init_facts, open_init
+from sslpipe.export.load import load_backbone, load_run
+from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import KeepBy, RunConfig
-from sslpipe.run.best import HOLDOUT, Best, check_keeping
-from sslpipe.run.checkpoint import checkpoint_names, latest, named
+from sslpipe.run.best import HOLDOUT, Best, check_keeping, choose
+from sslpipe.run.checkpoint import checkpoint_names, latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.records import read_records
 from sslpipe.run.session import Run
@@ -43,6 +49,45 @@ def test_the_best_is_the_first_of_the_highest_scores():
         assert best.step == 2 * (1 + int(np.argmax(scores)))
         assert best.since == 9 - int(np.argmax(scores))
         assert best.state()["best"]["name"] == f"step-{best.step:08d}"
+
+
+def test_of_trained_and_averaged_weights_the_better_ones_are_the_best():
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        table = rng.integers(0, 4, (10, 2))  # trained, averaged
+        best, since = Best(KEEP), []
+        for row, (trained, averaged) in enumerate(table.tolist()):
+            best.read(2 * row + 2, {"holdout_knn": trained, "ema_holdout_knn": averaged})
+            best.saved(True)
+            since.append(best.since)
+            best = Best(KEEP, json.loads(json.dumps(best.state()))["best"])  # resumed each time
+        # of equal scores the first, and of one evaluation's the trained
+        row, column = np.unravel_index(np.argmax(table), table.shape)
+        state = best.state()["best"]
+        assert (best.step, best.weights) == (2 * row + 2, ("trained", "ema")[column])
+        assert state.get("weights", "trained") == best.weights
+        assert ("weights" in state) == (column == 1)  # as before where the trained ones are
+        assert since == [
+            at - int(np.argmax(table[: at + 1].max(axis=1))) for at in range(len(table))
+        ]
+
+
+def test_patience_waits_for_averaged_weights_too():
+    best = Best(RunConfig(patience=2, monitor_steps=1))
+    for done, (trained, averaged) in enumerate(((0.5, 0.1), (0.4, 0.6), (0.4, 0.6)), 1):
+        best.read(done, {"holdout_knn": trained, "ema_holdout_knn": averaged})
+        assert not best.exhausted
+    best.read(4, {"holdout_knn": 0.55, "ema_holdout_knn": float("nan")})
+    assert best.exhausted
+    assert (best.step, best.weights) == (2, "ema")
+
+
+def test_an_average_that_was_not_written_is_not_the_best():
+    best = after(Best(KEEP), 0.5)
+    best.read(4, {"holdout_knn": 0.1, "ema_holdout_knn": 0.9})
+    assert (best.step, best.weights) == (4, "ema")
+    best.saved(False)
+    assert (best.step, best.weights, best.value, best.since) == (2, "trained", 0.5, 1)
 
 
 def test_a_score_that_is_no_number_is_never_the_best():
@@ -97,8 +142,11 @@ def test_every_score_without_labels_can_be_named_and_decides():
             numbers = dict(zip(NUMBERS, rng.random(len(NUMBERS)), strict=True))
             tried.append(score(numbers))
             values = {HOLDOUT + key: value for key, value in numbers.items()}
+            if step % 2:  # the better ones are the averaged
+                values = {"ema_" + key: value for key, value in values.items()}
             best.read(step, {"holdout_knn": rng.random(), **values})
         assert best.step == 1 + int(np.argmax(tried)), by
+        assert best.weights == ("ema" if best.step % 2 else "trained"), by
 
 
 @pytest.mark.parametrize(
@@ -137,7 +185,7 @@ def test_the_best_of_every_checkpoint_that_stays_stays(tmp_path):
     for step, best in ((1, 1), (2, 1), (3, 1), (4, 1), (5, 5), (6, 5)):
         saved(checkpoints, step, best)
         assert f"step-{best:08d}" in checkpoint_names(folder)
-        assert named(tmp_path, "best").name == f"step-{best:08d}"
+        assert choose(tmp_path, "best", None).folder.name == f"step-{best:08d}"
         assert (folder / "best").read_text() == f"step-{best:08d}"
     assert checkpoint_names(folder) == ["step-00000005", "step-00000006"]
     assert latest(tmp_path).name == "step-00000006"
@@ -164,7 +212,7 @@ def test_a_best_checkpoint_that_somebody_removed_is_said_and_forgotten(tmp_path)
     assert again.best == {}
     assert "step-00000001, the best checkpoint so far, is gone" in warnings[0]
     with pytest.raises(CheckpointError, match="has no checkpoint 'step-00000001'"):
-        named(tmp_path, "best")
+        choose(tmp_path, "best", None)
 
 
 def test_a_run_that_keeps_none_says_so_and_what_there_is(tmp_path):
@@ -172,15 +220,18 @@ def test_a_run_that_keeps_none_says_so_and_what_there_is(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"run.keep = 'last', or no evaluation had .*step-00000001$"
     ):
-        named(tmp_path, "best")
+        choose(tmp_path, "best", None)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"))
+    folder = tmp_path_factory.mktemp("data")
+    write_dataset(folder)
+    return write_dataset(folder, (16,), split="test")
 
 
 SCRIPT = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.4, 10: 0.2, 12: 0.3}  # steps done -> held-out kNN
+AVERAGED = {2: 0.3, 4: 0.5, 6: 0.2, 8: 0.7, 10: 0.7, 12: 0.6}  # of the averaged weights
 EVERY = ("run.monitor_steps=2", "run.save_steps=3", "run.log_steps=2")
 
 
@@ -189,12 +240,14 @@ def scripted_in_rank(process, fault, recipe, data, run_dir, *overrides):
     os.environ["SSLPIPE_FAULT"] = fault
     runs, original = [], Run.monitor
 
-    def remembered(run, *arguments, **options):
-        runs.append(run)
-        return original(run, *arguments, **options)
+    def remembered(session, *arguments, ema=None, **options):
+        runs.append((session, ema))
+        return original(session, *arguments, ema=ema, **options)
 
-    def score(*arguments, **options):
-        return {"holdout_knn": SCRIPT[runs[-1].last_step]} if process.rank == 0 else {}
+    def score(backbone, *arguments, **options):
+        session, ema = runs[-1]
+        script = AVERAGED if backbone is ema else SCRIPT
+        return {"holdout_knn": script[session.last_step]} if process.rank == 0 else {}
 
     Run.monitor, sslpipe.train.monitor = remembered, score
     return train_in_rank(process, recipe, data, run_dir, *overrides)[0]
@@ -232,6 +285,126 @@ def test_a_run_keeps_its_best_checkpoint_beside_the_last_ones(kept, plain):
         assert torch.equal(theirs[key], value), key
 
 
+EMA = ("run.keep=best", "optim.ema=0.5")
+
+
+@pytest.fixture(scope="module")
+def averaged(data, tmp_path_factory):
+    """A run whose averaged weights are the best, at step 8."""
+    run_dir = tmp_path_factory.mktemp("averaged") / "run"
+    assert scripted(1, data, run_dir, *EMA) == [12]
+    return run_dir
+
+
+def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(averaged, kept):
+    assert checkpoint_names(averaged / "checkpoints") == [
+        "step-00000008",
+        "step-00000009",
+        "step-00000012",
+    ]
+    state = json.loads((latest(averaged) / "state.json").read_text())["best"]
+    expected = {"by": "auto", "step": 8, "value": 0.7, "since": 2, "name": "step-00000008"}
+    assert state == {**expected, "weights": "ema"}
+    # the tensors of the file, bit for bit
+    file = load_file(averaged / "checkpoints" / "step-00000008" / "model.safetensors")
+    for weights, prefix in ((None, "ema."), ("ema", "ema."), ("trained", "backbone.")):
+        model = load_run(averaged, checkpoint="best", weights=weights)
+        tensors = model.backbone.state_dict()
+        assert {key for key in file if key.startswith(prefix)} == {prefix + key for key in tensors}
+        for key, value in tensors.items():
+            assert torch.equal(file[prefix + key], value), key
+        assert model.config.facts.get("weights") == (None if weights == "trained" else "ema")
+    # another checkpoint means its trained weights, as ever
+    for name in (None, "8", "step-12"):
+        assert "weights" not in load_run(averaged, checkpoint=name).config.facts
+    # a run without an average says what it always said
+    state = json.loads((latest(kept) / "state.json").read_text())["best"]
+    assert state == {"by": "auto", "step": 4, "value": 0.5, "since": 4, "name": "step-00000004"}
+    with pytest.raises(ExportError, match=r"trained without optim\.ema"):
+        load_run(kept, checkpoint="best", weights="ema")
+
+
+def test_the_commands_take_the_better_weights_of_the_best_and_say_so(
+    averaged, data, tmp_path, monkeypatch, capsys
+):
+    run_dir = Path(shutil.copytree(averaged, tmp_path / "run"))
+    best, file = ["--checkpoint", "best"], tmp_path / "x.safetensors"
+    on = ["--data", data, "--device", "cpu", "--num-workers", "0"]
+    expected = load_run(run_dir, checkpoint="best")
+    said = "weights: step-00000008 of tiny, averaged (optim.ema)"
+
+    def command(*words):
+        monkeypatch.setattr("sys.argv", ["sslpipe", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            run()
+        shown = capsys.readouterr()
+        assert not end.value.code, shown.err
+        return [" ".join(text.split()) for text in shown]
+
+    # the export is of these weights, and so is what is loaded from it
+    assert said in command("export", run_dir, "--out", tmp_path / "out", *best)[1]
+    facts = load_backbone(tmp_path / "out").config.facts
+    assert (facts["checkpoint"], facts["weights"]) == ("step-00000008", "ema")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "8 steps; not the run's last, but chosen; the moving average of its weights" in card
+    # features
+    assert said in command("embed", run_dir, *on, "--out", file, *best)[1]
+    metadata = load_embeddings(file)[1]
+    assert metadata["backbone_sha256"] == expected.config.weights_sha256
+    assert (metadata["checkpoint"], metadata["weights"]) == ("step-00000008", "ema")
+    words = ["embed", run_dir, *on, "--out", file, *best]
+    assert "of tiny, trained" in command(*words, "--weights", "trained")[1]
+    assert "weights" not in load_embeddings(file)[1]
+    # results, and the report of them
+    words = ["evaluate", "suite", run_dir, *on, "--no-baselines"]
+    shown, err = command(*words, "--no-leakage", "--out", run_dir / "eval.json", *best)
+    assert said in err
+    told = "Evaluated at step 8 of 12, the averaged weights (optim.ema)."
+    assert told in shown
+    facts = json.loads((run_dir / "eval.json").read_text())["facts"]
+    assert facts["backbone_sha256"] == expected.config.weights_sha256
+    assert (facts["checkpoint"], facts["weights"], facts["step"]) == ("step-00000008", "ema", 8)
+    command("report", run_dir)
+    page = (run_dir / "report.html").read_text()
+    assert told in page
+    assert "<dt>best checkpoint</dt><dd>step-00000008, averaged weights</dd>" in page
+    # how the run stands, and a run that starts from it
+    assert "the best of them step-00000008, its averaged" in command("status", run_dir)[0]
+    assert (
+        json.loads(command("status", run_dir, "--json")[0])["checkpoint"]["best_weights"] == "ema"
+    )
+    recipe = load_recipe(write_recipe(tmp_path))
+    start = open_init(recipe, run_dir, checkpoint="best")
+    assert start.config.weights_sha256 == expected.config.weights_sha256
+    assert init_facts(start)["weights"] == "ema"
+    assert describe_init(start, recipe.tune).startswith("; averaged weights of ")
+    assert "weights" not in init_facts(open_init(recipe, run_dir, weights="trained"))
+    for option, value in (("checkpoint", "best"), ("weights", "trained")):  # not of an export
+        with pytest.raises(UserError, match=f"--{option} {value} is for a run directory"):
+            load_backbone(tmp_path / "out", **{option: value})
+
+
+@pytest.mark.parametrize(
+    "fault", ["checkpoint.before_rename:4", "checkpoint.before_prune:4", "train.step:9"]
+)
+def test_a_kill_around_the_best_average_changes_no_choice(data, averaged, tmp_path, fault):
+    """Saved are steps 2, 3, 4, 6, 8 (the best, averaged), 9 and 12; killed at 6, or after 8."""
+    run_dir = tmp_path / "run"
+    with pytest.raises(AssertionError):
+        scripted(1, data, run_dir, *EMA, fault=fault)
+    assert scripted(1, data, run_dir, *EMA) == [12]
+    for name in checkpoint_names(averaged / "checkpoints"):
+        ours, theirs = (
+            json.loads((each / "checkpoints" / name / "state.json").read_text())["best"]
+            for each in (averaged, run_dir)
+        )
+        assert ours == theirs
+    sha256 = [
+        load_run(each, checkpoint="best").config.weights_sha256 for each in (averaged, run_dir)
+    ]
+    assert sha256[0] == sha256[1]
+
+
 @pytest.mark.parametrize(
     "fault", ["checkpoint.before_rename:3", "checkpoint.before_prune:3", "train.step:6"]
 )
@@ -243,7 +416,7 @@ def test_a_kill_around_the_best_checkpoint_loses_nothing(data, kept, tmp_path, f
     assert scripted(1, data, run_dir, "run.keep=best") == [12]
     folders = [each / "checkpoints" for each in (kept, run_dir)]
     assert checkpoint_names(folders[0]) == checkpoint_names(folders[1])
-    assert named(run_dir, "best").name == "step-00000004"
+    assert choose(run_dir, "best", None).folder.name == "step-00000004"
     for name in checkpoint_names(folders[0]):
         ours, theirs = (json.loads((each / name / "state.json").read_text()) for each in folders)
         assert ours["best"] == theirs["best"]
@@ -278,6 +451,8 @@ def test_a_run_that_could_choose_no_best_writes_no_recipe(data, tmp_path):
 def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_path):
     run_dir = tmp_path / "run"
     assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
-    assert named(run_dir, "best").name == "step-00000008"  # 0.4, better than 0.3 and 0.1
+    assert (
+        choose(run_dir, "best", None).folder.name == "step-00000008"
+    )  # 0.4, better than 0.3 and 0.1
     state = json.loads((latest(run_dir) / "state.json").read_text())
     assert (state["best"]["value"], state["best"]["since"]) == (0.4, 2)
