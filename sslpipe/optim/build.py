@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from sslpipe.distributed import global_sum, is_cut, local_part
 from sslpipe.optim.lars import LARS, on_one_gpu
+from sslpipe.optim.sharded import ShardedAdamW, ShardedSGD
 from sslpipe.recipe.base import Optim, Tune
 
 
@@ -77,9 +78,9 @@ def build_optimizer(
     get no weight decay and no LARS adaptation unless optim.decay_one_dim. Distinguished by shape,
     since names differ from backbone to backbone.
 
-    On CUDA SGD and AdamW are torch's fused ones. These and LARS take the gradient scaler's
-    `found_inf` and `grad_scale`, () floats on the device: where the first is 1, a step changes
-    nothing; the gradient is divided by the second.
+    On CUDA SGD and AdamW are torch's fused ones, also where weights are cut. These and LARS take
+    the gradient scaler's `found_inf` and `grad_scale`, () floats on the device: where the first is
+    1, a step changes nothing; the gradient is divided by the second.
 
     Args:
         model: its parameters that require a gradient.
@@ -121,16 +122,17 @@ def build_optimizer(
 
 
 def _optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
-    fused = all(on_one_gpu(group["params"]) for group in groups) or None
-    # torch would update tensors that are cut one by one, and has no fused SGD of them
-    foreach = any(is_cut(p) for group in groups for p in group["params"]) or None
-    kernels: Any = {"lr": optim.peak_lr, "fused": fused, "foreach": foreach}
+    parts = [[local_part(p) for p in group["params"]] for group in groups]
+    kernels: Any = {"lr": optim.peak_lr, "fused": all(map(on_one_gpu, parts)) or None}
+    cut = any(is_cut(p) for group in groups for p in group["params"])
     match optim.kind:
         case "sgd":
-            sgd = SGD(groups, momentum=optim.momentum, nesterov=optim.nesterov, **kernels)
+            kind = ShardedSGD if cut else SGD
+            sgd = kind(groups, momentum=optim.momentum, nesterov=optim.nesterov, **kernels)
             return _with_own_kernels(sgd)
         case "adamw":
-            return _with_own_kernels(AdamW(groups, betas=optim.betas, **kernels))
+            adamw = ShardedAdamW if cut else AdamW
+            return _with_own_kernels(adamw(groups, betas=optim.betas, **kernels))
         case "lars":
             for group in groups:
                 group["adapt"] = group["name"].startswith("decay")
@@ -159,7 +161,7 @@ class _TowardsStart:
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
         self._start = {
-            parameter: parameter.detach().clone()
+            parameter: local_part(parameter.detach()).clone()
             for group in groups
             if group.get("l2_to_init")
             for parameter in group["params"]
@@ -174,14 +176,16 @@ class _TowardsStart:
             weights = [p for p in group["params"] if p.grad is not None]
             if not strength or not weights:
                 continue
-            away = torch._foreach_sub(weights, [self._start[p] for p in weights])
+            start = [self._start[p] for p in weights]
+            grads = [local_part(p.grad) for p in weights if p.grad is not None]
+            weights = [local_part(p) for p in weights]
+            away = torch._foreach_sub(weights, start)
             if isinstance(optimizer, AdamW):
                 torch._foreach_mul_(away, -strength * group["lr"])
                 if found_inf is not None:
                     torch._foreach_mul_(away, 1 - found_inf)
                 torch._foreach_add_(weights, away)
             else:
-                grads = [p.grad for p in weights if p.grad is not None]
                 if grad_scale is not None:
                     torch._foreach_mul_(away, grad_scale)
                 torch._foreach_add_(grads, away, alpha=strength)

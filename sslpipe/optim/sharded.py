@@ -1,0 +1,65 @@
+"""SGD and AdamW of weights that FSDP2 has cut into parts over the ranks."""
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW
+from torch.optim.sgd import sgd
+
+from sslpipe.distributed import local_part
+
+_SETTINGS = ("weight_decay", "momentum", "dampening", "nesterov", "maximize", "foreach", "fused")
+
+
+class ShardedSGD(SGD):
+    """torch's SGD, which moves this rank's parts of the weights.
+
+    torch's fused kernel takes plain tensors only; what it does, each number has for itself. State
+    and gradients stay cut tensors, from which a checkpoint makes whole ones.
+    """
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all groups; return the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            settings: dict[str, Any] = {name: group[name] for name in _SETTINGS}
+            for name in ("grad_scale", "found_inf"):
+                settings[name] = getattr(self, name, None)
+            velocities = self._velocities(weights) if group["momentum"] else []
+            grads = [p.grad for p in weights]
+            sgd(*map(_parts, (weights, grads, velocities)), lr=group["lr"], **settings)
+        return loss
+
+    def _velocities(self, weights: list[Tensor]) -> list[Tensor]:
+        for p in weights:
+            if self.state[p].get("momentum_buffer") is None:  # a first step may be skipped
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return [self.state[p]["momentum_buffer"] for p in weights]
+
+
+class ShardedAdamW(AdamW):
+    """torch's AdamW, which moves this rank's parts of the weights; see `ShardedSGD`."""
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        """Collect what a step takes: weights, gradients, moments, numbers of steps."""
+        has_complex: bool = super()._init_group(group, *lists)
+        for tensors in lists:
+            tensors[:] = _parts(tensors)
+        return has_complex
+
+
+def _parts(tensors: list[Any]) -> list[Tensor]:
+    return [local_part(x) for x in tensors]
