@@ -159,7 +159,8 @@ def embed_here(
     )
     parts: list[Embeddings] = []
     view = view.to(device)
-    dtype = next((p.dtype for p in backbone.parameters()), torch.float32)
+    tensors = (*backbone.parameters(), *backbone.buffers())  # an average has buffers alone
+    dtype = next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
     with evaluating(backbone), torch.no_grad():
         for batch in batches:
             batch = batch.to(torch.device(device))

@@ -24,6 +24,7 @@ from sslpipe.evaluation.embed import (
     save_embeddings,
 )
 from sslpipe.evaluation.embed_file import embed_to_file
+from sslpipe.models.averaged import averaged
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.processes import run_processes
@@ -57,6 +58,12 @@ def test_each_sample_has_one_row_of_the_backbones_features_in_id_order(split):
     with torch.no_grad():
         expected = backbone.eval()(images)
     torch.testing.assert_close(rows.features, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_average_embeds_in_the_dtype_of_its_weights_which_are_buffers(split):
+    backbone = make_backbone().double()
+    expected = embed(backbone, EvalView(**VIEW), split).features
+    assert embed(averaged(backbone), EvalView(**VIEW), split).features.equal(expected)
 
 
 def test_features_do_not_depend_on_the_batch_size(split):
