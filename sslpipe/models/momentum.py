@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from sslpipe.distributed import local_part
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.simclr import SimCLR
 from sslpipe.recipe.pretrain import Momentum, Projector
@@ -83,7 +84,8 @@ def follow(slow: nn.Module, trained: nn.Module, momentum: float, *, buffers: boo
                 theirs[name] = buffer
             else:
                 own[name].copy_(buffer)
-    torch._foreach_lerp_([own[name] for name in theirs], list(theirs.values()), 1 - momentum)
+    weights = [local_part(weight) for weight in theirs.values()]
+    torch._foreach_lerp_([local_part(own[name]) for name in theirs], weights, 1 - momentum)
 
 
 def without_parameters(module: ModuleT) -> ModuleT:

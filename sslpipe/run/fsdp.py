@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate.utils import patch_environment
@@ -67,14 +67,10 @@ def check_recipe(recipe: RunRecipe) -> None:
             raise UserError(f"{key}: {set_to} is not there; {remedy}, as launch/fsdp.yaml does")
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"[sampler]: a fine-tuning cannot be sharded by FSDP; {_WHOLE[3:]}")
-    optim, run, tune = recipe.optim, recipe.run, recipe.tune
     refused = {
         "[momentum]": recipe.momentum is not None,
-        f"optim.ema = {optim.ema}": optim.ema is not None,
-        "optim.gradient_compression = 'bf16'": optim.gradient_compression != "none",
-        f"tune.projector_first_steps = {tune.projector_first_steps}": tune.projector_first_steps,
-        "run.compile = true": run.compile,
-        "run.cuda_graph = true": run.cuda_graph,
+        "run.compile = true": recipe.run.compile,
+        "run.cuda_graph = true": recipe.run.cuda_graph,
     }
     for setting, holds in refused.items():
         if holds:
@@ -97,22 +93,23 @@ def check_precision(precision: str) -> None:
         )
 
 
-def shard(model: ModuleT, device: torch.device) -> ModuleT:
+def shard(model: ModuleT, device: torch.device, *, sent_as: torch.dtype | None = None) -> ModuleT:
     """Cut a model's parameters over the ranks, in place; what they hold is the same on all.
 
     Each child (backbone, projector) gathers its parameters for itself, and so do those of its
     blocks that hold a hundredth of them; but for the first: what a patch embedding returns is a
-    view, of which FSDP warns. Collective.
+    view, of which FSDP warns. An average of the backbone is cut like it. Collective.
 
     Args:
         model: On the CPU, so that one block at a time is whole on the device.
         device: Where the parts go.
+        sent_as: Gradients are summed over the ranks in this dtype; None: their own.
 
     Raises:
         RecipeError: A parameter has no dimension to cut.
     """
     from torch.distributed.device_mesh import init_device_mesh  # a second, for few runs
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
@@ -126,6 +123,7 @@ def shard(model: ModuleT, device: torch.device) -> ModuleT:
     options: Any = {
         "mesh": init_device_mesh(device.type, (process.world_size,)),
         "reshard_after_forward": True,
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=sent_as),
     }
     for child in model.children():
         network = child.network if isinstance(child, Backbone) else child
@@ -136,6 +134,8 @@ def shard(model: ModuleT, device: torch.device) -> ModuleT:
                 fully_shard(block, **options)
         if count_parameters(child):
             fully_shard(child, **options)
+    if isinstance(average := getattr(model, "ema", None), nn.Module):
+        _cut_average(average, model.get_submodule("backbone"), device)
     if process.rank == 0:
         own = sum(_local_numel(parameter) for parameter in model.parameters())
         print(
@@ -146,9 +146,18 @@ def shard(model: ModuleT, device: torch.device) -> ModuleT:
     return model
 
 
+def _cut_average(average: nn.Module, backbone: nn.Module, device: torch.device) -> None:
+    """Cut the weights of an average, which are buffers, as the backbone's are."""
+    for name, parameter in backbone.named_parameters():
+        owner, _, own_name = name.rpartition(".")
+        part = average.get_submodule(owner)
+        setattr(part, own_name, _like(parameter, part.get_buffer(own_name)))
+    average.to(device)  # its statistics
+
+
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """Inside, every rank holds all parameters, and may call the module as often as it likes.
+    """Inside, every rank holds all weights, and may call the module as often as it likes.
 
     A forward of a sharded module is collective, and ranks evaluate unequal numbers of batches.
     Without effect on other modules. Collective on entering.
@@ -157,9 +166,19 @@ def gathered(module: nn.Module) -> Iterator[None]:
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
+    cut = [  # of an average
+        (part, name, buffer)
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if is_cut(buffer)
+    ]
+    for part, name, buffer in cut:
+        setattr(part, name, cast(Any, buffer).full_tensor())
     try:
         yield
     finally:
+        for part, name, buffer in cut:
+            setattr(part, name, buffer)
         for part in parts:
             part.reshard()
             part.set_reshard_after_forward(True, recurse=False)

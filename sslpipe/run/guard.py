@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sslpipe.distributed import local_part
 from sslpipe.errors import UserError
 from sslpipe.optim import takes_found_inf
 from sslpipe.run.checkpoint import describe_newest
@@ -259,7 +260,9 @@ class _Memory:
     Kept as integers, which no copy rounds, so that buffers of all dtypes share a block.
     """
 
+    @torch.no_grad()
     def __init__(self, buffers: Sequence[Tensor]) -> None:
+        buffers = [local_part(buffer) for buffer in buffers]
         blocks: dict[torch.dtype, list[Tensor]] = {}
         for buffer in [_moved_together(buffers)] if _can_be_moved(buffers) else buffers:
             unit = torch.int32 if buffer.element_size() % 4 == 0 else torch.uint8

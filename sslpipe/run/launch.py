@@ -129,7 +129,7 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
 
 
 def place(
-    module: nn.Module, device: torch.device, dtype: torch.dtype, *, synchronised: bool
+    module: nn.Module, device: torch.device, dtype: torch.dtype, recipe: RunRecipe
 ) -> nn.Module:
     """Return a model on the device: whole and channels_last, or this process's part of it.
 
@@ -137,13 +137,15 @@ def place(
         module: On the CPU.
         device: Where it computes.
         dtype: Of its weights.
-        synchronised: Its BatchNorms take the statistics of all processes.
+        recipe: Whether its BatchNorms take the statistics of all processes, and how these exchange
+            gradients.
     """
     module = module.to(dtype=dtype)
-    if synchronised:
+    if recipe.batchnorm == "global":
         module = sync_batchnorm(module, current_rank().world_size)
     if fsdp.is_asked_for():
-        return fsdp.shard(module, device)
+        bf16 = recipe.optim.gradient_compression == "bf16"
+        return fsdp.shard(module, device, sent_as=torch.bfloat16 if bf16 else None)
     return module.to(device).to(memory_format=torch.channels_last)
 
 

@@ -98,8 +98,7 @@ class Run:
 
     def place(self, module: ModuleT) -> ModuleT:
         """Return the model on the device, its BatchNorms over all processes; sharded under FSDP."""
-        synchronised = self.recipe.batchnorm == "global"
-        return cast(ModuleT, place(module, self.device, self.dtype, synchronised=synchronised))
+        return cast(ModuleT, place(module, self.device, self.dtype, self.recipe))
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
         """Wrap a whole model for DDP (and torch.compile), and the optimizer for the scaler.

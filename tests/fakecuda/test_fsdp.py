@@ -18,7 +18,9 @@ RUNS = {
     "sgd": ("optim.kind=sgd", "optim.clip_norm=1"),
     "adamw bf16": ("optim.kind=adamw", "optim.precision=bf16", "optim.clip_norm=1"),
     "lars": ("optim.kind=lars", "optim.clip_norm=1"),
-    "micro-batches": ("data.micro_batch=8",),
+    "average, micro-batches, bf16 sums": (
+        *("data.micro_batch=8", "optim.ema=0.9", "optim.gradient_compression=bf16"),
+    ),
 }
 
 

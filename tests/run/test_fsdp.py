@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from sslpipe.errors import RecipeError, UserError
@@ -95,7 +96,7 @@ def assert_close(expected, actual):
     [
         ("optim.kind=sgd", "optim.nesterov=true", "optim.clip_norm=0.5"),
         ("optim.kind=adamw", "optim.peak_lr=0.001", "optim.decay_one_dim=true"),
-        ("optim.kind=lars", "optim.peak_lr=0.5", "data.micro_batch=4"),
+        ("optim.kind=lars", "optim.peak_lr=0.5", "data.micro_batch=4", "optim.ema=0.9"),
     ],
 )
 def test_two_shards_train_what_one_process_trains(data, tmp_path, changes):
@@ -105,15 +106,17 @@ def test_two_shards_train_what_one_process_trains(data, tmp_path, changes):
         run_processes(fn, world, *arguments)
     assert_same_run(tmp_path / "one", tmp_path / "two")
     evals = [read_metrics(tmp_path / name, "eval")[-1] for name in ("one", "two")]
-    assert evals[0]["holdout_knn"] == evals[1]["holdout_knn"]
+    for name in evals[0].keys() & {"holdout_knn", "ema_holdout_knn"}:
+        assert evals[0][name] == evals[1][name]
 
 
 def test_nor_does_a_tuned_run_change(data, tmp_path):
-    """Frozen blocks and statistics, decay towards the start, rates of their own."""
+    """Frozen blocks and statistics, decay towards the start, rates of their own, a frozen start."""
     recipe = write_recipe(tmp_path)
     train_arguments = str(recipe), str(data), str(tmp_path / "start"), "steps=2"
     run_processes(train_on_equal_views, 1, *train_arguments)
-    tune = "tune={batchnorm='frozen', last_blocks=2, l2_to_init=0.1, layer_decay=0.5}"
+    tune = "tune={batchnorm='frozen', last_blocks=2, l2_to_init=0.1, layer_decay=0.5, "
+    tune += "projector_first_steps=2}"
     for name, fn, world in (("one", train_from_in_rank, 1), ("two", sharded_from_in_rank, 2)):
         arguments = str(tmp_path / "start"), str(recipe), str(data), str(tmp_path / name)
         run_processes(fn, world, *arguments, *FP64, tune)
@@ -192,7 +195,8 @@ def poisoned_views_in_rank(process, step, *arguments):
 )
 def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path, poison, optimizer):
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    settings = ("steps=4", "run.save_steps=1", "run.keep_checkpoints=4", f"optim.kind={optimizer}")
+    settings = ("steps=4", "run.save_steps=1", "run.keep_checkpoints=4", "optim.ema=0.9")
+    settings += (f"optim.kind={optimizer}",)
     run_processes(poison, 2, 2, str(recipe), str(data), str(run_dir), *settings)
     folders = sorted((run_dir / "checkpoints").glob("step-*"))
     _, before, after, last = (
@@ -203,6 +207,10 @@ def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path, poison, 
         assert all(torch.equal(after[number][name], value) for name, value in values.items())
         assert not all(torch.equal(last[number][name], value) for name, value in values.items())
         assert all(bool(value.isfinite().all()) for value in last[number].values())
+    _, weights, same, moved = (load_file(folder / "model.safetensors") for folder in folders)
+    assert all(torch.equal(same[name], weight) for name, weight in weights.items())
+    for name in ("backbone.network.0.weight", "ema.network.0.weight"):
+        assert not torch.equal(moved[name], weights[name])
     lines = read_metrics(run_dir)
     assert [line["skipped_steps"] for line in lines] == [0, 0, 1, 1]
     assert (lines[2]["loss"] is None) == (poison is poisoned_views_in_rank)
@@ -211,12 +219,28 @@ def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path, poison, 
         assert json.loads(line)["step"] == 2
 
 
+def test_bf16_sums_are_those_of_ddp(data, tmp_path):
+    """With the gradients that are sent in float64, everything else in it."""
+    recipe = write_recipe(tmp_path)
+    arguments = str(recipe), str(data)
+    settings = ("optim.precision=fp64", "steps=3", "optim.gradient_compression=bf16")
+    for name, fn in (("ddp", train_on_equal_views), ("sharded", sharded_in_rank)):
+        run_processes(fn, 2, *arguments, str(tmp_path / name), *settings)
+    run_processes(sharded_in_rank, 2, *arguments, str(tmp_path / "exact"), *settings[:2])
+    losses = {
+        name: torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
+        for name in ("ddp", "sharded", "exact")
+    }
+    torch.testing.assert_close(losses["sharded"], losses["ddp"], rtol=1e-6, atol=0)
+    assert (losses["exact"] - losses["ddp"]).abs().max() > 1e-3
+
+
 def held_in_rank(process, *arguments):
-    """How many numbers of weights and moments this process holds before the last step."""
+    """How many numbers of weights, moments and averages this process holds before the last step."""
     found = {}
 
     def count(step, batch):
-        found.update(numbers=[numel(weights), numel(moments(optimizers[0]))])
+        found.update(numbers=[numel(x) for x in (weights, moments(optimizers[0]), averages)])
 
     def numel(tensors):  # with what else is kept for a tensor that is a view
         storages = [each.to_local().untyped_storage() for each in tensors]
@@ -225,11 +249,16 @@ def held_in_rank(process, *arguments):
     def moments(optimizer):
         return [x for values in optimizer.state.values() for x in values.values() if x.ndim]
 
-    weights, optimizers = [], []
+    weights, optimizers, averages = [], [], []
+
+    def trained_names(model):
+        return dict(model.backbone.named_parameters())
+
     prepare = Run.prepare
 
     def prepared(self, model, optimizer):
         weights.extend(model.parameters())
+        averages.extend(dict(model.ema.named_buffers())[name] for name in trained_names(model))
         optimizers.append(optimizer)
         return prepare(self, model, optimizer)
 
@@ -237,17 +266,17 @@ def held_in_rank(process, *arguments):
     at_each_step(count)
     ask_for_fsdp()
     train_in_rank(process, *arguments)
-    return found["numbers"], sum(weight.numel() for weight in weights)
+    return found["numbers"], sum(x.numel() for x in weights), sum(x.numel() for x in averages)
 
 
 def test_a_process_holds_half_of_everything(data, tmp_path):
     """Also in a run that was resumed from whole tensors."""
     arguments = str(write_recipe(tmp_path)), str(data), str(tmp_path / "run"), "optim.kind=adamw"
-    arguments += ("steps=4", "run.save_steps=2")
+    arguments += ("steps=4", "run.save_steps=2", "optim.ema=0.9")
     with pytest.raises(AssertionError, match="ended without a word"):
         run_processes(killed_in_rank, 2, "train.step:3", sharded_in_rank, *arguments)
     ranks = run_processes(held_in_rank, 2, *arguments)
-    assert ranks == [([10640 // 2, 10640], 10640)] * 2
+    assert ranks == [([10640 // 2, 10640, 10224 // 2], 10640, 10224)] * 2
 
 
 def unequal_calls_in_rank(process):
@@ -288,11 +317,8 @@ def asked(monkeypatch):
     ("changes", "named"),
     [
         (("momentum.start=0.99",), r"\[momentum\]"),
-        (("optim.ema=0.9",), "optim.ema = 0.9"),
-        (("optim.gradient_compression=bf16",), "optim.gradient_compression = 'bf16'"),
         (("run.compile=true",), "run.compile = true"),
         (("run.cuda_graph=true",), "run.cuda_graph = true"),
-        (("tune.projector_first_steps=3",), "tune.projector_first_steps = 3"),
     ],
 )
 def test_a_setting_that_cannot_be_sharded_is_refused_by_name(asked, tmp_path, changes, named):
