@@ -26,6 +26,8 @@ MOST_CANDIDATES = 12  # networks that are built to tell which one a file is of
 _OF_ITS_LIBRARY = ("EfficientNet-PyTorch", "sslpipe", "state dict", "timm")
 # arguments in timm's config.json that a backbone has not, or whose place the view takes
 _NOT_BUILT = ("img_size", "in_chans", "num_classes")
+# arguments that change what the same tensors compute
+_NOT_IN_TENSORS = ("act_layer", "global_pool", "head_norm_eps", "norm_eps", "norm_layer")
 _SAME = 1e-5  # features of two networks differ by less, relative to the largest: they are one
 
 
@@ -92,13 +94,14 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     del tree
     if "model_type" in config:
         encoder = transformers_encoder(config, encoder.tensors, what)
-    named = _named(source, config, encoder, component)
+    own = _stated(source, config) or encoder.component
+    named = _named(source, own, encoder, component)
     # images as it knows them
     view, notes = _view(source, crop_px, named, config, encoder, sha256)
     # the network, with its weights
     layout = "timm" if "architecture" in config else encoder.format
     try:
-        wanted = component or named.component
+        wanted = _computing_as(component or named.component, own)
         backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
     except UserError as error:
         if component is not None:  # the recipe's own
@@ -124,32 +127,58 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
         raise WeightsError(f"{file} is damaged ({error}); copy the folder again") from error
 
 
+def _stated(source: Source, config: dict[str, Any]) -> Component | None:
+    """Take the network from a config.json of timm; None where it is none. Raises: WeightsError."""
+    if "architecture" not in config:
+        return None
+    if not isinstance(config["architecture"], str):
+        raise WeightsError(
+            f"{source.path}/config.json: architecture = {shown(config['architecture'])} is no "
+            "name of a network of timm"
+        )
+    try:
+        stated = dict(config.get("model_args") or {})
+        tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
+        tree["kind"] = "timm/" + config["architecture"]
+        return Component.model_validate(tree)
+    except (TypeError, ValueError) as error:  # pydantic's are of the latter
+        text = " ".join(str(error).split())
+        raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
+
+
 def _named(
-    source: Source, config: dict[str, Any], encoder: Encoder, wanted: Component | None
+    source: Source, own: Component | None, encoder: Encoder, wanted: Component | None
 ) -> Named:
     """Find the source's own architecture: by the user, the folder, the layout, or its keys."""
     if source.kind is not None:
         kind, _, tag = source.kind.partition(".")
         return Named(Component(kind=kind if kind.startswith("timm/") else source.kind), tag)
-    if "architecture" in config:
-        if not isinstance(config["architecture"], str):
-            raise WeightsError(
-                f"{source.path}/config.json: architecture = {shown(config['architecture'])} is no "
-                "name of a network of timm"
-            )
-        try:
-            stated = dict(config.get("model_args") or {})
-            tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
-            tree["kind"] = "timm/" + config["architecture"]
-            return Named(Component.model_validate(tree))
-        except (TypeError, ValueError) as error:  # pydantic's are of the latter
-            text = " ".join(str(error).split())
-            raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
-    if encoder.component is not None:
-        return Named(encoder.component)
+    if own is not None:
+        return Named(own)
     if wanted is not None:
         return Named(wanted, by_keys=True)
     return Named(Component(kind=_identified(source, encoder)), by_keys=True)
+
+
+def _computing_as(wanted: Component, own: Component | None) -> Component:
+    """Add what the source's config says and no tensor shows: epsilons of norms and the like.
+
+    What `wanted` says itself stays.
+    """
+    if own is None or own == wanted or not _one_family(wanted.kind, own.kind):
+        return wanted
+    theirs = {key: own.arguments[key] for key in _NOT_IN_TENSORS if key in own.arguments}
+    return Component.model_validate({"kind": wanted.kind, **theirs, **wanted.arguments})
+
+
+def _one_family(kind: str, other: str) -> bool:
+    """Say whether two kinds are networks of one module of timm, which take the same arguments."""
+    import timm
+
+    names = [each.removeprefix("timm/") for each in (kind, other) if each.startswith("timm/")]
+    known = [name for name in names if timm.is_model(name)]
+    modules = {timm.models.model_entrypoint(name).__module__ for name in known}
+    return len(known) == 2 and len(modules) == 1
 
 
 def _identified(source: Source, encoder: Encoder) -> str:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
+from sslpipe.recipe.base import Component
 from sslpipe.weights.views import transformers_view
 from tests.helpers.weights import difference, randomised
 
@@ -205,6 +206,54 @@ def test_features_equal_those_of_transformers_own_models(tmp_path, initialised):
             return out.pooler_output.flatten(1) if pooled else out.last_hidden_state[:, 0]
 
         assert difference(load_backbone(tmp_path / name), features, 56) <= 1e-5, name
+
+
+KINDS = {
+    "vit": ("vit_base_patch16_224", {**SIZES, "patch_size": 8}),
+    "dinov2": ("vit_base_patch14_dinov2", SIZES),
+    "convnext": ("convnext_tiny", {"depths": [1, 1, 2, 1], "dims": [8, 16, 24, 32]}),
+}
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_a_backbone_that_the_user_names_has_the_epsilon_of_the_config(tmp_path, model_type):
+    create, config, crop_px = CASES[model_type]
+    said = {**config, "layer_norm_eps": 0.01}
+    folder = written(randomised(create()), model_type, said, tmp_path)
+    alone = load_backbone(folder, crop_px=crop_px)
+    kind, sizes = KINDS[model_type]
+    of_recipe = Component.model_validate({"kind": f"timm/{kind}", **sizes})
+    model = load_backbone(folder, component=of_recipe, crop_px=crop_px)
+    assert difference(model, alone, crop_px) <= 1e-6
+    # and an export of it is the same network again
+    key = "head_norm_eps" if model_type == "convnext" else "norm_eps"
+    assert model.config.backbone.arguments[key] == 0.01
+    # what the recipe says itself counts
+    another = Component.model_validate({**of_recipe.model_dump(), key: 0.1})
+    model = load_backbone(folder, component=another, crop_px=crop_px)
+    assert model.config.backbone.arguments[key] == 0.1
+
+
+def test_a_kind_before_the_folder_has_the_epsilon_of_the_config(tmp_path):
+    network = randomised(headless("vit_tiny_patch16_224", img_size=32))
+    config = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3}
+    config |= {"intermediate_size": 768, "image_size": 32, "patch_size": 16}
+    folder = written(network, "vit", {**config, "layer_norm_eps": 0.01}, tmp_path)
+    alone = load_backbone(folder, crop_px=32)
+    named = load_backbone(f"timm/vit_tiny_patch16_224@{folder}", crop_px=32)
+    assert difference(named, alone, 32) <= 1e-6
+
+
+def test_a_backbone_of_a_recipe_has_the_activation_of_timms_config(tmp_path):
+    arguments = {"depths": [1, 1, 2, 1], "dims": [8, 16, 24, 32], "act_layer": "relu"}
+    network = randomised(headless("convnext_tiny", **arguments))
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    config = {"architecture": "convnext_tiny", "model_args": arguments}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    del arguments["act_layer"]
+    component = Component.model_validate({"kind": "timm/convnext_tiny", **arguments})
+    model = load_backbone(tmp_path, component=component, crop_px=64)
+    assert difference(model, network, 64) <= 1e-5
 
 
 @pytest.mark.parametrize("model_type", ["vit", "dinov2", "convnext"])
