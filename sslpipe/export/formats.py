@@ -3,6 +3,7 @@
 `verify.READERS` has how each is loaded again.
 """
 
+import copy
 import importlib.util
 import io
 import json
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 
 from sslpipe.export.load import SSLPIPE_KEY, FrozenBackbone
 from sslpipe.export.model_card import HUB_USAGE, TIMM_HUB_USAGE, hub_card, model_card
+from sslpipe.export.verify import TOLERANCE, outputs, proof_images, relative_difference
+from sslpipe.models.backbones import build_backbone, is_timm_vit
+from sslpipe.recipe.base import Component
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
 ONNX_OPSET = 20
@@ -104,7 +108,38 @@ def _refuses_timm(model: FrozenBackbone) -> str | None:
         return (
             f"this backbone has the small-image stem {stem!r}, which timm's {architecture} has not"
         )
-    return None
+    return _other_epsilon(model) if family == "timm" else None
+
+
+def _other_epsilon(model: FrozenBackbone) -> str | None:
+    """Say that timm, which gives norms its own epsilons, would compute other features."""
+    component = model.config.backbone
+    untold = _untold(component)
+    if not untold:
+        return None
+    told = {key: value for key, value in component.model_dump().items() if key not in untold}
+    theirs = build_backbone(Component.model_validate(told), crop_px=model.config.crop_px)
+    theirs.load_state_dict(model.backbone.state_dict())
+    images = proof_images(model.config.crop_px)
+    ours = copy.deepcopy(model.backbone).cpu().float().eval()
+    with torch.no_grad():
+        features = [outputs(each, images)["features"] for each in (theirs.eval(), ours)]
+    difference = relative_difference(*features)
+    if difference <= TOLERANCE:
+        return None
+    said = ", ".join(f"{key} = {component.arguments[key]:g}" for key in sorted(untold))
+    return (
+        f"this backbone has {said}, which no config.json can tell timm; with timm's own epsilon "
+        f"features differ by {difference:.2g} of the largest"
+    )
+
+
+def _untold(component: Component) -> set[str]:
+    """Name the arguments of a timm network that are set after timm has built it: epsilons."""
+    keys = {"head_norm_eps"}
+    if is_timm_vit(component.kind.removeprefix("timm/")):
+        keys.add("norm_eps")
+    return keys & component.arguments.keys()
 
 
 def _is_torchvision_resnet(network: nn.Module) -> bool:
@@ -123,8 +158,8 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     if family == "timm":
         import timm
 
-        # timm has its own epsilons; the proof tells if that matters
-        not_timm = ("stem", "embedding_dim", "normalize", "pool", "head_norm_eps")
+        # where its own epsilons matter, the format was refused
+        not_timm = {"stem", "embedding_dim", "normalize", "pool", *_untold(model.config.backbone)}
         arguments = {
             key: value
             for key, value in model.config.backbone.arguments.items()
@@ -135,7 +170,6 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
         fixed_size = isinstance(network, timm.models.VisionTransformer)
         if fixed_size:  # its position table is of this size
             arguments.setdefault("img_size", model.config.crop_px)
-            arguments.pop("norm_eps", None)
     return {
         "architecture": architecture,
         "num_classes": 0,

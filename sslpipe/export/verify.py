@@ -27,6 +27,20 @@ from torch import Tensor, nn
 from sslpipe.errors import ExportError
 from sslpipe.run.launcher import watch_launcher
 
+TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
+PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
+
+
+def proof_images(crop_px: int) -> Tensor:
+    """Return the images of a proof, (PROOF_IMAGES, 3, crop_px, crop_px) noise."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(PROOF_IMAGES, 3, crop_px, crop_px, generator=generator)
+
+
+def relative_difference(value: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest expected number."""
+    return float((value - expected).abs().max() / expected.abs().max())
+
 
 def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """Compute what a proof compares.

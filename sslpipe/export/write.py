@@ -32,7 +32,7 @@ from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
-from sslpipe.export.verify import outputs
+from sslpipe.export.verify import TOLERANCE, outputs, proof_images, relative_difference
 from sslpipe.models.backbones import ONNX
 from sslpipe.portable import process_start
 
@@ -46,8 +46,6 @@ __all__ = [
     "refusals",
 ]
 
-TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
-PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
 _SCRATCH = ".exporting"  # the end of the name of a folder that is being written
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
 
@@ -236,10 +234,7 @@ def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
     Raises:
         ExportError: It is not finite, or all zero: equal features would prove nothing.
     """
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(
-        PROOF_IMAGES, 3, model.view.crop_px, model.view.crop_px, generator=generator
-    )
+    images = proof_images(model.view.crop_px)
     with evaluating(model), torch.no_grad():
         expected = outputs(model, images)
     for key, value in expected.items():
@@ -257,7 +252,7 @@ def _compare(name: str, all_reloaded: list[dict[str, Tensor]], expected: dict[st
                     f"format {name}: {key} are {tuple(value.shape)}, "
                     f"not {tuple(expected[key].shape)}"
                 )
-            difference = float((value - expected[key]).abs().max() / expected[key].abs().max())
+            difference = relative_difference(value, expected[key])
             if not difference <= TOLERANCE:
                 raise ExportError(
                     f"format {name}: {key} in a clean process differ by {difference:.2g} of the "

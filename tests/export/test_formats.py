@@ -68,6 +68,13 @@ def test_every_format_has_a_reader():
     assert list(FORMATS) == list(READERS)
 
 
+def test_an_epsilon_that_timm_cannot_be_told_is_named():
+    reason = refusals(trained("timm/vit_tiny_patch16_224", depth=2, norm_eps=0.01))["timm"]
+    text = r"this backbone has norm_eps = 0\.01, which no config\.json can tell timm; with timm's "
+    text += r"own epsilon features differ by [\d.]+ of the largest"
+    assert re.fullmatch(text, reason)
+
+
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's
 @pytest.mark.parametrize(
     ("kind", "arguments", "refused"),
@@ -77,6 +84,9 @@ def test_every_format_has_a_reader():
         ("timm/resnet10t", {}, ["torchvision"]),
         ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"]),
         ("timm/vit_tiny_patch16_224", {"depth": 2}, ["torchvision"]),
+        # timm's 1e-6 gives the same features, and others
+        ("timm/vit_tiny_patch16_224", {"depth": 2, "norm_eps": 1.001e-6}, ["torchvision"]),
+        ("timm/vit_tiny_patch16_224", {"depth": 2, "norm_eps": 0.01}, ["torchvision", "timm"]),
         ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"]),
         ("torchvision/resnet18", {"stem": "imagenet", "pool": "l2"}, ["torchvision", "timm"]),
         ("timm/resnet10t", {"pool": "max"}, ["torchvision", "timm"]),
