@@ -34,7 +34,7 @@ from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.embed import check_comparable, load_embeddings
 from sslpipe.evaluation.erase import erase
-from sslpipe.evaluation.features import two_splits, view_canvas_px
+from sslpipe.evaluation.features import check_one_split, two_splits, view_canvas_px
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.whiten import pca, whiten
@@ -216,6 +216,8 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         if name != "stability":  # two backbones are its purpose
             itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
             check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
+        if options.get("exclude_same_id"):
+            check_one_split(bank_metadata, query_metadata)
         for column in columns:
             if options[column] is not None:
                 options[column] = rows.codes(column, options[column])

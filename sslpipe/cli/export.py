@@ -22,12 +22,12 @@ def main(
     source: Annotated[Path, typer.Argument(help=f"The run directory of a training, or {OTHERS}.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")] = ...,  # type: ignore[assignment]
     format: Annotated[
-        str,
+        list[str],
         typer.Option(
-            help="Formats, separated by commas: safetensors, torchvision, timm, onnx, pt2, hf; "
-            "or all that can hold this backbone."
+            help="Formats, separated by commas, or one --format for each: safetensors, "
+            "torchvision, timm, onnx, pt2, hf; or all that can hold this backbone."
         ),
-    ] = "safetensors",
+    ] = ["safetensors"],  # noqa: B006 (typer copies it)
     with_projector: Annotated[
         bool, typer.Option("--with-projector", help="Write the projector, too.")
     ] = False,
@@ -45,7 +45,7 @@ def main(
     from sslpipe.export.write import export_model, load_for_export, refusals
 
     console = Console()
-    formats = tuple(name.strip() for name in format.split(","))
+    formats = tuple(name.strip() for text in format for name in text.split(","))
     model = load_for_export(
         source, with_projector=with_projector, checkpoint=checkpoint, weights=weights
     )

@@ -181,6 +181,21 @@ def view_canvas_px(view: EvalView) -> int:
     return max(256, 2 * view.resize_px)
 
 
+def check_one_split(train: dict[str, Any], test: dict[str, Any]) -> None:
+    """Check, from what two files say of themselves, that equal ids are the same sample.
+
+    Raises:
+        DataError: They are of two splits, or data sets.
+    """
+    sources = [(each.get("data"), each.get("split")) for each in (train, test)]
+    if not any(None in source for source in sources) and sources[0] != sources[1]:
+        first, second = (f"split {split!r} of {data}" for data, split in sources)
+        raise DataError(
+            f"--exclude-same-id is for two files of one split, and these are of {first} and "
+            f"{second}, whose equal ids are different samples; leave it out"
+        )
+
+
 def data_metadata(index: DatasetIndex, split: str) -> dict[str, Any]:
     """Return what a features file or eval.json says of the data set and the split."""
     return {"data": index.manifest.name, "data_sha256": index.sha256, "split": split}

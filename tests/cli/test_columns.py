@@ -170,6 +170,19 @@ def test_one_file_on_both_sides_needs_conditions_that_no_row_meets_twice(given, 
         evaluate_tool.app([*words, *query], standalone_mode=False)
 
 
+@pytest.mark.parametrize("name", ["knn", "retrieval"])
+def test_equal_ids_of_two_splits_are_not_taken_for_one_sample(given, name):
+    _, (train, _), _, _ = given
+    test = train.with_name("test.safetensors")
+    message = (
+        r"--exclude-same-id is for two files of one split, and these are of split 'train' of (\w+) "
+        r"and split 'test' of \1, whose equal ids are different samples; leave it out"
+    )
+    with pytest.raises(UserError, match=message):
+        evaluate_tool.app([name, str(train), str(test), "--exclude-same-id"], standalone_mode=False)
+    call(evaluate_tool, name, train, train, "--exclude-same-id", "--k", "3")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -27,10 +27,11 @@ def exported(tmp_path_factory):
     monkeypatch.setattr(write, "CleanProcess", ReadHere)  # test_write.py has real ones
     source = f"timm/mobilenetv3_small_050.lamb_in1k@{file}"
     for given, out, formats in (
-        (source, "first", "safetensors,timm"),
-        (str(folder / "first" / "timm"), "second", "safetensors"),
+        (source, "first", ("safetensors", "timm")),
+        (str(folder / "first" / "timm"), "second", ("safetensors",)),
     ):
-        words = [given, "--out", str(folder / out), "--format", formats]
+        words = [given, "--out", str(folder / out)]
+        words += [word for name in formats for word in ("--format", name)]
         result = CliRunner().invoke(sslpipe.cli.export.app, words)
         assert result.exit_code == 0, result.output
     monkeypatch.undo()
