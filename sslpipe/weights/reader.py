@@ -95,7 +95,7 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     if "model_type" in config:
         encoder = transformers_encoder(config, encoder.tensors, what)
     own = _stated(source, config) or encoder.component
-    named = _named(source, own, encoder, component)
+    named = _named(source, config, own, encoder, component)
     # images as it knows them
     view, notes = _view(source, crop_px, named, config, encoder, sha256)
     # the network, with its weights
@@ -147,17 +147,44 @@ def _stated(source: Source, config: dict[str, Any]) -> Component | None:
 
 
 def _named(
-    source: Source, own: Component | None, encoder: Encoder, wanted: Component | None
+    source: Source,
+    config: dict[str, Any],
+    own: Component | None,
+    encoder: Encoder,
+    wanted: Component | None,
 ) -> Named:
     """Find the source's own architecture: by the user, the folder, the layout, or its keys."""
     if source.kind is not None:
         kind, _, tag = source.kind.partition(".")
-        return Named(Component(kind=kind if kind.startswith("timm/") else source.kind), tag)
+        if not kind.startswith("timm/"):
+            return Named(Component(kind=source.kind))
+        if tag:
+            _check_tag(source, kind.removeprefix("timm/"), tag, config)
+        return Named(Component(kind=kind), tag)
     if own is not None:
         return Named(own)
     if wanted is not None:
         return Named(wanted, by_keys=True)
     return Named(Component(kind=_identified(source, encoder)), by_keys=True)
+
+
+def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, Any]) -> None:
+    """Raise WeightsError where timm has no such weights, or a folder of timm says it has others."""
+    import timm
+
+    tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{architecture}.*")]
+    stated = config.get("pretrained_cfg", config)
+    theirs = stated.get("tag") if "architecture" in config and isinstance(stated, dict) else None
+    if theirs and theirs != tag and source.text.startswith(f"{source.kind}@"):
+        raise WeightsError(
+            f"{source.text}: {source.path}/config.json says that its weights are {theirs!r}, not "
+            f"{tag!r}; leave the tag out"
+        )
+    if tag not in tags and tag != theirs and timm.is_model(architecture):
+        raise WeightsError(
+            f"{source.text}: timm has no weights {architecture}.{tag}{did_you_mean(tag, tags)}; "
+            f"tags of {architecture}: {', '.join(tags) or 'none'}"
+        )
 
 
 def _computing_as(wanted: Component, own: Component | None) -> Component:
@@ -271,12 +298,6 @@ def _view(
         import timm
 
         name = f"{architecture}.{named.tag}" if named.tag else architecture
-        tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{architecture}.*")]
-        if named.tag and named.tag not in tags:
-            raise WeightsError(
-                f"{what}: timm has no weights {name!r}{did_you_mean(named.tag, tags)}; tags of "
-                f"{architecture}: {', '.join(tags) or 'none'}"
-            )
         if timm.models.is_model_pretrained(name):
             of_release = timm.get_pretrained_cfg(name)
             view, notes = timm_view(what, crop_px, of_release.to_dict())

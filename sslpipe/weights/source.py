@@ -21,6 +21,7 @@ PREFERRED = (
     "model.pth",
 )
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
+INDEX = "dataset.json"  # of a folder of shards
 OF_SSLPIPE = ("recipe.json", "config.json")
 _OF_OTHERS = {"architecture", "architectures", "model_type"}  # keys of timm and transformers
 _NAMED = re.compile(r"([A-Za-z][\w.-]*(?:/[\w.-]+)?)@(.+)", re.DOTALL)
@@ -79,11 +80,17 @@ def parse_source(text: str | Path) -> Source:
         if not ours:
             weights_files(path)
         return Source(text, "sslpipe" if ours else "path", path, kind)
+    if path.name == INDEX or (path.suffix == ".tar" and (path.parent / INDEX).is_file()):
+        raise WeightsError(_of_images(path, "is of a data set of shards"))
     if path.suffix == ".onnx":
         if kind is not None:
             raise WeightsError(f"{text}: an ONNX file is its own network; write {path}")
         return Source(text, "onnx", path)
     return Source(text, "path", path, kind)
+
+
+def _of_images(path: Path, what: str) -> str:
+    return f"{path} {what}, not weights; --data names it, and a source of weights is {EXPECTED}"
 
 
 def is_export(config: Path) -> bool:
@@ -104,6 +111,8 @@ def weights_files(folder: Path) -> list[Path]:
     for name in PREFERRED:
         if (folder / name).is_file():
             return [folder / name]
+    if (folder / INDEX).is_file():
+        raise WeightsError(_of_images(folder, f"is a data set of shards (it has {INDEX})"))
     for suffix in SUFFIXES:
         found = sorted(p for p in folder.glob(f"*{suffix}") if p.is_file())
         if len(found) > 1:

@@ -6,6 +6,7 @@ from typing import Any
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import WeightsError
+from sslpipe.registry import REFUSALS
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 UNKNOWN = (
@@ -89,7 +90,7 @@ def timm_view(
         sides = data["input_size"][-2:] if img_size is None else img_size
         height, width = (int(sides),) * 2 if isinstance(sides, int) else map(int, sides)
         resize = math.floor(height / data["crop_pct"])
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+    except REFUSALS as error:
         raise WeightsError(f"{what}: its pretrained_cfg is garbled: {error!r}") from error
     if height != width:
         raise WeightsError(f"{what} takes images of {height} x {width}; only square ones are made")

@@ -28,6 +28,15 @@ MISTAKES = {
     "check, split": ("check {r} --data {d} data.split=tset", "has no split 'tset'"),
     "check, backbone": ("check {r} --backbone {n}", "neither an export nor a run"),
     "check, init": ("check {r} --init {n}", "neither an export nor a run"),
+    "check, init, shards": (
+        "check {r} --init {s}",
+        "{s} is a data set of shards (it has dataset.json), not weights; --data names it",
+    ),
+    "check, init, index": ("check {r} --init {d}", "{d} is of a data set of shards, not weights"),
+    "check, init, shard": (
+        "check {r} --init timm/resnet18@{s}/train-000000.tar",
+        "{s}/train-000000.tar is of a data set of shards, not weights",
+    ),
     "check, option": ("check {r} --dta {d}", "No such option"),
     "train, no recipe": ("train {n}.toml --data {d} --run-dir {n}", "no recipe at"),
     "train, key": ("train {r} --data {d} --run-dir {n} rnu.seed=1", "unknown key rnu"),
@@ -151,7 +160,7 @@ def answers(tmp_path_factory):
     file = folder / "file.npz"
     file.touch()
     places = {"r": write_recipe(folder), "d": good, "lost": lost, "m": model, "f": file}
-    places["n"] = folder / "nothing"
+    places["n"], places["s"] = folder / "nothing", folder / "data"
     words = {
         name: [word.format(**places) for word in line.split()]
         for name, (line, _) in MISTAKES.items()

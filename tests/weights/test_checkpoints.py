@@ -1,6 +1,7 @@
 """Checkpoints of self-supervised programs: their encoder is found, whole, and said which."""
 
 import argparse
+import json
 from collections import OrderedDict
 
 import pytest
@@ -143,6 +144,28 @@ def test_a_vit_of_moco_v3_is_timms(tmp_path):
     assert model.view.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
     tagged = load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21k@{path}")
     assert tagged.view.mean.tolist() == pytest.approx([0.5, 0.5, 0.5])
+
+
+def test_a_tag_that_timm_has_not_is_refused_of_a_file_and_of_a_folder(tmp_path):
+    network = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    path = saved(network.state_dict(), tmp_path)
+    source = f"timm/vit_tiny_patch16_224.augreg_in21@{path}"
+    known = "did you mean 'augreg_in21k'\\?; tags of vit_tiny_patch16_224: augreg_in21k, aug"
+    with pytest.raises(WeightsError, match=f"no weights vit_tiny_patch16_224.augreg_in21; {known}"):
+        load_backbone(source)
+    # a folder has its own view, and the tag is checked all the same
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path.rename(folder / "weights.pth")
+    config = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"tag": "augreg_in21k"}}
+    for written in (config, {**config, "pretrained_cfg": {"crop_pct": 1}}):
+        (folder / "config.json").write_text(json.dumps(written))
+        load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21k@{folder}")
+    with pytest.raises(WeightsError, match="augreg_in21; did you mean"):
+        load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21@{folder}")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match="are 'augreg_in21k', not 'augreg_in21'; leave the tag"):
+        load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21@{folder}")
 
 
 def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):

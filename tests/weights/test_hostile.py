@@ -156,6 +156,7 @@ def test_files_that_are_not_there_or_too_many_are_named(tmp_path, state):
         ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {"input_size": 3}}'),
         ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {"mean": [1, 2]}}'),
         ("config.json", '{"architecture": "resnet18", "pretrained_cfg": 3}'),
+        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {}}'),
         ("config.json", '{"architecture": "resnet18", "model_args": 3}'),
         ("config.json", '{"architecture": "resnet18", "model_args": {"x": {"y": "\\u0000"}}}'),
         ("config.json", '{"architecture": ["resnet18"]}'),
