@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -17,10 +17,21 @@ from sslpipe.registry import alternatives
 
 def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) -> str:
     """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key."""
-    lines = []
-    for item in sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]]):
+    lines: list[str] = []
+    items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
+    unions: set[str] = set()
+    for item in items:
         key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
+        union = _union_at(model, item["loc"])
+        if union is not None:  # each alternative has its own errors, of its own key
+            depth, field = union
+            key = ".".join(str(part) for part in item["loc"][:depth])
+            if key not in unions:
+                alike = [other for other in items if other["loc"][:depth] == item["loc"][:depth]]
+                whole = min(alike, key=lambda other: len(other["loc"]))["input"]
+                lines.append(f"{key} = {shown(whole)} is neither {' nor '.join(_in_words(field))}")
+            unions.add(key)
+        elif item["type"] == "extra_forbidden":
             known = _fields_at(model, item["loc"][:-1])
             lines.append(
                 f"unknown key {key}{did_you_mean(str(item['loc'][-1]), known)}; "
@@ -135,34 +146,79 @@ def _section_of(field: FieldInfo) -> type[BaseModel] | None:
 _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
+_WORDS = {"float": "a number", "int": "a whole number", "str": "a text"}
+
+
 def _written_type(field: FieldInfo) -> str:
     """As a user would say it: "int, > 0, or none"; '"a" | "b"'; "list of float"."""
-    kinds, metadata, texts = alternatives(field.annotation), list(field.metadata), []
-    for kind in kinds:
-        if get_origin(kind) is Annotated:
-            kind, *more = get_args(kind)
-            metadata += [m for entry in more for m in getattr(entry, "metadata", [entry])]
-        if kind is NoneType:
-            continue
-        if get_origin(kind) is Literal:
-            texts.append(" | ".join(json.dumps(value) for value in get_args(kind)))
-        elif get_origin(kind) is tuple:
-            (inner, *_) = get_args(kind)
-            if get_origin(inner) is Annotated:
-                inner, *more = get_args(inner)
-                metadata += [m for entry in more for m in getattr(entry, "metadata", [entry])]
-            names = " | ".join(map(json.dumps, get_args(inner)))  # of a Literal
-            texts.append(f"list of {names or inner.__name__}")
-        else:
-            texts.append(getattr(kind, "__name__", str(kind)))
-    bounds = [
+    kinds = [_name_and_bounds(kind) for kind in _not_none(field)]
+    if len(kinds) == 1:
+        ((text, bounds),) = kinds
+        text = ", ".join([text, *bounds])
+    else:
+        text = " or ".join(name + _bracketed(bounds) for name, bounds in kinds)
+    text = ", ".join([text, *_bounds(field.metadata)])
+    return text + (", or none" if NoneType in alternatives(field.annotation) else "")
+
+
+def _in_words(field: FieldInfo) -> list[str]:
+    """Say what each alternative of a union is: ["a whole number (>= 0)", "a list of texts"]."""
+    texts = []
+    for name, bounds in map(_name_and_bounds, _not_none(field)):
+        many = name.removeprefix("list of ")
+        word = _WORDS.get(many, many)
+        word = word if many == name else f"a list of {word.removeprefix('a ')}s"
+        texts.append(word + _bracketed(bounds))
+    return texts
+
+
+def _bracketed(bounds: list[str]) -> str:
+    return f" ({', '.join(bounds)})" if bounds else ""
+
+
+def _not_none(field: FieldInfo) -> list[Any]:
+    return [kind for kind in alternatives(field.annotation) if kind is not NoneType]
+
+
+def _name_and_bounds(kind: Any) -> tuple[str, list[str]]:
+    """Name one type without a union, and list the bounds of its values."""
+    metadata: list[Any] = []
+
+    def bare(annotated: Any) -> Any:
+        if get_origin(annotated) is not Annotated:
+            return annotated
+        inner, *more = get_args(annotated)
+        metadata.extend(m for entry in more for m in getattr(entry, "metadata", [entry]))
+        return inner
+
+    kind = bare(kind)
+    if get_origin(kind) is Literal:
+        name = " | ".join(json.dumps(value) for value in get_args(kind))
+    elif get_origin(kind) is tuple:
+        inner = bare(get_args(kind)[0])
+        names = " | ".join(map(json.dumps, get_args(inner)))  # of a Literal
+        name = f"list of {names or inner.__name__}"
+    else:
+        name = getattr(kind, "__name__", str(kind))
+    return name, _bounds(metadata)
+
+
+def _bounds(metadata: Iterable[Any]) -> list[str]:
+    return [
         f"{sign} {getattr(entry, name)}"
         for entry in metadata
         for name, sign in _BOUNDS.items()
         if getattr(entry, name, None) is not None
     ]
-    text = ", ".join([" or ".join(texts), *bounds])
-    return text + (", or none" if NoneType in kinds else "")
+
+
+def _union_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int, FieldInfo] | None:
+    """Find the setting of several types that an error is inside of: the depth of its key."""
+    for depth in range(1, len(loc)):
+        field = _model_at(model, loc[: depth - 1]).model_fields.get(str(loc[depth - 1]))
+        if field is not None and len(_not_none(field)) > 1:
+            return depth, field
+    return None
 
 
 def _fields_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[str]:

@@ -12,6 +12,7 @@ from sslpipe.models.backbones import BACKBONES
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe, parse_recipe
 from sslpipe.recipe.identity import differences, differing_keys, digest, identity
 from sslpipe.recipe.reading import read_tree
+from tests.helpers import finetunes
 
 TEXT = """
 name = "tiny"
@@ -63,6 +64,7 @@ def test_a_key_missing_in_the_file_has_its_default(path):
         ("data.micro_batch=7", r"micro_batch = 7 .* use micro_batch = .* or 32 or 64$"),
         ("run.keep_checkpoints=1", r"run\.keep_checkpoints = 1: .*greater than or equal to 2"),
         ("loss.kind=3", r"loss\.kind = 3: .*string"),
+        ("pairs.within=[3]", r": pairs\.within = \[3\] is neither a number \(>= 0\) nor a text$"),
         ("peak_lr", r"override 'peak_lr' is not section\.key=value"),
         ("name.first=3", r"override 'name\.first=3': name is a value, not a section"),
     ],
@@ -70,6 +72,15 @@ def test_a_key_missing_in_the_file_has_its_default(path):
 def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe(path, [override])
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "[3]", "x"])
+def test_what_no_alternative_of_a_setting_takes_is_one_mistake_in_plain_words(tmp_path, value):
+    text = (
+        "validation_classes = .* is neither a whole number \\(>= 0, <= 2147483647\\) nor a list of"
+    )
+    with pytest.raises(RecipeError, match=f"{text} texts$"):
+        load_recipe(finetunes.write_recipe(tmp_path), [f"data.validation_classes={value}"])
 
 
 def test_a_micro_batch_takes_an_equal_slice_of_every_stream_or_the_valid_ones_are_named(path):
