@@ -1,5 +1,6 @@
 """run.open: what a run says last."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,24 @@ def test_ctrl_c_before_the_first_step_says_so_and_fails_nothing(tmp_path, capfd,
         ended_in_rank(None, str(recipe), str(run_dir), KeyboardInterrupt())
     assert [each for each in MARKERS if (run_dir / each).exists()] == ([name] if name else [])
     assert "stopped before the first step; the same command starts it" in capfd.readouterr().err
+
+
+def refused_on_rank_0_alone(process, recipe, run_dir):
+    failed = Path(run_dir) / "FAILED"
+    with open_run(load_recipe(recipe), Path(run_dir)):
+        if process.rank == 1:  # ends in another way, and leaves its marker first
+            raise RuntimeError("lost the other rank")
+        while not failed.is_file():
+            time.sleep(0.01)
+        raise DataError("wrong")
+
+
+def test_a_refusal_leaves_the_marker_that_was_there_and_not_another_ranks(tmp_path):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "recipe.json").write_text("{}")
+    (run_dir / "DONE").write_text("step 12\n")
+    with pytest.raises(AssertionError, match="DataError: wrong"):
+        run_processes(refused_on_rank_0_alone, 2, str(recipe), str(run_dir))
+    assert [name for name in MARKERS if (run_dir / name).exists()] == ["DONE"]
+    assert (run_dir / "DONE").read_text() == "step 12\n"
