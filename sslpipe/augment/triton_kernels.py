@@ -264,53 +264,57 @@ def _reflected(place, side):
 
 
 @triton.jit
-def blur_down_kernel(views, rows, sigmas, blurred, side, reach, BLOCK: tl.constexpr):
-    """Blur the lines down of the views named in `rows` into (m, 3, side, side)."""
-    number = tl.program_id(0)
-    row = tl.load(rows + number)
-    pixel, y, x, inside = _pixels(side, BLOCK)
-    sigma = tl.load(sigmas + number)
-    view = views + _plane(row, side)
-    red = tl.zeros([BLOCK], tl.float32)
-    green = tl.zeros([BLOCK], tl.float32)
-    blue = tl.zeros([BLOCK], tl.float32)
-    weights = 0.0
-    kept = tl.minimum(reach * 1.0, tl.floor(5.9 * sigma) + 1.0).to(tl.int32)
-    for offset in range(-kept, kept + 1):
-        weight = tl.exp(-0.5 * (offset / sigma) * (offset / sigma))
-        weights += weight
-        place = _reflected(y + offset, side) * side + x
-        of_red, of_green, of_blue = _load(view, place, inside, side)
-        red, green, blue = red + weight * of_red, green + weight * of_green, blue + weight * of_blue
-    _store(
-        blurred + _plane(number, side), pixel, inside, side,
-        red / weights, green / weights, blue / weights,
-    )  # fmt: skip
+def blur_down_kernel(views, blurred, sigmas, down, side, reach, BLOCK: tl.constexpr):
+    """Blur the lines down of those views that are blurred, into (n, 3, side, side)."""
+    row = tl.program_id(0)
+    if tl.load(blurred + row) != 0:
+        pixel, y, x, inside = _pixels(side, BLOCK)
+        sigma = tl.load(sigmas + row)
+        view = views + _plane(row, side)
+        red = tl.zeros([BLOCK], tl.float32)
+        green = tl.zeros([BLOCK], tl.float32)
+        blue = tl.zeros([BLOCK], tl.float32)
+        weights = 0.0
+        kept = tl.minimum(reach * 1.0, tl.floor(5.9 * sigma) + 1.0).to(tl.int32)
+        for offset in range(-kept, kept + 1):
+            weight = tl.exp(-0.5 * (offset / sigma) * (offset / sigma))
+            weights += weight
+            place = _reflected(y + offset, side) * side + x
+            of_red, of_green, of_blue = _load(view, place, inside, side)
+            red += weight * of_red
+            green += weight * of_green
+            blue += weight * of_blue
+        _store(
+            down + _plane(row, side), pixel, inside, side,
+            red / weights, green / weights, blue / weights,
+        )  # fmt: skip
 
 
 @triton.jit
 def blur_across_kernel(
-    blurred, rows, sigmas, out, threshold, mean, std, side, reach,
+    down, blurred, sigmas, out, threshold, mean, std, side, reach,
     SOLARIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Blur the lines across of (m, 3, side, side), and write the views."""
-    number = tl.program_id(0)
-    row = tl.load(rows + number)
-    pixel, y, x, inside = _pixels(side, BLOCK)
-    sigma = tl.load(sigmas + number)
-    view = blurred + _plane(number, side)
-    red = tl.zeros([BLOCK], tl.float32)
-    green = tl.zeros([BLOCK], tl.float32)
-    blue = tl.zeros([BLOCK], tl.float32)
-    weights = 0.0
-    kept = tl.minimum(reach * 1.0, tl.floor(5.9 * sigma) + 1.0).to(tl.int32)
-    for offset in range(-kept, kept + 1):
-        weight = tl.exp(-0.5 * (offset / sigma) * (offset / sigma))
-        weights += weight
-        place = y * side + _reflected(x + offset, side)
-        of_red, of_green, of_blue = _load(view, place, inside, side)
-        red, green, blue = red + weight * of_red, green + weight * of_green, blue + weight * of_blue
-    _write(
-        red / weights, green / weights, blue / weights,
-        out, row, pixel, inside, side, threshold, mean, std, SOLARIZE,
-    )  # fmt: skip
+    """Blur the lines across of what `blur_down_kernel` has made, and write those views."""
+    row = tl.program_id(0)
+    if tl.load(blurred + row) != 0:
+        pixel, y, x, inside = _pixels(side, BLOCK)
+        sigma = tl.load(sigmas + row)
+        view = down + _plane(row, side)
+        red = tl.zeros([BLOCK], tl.float32)
+        green = tl.zeros([BLOCK], tl.float32)
+        blue = tl.zeros([BLOCK], tl.float32)
+        weights = 0.0
+        kept = tl.minimum(reach * 1.0, tl.floor(5.9 * sigma) + 1.0).to(tl.int32)
+        for offset in range(-kept, kept + 1):
+            weight = tl.exp(-0.5 * (offset / sigma) * (offset / sigma))
+            weights += weight
+            place = y * side + _reflected(x + offset, side)
+            of_red, of_green, of_blue = _load(view, place, inside, side)
+            red += weight * of_red
+            green += weight * of_green
+            blue += weight * of_blue
+        _write(
+            red / weights, green / weights, blue / weights,
+            out, row, pixel, inside, side, threshold, mean, std, SOLARIZE,
+        )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 from sslpipe.augment.op import Draws, Op
 from sslpipe.augment.pixels import CONTRAST, HUE, SATURATION
 from sslpipe.augment.spec import ViewSpec
-from sslpipe.data.pipeline import send
+from sslpipe.data.pipeline import pack, unpack
 from sslpipe.errors import RecipeError
 
 COVERED = ("crop", "rotation", "jitter", "grayscale", "blur", "solarize")  # in this order
@@ -55,7 +55,7 @@ def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool) -
 
 
 class Tables(NamedTuple):
-    """What the kernels read: n views, a row each, then m views that are blurred."""
+    """What the kernels read: n views, a row each."""
 
     boxes: Tensor  # (n, 6) int32: image, top, left, height, width, mirrored
     kinds: Tensor  # (n, steps) int32: 0, BLEND or SHIFT_HUE
@@ -65,12 +65,17 @@ class Tables(NamedTuple):
     cosines: Tensor  # (n,) float32
     threshold: Tensor  # (n,) float32 of solarize; infinite where it is not done
     blurred: Tensor  # (n,) int32: 0, or 1 where it is blurred, 2 where its colours stay as well
-    rows: Tensor  # (m,) int32, of the blurred
-    sigmas: Tensor  # (m,) float32, of the blurred
+    sigmas: Tensor  # (n,) float32, read where it is blurred
 
 
 class TritonPlan:
     """The views of a batch, planned for the kernels; they take rows in the order of the result.
+
+    Launches, and shapes of tables, depend on settings and the number of views only: what a batch's
+    views need stands in the tables.
+
+    Attributes:
+        block: Bytes on the device that hold all tables; None: they are not moved yet.
 
     Args:
         draws: Of all VB views, on the CPU.
@@ -86,27 +91,40 @@ class TritonPlan:
         self.side, self.reach = side, specs[0].blur_kernel_px // 2
         self.rotates = any(spec.rotation_deg for spec in specs)
         self.solarizes = any(spec.solarize_prob for spec in specs)
+        self.blurs = any(spec.blur_prob for spec in specs)
         self.rows = len(draws.ids)
         most = max(1, _WORKSPACE_BYTES // (3 * 4 * side**2))
         parts = max(1, -(-self.rows // most))
         bounds = [self.rows * part // parts for part in range(parts + 1)]
         self.parts = [slice(*pair) for pair in pairwise(bounds)]
         whole = _tables(draws, specs, jitter_ops, shown)
-        self.tables = [_rows_of(whole, part) for part in self.parts]
+        self.tables = [Tables(*(table[part] for table in whole)) for part in self.parts]
+        self.block: Tensor | None = None
 
     def to(self, device: torch.device) -> "TritonPlan":
         """Move the tables in one copy, which the host does not wait for."""
+        if self.block is not None and self.block.device.type == device.type:
+            return self
+        pinned = device.type == "cuda"
+        return self.over(pack(self._flat, pinned=pinned).to(device, non_blocking=True))
+
+    def over(self, block: Tensor) -> "TritonPlan":
+        """Return the plan with the tables that this memory holds: a `block`, or a copy of one."""
         moved = object.__new__(TritonPlan)
         moved.__dict__.update(self.__dict__)
-        flat = send([table for part in self.tables for table in part], device)
-        size = len(Tables._fields)
+        flat, size = unpack(block, self._flat), len(Tables._fields)
         moved.tables = [Tables(*flat[i : i + size]) for i in range(0, len(flat), size)]
+        moved.block = block
         return moved
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Say that a stream other than the copy's reads the tables."""
-        if self.tables[0].boxes.is_cuda:
-            self.tables[0].boxes.record_stream(stream)  # all are parts of one block
+        if self.block is not None and self.block.is_cuda:
+            self.block.record_stream(stream)
+
+    @property
+    def _flat(self) -> list[Tensor]:
+        return [table for part in self.tables for table in part]
 
 
 def make_views(images: Tensor, plan: TritonPlan, mean: Tensor, std: Tensor, views: Tensor) -> None:
@@ -152,9 +170,8 @@ def _make_part(
         work, tables.kinds, tables.terms, sums, tables.blurred, *written,
         STEPS=steps, PARTS=1 << (blocks - 1).bit_length(), **last,
     )  # fmt: skip
-    if blurred := len(tables.rows):
-        down = torch.empty(blurred, 3, side, side, dtype=float32, device=images.device)
-        grid, lines = (blurred, blocks), (tables.rows, tables.sigmas)
+    if plan.blurs:
+        down, lines = torch.empty_like(work), (tables.blurred, tables.sigmas)
         kernels.blur_down_kernel[grid](
             work, *lines, down, side, plan.reach, BLOCK=_BLOCK, **_OPTIONS
         )
@@ -164,12 +181,11 @@ def _make_part(
 def _tables(
     draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int], shown: Tensor
 ) -> Tables:
-    """Write the draws of all views as the kernels read them; `rows` and `sigmas` are empty."""
+    """Write the draws of all views as the kernels read them."""
     boxes = torch.cat([shown[:, None], draws.boxes, draws.flip[:, None]], dim=1)
     kinds, terms = _colour_steps(draws, jitter_ops)
     angle = np.deg2rad(draws.angle_deg.double().numpy())
     limits = torch.tensor([float(spec.solarize_threshold) for spec in specs])[draws.views]
-    nothing = torch.empty(0)
     return Tables(
         boxes=boxes.int(),
         kinds=kinds,
@@ -179,16 +195,8 @@ def _tables(
         cosines=torch.from_numpy(np.cos(angle)).float(),
         threshold=torch.where(draws.solarize, limits, torch.inf),
         blurred=(draws.blur * (1 + (kinds == 0).all(1).int())).int(),
-        rows=nothing.int(),
-        sigmas=draws.sigma,
+        sigmas=draws.sigma.float(),
     )
-
-
-def _rows_of(tables: Tables, part: slice) -> Tables:
-    """Select some rows, and list the blurred ones among them."""
-    selected = Tables(*(table[part].contiguous() for table in tables))
-    rows = selected.blurred.nonzero()[:, 0]
-    return selected._replace(rows=rows.int(), sigmas=selected.sigmas[rows])
 
 
 def _colour_steps(draws: Draws, jitter_ops: list[int]) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import accumulate
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -136,19 +137,32 @@ def send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     outside = [tensor for tensor in tensors if not tensor.is_cuda]
     if not outside:
         return list(tensors)
-    starts = [0]
-    for tensor in outside:  # each at a multiple of 16 bytes, as kernels like to read them
-        starts.append(starts[-1] + -(-tensor.nbytes // 16) * 16)
-    pinned = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
-
-    def part(block: Tensor, start: int, like: Tensor) -> Tensor:
-        return block[start : start + like.nbytes].view(like.dtype).view(like.shape)
-
-    for start, tensor in zip(starts, outside, strict=False):
-        part(pinned, start, tensor).copy_(tensor)
-    block = pinned.to(device, non_blocking=True)
-    inside = (part(block, start, like) for start, like in zip(starts, outside, strict=False))
+    block = pack(outside, pinned=True).to(device, non_blocking=True)
+    inside = iter(unpack(block, outside))
     return [tensor if tensor.is_cuda else next(inside) for tensor in tensors]
+
+
+def pack(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
+    """Copy tensors of the host into one block of bytes, (n,) uint8; see `unpack`."""
+    size = sum(map(_padded, tensors))
+    block = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    for part, tensor in zip(unpack(block, tensors), tensors, strict=True):
+        part.copy_(tensor)
+    return block
+
+
+def unpack(block: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return a block's parts, of the shapes and dtypes of these tensors, in their order."""
+    starts = [0, *accumulate(map(_padded, like))]
+    return [
+        block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, like, strict=False)
+    ]
+
+
+def _padded(tensor: Tensor) -> int:
+    """Its bytes, up to a multiple of 16: kernels like to read from such places."""
+    return -(-tensor.nbytes // 16) * 16
 
 
 class Upload:

@@ -116,7 +116,7 @@ def bytes_moved(tables: Any, side: int, itemsize: int) -> int:
     pixels = 3 * side**2
     work, written = 4 * pixels, itemsize * pixels
     cropped = 3 * int((tables.boxes[:, 3] * tables.boxes[:, 4]).sum())  # bytes of the images
-    views, blurred = len(tables.boxes), len(tables.rows)
+    views, blurred = len(tables.boxes), int((tables.blurred != 0).sum())
     ready = int((tables.blurred == 0).sum())  # when their colours are
     changed = int((tables.blurred == 1).sum())  # and then blurred
     colours = (ready + changed) * work + changed * work + ready * written
@@ -171,7 +171,7 @@ def compiled(capability: int) -> Any:
 
     constants = {"STEPS": 5, "BLOCK": 512, "PARTS": 128, "SOLARIZE": True}
     types = {"images": "*u8", "out": "*bf16", "side": "i32", "reach": "i32"}
-    tables = dict.fromkeys(("boxes", "kinds", "contrast", "rows"), "*i32")
+    tables = dict.fromkeys(("boxes", "kinds", "contrast", "blurred"), "*i32")
     found = {}
     for name in ("crop", "rotate", "colour", "blur_down", "blur_across"):
         kernel = getattr(triton_kernels, f"{name}_kernel")
@@ -180,9 +180,7 @@ def compiled(capability: int) -> Any:
             if arg in constants
             else "i32"
             if arg.startswith("stride")
-            else {**types, **tables, **({"blurred": "*i32"} if name == "colour" else {})}.get(
-                arg, "*fp32"
-            )
+            else {**types, **tables}.get(arg, "*fp32")
             for arg in kernel.arg_names
         }
         places = {(i,): constants[a] for i, a in enumerate(kernel.arg_names) if a in constants}
