@@ -133,14 +133,15 @@ def train(
                 z_a, z_b, loss = cached(make_views=make_views, compute_loss=compute_loss, seed=seed)
 
             # a non-finite step moves no weight and restores the buffers; it counts as a step
-            with run.optimizer_step(step, batch, loss):
+            with run.optimizer_step(loss) as decision:
                 if isinstance(model, MomentumPair) and recipe.momentum:
                     model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
                 if model.ema is not None and recipe.optim.ema:
                     follow_average(model.ema, model.backbone, recipe.optim.ema, step)
+            run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 health = embedding_health(z_a, z_b)
-                run.log(step, loss, {**health, **loss_fn.stats(), **partner_shares(batch)})
+                run.log(step, {**health, **loss_fn.stats(), **partner_shares(batch)})
             run.evaluate_if_due(step)  # all ranks embed, rank 0 scores
             run.save_if_due(step)  # all ranks agree whether to stop, rank 0 writes
         return run.finish()

@@ -136,13 +136,14 @@ def finetune(
             embeddings, labels, ids = embeddings[rows], labels[rows], ids[rows]
             if task.queue is not None:
                 task.queue.push(embeddings, labels, ids)
-            with run.optimizer_step(step, batch, loss) as skipped:  # then nothing changes
+            with run.optimizer_step(loss) as decision:  # a skipped one changes nothing
                 if task.ema is not None and recipe.optim.ema:
                     follow_average(task.ema, task.backbone, recipe.optim.ema, step)
-                taken = labels.masked_fill(skipped, -1)
+                taken = labels.masked_fill(decision.skipped, -1)
                 update_neighbours(neighbours, embeddings, taken, step + 1, order)
+            run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
-                run.log(step, loss, {**mining_stats(task), **similarities(embeddings, labels)})
+                run.log(step, {**mining_stats(task), **similarities(embeddings, labels)})
             run.evaluate_if_due(step)  # all ranks embed, rank 0 scores
             run.save_if_due(step)  # all ranks agree whether to stop, rank 0 writes
         return run.finish()

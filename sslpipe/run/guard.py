@@ -38,6 +38,27 @@ _ADVICE = {  # of a row of skipped steps that ended a run, by whether a step had
 }
 
 
+class Decision(NamedTuple):
+    """What became of a step; on its device.
+
+    Args:
+        numbers: (2,), the loss and the gradient's length.
+        skipped: () bool, the step is bad.
+        overflow: () bool, it is an fp16 scaler's overflow; None where there is no scaler.
+    """
+
+    numbers: Tensor
+    skipped: Tensor
+    overflow: Tensor | None = None
+
+    @property
+    def values(self) -> Tensor:
+        """What the host reads: (2,) or (3,)."""
+        if self.overflow is None:
+            return self.numbers
+        return torch.cat([self.numbers, self.overflow.view(1)])
+
+
 class StepGuard:
     """Decides every step, from numbers that are equal on all ranks, whether the optimizer steps.
 
@@ -48,6 +69,7 @@ class StepGuard:
     Attributes:
         skipped: Non-finite steps so far, those of the folder's file before first_step among them;
             on CUDA, as far as they are read: `settle` reads all.
+        on_device: Whether the device decides, and the host does not wait for it.
         overflows: Steps that an fp16 scaler lowered its scale for, which are none of those.
 
     Args:
@@ -87,84 +109,88 @@ class StepGuard:
         device: torch.device = accelerator.device
         if on_device is None:
             on_device = device.type == "cuda" and takes_found_inf(optimizer.optimizer)
-        self._on_device = on_device
+        self.on_device = on_device
         self._unread: list[_Record] = []
-        self._last: list[Tensor] = []  # on the device: the last step was bad, was an overflow
+        self._last: Decision | None = None  # of the last step, on the device
 
     def remember(self) -> None:
         """Remember the buffers; call before the forward pass."""
         self._memory.remember()
 
     @contextmanager
-    def step(
-        self,
-        step: int,
-        ids: Tensor,
-        source_ids: Tensor,
-        loss: Tensor,
-        grad_norm: Tensor,
-        *,
-        epoch: int,
-    ) -> Iterator[Tensor]:
+    def step(self, loss: Tensor, grad_norm: Tensor) -> Iterator["Decision"]:
         """Step the optimizer; on leaving, restore the buffers of a bad step, clear the gradients.
 
-        So what the block does to buffers is undone in a bad step.
+        So what the block does to buffers is undone in a bad step. Deciding on the device, all of
+        it is launches, which a CUDA graph may record. `count` comes next.
 
         Args:
-            step: The global step.
-            ids: (B,) int64, of this rank's places; on the host.
-            source_ids: (B,) int64, of the images really used.
             loss: (), equal on all ranks.
             grad_norm: (), equal on all ranks.
-            epoch: Of the batch, which names its views.
 
         Yields:
-            () bool on the loss's device: the step is bad.
-
-        Raises:
-            UserError: max_bad_steps non-finite steps in a row, overflows not counted. On CUDA a
-                step later, with weights and buffers as they were at that step.
+            What was decided.
         """
         numbers = torch.cat([loss.detach().view(1), grad_norm.view(1)])
         bad = self._is_bad(numbers)
 
         # the weights: where they must not move, no optimizer state does either
-        scaler, overflow = self._accelerator.scaler, []
-        if self._on_device:
+        scaler, overflow = self._accelerator.scaler, None
+        if self.on_device:
             optimizer = self._optimizer.optimizer  # accelerate's would ask the scaler, and wait
             optimizer.found_inf = bad.float()
             optimizer.step()  # it divides by the grad_scale that clipping has left, if any
             optimizer.grad_scale = optimizer.found_inf = None
         elif not bad:
             self._optimizer.step()
-        if scaler is not None and (self._on_device or bad):
-            overflow = [bad & torch.isfinite(loss) & _lowered(scaler)]
-        yield bad
+        if scaler is not None and (self.on_device or bad):
+            overflow = bad & torch.isfinite(loss) & _lowered(scaler)
+        yield Decision(numbers, bad, overflow)
 
-        # the buffers, and what the host is to read
-        if self._on_device:
+        # the buffers
+        if self.on_device:
             self._memory.restore_where(bad)
-            self._last = [bad, *overflow]
         elif bad:
             self._memory.restore()
         self._optimizer.optimizer.zero_grad(set_to_none=True)  # accelerate's looks it up first
-        values = torch.cat([numbers, overflow[0].view(1)]) if overflow else numbers
-        self._unread.append(_Record.begin(step, epoch, ids, source_ids, values))
-        self._read(keep=int(self._on_device))
+
+    def count(
+        self, step: int, ids: Tensor, source_ids: Tensor, decision: "Decision", *, epoch: int
+    ) -> None:
+        """Count a step as good or bad; on CUDA its numbers are read at the next one.
+
+        Args:
+            step: The global step.
+            ids: (B,) int64, of this rank's places; on the host.
+            source_ids: (B,) int64, of the images really used.
+            decision: Of that step.
+            epoch: Of the batch, which names its views.
+
+        Raises:
+            UserError: max_bad_steps non-finite steps in a row, overflows not counted. On CUDA a
+                step later, with weights and buffers as they were at that step.
+        """
+        if self.on_device:
+            self._last = decision
+        self._unread.append(_Record.begin(step, epoch, ids, source_ids, decision.values))
+        self._read(keep=int(self.on_device))
 
     def settle(self) -> None:
         """Read the numbers of all steps so far, which waits for the device. Raises: as `step`."""
         self._read(keep=0)
 
-    def _is_bad(self, numbers: Tensor) -> Tensor:
-        """() bool: one number is not finite, or the last step was bad and has ended the run.
+    @property
+    def last_may_end_it(self) -> bool:
+        """Whether the run ends if the last step was bad, which the host does not know yet."""
+        unread = self._in_a_row + len(self._unread)
+        return self._last is not None and unread >= self._max_bad_steps
 
-        The host does not know the latter yet: it reads a step's numbers one step late.
-        """
+    def _is_bad(self, numbers: Tensor) -> Tensor:
+        """() bool: one number is not finite, or the last step was bad and has ended the run."""
         bad = (numbers * 0).any()  # of 0, or NaN, which counts as true
-        if self._last and self._in_a_row + len(self._unread) >= self._max_bad_steps:
-            last, *overflow = self._last
-            bad = bad | (last & ~overflow[0] if overflow else last)
+        if self.last_may_end_it and self._last is not None:
+            last, overflow = self._last.skipped, self._last.overflow
+            bad = bad | (last if overflow is None else last & ~overflow)
         return bad
 
     def _read(self, keep: int) -> None:

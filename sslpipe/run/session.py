@@ -26,7 +26,7 @@ from sslpipe.faults import fault
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.run.flops import peak_flops
-from sslpipe.run.guard import StepGuard
+from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.launch import place, start_accelerator, wrap
 from sslpipe.run.log import RunLog
@@ -45,9 +45,9 @@ class Run:
     """This process's part of a run: parts, log, checkpoints, and what repeats at each step.
 
     Call in this order: `configure`, `place`, `prepare`, `restore`, `announce`, `monitor`, then
-    `steps` and, inside the loop, `backward`, `optimizer_step`, `log`, `evaluate_if_due`,
-    `save_if_due`; then `finish`. A checkpoint holds the parts and the step. What is counted in a
-    row (skipped steps, readings of an alarm) starts anew with each start.
+    `steps` and, inside the loop, `backward`, `optimizer_step`, `step_done`, `log`,
+    `evaluate_if_due`, `save_if_due`; then `finish`. A checkpoint holds the parts and the step. What
+    is counted in a row (skipped steps, readings of an alarm) starts anew with each start.
 
     Attributes:
         process: This process among all.
@@ -74,7 +74,7 @@ class Run:
         self.recipe, self.run_dir, self.process = recipe, run_dir, process
         self.last_step, self.first_step, self.began = 0, 0, False
         self._watchdog, self._opened = watchdog, ExitStack()
-        self._stopping, self._lr, self._grad_norm = False, 0.0, torch.zeros(())
+        self._stopping, self._lr, self._numbers = False, 0.0, torch.zeros(2)
         self._monitor: Monitor | None = None
 
     # before the first step
@@ -280,28 +280,30 @@ class Run:
         self.accelerator.backward(loss)
 
     @contextmanager
-    def optimizer_step(self, step: int, batch: Batch, loss: Tensor) -> Iterator[Tensor]:
-        """Clip the gradient and step the optimizer; a non-finite step changes nothing.
+    def optimizer_step(self, loss: Tensor) -> Iterator[Decision]:
+        """Clip the gradient and step the optimizer by a loss (), equal on all ranks.
 
-        What the block does to the guarded buffers is part of the step.
+        A non-finite step changes nothing; what the block does to the guarded buffers is part of it.
+        """
+        self.accelerator.unscale_gradients()
+        most = self.recipe.optim.clip_norm
+        norm = clip_gradient(self._optimizer.optimizer, self._parameters, most)
+        with self._guard.step(loss, norm) as decision:
+            yield decision
+
+    def step_done(self, step: int, batch: Batch, decision: Decision) -> None:
+        """Count a step as taken or skipped.
 
         Args:
             step: The step's number.
             batch: The step's batch: its ids are written where the step is skipped.
-            loss: (), equal on all ranks.
-
-        Yields:
-            () bool on the device: the step is skipped.
+            decision: What became of it.
 
         Raises:
             UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
         """
-        self.accelerator.unscale_gradients()
-        most = self.recipe.optim.clip_norm
-        self._grad_norm = clip_gradient(self._optimizer.optimizer, self._parameters, most)
-        ids, numbers = (batch.ids, batch.source_ids), (loss, self._grad_norm)
-        with self._guard.step(step, *ids, *numbers, epoch=batch.epoch) as skipped:
-            yield skipped
+        self._numbers = decision.numbers
+        self._guard.count(step, batch.ids, batch.source_ids, decision, epoch=batch.epoch)
         self.last_step = step + 1
         fault("train.step")
         self.reporter.step_done(self.last_step)
@@ -310,16 +312,15 @@ class Run:
         """Whether this step's numbers are logged; the same on all ranks."""
         return self._is_due(step, self.recipe.run.log_steps)
 
-    def log(self, step: int, loss: Tensor, numbers: Mapping[str, float]) -> None:
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write a log line and read the alarms. All ranks call it, rank 0 writes.
 
         Args:
-            step: The step's number.
-            loss: (), equal on all ranks.
+            step: The step's number, whose loss and gradient are logged.
             numbers: Further ones, of the embeddings and the loss.
         """
         self._guard.settle()
-        loss_value, grad_norm = torch.cat([loss.detach().view(1), self._grad_norm.view(1)]).tolist()
+        loss_value, grad_norm = self._numbers.tolist()
         values = {
             "loss": loss_value,
             "lr": self._lr,

@@ -194,8 +194,9 @@ def _operations(kinds: list[str], clip_norm: float | None) -> dict[str, tuple[in
             reset()
             guard.remember()
             norm = clip_gradient(optimizer, parameters, clip_norm)
-            with guard.step(step, ids, ids, loss, norm, epoch=0):
+            with guard.step(loss, norm) as decision:
                 pass
+            guard.count(step, ids, ids, decision, epoch=0)
         found[kind] = operations(events()), len(waits(events()))
     return found
 

@@ -208,10 +208,11 @@ class Trainee:
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), clip_norm)
         ids = torch.arange(5) + 10 * self.done
         numbers = loss * loss_factor, norm
-        with self.guard.step(self.done, ids, ids + 9, *numbers, epoch=self.done // 3) as skipped:
+        with self.guard.step(*numbers) as decision:
             self.model.followed.lerp_(self.model[0].weight.T, 0.25)
+        self.guard.count(self.done, ids, ids + 9, decision, epoch=self.done // 3)
         self.done += 1
-        return not bool(skipped)
+        return not bool(decision.skipped)
 
     def steps(self, *gradients):
         for gradient in gradients:
