@@ -66,8 +66,10 @@ def test_steps_on_cuda_give_the_weights_of_a_cpu(kind, most, l2_to_init):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def _lars(device: str, lr: float, trust_coefficient: float, *, two_momenta: bool) -> list[Tensor]:
-    """Weights after two steps in which some lengths are 0."""
+def _lars(
+    device: str, lr: float, trust_coefficient: float, *, two_momenta: bool, sent: bool = False
+) -> list[Tensor]:
+    """Weights after two steps in which some lengths are 0; `sent`: the rate is on the device."""
     from sslpipe.optim import LARS
 
     generator = torch.Generator().manual_seed(1)
@@ -83,6 +85,8 @@ def _lars(device: str, lr: float, trust_coefficient: float, *, two_momenta: bool
     if two_momenta:  # which are not stepped together
         groups[1]["momentum"] = 0.5
     optimizer = LARS(groups, lr=lr)
+    for group in optimizer.param_groups if sent else ():
+        group["lr"] = torch.tensor(lr, dtype=torch.float64, device=device)
     for _ in range(2):
         for p, grad in zip(tensors, [*grads, torch.ones(5), torch.ones(4)], strict=True):
             p.grad = grad.to(device)
@@ -91,22 +95,24 @@ def _lars(device: str, lr: float, trust_coefficient: float, *, two_momenta: bool
 
 
 def _lars_on_both(*arguments: float, two_momenta: bool = False) -> list[list[Tensor]]:
-    return [_lars(device, *arguments, two_momenta=two_momenta) for device in ("cpu", "cuda")]
+    settings = {"two_momenta": two_momenta}
+    on_both = [_lars(device, *arguments, **settings) for device in ("cpu", "cuda")]
+    return [*on_both, _lars("cuda", *arguments, **settings, sent=True)]
 
 
 @pytest.mark.parametrize(
     ("lr", "coefficient"), [(0.1, 0.02), (0.0, 0.02), (0.1, 0.0), (1e-12, 1e-6)]
 )
 def test_weights_and_gradients_of_length_0_are_stepped_as_on_a_cpu(lr, coefficient):
-    ((expected, got),) = run_on_cuda(_lars_on_both, lr, coefficient)
-    for a, b in zip(expected, got, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    ((expected, *found),) = run_on_cuda(_lars_on_both, lr, coefficient)
+    for got in found:
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_groups_of_two_momenta_are_stepped_apart():
-    ((expected, got),) = run_on_cuda(partial(_lars_on_both, two_momenta=True), 0.1, 0.02)
-    for a, b in zip(expected, got, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    ((expected, *found),) = run_on_cuda(partial(_lars_on_both, two_momenta=True), 0.1, 0.02)
+    for got in found:
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
 def _gathered() -> tuple[list[float], list[bool]]:
