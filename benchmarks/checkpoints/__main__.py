@@ -19,6 +19,8 @@ among the last checkpoints of all runs (which recipe), among all checkpoints, an
 (which step: mean and largest). A checkpoint that is no better than the random weights at the start
 counts as failed, a run whose last one is better as healthy; "failed" beside what a score picks
 says that its choice among runs is one.
+Averages: a run and the one that only adds optim.ema train the same weights, so that their rows are
+the trained and the averaged candidates of one run; what choosing among both loses is said last.
 """
 
 import argparse
@@ -35,7 +37,15 @@ from numpy.typing import NDArray
 
 from benchmarks.checkpoints.plot import plot
 from benchmarks.checkpoints.runs import BASE, RUNS
-from benchmarks.checkpoints.table import START, WITH_LABELS, combine, show, table
+from benchmarks.checkpoints.table import (
+    START,
+    WITH_LABELS,
+    averages,
+    combine,
+    show,
+    show_averages,
+    table,
+)
 from benchmarks.nt_xent import machine
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.probe_view import ProbeViews, by_view
@@ -85,8 +95,10 @@ def main() -> None:
     checkpoints = [row for where in todo for row in scored(*where)]
     weights = {data: combine(checkpoints, data) for data in DATA_SETS}
     tables = {data: table(checkpoints, data) for data in DATA_SETS}
+    candidates = averages(checkpoints)
     if args.json:
-        result = {"combination": weights, "tables": tables, "checkpoints": checkpoints}
+        result = {"combination": weights, "tables": tables, "averages": candidates}
+        result["checkpoints"] = checkpoints
         text = json.dumps({"machine": machine(1), **result})
         # an infinite score has no number in JSON
         tree = json.loads(text, parse_constant=lambda _: None)
@@ -94,6 +106,7 @@ def main() -> None:
     if args.svg:
         args.svg.write_text(plot(checkpoints, args.by))
     show(tables)
+    show_averages(candidates)
     print(
         "\nweights of the combination:", *(f"{data} {w}" for data, w in weights.items()), sep="\n"
     )

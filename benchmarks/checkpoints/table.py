@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ LEAST_SPEARMAN, MOST_REGRET = 0.8, 0.5
 
 PARTS = ("rankme", "lidar", "alignment", "uniformity", "alpha_req", "view_recall")
 WEIGHTS = (0, 1, 2)  # of each part
+
+# run -> the same training, of which the averaged weights (optim.ema) are the rows
+AVERAGED = {"base": "averaged", "constant rate x 5": "constant rate x 5, averaged"}
 
 Tree = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -115,6 +119,46 @@ def table(checkpoints: list[Tree], data: str) -> Tree:
     return tree
 
 
+def averages(checkpoints: list[Tree]) -> Tree:
+    """Tell what averaged weights add as candidates, over the runs of all data sets that have them.
+
+    Returns:
+        runs: how many. The rest is mean and largest regret in points, against the best of a run's
+        trained and averaged checkpoints: of the last trained and of the last averaged one; of each
+        score's choice among the trained alone and among both, by the rule of run.keep: the first
+        of the highest, the trained before the averaged.
+    """
+    sets = dict.fromkeys(row["data"] for row in checkpoints)
+    pairs = []
+    for data, runs in product(sets, AVERAGED.items()):
+        trained, averaged = (
+            [row for row in checkpoints if (row["data"], row["run"]) == (data, run)] for run in runs
+        )
+        if trained and averaged:
+            pairs.append(
+                (trained, [row for two in zip(trained, averaged, strict=True) for row in two])
+            )
+    if not pairs:
+        return {}
+
+    def regrets(choose: Callable[[list[Tree], list[Tree]], Tree]) -> list[float]:
+        lost = [
+            points(max(row["knn"] for row in both) - choose(trained, both)["knn"])
+            for trained, both in pairs
+        ]
+        return [float(np.mean(lost)), max(lost)]
+
+    tree: Tree = {"runs": len(pairs)}
+    tree["last trained"] = regrets(lambda trained, both: trained[-1])
+    tree["last averaged"] = regrets(lambda trained, both: both[-1])
+    for name in (name for name in ROWS if name in pairs[0][0][0]):
+        tree[name] = {
+            "trained": regrets(lambda trained, both, by=name: max(trained, key=itemgetter(by))),
+            "both": regrets(lambda trained, both, by=name: max(both, key=itemgetter(by))),
+        }
+    return tree
+
+
 def reaches(score: Tree) -> bool:
     """Tell whether a score may choose by itself, as far as this data set goes."""
     regrets = (score["regret among all"], score["regret within runs"][0])
@@ -165,6 +209,17 @@ def show(tables: dict[str, Tree]) -> None:
             cells[-1] += " *" if tree[name]["reaches the goal"] else ""
             print(f"| {name} | " + " | ".join(cells) + " |")
         print("| last | | | | | | " + " | ".join(map(text, tree["last"].values())) + " | |")
+
+
+def show_averages(tree: Tree) -> None:
+    """Print what `averages` returns."""
+    if not tree:
+        return
+    print(f"\n{tree['runs']} runs with averaged weights, points lost: mean / largest")
+    print(f"last: trained {text(tree['last trained'])}, averaged {text(tree['last averaged'])}")
+    for name in (name for name in ROWS if name in tree):
+        trained, both = (text(tree[name][key]) for key in ("trained", "both"))
+        print(f"{name}: of the trained {trained}, of both {both}")
 
 
 def text(value: Any) -> str:
