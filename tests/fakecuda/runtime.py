@@ -207,7 +207,7 @@ class Values(TorchDispatchMode):
         if any(issubclass(each, FakeTensor) for each in types):
             return func(*args, **kwargs)  # by which that finds the result's shape
         name = func._schema.name
-        solves = "linalg_" in name and "norm" not in name
+        solves = ("linalg_" in name and "norm" not in name) or name == "aten::isin"
         if solves and any(_on_device(x) for x in tree_leaves(args)):
             return _solved(func, args, kwargs)
         length = _selected(name, args)
@@ -241,7 +241,7 @@ def _on_cuda(values: Any) -> Any:
 
 
 def _solved(func: Any, args: Any, kwargs: Any) -> Any:
-    """A decomposition: cuSOLVER's code reads too much, so a kernel and the wait for its check."""
+    """A decomposition, or `isin`, whose code reads too much: a kernel, and the wait for a check."""
     _kernel(func._schema.name)
     _stubs.fake_log(b"Y", b"cudaStreamSynchronize", 0, 0, 0, None)
     with _unlogged():

@@ -4,8 +4,11 @@ import os
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -40,24 +43,17 @@ RUNS: dict[str, Settings] = {
 }
 
 
-def waits_of_steps(
-    recipe: Path, data: Path, folder: Path, runs: dict[str, Settings], counted: tuple[int, ...]
-) -> dict[str, tuple[int, dict[str, int]]]:
-    """Train each of the runs in turn, in one process; fine-tune where the recipe is of that kind.
+@contextmanager
+def counted_waits(counted: tuple[int, ...]) -> Iterator[Callable[[], tuple[int, dict[str, int]]]]:
+    """Watch the counted steps of the trainings inside.
 
-    Returns:
-        For each run how often the host waited in the counted steps, and where: lines of the
-        package, by torch's own count.
+    Yields:
+        A function: how often the host has waited in them since it was called last, and where:
+        lines of the package, by torch's own count.
     """
     import torch
-    from accelerate.state import AcceleratorState, GradientState
 
     import sslpipe.run.session
-    from sslpipe.data.index import load_index
-    from sslpipe.metric_learning.finetune import finetune
-    from sslpipe.recipe import load_recipe
-    from sslpipe.recipe.pretrain import Recipe
-    from sslpipe.train import train
     from tests.fakecuda.runtime import events, mark, reset, waits
 
     places: Counter[str] = Counter()
@@ -79,22 +75,50 @@ def waits_of_steps(
             yield step, batch
             enter("")
 
-    all_steps, sslpipe.run.session.Run.steps = sslpipe.run.session.Run.steps, steps
-    warnings.showwarning = show
-    warnings.simplefilter("always")
-    found = {}
-    for name, overrides in runs.items():
-        places.clear()
-        reset()
-        loaded = load_recipe(recipe, (*COMMON, *overrides))
-        run: Any = train if isinstance(loaded, Recipe) else finetune
-        run(loaded, load_index(data), folder / name)
+    def read() -> tuple[int, dict[str, int]]:
         log = [event for event in events() if event.main_thread and event.section == "counted"]
         # a copy from or to memory that is not pinned may wait as well, asynchronous or not
         paged = [event for event in log if event.name in ("H2D", "D2H") and not event.flag]
-        found[name] = len(waits(log) + paged), dict(places)
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
+        found = len(waits(log) + paged), dict(places)
+        places.clear()
+        reset()
+        return found
+
+    all_steps = sslpipe.run.session.Run.steps
+    reset()
+    with (
+        patch.object(sslpipe.run.session.Run, "steps", steps),
+        patch.object(warnings, "showwarning", show),
+    ):
+        warnings.simplefilter("always")
+        yield read
+
+
+def waits_of_steps(
+    recipe: Path, data: Path, folder: Path, runs: dict[str, Settings], counted: tuple[int, ...]
+) -> dict[str, tuple[int, dict[str, int]]]:
+    """Train each of the runs in turn, in one process; fine-tune where the recipe is of that kind.
+
+    Returns:
+        For each run how often the host waited in the counted steps, and where.
+    """
+    from accelerate.state import AcceleratorState, GradientState
+
+    from sslpipe.data.index import load_index
+    from sslpipe.metric_learning.finetune import finetune
+    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.pretrain import Recipe
+    from sslpipe.train import train
+
+    found = {}
+    with counted_waits(counted) as read:
+        for name, overrides in runs.items():
+            loaded = load_recipe(recipe, (*COMMON, *overrides))
+            run: Any = train if isinstance(loaded, Recipe) else finetune
+            run(loaded, load_index(data), folder / name)
+            found[name] = read()
+            AcceleratorState._reset_state()
+            GradientState._reset_state()
     return found
 
 

@@ -1,0 +1,127 @@
+"""Every shipped recipe on "cuda", small: it trains without a wait, resumes, and evaluates."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu.runs import TINY
+from tests.fakecuda.test_waits import counted_waits
+from tests.helpers.dataset import write_dataset
+from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
+from tests.helpers.runs import ROOT, final_weights
+
+pytestmark = needs_fakecuda
+
+SAVED, LAST = 13, 15
+COUNTED = (11,)  # in the first ten steps DDP times itself; those below are saves and log lines
+RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").rglob("*.toml"))}
+ADAPTED = [name for name in RECIPES if name.startswith("adapt_")]  # they start from weights
+# sizes, the split and the cadence; all else is the recipe's own, its precision too
+CADENCE = (
+    *(f"steps={LAST}", f"run.save_steps={SAVED}", f"run.log_steps={LAST}", "run.num_workers=1"),
+    *(f"run.monitor_steps={LAST}", "optim.warmup_steps=2"),
+)
+PRETRAINING = (
+    *(text for text in TINY if not text.startswith(("optim.", "backbone.", "run."))),
+    *("data.holdout=16", "data.split=train"),
+)
+FINETUNING = (
+    *("data.canvas_px=32", "data.validation_classes=2", "augment.crop_px=32", "embedding.dim=8"),
+    *("sampler.classes_per_batch=4", "sampler.images_per_class=3", "sampler.buffer=48"),
+)
+BACKBONE = ("backbone.kind=small_resnet", "backbone.widths=[8, 16, 16]")
+OWN = {
+    **dict.fromkeys(ADAPTED, ("tune.projector_first_steps=3", "tune.ramp_steps=4")),
+    "cifar10_moco": ("loss.queue_rows=24",),
+}
+
+
+def _trained(names: list[str], data: Path, folder: Path) -> dict[str, tuple[int, dict[str, int]]]:
+    """Train, resume and evaluate each recipe; how often the host waits in a step, and where."""
+    with counted_waits(COUNTED) as read:
+        return {name: _waits_of(name, data, folder, read) for name in names}
+
+
+def _waits_of(name: str, data: Path, folder: Path, read: Any) -> tuple[int, dict[str, int]]:
+    from accelerate.state import AcceleratorState, GradientState
+
+    from sslpipe.data.index import load_index
+    from sslpipe.distributed import current_rank
+    from sslpipe.evaluation.embed import embed
+    from sslpipe.evaluation.knn import knn_results
+    from sslpipe.export.load import load_run
+    from sslpipe.metric_learning.finetune import finetune
+    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.pretrain import Recipe
+    from sslpipe.run.checkpoint import latest
+    from sslpipe.run.log import read_metrics
+    from sslpipe.train import train
+
+    path, index, run_dir = RECIPES[name], load_index(data), folder / name
+    sizes = FINETUNING if path.parent.name == "metric" else PRETRAINING
+    backbone, init_from = (
+        (BACKBONE, None) if name not in ADAPTED else ((), load_run(folder / "demo"))
+    )
+    recipe = load_recipe(path, (*sizes, *backbone, *CADENCE, *OWN.get(name, ())))
+    run: Any = train if isinstance(recipe, Recipe) else finetune
+    is_main = os.environ.get("RANK", "0") == "0"
+
+    # it trains, and again from its checkpoint on, to the same bits
+    assert run(recipe, index, run_dir, init_from) == LAST
+    found = read()
+    if is_main:
+        straight = final_weights(run_dir)
+        shutil.rmtree(latest(run_dir))
+        (run_dir / "DONE").unlink()
+    _reset(AcceleratorState, GradientState)
+    assert run(recipe, index, run_dir, init_from) == LAST
+    if is_main:
+        assert [line["step"] for line in read_metrics(run_dir, "start")] == [0, SAVED]
+        resumed = final_weights(run_dir)
+        assert all(torch.equal(resumed[key], value) for key, value in straight.items())
+        lines = read_metrics(run_dir)
+        assert {line["skipped_steps"] for line in lines} == {0}
+        assert len(read_metrics(run_dir, "eval")[-1]) > 2
+
+    # its features and their neighbours are those of a CPU
+    frozen, split = load_run(run_dir), index.split("train")
+    process = current_rank()
+    options: dict[str, Any] = {"process": process, "batch_size": 16}  # of larger ones, no values
+    on_cpu = embed(frozen.backbone, frozen.view, split, **options)
+    options |= {"device": "cuda", "rows_on": "cuda"}
+    rows = embed(frozen.backbone.cuda(), frozen.view, split, **options)
+    torch.testing.assert_close(rows.features.cpu(), on_cpu.features, rtol=1e-3, atol=1e-4)
+    search: dict[str, Any] = {"k": (5,), "exclude_same_id": True}
+    on_cuda = knn_results(rows, rows, **search, process=process)
+    on_cpu = type(rows)(*(tensor.cpu() for tensor in rows))
+    assert on_cuda == knn_results(on_cpu, on_cpu, **search)
+    _reset(AcceleratorState, GradientState)
+    return found
+
+
+def _reset(*states: Any) -> None:
+    if dist.is_initialized():
+        dist.barrier()
+    for state in states:
+        state._reset_state()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [
+        (1, ["face_arcface"]),
+        (2, ["imagenet1k"]),
+        pytest.param(1, list(RECIPES), marks=pytest.mark.slow),
+        pytest.param(2, list(RECIPES), marks=pytest.mark.slow),
+    ],
+)
+def test_every_recipe_trains_without_a_wait_resumes_and_evaluates(ranks, names, tmp_path):
+    data = write_dataset(tmp_path / "data", (40, 3, 60, 25, 72), px=32, classes=8)
+    names = sorted(names, key="demo".__ne__)  # whose weights others start from
+    for found in run_on_cuda(_trained, names, data, tmp_path, ranks=ranks, timeout_s=600):
+        assert found == dict.fromkeys(names, (0, {}))
