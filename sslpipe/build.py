@@ -27,7 +27,7 @@ from sslpipe.models.tuning import (
     pretrained_groups,
     tune_warnings,
 )
-from sslpipe.optim import build_optimizer
+from sslpipe.optim import build_optimizer, rate_warning
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
 from sslpipe.run.best import check_keeping
@@ -154,6 +154,7 @@ def plan_warnings(
     labels = split.labels_of(ids)
     check_keeping(recipe.run, scored=len(ids) > 0, classes=len(np.unique(labels[labels >= 0])))
     warnings = [stem_warning(recipe.backbone, crop_px)]
+    warnings += [rate_warning(recipe.optim, recipe.data.batch_size)]
     if len(ids) > MOST_HELD_OUT * len(split):
         warnings.append(
             f"data.holdout = {recipe.data.holdout} keeps {len(ids)} of the {len(split)} images of "

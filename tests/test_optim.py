@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sslpipe.optim import LARS, build_optimizer, describe_groups, lr_at, set_lr
+from sslpipe.optim import LARS, build_optimizer, describe_groups, lr_at, rate_warning, set_lr
 from sslpipe.recipe.base import Optim
 
 
@@ -243,3 +243,26 @@ def test_lars_takes_a_closure_and_refuses_negative_settings() -> None:
     for name in ("lr", "momentum", "weight_decay", "trust_coefficient"):
         with pytest.raises(ValueError, match=f"{name} = -1"):
             LARS([w], **{"lr": 0.1, name: -1.0})
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_size", "usual"),
+    [
+        ("sgd", 256, 0.1),
+        ("sgd", 8192, 3.2),
+        ("sgd", 32, 0.1),  # fewer images do not make a rate absurd
+        ("lars", 4096, 4.8),
+        ("lars", 256, 1.2),  # by the square root
+        ("lars", 16384, 19.2),
+        ("adamw", 1024, 2e-3),
+        ("adamw", 64, 5e-4),
+    ],
+)
+def test_a_rate_is_absurd_from_a_hundred_times_the_usual_one_on(
+    kind: str, batch_size: int, usual: float
+) -> None:
+    assert rate_warning(optim(kind=kind, peak_lr=99 * usual), batch_size) is None
+    said = rate_warning(optim(kind=kind, peak_lr=250 * usual), batch_size)
+    assert said is not None
+    assert said.startswith(f"optim.peak_lr = {250 * usual:g} is 250 times {usual:.2g}, which is ")
+    assert f"usual of {kind} at a batch of {batch_size} (" in said

@@ -13,7 +13,7 @@ import typer
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.build import build_loss, build_model, freeze_and_optimize
 from sslpipe.models.backbones import stem_warning
-from sslpipe.optim import lr_at
+from sslpipe.optim import lr_at, rate_warning
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build
@@ -162,6 +162,15 @@ TRAIN_IMAGES = {  # of the data sets' own papers; ImageNet-100's differ a little
     "imagenet100": 126_689,
     "imagenet1k": 1_281_167,
 }
+
+
+@every_recipe
+def test_no_rate_is_called_absurd_at_any_size_of_batch(path):
+    optim = load_recipe(path).optim
+    rates = {optim.peak_lr, *map(float, re.findall(r"optim\.peak_lr=(\S+)", path.read_text()))}
+    for peak_lr in rates:
+        named = type(optim).model_validate({**optim.model_dump(), "peak_lr": peak_lr})
+        assert not any(rate_warning(named, 2**power) for power in range(14))
 
 
 @pytest.mark.parametrize("name", TRAIN_IMAGES)

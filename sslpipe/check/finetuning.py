@@ -24,7 +24,7 @@ from sslpipe.metric_learning.build import (
 from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
-from sslpipe.optim import describe_groups
+from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.identity import digest
 from sslpipe.run.launch import check_precision, training_device
@@ -79,7 +79,8 @@ def check_finetuning(
     augment = build_augment(recipe, index)
     assert recipe.backbone is not None
     stem = stem_warning(recipe.backbone, augment.crop_px)
-    plan, warnings = None, [stem] if stem else []
+    rate = rate_warning(recipe.optim, recipe.sampler.batch_size)
+    plan, warnings = None, [text for text in (stem, rate) if text]
     num_classes = max(2, recipe.sampler.classes_per_batch)
     if index is not None:
         split, names = labelled_split(recipe, index)

@@ -35,7 +35,7 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
-from sslpipe.optim import describe_groups
+from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.portable import OtherPrograms
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import digest
@@ -209,7 +209,8 @@ def _warnings(
 ) -> tuple[str, ...]:
     assert recipe.backbone is not None
     if index is None:
-        warnings = [text for text in [stem_warning(recipe.backbone, crop_px)] if text]
+        rate = rate_warning(recipe.optim, recipe.data.batch_size)
+        warnings = [text for text in (stem_warning(recipe.backbone, crop_px), rate) if text]
     else:
         split = index.split(recipe.data.split)
         warnings = plan_warnings(recipe, split, loss_fn, crop_px, pairing)

@@ -30,7 +30,7 @@ from sslpipe.models.tuning import (
     pretrained_groups,
     tune_warnings,
 )
-from sslpipe.optim import build_optimizer
+from sslpipe.optim import build_optimizer, rate_warning
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.finetune import FinetuneRecipe
@@ -262,8 +262,8 @@ def plan_warnings(
     assert recipe.backbone is not None
     (split, names), classes = labelled_split(recipe, index), recipe.data.validation_classes
     warnings = tune_warnings(recipe)
-    if stem := stem_warning(recipe.backbone, crop_px):
-        warnings.append(stem)
+    rate = rate_warning(recipe.optim, recipe.sampler.batch_size)
+    warnings += [text for text in (stem_warning(recipe.backbone, crop_px), rate) if text]
     if order.small_classes:
         warnings.append(
             f"{order.small_classes} classes have fewer than sampler.images_per_class = "

@@ -14,6 +14,7 @@ from sslpipe.optim.build import (
     takes_found_inf,
 )
 from sslpipe.optim.lars import LARS
+from sslpipe.optim.usual_rate import rate_warning
 
 __all__ = [
     "LARS",
@@ -23,6 +24,7 @@ __all__ = [
     "gradient_norm",
     "lr_at",
     "ramp_at",
+    "rate_warning",
     "set_lr",
     "takes_found_inf",
 ]
