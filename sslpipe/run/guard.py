@@ -19,23 +19,16 @@ from torch import Tensor, nn
 from sslpipe.distributed import local_part
 from sslpipe.errors import UserError
 from sslpipe.optim import takes_found_inf
+from sslpipe.recipe.base import Optim
+from sslpipe.run.advice import advice
 from sslpipe.run.checkpoint import describe_newest
 from sslpipe.run.log import read_metrics, read_skipped
-from sslpipe.run.records import append_records, retry_command
+from sslpipe.run.records import append_records
 
 TOLD = 3  # skipped steps of a start that are told one by one; then each doubling of their number
 
 
 _LOGGED = ("loss", "lr", "grad_norm")  # of a log line, and said where a run ends
-_NEW_RUN = "in a new run directory"
-_ADVICE = {  # of a row of skipped steps that ended a run, by whether a step had moved the weights
-    True: "As all steps from one on were skipped, the rate or the precision is the likely cause: "
-    f"begin {_NEW_RUN} with a lower optim.peak_lr, with optim.clip_norm, or with optim.precision = "
-    "'fp32'",
-    False: "No step has changed the weights, so the rate is not the cause: look at the samples "
-    "with `sslpipe preview --ids` (their ids are in bad_steps.*.jsonl) and at the weights of "
-    f"--init, if any; or begin {_NEW_RUN} with optim.precision = 'fp32'",
-}
 
 
 class Decision(NamedTuple):
@@ -82,7 +75,8 @@ class StepGuard:
         rank: Of this process.
         on_device: Decide there. None: on CUDA, with an optimizer that takes `found_inf`.
         warn: Tells of a skipped step when its numbers are read, by its number in the log.
-        peak_lr: The recipe's, for what ends a run.
+        optim: The recipe's section, for what ends a run.
+        precision: That the run computes in.
     """
 
     def __init__(
@@ -97,12 +91,13 @@ class StepGuard:
         rank: int,
         on_device: bool | None = None,
         warn: Callable[[str], None] | None = None,
-        peak_lr: float | None = None,
+        optim: Optim | None = None,
+        precision: str = "",
     ) -> None:
         self._accelerator, self._optimizer = accelerator, optimizer
         self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
         self._in_a_row = self._told_of = self.overflows = 0
-        self._peak_lr = peak_lr
+        self._optim, self._precision = optim, precision
         self._warn, self._moved = warn, first_step > 0  # whether a step has changed the weights
         self.skipped = len({step for step in read_skipped([self._file]) if step < first_step})
         self._memory = _Memory([buffer for module in modules for buffer in module.buffers()])
@@ -211,20 +206,13 @@ class StepGuard:
             self._tell(record.step + 1, value, norm)
         if self._in_a_row >= self._max_bad_steps:
             self._unread.clear()  # they changed nothing
+            run_dir = self._file.parent
+            remedy = advice(run_dir, self._optim, self._precision, moved=self._moved)
             last = f"step {record.step + 1}, loss {value}, gradient norm {norm}"
             raise UserError(
                 f"{self._in_a_row} steps in a row had a non-finite loss or gradient (the last: "
-                f"{last}){_before(self._file.parent)}. {_ADVICE[self._moved]}{self._lower_rate()}"
+                f"{last}){_before(run_dir)}. {remedy}"
             )
-
-    def _lower_rate(self) -> str:
-        """Say which rate it was, and the command with a tenth of it, where that may help."""
-        if not self._moved or self._peak_lr is None:
-            return ""
-        lower = f"optim.peak_lr={self._peak_lr / 10:.3g}"
-        command = retry_command(self._file.parent, lower)
-        example = f"; for example: {command}" if command else ""
-        return f". optim.peak_lr is {self._peak_lr:g}{example or f'; try {lower}'}"
 
     def _tell(self, done: int, loss: float, norm: float) -> None:
         """Warn of a skipped step, numbered as in the log; of many, now and then."""

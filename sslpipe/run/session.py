@@ -181,7 +181,8 @@ class Run:
             first_step=self.first_step,
             rank=self.process.rank,
             warn=self.reporter.warn,
-            peak_lr=recipe.optim.peak_lr,
+            optim=recipe.optim,
+            precision=self.precision,
         )
         self._stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if is_main else None)
         self._opened.callback(self._stop_requested.restore_handlers)
