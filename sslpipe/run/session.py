@@ -373,6 +373,7 @@ class Run:
         """
         done, total, early = self.last_step, self.recipe.total_steps, self._best.exhausted
         preempted = done < total and not early
+        self._watchdog(done, "ended")
         self.quarantine.collect()
         reason = {"reason": str(self._best)} if early else {}
         self.reporter.event(done, "stop" if self._stopping and not early else "end", **reason)

@@ -79,6 +79,8 @@ class Watchdog:
         if self._before and not self._armed:  # refused: the last word stays the run's own
             with suppress(OSError):
                 write_atomically(self._path, self._before)
+        elif self._folder.is_dir():  # a short run ends before its second heartbeat
+            self._write()
 
     def __call__(self, step: int, phase: str) -> None:
         """Note that this rank entered a phase of a step."""

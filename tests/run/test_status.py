@@ -35,7 +35,8 @@ def test_a_finished_run_is_reported_as_its_files_have_it(run_dir):
     assert actual["checkpoint"]["name"] == "step-00000008"
     assert actual["checkpoint"]["kept"] == 2
     assert actual["eta_s"] is None
-    assert [rank["rank"] for rank in actual["ranks"]] == [0]
+    (beat,) = actual["ranks"]
+    assert (beat["rank"], beat["step"], beat["phase"]) == (0, 8, "ended")
 
 
 def test_the_time_to_go_is_the_steps_left_at_the_recent_speed(run_dir, tmp_path):

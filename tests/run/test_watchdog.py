@@ -88,6 +88,14 @@ def test_a_rank_whose_launcher_was_killed_ends_too(tmp_path):
     assert not os.path.exists(f"/proc/{pid}")
 
 
+def test_the_last_heartbeat_of_a_short_run_is_where_it_ended(tmp_path):
+    with Watchdog(tmp_path, Rank(0, 1), 60) as beat:
+        for step in range(3):
+            beat(step, "training")
+    (last,) = read_heartbeats(tmp_path).values()
+    assert (last["step"], last["phase"]) == (2, "training")
+
+
 def test_slow_but_steady_progress_is_left_alone_and_seen(tmp_path):
     with Watchdog(tmp_path, Rank(0, 1), 0.4) as beat:
         for step in range(8):
