@@ -19,6 +19,7 @@ from sslpipe.data.pipeline import Batch, PairRows
 _CELL_PX = 176  # about a cell's width; small views are enlarged by a whole factor, unsmoothed
 _GAP_PX, _ROW_GAP_PX, _MARGIN_PX, _LINE_PX = 16, 26, 28, 17
 _BACKGROUND, _INK, _FAINT = (250, 250, 248), (34, 34, 34), (120, 120, 116)
+_MOST_ROWS = 16  # of samples below each other; further ones stand in blocks beside them
 _VIEW_COLOURS = ((214, 92, 32), (32, 104, 190))  # first view, second view
 _FONT = ImageFont.load_default(size=13)
 _TITLE_FONT = ImageFont.load_default(size=15)
@@ -46,6 +47,8 @@ def preview_grid(
     partners: DrawPartners | None = None,
 ) -> Image.Image:
     """Draw a row per sample: the image with the first epoch's crops framed, then the views.
+
+    More than 16 samples stand in blocks of so many, side by side.
 
     The views are those of training, normalisation undone.
 
@@ -173,24 +176,33 @@ def _to_image(view: Tensor, factor: int) -> Image.Image:
 
 
 def _draw_page(titles: list[str], rows: list[list[_Cell]]) -> Image.Image:
+    """Draw the rows below their titles, in blocks side by side where there are many."""
     cell_px = max(_CELL_PX, *(cell.pixels.width for row in rows for cell in row))
     heights = [
         max(cell.pixels.height + len(cell.lines) * _LINE_PX for cell in row) + _ROW_GAP_PX
         for row in rows
     ]
+    starts = range(0, len(rows), _MOST_ROWS)
     top, step_x = _MARGIN_PX + 26, cell_px + _GAP_PX
-    size = (2 * _MARGIN_PX + len(titles) * step_x - _GAP_PX, top + sum(heights) + _GAP_PX)
-    page = Image.new("RGB", size, _BACKGROUND)
+    tallest = max(sum(heights[start : start + _MOST_ROWS]) for start in starts)
+    width = len(starts) * (len(titles) * step_x - _GAP_PX + 2 * _MARGIN_PX)
+    page = Image.new("RGB", (width, top + tallest + _GAP_PX), _BACKGROUND)
     pen = ImageDraw.Draw(page)
-    for column, (title, cell) in enumerate(zip(titles, rows[0], strict=True)):
-        x = _MARGIN_PX + column * step_x
-        pen.text((x, _MARGIN_PX - 4), title, cell.colour, _TITLE_FONT)
-    for row, height in zip(rows, heights, strict=True):
-        for column, cell in enumerate(row):
-            x = _MARGIN_PX + column * step_x
-            page.paste(cell.pixels, (x, top))
-            for line, text in enumerate(cell.lines):
-                y = top + cell.pixels.height + 5 + line * _LINE_PX
-                pen.text((x, y), text, _INK if line == 0 else _FAINT, _FONT)
-        top += height
+    for number, start in enumerate(starts):
+        left, y = number * width // len(starts) + _MARGIN_PX, top
+        for column, (title, cell) in enumerate(zip(titles, rows[start], strict=True)):
+            place = (left + column * step_x, _MARGIN_PX - 4)
+            pen.text(place, title, cell.colour, _TITLE_FONT)
+        block = slice(start, start + _MOST_ROWS)
+        for row, height in zip(rows[block], heights[block], strict=True):
+            for column, cell in enumerate(row):
+                _draw_cell(page, pen, cell, left + column * step_x, y)
+            y += height
     return page
+
+
+def _draw_cell(page: Image.Image, pen: ImageDraw.ImageDraw, cell: _Cell, x: int, y: int) -> None:
+    page.paste(cell.pixels, (x, y))
+    for line, text in enumerate(cell.lines):
+        below = y + cell.pixels.height + 5 + line * _LINE_PX
+        pen.text((x, below), text, _INK if line == 0 else _FAINT, _FONT)

@@ -323,7 +323,8 @@ def show(
     for line in sample_lines(data, split, sorted({*wanted}) if wanted else []):
         print(line)
     print(out)
-    after_a_look(folder)
+    if not wanted:  # else who asks for some samples is in the middle of something else
+        after_a_look(folder)
 
 
 @app.command()

@@ -35,6 +35,22 @@ def test_the_picture_contains_every_view_that_training_would_see(kind: str, tmp_
     assert preview_grid(index, split, augment, **arguments).tobytes() == page.tobytes()
 
 
+def test_many_samples_stand_in_blocks_side_by_side(tmp_path: Path) -> None:
+    index = load_index(write_dataset(tmp_path / "data", (40,)))
+    augment = AUGMENTS["fused"]("byol", 16, normalize=False)
+
+    def page(ids: list[int]) -> np.ndarray:
+        arguments = {"seed": 3, "epoch": 5, "ids": ids, "canvas_px": 64, "num_epochs": 1}
+        return np.asarray(preview_grid(index, index.split("train"), augment, **arguments))
+
+    ids = list(range(1, 38))
+    together, parts = page(ids), [page(ids[k : k + 16]) for k in (0, 16, 32)]
+    assert together.shape[:2] == (max(len(part) for part in parts), 3 * parts[0].shape[1])
+    for number, part in enumerate(parts):
+        block = together[: len(part), number * part.shape[1] : (number + 1) * part.shape[1]]
+        np.testing.assert_array_equal(block, part)
+
+
 def test_second_views_are_of_the_partners(tmp_path: Path) -> None:
     """Of each sample in its first epoch, and of another one in the second."""
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))

@@ -115,6 +115,7 @@ def test_a_data_set_may_be_named_by_its_file(follow, tmp_path):
     for command in ("shards show", "shards stats", "shards verify"):
         for name in ("data", "data/dataset.json"):
             assert follow(f"sslpipe {command} {name}") == wanted, (command, name)
+    assert follow("sslpipe shards show data --ids 1,4") is None  # in the middle of something else
     for name in ("data", "data/dataset.json"):
         line = follow(f"sslpipe curate duplicates {name} --no-column --out look")
         assert line == wanted, name
