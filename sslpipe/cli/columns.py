@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sslpipe.data.index import Split, load_index
 from sslpipe.errors import DataError
@@ -199,7 +200,7 @@ def nuisance_table(rows: Sequence[dict[str, Any]]) -> Table:
     for column in cells["chance"]:
         table.add_column(column, justify="right")
     for name, line in cells.items():
-        table.add_row(name, *(line.get(column, "-") for column in cells["chance"]))
+        table.add_row(Text(name), *(line.get(column, "-") for column in cells["chance"]))
     return table
 
 

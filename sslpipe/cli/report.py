@@ -78,7 +78,7 @@ def main(
     )
     check_file(target)
 
-    from sslpipe.cli.suite import print_suite
+    from sslpipe.cli.suite_tables import print_suite
     from sslpipe.report.build import build_page
     from sslpipe.report.compare import build_comparison, names_apart
     from sslpipe.report.over_seeds import cautions, group_by_recipe, lines, verdicts

@@ -10,16 +10,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from sslpipe.cli.against import Compared, Other, embed_others, features_folder, load_compared
-from sslpipe.cli.columns import nuisance_table, percent, probed_columns
+from sslpipe.cli.columns import probed_columns
 from sslpipe.cli.embed import saved_features
 from sslpipe.cli.next_step import after_suite
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weights
+from sslpipe.cli.suite_tables import own_name, print_suite, renamed
 from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
 from sslpipe.curate.leaks import Leaks, find_leaks
 from sslpipe.data.index import load_index
@@ -35,9 +34,8 @@ from sslpipe.evaluation.features import (
 )
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.protocols import Pair
-from sslpipe.evaluation.result import measured_columns
 from sslpipe.evaluation.suite import check_labelled, run_suite
-from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names, unfinished
+from sslpipe.evaluation.verdict import BASELINES, unfinished
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.recipe.shortened import shortened_note
 
@@ -135,6 +133,7 @@ def suite(
                 rows = sets["ssl"]
                 assert not callable(rows)  # it is embedded at once
                 leaks = _find_leaks(str(data), (train_split, test_split), rows, num_workers)
+        own = own_name(metadata, [*sets, *given])
         last = {name: sets.pop(name) for name in BASELINES if name in sets}
         sets |= given | last
         # the numbers
@@ -150,8 +149,8 @@ def suite(
             leaked_by="" if leaks is None else leaks.how,
             search=search,  # type: ignore[arg-type]
             seed=seed,
-            say=lambda text: console.print(text, highlight=False, markup=False),
-            progress=progress,
+            say=lambda text: console.print(renamed(text, own), highlight=False, markup=False),
+            progress=lambda title, total: progress(renamed(title, own), total),
         )
     write_json(out, report)
     _print_report(report, out)
@@ -255,7 +254,8 @@ def _embed_model(
     own: dict[str, Any] = {"view": backbone.view, "splits": splits, "canvas_px": canvas, **options}
     own |= {"progress": progress, "on_bad": report_bad}
     saved = saved_features(Path(model), backbone, index, splits, canvas)
-    sets: Sets = {"ssl": embed_pair("ssl", backbone.backbone, saved=saved, **own)}
+    known_as = own_name(config.facts, [*taken, *(other.name for other in compared.others)])
+    sets: Sets = {"ssl": embed_pair(known_as, backbone.backbone, saved=saved, **own)}
 
     def embed_other(other: Other) -> Pair:
         with features_folder(Path(model)) as folder:
@@ -274,6 +274,7 @@ def _embed_model(
     return (
         sets,
         {
+            "name": config.facts.get("name", ""),
             "backbone": config.backbone.model_dump(),
             "backbone_sha256": config.weights_sha256,
             "view": backbone.view.config(),
@@ -298,70 +299,6 @@ def _find_leaks(
     index = load_index(data)
     train, test = map(index.split, names)
     return find_leaks((train, test), rows, num_workers=num_workers, progress=progress)
-
-
-def print_suite(report: dict[str, Any]) -> None:
-    """Print the suite's table; a log file gets lines wide enough for an interval in a cell."""
-    printer = Console()
-    if not printer.is_terminal:
-        printer = Console(width=110)
-    printer.print(suite_table(report))
-    for row in report["rows"]:
-        if row["column"] is not None and not row["details"].get("converged", True):
-            note = f"* {row['features']}, {row['column']}: the fit did not converge"
-            printer.print(note, highlight=False, markup=False)
-    if report.get("against"):
-        printer.print(against_table(report["against"]))
-    if report.get("nuisance"):
-        printer.print(nuisance_table(report["nuisance"]))
-
-
-def suite_table(report: dict[str, Any]) -> Table:
-    """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
-    queries = report["rows"][0]["queries"]
-    title = f"Top-1 accuracy in %, 95 % interval; {queries} test samples"
-    note = report["facts"].get("shortened")
-    table = Table(title=f"{title}; {note}" if note else title)
-    table.add_column("features")
-    columns = measured_columns(report)
-    for column in columns:
-        table.add_column(column, justify="right")
-    cells: dict[tuple[str, bool], dict[str, str]] = {}
-    for row in report["rows"]:
-        line = cells.setdefault((row["features"], row["whitened"]), {})
-        if row["column"] is not None:
-            mark = "" if row["details"].get("converged", True) else " *"
-            line[row["column"]] = percent(row["value"], row["interval95"]) + mark
-    for (name, whitened), line in cells.items():
-        label = f"{name}, whitened" if whitened else name
-        table.add_row(label, *(line.get(column, "–") for column in columns))
-    return table
-
-
-def against_table(compared: Sequence[dict[str, Any]]) -> Table:
-    """Rows: a measure of a network each, first the one that decides and has the answer."""
-    several = len({each["features"] for each in compared}) > 1
-    table = Table(title="Against other networks: shares in %, differences in points with 95 %")
-    table.add_column("against", overflow="fold")
-    table.add_column("measure")
-    for heading in ("ours", "theirs", "difference", "over"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("answer")
-    for each in compared:
-        if each["primary"]:
-            table.add_section()
-        name = each["against"] + (f" ({each['features']})" if several else "")
-        low, high = (100 * end for end in each["interval95"])
-        table.add_row(
-            Text(name if each["primary"] else ""),
-            f"{each['measure']}, {' / '.join(dict.fromkeys(form_names(each)))}",
-            f"{100 * each['value']:.1f}",
-            f"{100 * each['against_value']:.1f}",
-            f"{100 * each['difference']:+.1f} ({low:+.1f}, {high:+.1f})",
-            f"{each['count']:,} {each['unit']}",
-            answer_text(each),
-        )
-    return table
 
 
 def _load_features(text: str) -> tuple[str, tuple[Embeddings, Embeddings]]:

@@ -6,7 +6,7 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
     facts            where the features come from: plain values, whatever the caller gave
     columns          headings of the table, in order
     rows             one object a number:
-        features     "ssl", "pixels", "random", ...
+        features     "ssl" (the model's own), "pixels", "random", ...
         whitened     whether PCA whitening, learned on train features, went before
         column       the heading this number stands under; null: not in the table
         protocol, metric, value, interval95, queries, bank, details, unit    see result.Result

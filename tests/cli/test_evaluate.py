@@ -213,8 +213,12 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert all(row["queries"] == 20 for row in report["rows"])
     assert (report["facts"]["step"], report["facts"]["steps"]) == (3, 3)
     assert "unfinished" not in shown
-    for message in ("ssl, whitened", "pixels", "random", "kNN with 100 labels a class"):
+    for message in ("tiny, whitened", "pixels", "random", "kNN with 100 labels a class"):
         assert message in shown
+    assert "ssl" not in shown.replace("sslpipe", "")  # the name of the run
+    shown = call(report_tool, run_dir)
+    assert "tiny, whitened" in shown
+    assert "ssl" not in shown.replace("sslpipe", "")
     model = load_backbone(run_dir)
     index = load_index(data)
     train_rows, test_rows = (
@@ -272,8 +276,13 @@ def test_suite_marks_a_fit_that_did_not_converge_and_shows_no_empty_column(capsy
     shown = printed(capsys, rows=[knn, cut], columns=columns)
     assert "100/class" not in shown
     assert shown.count("*") == 2
-    assert "* ssl, linear: the fit did not converge" in shown
+    assert "* this model, linear: the fit did not converge" in shown
     assert "*" not in printed(capsys, columns=columns)
+    # under the name of the run, unless other features have it
+    named = {"facts": {"name": "[red]photos"}, "columns": columns}
+    assert "* [red]photos, linear:" in printed(capsys, rows=[knn, cut], **named)
+    other = {**knn, "features": "[red]photos"}
+    assert "* this model, linear:" in printed(capsys, rows=[knn, cut, other], **named)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from sslpipe.cli.suite import suite_table
+from sslpipe.cli.suite_tables import suite_table
 from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS, protocols
 from sslpipe.evaluation.embed import Embeddings

@@ -20,7 +20,7 @@ import sslpipe.cli.app
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
 import sslpipe.cli.report
-from sslpipe.cli.suite import against_table
+from sslpipe.cli.suite_tables import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.report.build import held_out

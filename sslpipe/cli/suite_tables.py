@@ -1,0 +1,105 @@
+"""What `sslpipe evaluate suite` and `report` print of an eval.json: its tables."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sslpipe.cli.columns import nuisance_table, percent
+from sslpipe.errors import one_line
+from sslpipe.evaluation.result import measured_columns
+from sslpipe.evaluation.verdict import answer_text, form_names
+
+
+def own_name(facts: Mapping[str, Any], others: Iterable[str]) -> str:
+    """Return what the model's own features, "ssl" in eval.json, are called on a terminal.
+
+    Args:
+        facts: Of eval.json, or of a backbone.
+        others: Names of other features, which it must not have.
+    """
+    name = facts.get("name")
+    return one_line(name) if isinstance(name, str) and name not in ("", *others) else "this model"
+
+
+def renamed(text: str, own: str) -> str:
+    """Put the model's own name into a line of the suite."""
+    return re.sub(r"(?<![\w.-])ssl(?![\w.-])", lambda found: own, text)
+
+
+def _named(report: dict[str, Any]) -> dict[str, Any]:
+    """Return what is printed of a report with the model's own name in each row."""
+    own = own_name(report["facts"], [row["features"] for row in report["rows"]])
+    shown = dict(report)
+    for table in {"rows", "against", "nuisance"} & report.keys():
+        shown[table] = [
+            {**row, "features": own} if row["features"] == "ssl" else row for row in report[table]
+        ]
+    return shown
+
+
+def print_suite(report: dict[str, Any]) -> None:
+    """Print the suite's table; a log file gets lines wide enough for an interval in a cell."""
+    report, printer = _named(report), Console()
+    if not printer.is_terminal:
+        printer = Console(width=110)
+    printer.print(suite_table(report))
+    for row in report["rows"]:
+        if row["column"] is not None and not row["details"].get("converged", True):
+            note = f"* {row['features']}, {row['column']}: the fit did not converge"
+            printer.print(note, highlight=False, markup=False)
+    if report.get("against"):
+        printer.print(against_table(report["against"]))
+    if report.get("nuisance"):
+        printer.print(nuisance_table(report["nuisance"]))
+
+
+def suite_table(report: dict[str, Any]) -> Table:
+    """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
+    queries = report["rows"][0]["queries"]
+    title = f"Top-1 accuracy in %, 95 % interval; {queries} test samples"
+    note = report["facts"].get("shortened")
+    table = Table(title=f"{title}; {note}" if note else title)
+    table.add_column("features")
+    columns = measured_columns(report)
+    for column in columns:
+        table.add_column(column, justify="right")
+    cells: dict[tuple[str, bool], dict[str, str]] = {}
+    for row in report["rows"]:
+        line = cells.setdefault((row["features"], row["whitened"]), {})
+        if row["column"] is not None:
+            mark = "" if row["details"].get("converged", True) else " *"
+            line[row["column"]] = percent(row["value"], row["interval95"]) + mark
+    for (name, whitened), line in cells.items():
+        label = f"{name}, whitened" if whitened else name
+        table.add_row(Text(label), *(line.get(column, "–") for column in columns))
+    return table
+
+
+def against_table(compared: Sequence[dict[str, Any]]) -> Table:
+    """Rows: a measure of a network each, first the one that decides and has the answer."""
+    several = len({each["features"] for each in compared}) > 1
+    table = Table(title="Against other networks: shares in %, differences in points with 95 %")
+    table.add_column("against", overflow="fold")
+    table.add_column("measure")
+    for heading in ("ours", "theirs", "difference", "over"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("answer")
+    for each in compared:
+        if each["primary"]:
+            table.add_section()
+        name = each["against"] + (f" ({each['features']})" if several else "")
+        low, high = (100 * end for end in each["interval95"])
+        table.add_row(
+            Text(name if each["primary"] else ""),
+            f"{each['measure']}, {' / '.join(dict.fromkeys(form_names(each)))}",
+            f"{100 * each['value']:.1f}",
+            f"{100 * each['against_value']:.1f}",
+            f"{100 * each['difference']:+.1f} ({low:+.1f}, {high:+.1f})",
+            f"{each['count']:,} {each['unit']}",
+            answer_text(each),
+        )
+    return table
