@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SupConLoss,
     )
     from sslpipe.recipe import load_recipe
+    from sslpipe.registry.plugins import load_plugins
 
 __all__ = [
     "DCLLoss",
@@ -38,6 +39,7 @@ __all__ = [
     "knn",
     "load_backbone",
     "load_index",
+    "load_plugins",
     "load_recipe",
     "train",
 ]
@@ -53,6 +55,7 @@ _HOMES = {
     "knn": "evaluation.knn",
     "load_backbone": "export.load",
     "load_index": "data.index",
+    "load_plugins": "registry.plugins",
     "load_recipe": "recipe",
 }
 

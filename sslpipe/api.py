@@ -9,6 +9,8 @@ from sslpipe.export.initial import open_init
 from sslpipe.export.load import FrozenBackbone, Weights
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
+from sslpipe.registry.plugins import made_with
+from sslpipe.run.records import plugins_of
 from sslpipe.train import train as pretrain
 
 
@@ -26,7 +28,8 @@ def train(
     """Pretrain or, with a recipe that has a [sampler], fine-tune; or resume this run directory.
 
     Args:
-        recipe: A recipe, or the path of a TOML file.
+        recipe: A recipe, or the path of a TOML file; its parts of your own are known after
+            `sslpipe.load_plugins`.
         data: The data set's index, or the path or URL of its dataset.json.
         run_dir: Where the run lives; the same one resumes.
         init: The weights that the backbone starts from: what `load_backbone` takes, or returns. A
@@ -43,7 +46,8 @@ def train(
         UserError: For what the user can mend: recipe, data, launch, a directory in use.
     """
     if isinstance(recipe, str | Path):
-        recipe = load_recipe(recipe, overrides)
+        with made_with(plugins_of(Path(run_dir))):
+            recipe = load_recipe(recipe, overrides)
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
     if init is not None and backbone is not None:

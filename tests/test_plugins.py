@@ -187,15 +187,51 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
         assert f"the run was made with parts of your own: add --plugin {named} (in P" in said
     # what the message says for Python does load it
     python = re.search(r"in Python, first: (.*?\))\)", run_program(*train, code=2, **here))[1]
-    code = f"import sslpipe; {python}; print(sslpipe.load_backbone({str(run)!r}).num_features)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "12\n"), done.stderr
+    lines = f"""{python}
+backbone = sslpipe.load_backbone({str(run)!r})
+sslpipe.export_backbone({str(run)!r}, "again")  # its proof is another process
+print(backbone.num_features)
+"""
+    assert run_python(lines, tmp_path).endswith("12\n")
     # another file is another run
     (tmp_path / "my_parts.py").write_text(MODULE + "# changed\n")
     said = run_program(*train, "--plugin", "my_parts", code=2, **here)
     assert "the source of the plug-in my_parts has changed" in said
+
+
+def run_python(lines: str, cwd: Path) -> str:
+    """Run lines of Python behind `import sslpipe`; returns what they print."""
+    command = [sys.executable, "-c", f"import sslpipe\n{lines}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_python_resumes_a_run_of_the_command_line_and_the_other_way(data, tmp_path):
+    shutil.copytree(PACKAGE / "photo_parts", tmp_path / "photo_parts")
+    (tmp_path / "my_parts.py").write_text(MODULE)
+    recipe, plugin = write_recipe(tmp_path, PLUGGED), ("--plugin", "my_parts.py")
+    here = {"path": tmp_path, "cwd": tmp_path}
+    runs = [tmp_path / name for name in ("commands", "python", "both")]
+
+    def train(run: Path, code: int = 0, **options: object) -> None:
+        words = ("train", recipe, "--data", data, "--run-dir", run, *plugin)
+        run_program(*words, code=code, **here, **options)
+
+    def python(run: Path) -> str:
+        call = f"sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r})"
+        return run_python(f"sslpipe.load_plugins('my_parts.py')\n{call}\n", tmp_path)
+
+    train(runs[0])
+    python(runs[1])
+    train(runs[2], code=9, SSLPIPE_FAULT="train.step:3")
+    python(runs[2])
+    train(runs[1])  # done: the same run
+    for run in runs[1:]:
+        assert_same(final_weights(run), final_weights(runs[0]), 0)
+        named = json.loads((run / "run.json").read_text())["plugins"]
+        assert named == [str(tmp_path / "my_parts.py")]
 
 
 FAULTY = """

@@ -63,14 +63,31 @@ def take_from(arguments: Iterable[str]) -> list[str]:
             names.append(word.removeprefix("--plugin="))
         else:
             rest.append(word)
-    for name in names:
-        if not name:
-            raise UserError("--plugin needs a module's name or a .py file")
-        load_module(name)
-    if names:  # files as absolute paths: a process may start in another directory
-        paths = (str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
-        os.environ[VARIABLE] = os.pathsep.join(paths)
+    if "" in names:
+        raise UserError("--plugin needs a module's name or a .py file")
+    if names:
+        os.environ.pop(VARIABLE, None)
+        load_plugins(*names)
     return rest
+
+
+def load_plugins(*names: str) -> None:
+    """Do in Python what `--plugin` does for a command: import modules with parts of one's own.
+
+    Their source is in the digest of runs; runs and exports name them; processes that this one
+    starts load them, too. Call it first, before such a run is trained, resumed or loaded.
+
+    Args:
+        names: Of modules, also of the working directory; or .py files.
+
+    Raises:
+        UserError: There is no such module, or its import fails; names file and line.
+    """
+    for name in names:
+        load_module(name)
+    # files as absolute paths: a process may start in another directory
+    paths = [str(Path(name).resolve()) if name.endswith(".py") else name for name in names]
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*requested(), *paths]))
 
 
 def requested() -> list[str]:
@@ -106,10 +123,9 @@ def plugin_hint() -> str:
     forgotten = [str(name) for name in _recorded if name not in requested()]
     if forgotten:
         flags = " ".join(f"--plugin {shlex.quote(name)}" for name in forgotten)
-        calls = "; ".join(f"load_module({name!r})" for name in forgotten)
         return (
-            f"; the run was made with parts of your own: add {flags} (in Python, first: from "
-            f"sslpipe.registry.plugins import load_module; {calls})"
+            f"; the run was made with parts of your own: add {flags} (in Python, first: "
+            f"sslpipe.load_plugins({', '.join(map(repr, forgotten))}))"
         )
     return "" if requested() else "; is it a part of your own? name its module with --plugin"
 
