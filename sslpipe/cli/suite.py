@@ -130,9 +130,9 @@ def suite(
             )
             metadata |= found
             if leakage:
-                rows = sets["ssl"]
-                assert not callable(rows)  # it is embedded at once
-                leaks = _find_leaks(str(data), (train_split, test_split), rows, num_workers)
+                leaks = _find_leaks(str(data), (train_split, test_split), sets, num_workers)
+            if not baselines:
+                del sets["pixels"]
         own = own_name(metadata, [*sets, *given])
         last = {name: sets.pop(name) for name in BASELINES if name in sets}
         sets |= given | last
@@ -267,7 +267,7 @@ def _embed_model(
     sets |= {other.name: partial(embed_other, other) for other in others}
     if untrained is not None:
         sets["random"] = partial(embed_pair, "random", untrained, **own)
-        sets["pixels"] = partial(embed_pixels, **own)
+    sets["pixels"] = partial(embed_pixels, **own)
     trained = config.facts.get("recipe")
     known = trained if isinstance(trained, dict) else {}
     note = shortened_note(known)
@@ -292,13 +292,21 @@ def _embed_model(
     )
 
 
-def _find_leaks(
-    data: str, names: tuple[str, str], rows: tuple[Embeddings, Embeddings], num_workers: int
-) -> Leaks:
-    """Find the test samples that are in train, with a progress bar."""
+def _find_leaks(data: str, names: tuple[str, str], sets: Sets, num_workers: int) -> Leaks:
+    """Find the test samples that are in train; pixels that it needs as features stay in `sets`."""
     index = load_index(data)
     train, test = map(index.split, names)
-    return find_leaks((train, test), rows, num_workers=num_workers, progress=progress)
+    rows = sets["ssl"]
+    assert not callable(rows)  # it is embedded at once
+
+    def pixels() -> Pair:
+        made = sets["pixels"]
+        if callable(made):
+            console.print("pixels: features", highlight=False, markup=False)
+            made = sets["pixels"] = made()
+        return made
+
+    return find_leaks((train, test), rows, pixels, num_workers=num_workers, progress=progress)
 
 
 def _load_features(text: str) -> tuple[str, tuple[Embeddings, Embeddings]]:

@@ -1,20 +1,36 @@
 """Which test samples have a near-duplicate in train: what makes a test easier than it looks."""
 
+from collections.abc import Callable
 from contextlib import closing, nullcontext
+from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from sslpipe.curate.duplicates import Limits, accepted_pairs, compare_all, others_rests
 from sslpipe.curate.results import COLUMN
+from sslpipe.curate.scan import Progress as Advance
 from sslpipe.curate.scan import Samples, scan
+from sslpipe.curate.verify import Verdicts
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.features import Progress
-from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.neighbours import nearest, nearest_units
 
-NEIGHBOURS = 3  # train samples compared with each test sample
+Pair = tuple[Embeddings, Embeddings]
+Integers = NDArray[np.int64]
+
+NEIGHBOURS = 5  # of a suspect, by features and by pixels: the first is compared of all samples
+PIXELS_PX = 14  # side to which pixels are reduced: as many duplicates are nearest as at 28
+EDGE = 1  # px of these, all around, that do not count: a border, or a small text
+# least correlation of these with which samples are compared: of 99 % of those that were saved
+# again, resized, mirrored, recoloured, or got a text; those cropped are near by features
+ALIKE = 0.95
+LARGE_BYTES = 2**14  # of a sample, from which on threads that decode are worth their price
 
 
 class Leaks(NamedTuple):
@@ -31,7 +47,8 @@ class Leaks(NamedTuple):
 
 def find_leaks(
     splits: tuple[Split, Split],
-    rows: tuple[Embeddings, Embeddings],
+    rows: Pair,
+    pixels: Callable[[], Pair],
     *,
     num_workers: int = 2,
     progress: Progress | None = None,
@@ -39,54 +56,129 @@ def find_leaks(
     """Find the test samples that are in train, too.
 
     Where both splits have the column duplicate_group, it says so. Else the pixels of each test
-    sample are compared with those of its nearest train samples by features.
+    sample are compared with those of the train sample that is nearest by features and, where they
+    are alike on a coarse grid, by pixels, mirrored or not; where one of them may be the same, with
+    those of more, for `Limits`.
 
     Args:
         splits: Train and test.
         rows: Their features, on the CPU.
+        pixels: Makes their pixels as features, see `baselines.pixel_features`; on the CPU, too.
         num_workers: Threads that decode and compare.
         progress: Makes the progress bar of the samples that are read.
 
     Raises:
-        DataError: A shard cannot be read, or fewer train samples than neighbours have features.
+        DataError: A shard cannot be read.
     """
     if all(COLUMN in split.columns and _has_values(split) for split in splits):
         return Leaks(_by_column(*splits), f"by the column {COLUMN}")
-    train, test = rows
-    k = min(NEIGHBOURS, len(train.ids))
-    near = train.ids[nearest(train.features, test.features, k).indices]  # (Q, k)
-    wanted = [np.unique(near.numpy()), np.sort(test.ids.numpy())]
-    bar = nullcontext() if progress is None else progress("leakage", sum(map(len, wanted)))
-    with bar as advance:
-        samples = scan(
-            splits, ids=wanted, num_workers=num_workers, on_bad=lambda bad: None, progress=advance
-        )
-    with closing(samples.pictures.thumbs):
-        pairs = _rows_of(samples, near.numpy(), test.ids.numpy())
-        verdicts = compare_all(samples, pairs, num_workers=num_workers)
+    k = min(NEIGHBOURS, len(rows[0].ids))
+    near, alike = _near(rows, pixels(), k)  # (2 k, 2, Q), (A, 2)
+
+    # the nearest of each; then more of those that may be in train
+    wanted = np.concatenate([near[0].T, alike])
+    count = sum(len(np.unique(side)) for side in wanted.T)
+    with nullcontext() if progress is None else progress("leakage", count) as advance:
+        samples, pairs, verdicts = _compared(splits, wanted, num_workers, advance)
+    same = _may_be_same(samples, pairs, verdicts)
+    suspects = np.unique(samples.ids[pairs[same, 1]])
+    if not len(suspects):
+        return Leaks(suspects, "by pixels")
+    wanted = np.concatenate([near.transpose(0, 2, 1).reshape(-1, 2), alike])
+    wanted = np.unique(wanted[np.isin(wanted[:, 1], suspects)], axis=0)
+    samples, pairs, verdicts = _compared(splits, wanted, num_workers, None)
     others = others_rests(pairs, verdicts, len(samples), Limits(), k)
-    same = accepted_pairs(pairs, verdicts, others, Limits())
-    hashes = samples.pixels_sha256
-    same |= (hashes[pairs[:, 0]] == hashes[pairs[:, 1]]).all(1)
+    same = accepted_pairs(pairs, verdicts, others, Limits()) | _equal(samples, pairs)
     return Leaks(np.unique(samples.ids[pairs[same, 1]]), "by pixels")
 
 
-def _rows_of(
-    samples: Samples, near: NDArray[np.int64], ids: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Rows of train and test samples that are near to each other and could be read, (P, 2).
+def _near(rows: Pair, pixels: Pair, k: int) -> tuple[Integers, Integers]:
+    """Pair test samples with the train samples that are nearest to them.
+
+    Returns:
+        (2 k, 2, Q) ids of train and test: by features the k nearest, then by pixels; (A, 2) the
+        same of those that are alike by pixels, or by mirrored ones.
+    """
+    by_features = nearest(rows[0].features, rows[1].features, k).indices.numpy()
+    bank, queries = (small_pictures(each.features) for each in pixels)  # (N, C, S, S)
+    units = _units(bank)
+    ways = [nearest_units(units, _units(way), k) for way in (queries, queries.flip(3))]
+    (train, test), (of_train, of_test) = ([each.ids.numpy() for each in p] for p in (rows, pixels))
+    near = np.concatenate([train[by_features].T, of_train[ways[0].indices.numpy()].T])  # (2 k, Q)
+    alike = [
+        np.stack([of_train[way.indices[found, 0].numpy()], of_test[found]], 1)
+        for way in ways
+        for found in [np.flatnonzero(way.similarities[:, 0].numpy() >= ALIKE)]
+    ]
+    return np.stack([near, np.broadcast_to(test, near.shape)], 1), np.concatenate(alike)
+
+
+def small_pictures(pixels: Tensor) -> Tensor:
+    """Make pictures of rows of `baselines.pixel_features`, (N, S S) or (N, 3 S S).
+
+    Returns:
+        (N, 1 or 3, side, side), side at most PIXELS_PX.
+    """
+    width = pixels.shape[1]
+    channels = 1 if isqrt(width) ** 2 == width else 3  # thrice a square is none
+    side = isqrt(width // channels)
+    pictures = pixels.view(-1, channels, side, side)
+    return adaptive_avg_pool2d(pictures, min(side, PIXELS_PX))
+
+
+def _units(pictures: Tensor) -> Tensor:
+    """Rows of which products are correlations, without the edge where something is left."""
+    side = pictures.shape[3]
+    edge = EDGE if side > 4 * EDGE else 0
+    rows = pictures[:, :, edge : side - edge, edge : side - edge].flatten(1)
+    return fixed_point_units(rows - rows.mean(1, keepdim=True))
+
+
+def _compared(
+    splits: tuple[Split, Split], wanted: Integers, num_workers: int, advance: Advance | None
+) -> tuple[Samples, Integers, Verdicts]:
+    """Read samples and compare them, (P, 2) ids of train and test; rows of those that are read."""
+    ids = [np.unique(side) for side in wanted.T]
+    shards = [shard for split in splits for shard in split.shards]
+    mean_bytes = sum(shard.bytes for shard in shards) / sum(shard.samples for shard in shards)
+    samples = scan(
+        splits,
+        ids=ids,
+        num_workers=num_workers if mean_bytes >= LARGE_BYTES else 0,
+        on_bad=lambda bad: None,  # reported where features were made
+        progress=advance,
+    )
+    with closing(samples.pictures.thumbs):
+        pairs = _rows_of(samples, np.unique(wanted, axis=0))
+        return samples, pairs, compare_all(samples, pairs, num_workers=num_workers)
+
+
+def _may_be_same(samples: Samples, pairs: Integers, verdicts: Verdicts) -> NDArray[np.bool_]:
+    """Say which pairs are one picture if nothing else is as like them, (P,)."""
+    none = np.ones((2, len(samples)), np.float32)
+    return accepted_pairs(pairs, verdicts, none, Limits()) | _equal(samples, pairs)
+
+
+def _equal(samples: Samples, pairs: Integers) -> NDArray[np.bool_]:
+    """Say which pairs have equal pixels, (P,)."""
+    hashes = samples.pixels_sha256
+    equal: NDArray[np.bool_] = (hashes[pairs[:, 0]] == hashes[pairs[:, 1]]).all(1)
+    return equal
+
+
+def _rows_of(samples: Samples, wanted: Integers) -> Integers:
+    """Rows of the train and test samples of some pairs, (P, 2), that could both be read.
 
     Args:
         samples: Of both splits, train first.
-        near: (Q, k) ids of train samples.
-        ids: (Q,) ids of test samples.
+        wanted: (P, 2) ids.
     """
     sides = []
-    for number, wanted in enumerate((near.ravel(), np.repeat(ids, near.shape[1]))):
+    for number, ids in enumerate(wanted.T):
         rows = np.flatnonzero(samples.split == number)
-        place = np.searchsorted(samples.ids[rows], wanted)
+        place = np.searchsorted(samples.ids[rows], ids)
         found = np.append(rows, -1)[place]  # the last: beyond all
-        known = (found >= 0) & (samples.ids[found] == wanted)
+        known = (found >= 0) & (samples.ids[found] == ids)
         sides.append(np.where(known, found, -1))
     pairs = np.stack(sides, 1)
     return pairs[(pairs >= 0).all(1)]
@@ -96,9 +188,9 @@ def _has_values(split: Split) -> bool:
     return split.name in split.columns[COLUMN].splits
 
 
-def _by_column(train: Split, test: Split) -> NDArray[np.int64]:
+def _by_column(train: Split, test: Split) -> Integers:
     """Test samples whose group has a train sample; numbers are the same in all splits."""
     shared = np.isin(test.column(COLUMN).groups.values, train.column(COLUMN).groups.values)
     codes = test.column(COLUMN).groups.code_of(np.arange(len(test)))
-    leaked: NDArray[np.int64] = np.flatnonzero((codes >= 0) & np.append(shared, False)[codes])
+    leaked: Integers = np.flatnonzero((codes >= 0) & np.append(shared, False)[codes])
     return leaked

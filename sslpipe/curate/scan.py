@@ -143,8 +143,9 @@ class _Collected:
     def take(self, part: Sequence[_Seen]) -> None:
         thumbs = [thumb for seen in part for thumb in seen.thumbs]
         if thumbs:
-            self._thumbs.append(thumbs)
-            self._descriptors.append(describe(np.stack(thumbs)))
+            whole = np.stack(thumbs)
+            self._thumbs.append(whole)
+            self._descriptors.append(describe(whole))
         self.rows += [seen._replace(thumbs=[]) for seen in part]
 
     def samples(self, splits: Sequence[str], counts: Sequence[int]) -> Samples:

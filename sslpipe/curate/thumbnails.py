@@ -7,7 +7,6 @@ horizontal frequencies, which costs no view of its own.
 """
 
 import tempfile
-from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -52,12 +51,12 @@ def inside_frame(pixels: Thumbs) -> Thumbs | None:
     if min(pixels.shape[:2]) < 3:
         return None
     corner = pixels[0, 0].astype(np.int16)
-    edges = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
-    if any((np.abs(edge - corner) > _FRAME_LEVELS).any() for edge in edges):
+    edges = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    if (np.abs(edges - corner) > _FRAME_LEVELS).any():
         return None
-    odd = (np.abs(pixels - corner) > _FRAME_LEVELS).any(2)  # (h, w)
+    odd = np.abs(pixels - corner) > _FRAME_LEVELS  # (h, w, 3)
     ends = []
-    for lines in (odd.any(1), odd.any(0)):  # rows, columns
+    for lines in (odd.any((1, 2)), odd.any(0).any(1)):  # rows, columns
         inside = np.flatnonzero(lines)
         if not len(inside):
             return None
@@ -160,10 +159,9 @@ class ThumbFile:
     def __len__(self) -> int:
         return self._rows
 
-    def append(self, thumbs: Sequence[Thumbs]) -> None:
-        """Add rows, (64, 64, 3) each."""
-        for thumb in thumbs:
-            self._file.write(np.ascontiguousarray(thumb).data)
+    def append(self, thumbs: Thumbs) -> None:
+        """Add rows, (n, 64, 64, 3)."""
+        self._file.write(np.ascontiguousarray(thumbs).data)
         self._file.flush()
         self._rows += len(thumbs)
 

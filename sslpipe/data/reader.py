@@ -79,8 +79,8 @@ class Reader:
             DataError: The shard itself cannot be read.
         """
         samples: dict[int, Raw] = {}
-        for first, last in self._runs(shard, np.sort(rows)):
-            samples.update(zip(range(first, last + 1), self._read(shard, first, last), strict=True))
+        for run in self._runs(shard, np.sort(rows)):
+            samples.update(zip(run, self._read(shard, run), strict=True))
         return [samples[row] for row in rows.tolist()]
 
     def one(self, sample_id: int) -> Raw:
@@ -88,22 +88,22 @@ class Reader:
         shard, row = self.split.locate([sample_id])
         return self.rows(int(shard[0]), row)[0]
 
-    def _runs(self, shard: int, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """First and last row of each read: near rows together, at most window_bytes."""
+    def _runs(self, shard: int, rows: NDArray[np.int64]) -> Iterator[list[int]]:
+        """The rows of each read: near ones together, at most window_bytes."""
         if not len(rows):  # a decoding thread was faster: the cache holds all of them by now
             return
         offsets = self.split.offsets(shard)
-        first = last = int(rows[0])
+        run = rows[:1].tolist()
         for row in rows[1:].tolist():
-            far = offsets[row, 0] - offsets[last, 1] > GAP_BYTES
-            if far or offsets[row, 1] - offsets[first, 0] > self.window_bytes:
-                yield first, last
-                first = row
-            last = row
-        yield first, last
+            far = offsets[row, 0] - offsets[run[-1], 1] > GAP_BYTES
+            if far or offsets[row, 1] - offsets[run[0], 0] > self.window_bytes:
+                yield run
+                run = []
+            run.append(row)
+        yield run
 
-    def _read(self, shard: int, first: int, last: int) -> list[Raw]:
-        offsets = self.split.offsets(shard)[first : last + 1]
+    def _read(self, shard: int, rows: list[int]) -> list[Raw]:
+        offsets = self.split.offsets(shard)[rows]
         begin = int(offsets[0, 0])
         raw = memoryview(self._bytes(shard, begin, int(offsets[-1, 1])))
         places = (offsets[:, :2] - begin).tolist()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sslpipe.curate.leaks import find_leaks
+from sslpipe.curate.leaks import find_leaks, small_pictures
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from tests.curate.test_duplicates import smooth
@@ -42,9 +42,22 @@ def features(near):
     )
 
 
-def test_leaks_are_found_by_pixels_among_the_nearest(index):
+def pixels(near, mirrored=()):
+    """Train: noise of 3 x 4 x 4; test: that of `near`, in a mirror where `mirrored` says so."""
+    noise = torch.randn(12, 3, 4, 4, generator=torch.manual_seed(1))
+    shown = [noise[row].flip(2) if k in mirrored else noise[row] for k, row in enumerate(near)]
+    train, test = features(near)
+    both = train._replace(features=noise.flatten(1)), torch.stack(shown).flatten(1)
+    return lambda: (both[0], test._replace(features=both[1]))
+
+
+NOWHERE = [11, 11, 11, 11, 11, 11, 11]  # a train sample that is no one's duplicate
+
+
+def test_leaks_are_found_among_the_nearest_by_features(index):
     splits = index.split("train"), index.split("test")
-    leaks = find_leaks(splits, features([0, 1, 5, 3, 9, 4, 1]), num_workers=0)
+    rows = features([0, 1, 5, 3, 9, 4, 1])
+    leaks = find_leaks(splits, rows, pixels(NOWHERE), num_workers=0)
     assert (leaks.ids.tolist(), leaks.how) == ([2, 4, 6], "by pixels")
     planned, done = [], []
 
@@ -52,10 +65,35 @@ def test_leaks_are_found_by_pixels_among_the_nearest(index):
         planned.append(total)
         return nullcontext(done.append)
 
-    rows = features([0, 1, 5, 3, 9, 4, 1])
-    threads = find_leaks(splits, rows, num_workers=2, progress=bar)
+    threads = find_leaks(splits, rows, pixels(NOWHERE), num_workers=2, progress=bar)
     assert threads.ids.tolist() == [2, 4, 6]
     assert planned == [sum(done)]  # the bar ends where the work does
+
+
+def test_leaks_are_found_among_the_nearest_by_pixels_and_by_mirrored_ones(index):
+    splits = index.split("train"), index.split("test")
+    same = [0, 1, 5, 3, 9, 4, 1]
+    found = {}
+    for mirrored in ((), (4,)):
+        shown = pixels(same, mirrored)
+        found[mirrored] = find_leaks(splits, features(NOWHERE), shown, num_workers=0).ids.tolist()
+    assert found == {(): [2, 4, 6], (4,): [2, 4, 6]}
+    # in a mirror they are like nothing, so that the samples are not compared
+    shown = pixels(same, (2, 4, 6))
+    plain = find_leaks(splits, features(NOWHERE), lambda: shown(), num_workers=0)
+    assert plain.ids.tolist() == [2, 4, 6]
+    unlike = shown()[1].features
+    unlike[[2, 4, 6]] = torch.randn(3, 48, generator=torch.manual_seed(2))
+    far = find_leaks(splits, features(NOWHERE), shown, num_workers=0)
+    assert set(far.ids.tolist()) < {2, 4, 6}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_rows_of_pixels_are_pictures_again_and_small_ones(channels):
+    images = torch.randn(5, channels, 28, 28)
+    small = images.view(5, channels, 14, 2, 14, 2).mean((3, 5))
+    torch.testing.assert_close(small_pictures(images.flatten(1)), small)
+    assert torch.equal(small_pictures(small.flatten(1)), small)  # no larger than they are
 
 
 def test_the_column_says_so_where_both_splits_have_it(index, tmp_path):
@@ -63,5 +101,5 @@ def test_the_column_says_so_where_both_splits_have_it(index, tmp_path):
     for split, values in groups.items():
         index = add_columns(tmp_path / "data" / "dataset.json", split, duplicate_group=values)
     splits = index.split("train"), index.split("test")
-    leaks = find_leaks(splits, features([0] * 8), num_workers=0)
+    leaks = find_leaks(splits, features([0] * 8), None, num_workers=0)
     assert (leaks.ids.tolist(), leaks.how) == ([1, 4], "by the column duplicate_group")
