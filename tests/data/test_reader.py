@@ -49,7 +49,7 @@ def test_a_read_is_one_range_of_whole_members_at_most_window_bytes(tmp_path, mon
 def test_far_rows_are_read_apart(tmp_path, monkeypatch):
     monkeypatch.setattr("sslpipe.data.reader.GAP_BYTES", 1000)
     reader = a_reader(tmp_path)
-    assert list(reader._runs(0, np.array([0, 1, 8, 9]))) == [(0, 1), (8, 9)]
+    assert list(reader._runs(0, np.array([0, 1, 8, 9]))) == [[0, 1], [8, 9]]
 
 
 def test_one_sample_by_id(tmp_path):
