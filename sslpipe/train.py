@@ -33,11 +33,11 @@ from sslpipe.export.initial import describe_init, init_metadata, keep_init, run_
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.losses.base import takes_groups
-from sslpipe.models.averaged import follow_average
-from sslpipe.models.momentum import MomentumPair, momentum_at
+from sslpipe.models.averaged import decay_at
+from sslpipe.models.momentum import MomentumPair, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.cuda_graph import record_passes
+from sslpipe.run.cuda_graph import Number, Seed, Step, StepGraph, TakeStep, graph_refusal
 from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision
 from sslpipe.run.launcher import check_streams
@@ -103,7 +103,8 @@ def train(
             metadata=init_metadata(init_from, view),
         )
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
-        unrecorded = record_passes(ddp, recipe, augment.crop_px, run.view_dtype, run.process)
+        launch = run.device.type, run.process.world_size, loss_fn, run.precision
+        unrecorded = graph_refusal(recipe, *launch, on_device=run.guard.on_device)
         run.announce(size + describe_init(init_from, recipe.tune), [*warnings, unrecorded])
         holdout, canvas_px = holdout_ids(recipe, split), recipe.data.canvas_px
         run.monitor(monitor, model.backbone, view, split, holdout, canvas_px, ema=model.ema)
@@ -113,31 +114,44 @@ def train(
             # the views' parameters are a function of (seed, epoch, sample, view)
             return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
 
-        stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views, pairing)
+        def make_views(batch: Batch) -> Tensor:
+            views: Tensor = augment(batch, dtype=run.view_dtype)
+            return views  # (2B, 3, S, S), first views first
 
-        for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
-            projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
-            batch = batch.to(run.device)
-            words = recipe.seed, step, run.process.rank
-            seed = partial(seed_torch, run.device, *words)  # dropout and the like
+        def take_step(
+            batch: Batch, seed: Seed, momentum: Number, decay: Number, views: Tensor | None = None
+        ) -> Step:  # all that differs between steps: run.cuda_graph records the rest
             compute_loss = partial(loss_fn, **loss_arguments(loss_fn, batch))  # ids, labels
-
             if cached is None:
-                seed(0)
-                views = augment(batch, dtype=run.view_dtype)  # (2B, 3, S, S), first views first
+                views = make_views(batch) if views is None else views
                 z_a, z_b = ddp(views).chunk(2)  # 2 x (B, D), one forward
                 loss = compute_loss(z_a, z_b)  # (), over all ranks
                 run.backward(loss)
             else:  # the same negatives and gradient, a slice of every stream at a time
-                make_views = partial(views_of_rows, augment, batch, run.view_dtype)
-                z_a, z_b, loss = cached(make_views=make_views, compute_loss=compute_loss, seed=seed)
+                some = partial(views_of_rows, augment, batch, run.view_dtype)
+                z_a, z_b, loss = cached(make_views=some, compute_loss=compute_loss, seed=seed)
 
             # a non-finite step moves no weight and restores the buffers; it counts as a step
             with run.optimizer_step(loss) as decision:
-                if isinstance(model, MomentumPair) and recipe.momentum:
-                    model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
-                if model.ema is not None and recipe.optim.ema:
-                    follow_average(model.ema, model.backbone, recipe.optim.ema, step)
+                if isinstance(model, MomentumPair):
+                    model.follow(momentum)
+                if model.ema is not None:
+                    follow(model.ema, model.backbone, decay, buffers=True)
+            return Step(z_a, z_b, decision)
+
+        stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views, pairing)
+        take: TakeStep = take_step
+        if recipe.run.cuda_graph and not unrecorded:
+            parts = optimizer.optimizer, loss_fn, run.guard
+            take = StepGraph(take_step, make_views, *parts, canvas_px, run.reporter.warn)
+
+        for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
+            projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
+            words = recipe.seed, step, run.process.rank
+            seed = partial(seed_torch, run.device, *words)  # dropout and the like
+            seed(0)
+            # views, embeddings, loss, gradient, weights
+            z_a, z_b, decision = take(batch.to(run.device), seed, *rates_at(step, recipe))
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 health = embedding_health(z_a, z_b)
@@ -145,6 +159,15 @@ def train(
             run.evaluate_if_due(step)  # all ranks embed, rank 0 scores
             run.save_if_due(step)  # all ranks agree whether to stop, rank 0 writes
         return run.finish()
+
+
+def rates_at(step: int, recipe: Recipe) -> tuple[float, float]:
+    """Return how much a momentum encoder and an average keep of themselves in a step; 1: all."""
+    momentum, decay = recipe.momentum, recipe.optim.ema
+    return (
+        momentum_at(step, momentum, recipe.total_steps) if momentum else 1.0,
+        decay_at(step, decay) if decay else 1.0,
+    )
 
 
 def views_of_rows(augment: Views, batch: Batch, dtype: torch.dtype, rows: Tensor) -> Tensor:

@@ -217,7 +217,7 @@ def _warnings(
         warnings += filter(None, [straddle_warning(index, recipe.data.split)])
     if too_much:
         warnings.append(too_much)
-    if refusal := graph_refusal(recipe, training_device(recipe).type, world_size=1):
+    if refusal := graph_refusal(recipe, training_device(recipe).type, 1, loss_fn):
         warnings.append(refusal)
     if recipe.batchnorm == "local":
         warnings.append(

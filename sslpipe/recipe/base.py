@@ -201,10 +201,10 @@ class RunConfig(Section):
     compile: bool = False
     """torch.compile the model and the colour operations of the views."""
     cuda_graph: bool = False
-    """On one GPU, record the model's forward and backward pass as CUDA graphs and replay them: two
-    launches instead of hundreds, for encoders that compute faster than the host launches (not yet
+    """On one GPU, record a step as a CUDA graph, from its views to the weights, and replay it: one
+    launch instead of hundreds, for encoders that compute faster than the host launches (not yet
     measured, nor run on a GPU). Where that cannot be, the log says why, and the run is as without
-    it. Pretraining only."""
+    it. It keeps the memory of a step for itself. Pretraining only."""
     window_bytes: Annotated[int, Field(gt=0, le=2**40)] = 64 * 2**20
     """Bytes of the largest single read of a shard."""
     allow_pipe: bool = False

@@ -1,87 +1,334 @@
-"""`run.cuda_graph`: the model's forward and backward pass, each recorded once and then replayed.
+"""`run.cuda_graph`: a step, from views to weights, is recorded once and then replayed.
 
 A small encoder computes faster than the host launches its hundreds of kernels. A CUDA graph of them
-is one launch. Views, loss, guard and optimizer stay outside: what they launch depends on the step.
+is one launch. A replay does what was recorded, on the same memory: so what a step gets from the
+host is copied to places that stay, and a step that would launch something else is launched.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from sslpipe.distributed import Rank
+from sslpipe.augment.base import ViewPlan
+from sslpipe.augment.triton_views import TritonPlan
+from sslpipe.data.pipeline import Batch, pack, unpack
+from sslpipe.losses.base import Objective
+from sslpipe.optim import LARS
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.guard import Decision, StepGuard
+
+WARM_UP = 3  # steps that are launched before one is recorded, the last of them as it is compared
 
 
-def graph_refusal(recipe: Recipe, device_type: str, world_size: int) -> str | None:
-    """Say why the passes of a run cannot be recorded; None: they can be, or nobody asked for it.
+class Step(NamedTuple):
+    """What a step leaves, on its device.
+
+    Args:
+        z_a: (B, D), embeddings of the first views.
+        z_b: (B, D), of the second.
+        decision: Its loss and gradient norm, and whether it was skipped.
+    """
+
+    z_a: Tensor
+    z_b: Tensor
+    decision: Decision
+
+
+TakeStep = Callable[..., Step]  # (batch, seed, *numbers, views=None); see StepGraph
+Seed = Callable[[int], None]
+Number = float | Tensor  # the latter () float64, on the device
+
+
+def graph_refusal(
+    recipe: Recipe,
+    device_type: str,
+    world_size: int,
+    loss_fn: Objective,
+    precision: str = "",
+    *,
+    on_device: bool = True,
+) -> str | None:
+    """Say why the steps of a run cannot be recorded; None: they can be, or nobody asked for it.
 
     Args:
         recipe: Of the run.
         device_type: "cuda", "cpu" or "mps".
         world_size: Processes of the run.
+        loss_fn: The objective.
+        precision: Of the run, where it is known.
+        on_device: Whether the device decides if a step is taken.
     """
+    loss_reason = loss_fn.unlike(torch.arange(2), torch.full((2,), -1))
     reasons = {
         f"{device_type} has no CUDA graphs": device_type != "cuda",
-        f"{world_size} processes exchange gradients and statistics inside them": world_size > 1,
-        "data.micro_batch adds up gradients, which a replay overwrites": recipe.data.micro_batch,
+        f"{world_size} processes exchange gradients and statistics inside a step": world_size > 1,
+        "data.micro_batch takes several passes a step": recipe.data.micro_batch,
         "run.compile = true makes kernels of its own": recipe.run.compile,
         "tune.projector_first_steps changes what is trained": recipe.tune.projector_first_steps,
+        "[pairs] gives batches of unequal numbers of images": recipe.pairs,
+        f"loss.kind = {recipe.loss.kind!r}: {loss_reason}": loss_reason,
+        "the host keeps the scale of fp16's gradients": "fp16"
+        in (precision, recipe.optim.precision),
+        "run.max_bad_steps = 1 asks in each step about the last": recipe.run.max_bad_steps == 1,
+        "the weights are of several dtypes, so the host decides each step": not on_device,
     }
     reason = next((text for text, holds in reasons.items() if holds), None)
     return _launched_singly(reason) if reason and recipe.run.cuda_graph else None
 
 
-def record_passes(
-    model: nn.Module, recipe: Recipe, crop_px: int, dtype: torch.dtype, process: Rank
-) -> str | None:
-    """Record the passes of a run's model where run.cuda_graph asks for it; see `record_graphs`.
-
-    Args:
-        model: As it is called in each step, on its device.
-        recipe: Of the run.
-        crop_px: Side of the views.
-        dtype: Of the views.
-        process: This process among all.
-
-    Returns:
-        Why nothing was recorded though it was asked for; else None.
-    """
-    device = next(model.parameters()).device
-    refusal = graph_refusal(recipe, device.type, process.world_size)
-    if refusal is not None or not recipe.run.cuda_graph:
-        return refusal
-    shape = 2 * recipe.data.batch_size, 3, crop_px, crop_px
-    views = torch.zeros(shape, dtype=dtype, device=device)
-    return record_graphs(model, views.contiguous(memory_format=torch.channels_last))
-
-
-def record_graphs(model: nn.Module, views: Tensor) -> str | None:
-    """Record the passes of a model in train mode; from then on its calls replay them.
-
-    Call it before any other thread uses the device, and with views of the shape, dtype and layout
-    of every step. Calls in eval mode are as before. Parameters and buffers are as they were; a
-    gradient is overwritten by the next backward pass.
-
-    Args:
-        model: On the device; called with views alone.
-        views: (2B, 3, S, S); its memory is what the recorded pass reads.
-
-    Returns:
-        Why nothing was recorded, where an operation of the model cannot be; else None.
-    """
-    buffers = list(model.buffers())
-    kept = [buffer.clone() for buffer in buffers]
-    try:
-        # on a stream of its own: three passes that warm up, then those that are recorded
-        torch.cuda.make_graphed_callables(model, (views,))
-    except (RuntimeError, AssertionError) as error:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        return _launched_singly(str(error).splitlines()[0] if str(error) else "it failed")
-    finally:
-        for buffer, before in zip(buffers, kept, strict=True):
-            buffer.copy_(before)  # the warm-up counts for BatchNorm as steps do
-    return None
-
-
 def _launched_singly(reason: str) -> str:
     return f"run.cuda_graph = true has no effect: {reason}"
+
+
+class StepGraph:
+    """Takes a run's steps: launches WARM_UP of them, records one and replays it from then on.
+
+    Weights, buffers and optimizer state stay where they are, so evaluations and checkpoints between
+    steps see them. Views are recorded, too, where Triton's kernels make them; what torch's
+    operations launch for them depends on the batch, so those are made before.
+
+    Args:
+        take_step: Called with batch, seed and numbers as here, and with `views` where those are
+            made already; it launches the whole step.
+        make_views: batch -> (2B, 3, S, S).
+        optimizer: That it steps. Learning rates are read before each call.
+        loss_fn: That it computes; plain attributes are set as the recorded call has set them.
+        guard: Of the run.
+        canvas_px: The longest side of an image.
+        warn: Tells why nothing is recorded, or the first time that a step is not replayed.
+    """
+
+    def __init__(
+        self,
+        take_step: TakeStep,
+        make_views: Callable[[Batch], Tensor],
+        optimizer: Optimizer,
+        loss_fn: Objective,
+        guard: StepGuard,
+        canvas_px: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._take_step, self._make_views, self._optimizer = take_step, make_views, optimizer
+        self._loss_fn, self._guard, self._warn = loss_fn, guard, warn
+        self._canvas_px, self._launched = canvas_px, 0
+        self._numbers: _Numbers | None = None
+        self._inputs: _Inputs | None = None
+        self._recorded: _Recorded | None = None
+        self._operations = _Operations()
+        self._gave_up = self._told = False
+        # graphs are recorded on no default stream; what is launched before should be on the same
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, batch: Batch, seed: Seed, *numbers: float) -> Step:
+        """Take a step.
+
+        Args:
+            batch: Of this step, on the device.
+            seed: Handed on to take_step; torch's generators are seeded already.
+            numbers: What else differs between steps; take_step gets () float64 on the device.
+
+        Returns:
+            What the next call overwrites.
+        """
+        before = torch.cuda.current_stream()
+        self._stream.wait_stream(before)
+        with torch.cuda.stream(self._stream):
+            if self._numbers is None:
+                self._numbers = _Numbers(self._optimizer, len(numbers), batch.images.device)
+            with self._numbers.sent(numbers) as sent:
+                step = self._launch_or_replay(batch, seed, sent)
+        before.wait_stream(self._stream)
+        return step
+
+    def _launch_or_replay(self, batch: Batch, seed: Seed, numbers: Sequence[Tensor]) -> Step:
+        views = None if _triton_plan(batch) else self._make_views(batch)
+        if self._gave_up:
+            return self._take_step(batch, seed, *numbers, views=views)
+        if self._inputs is None:
+            self._inputs = _Inputs(batch, views, self._canvas_px)
+        reason = self._loss_fn.unlike(**batch.loss_arguments) or self._inputs.unlike(batch, views)
+        if self._guard.last_may_end_it:
+            reason = "it must know how the last step went"
+        if reason:
+            self._tell_once(reason)
+            return self._take_step(batch, seed, *numbers, views=views)
+
+        batch, views = self._inputs.fill(batch, views)
+        call = (batch, seed, *numbers)
+        if self._recorded is None and self._launched < WARM_UP:
+            self._launched += 1
+            self._operations = _Operations()
+            with self._operations:
+                return self._take_step(*call, views=views)
+        if self._recorded is None:
+            self._recorded = self._record(*call, views=views)
+        if self._recorded is None:
+            self._inputs = None
+            return self._take_step(*call, views=views)
+        self._recorded.graph.replay()
+        vars(self._loss_fn).update(self._recorded.kept)
+        return self._recorded.step
+
+    def _record(self, *call: Any, views: Tensor | None) -> "_Recorded | None":
+        """Record a step, which is not taken by that; None: it cannot be, and the reason is told."""
+        operations, graph = _Operations(), torch.cuda.CUDAGraph()
+        groups = [group for group in self._optimizer.param_groups if "capturable" in group]
+        for group in groups:
+            group["capturable"] = True  # AdamW asks; fused, it is
+        try:
+            if (reason := self._operations.of_host) is None:
+                # thread_local: the loader's threads go on using the device
+                mode, stream = "thread_local", self._stream
+                with torch.cuda.graph(graph, None, stream, mode), operations:
+                    step = self._take_step(*call, views=views)
+                reason = self._operations.difference(operations)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0] if str(error) else "it failed"
+        finally:
+            for group in groups:
+                group["capturable"] = False
+        if reason is None:
+            step = step._replace(z_a=step.z_a.detach(), z_b=step.z_b.detach())
+            return _Recorded(graph, step, kept=dict(vars(self._loss_fn)))
+        self._gave_up = True
+        self._optimizer.zero_grad(set_to_none=True)  # in memory of what was being recorded
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self._warn(_launched_singly(reason))
+        return None
+
+    def _tell_once(self, reason: str) -> None:
+        if not self._told:
+            self._warn(f"run.cuda_graph: a step is launched, not replayed: {reason} (told once)")
+        self._told = True
+
+
+class _Recorded(NamedTuple):
+    """A graph; what its replays leave, in its memory; the objective's attributes."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+    kept: dict[str, Any]
+
+
+class _Numbers:
+    """The learning rates and further numbers of a step, on the device, in one copy."""
+
+    def __init__(self, optimizer: Optimizer, count: int, device: torch.device) -> None:
+        self._groups = optimizer.param_groups
+        # torch's fused kernels read float32, LARS the very number
+        self._dtype = torch.float64 if isinstance(optimizer, LARS) else torch.float32
+        parts = self._on_host([0.0] * count)
+        self._block = pack(parts, pinned=False).to(device)
+        self._rates, self._numbers = (part.unbind() for part in unpack(self._block, parts))
+
+    @contextmanager
+    def sent(self, numbers: Sequence[float]) -> Iterator[Sequence[Tensor]]:
+        """Inside, each group's rate is a number on the device; gives the other numbers."""
+        self._block.copy_(pack(self._on_host(numbers), pinned=True), non_blocking=True)
+        rates = [group["lr"] for group in self._groups]
+        for group, rate in zip(self._groups, self._rates, strict=True):
+            group["lr"] = rate
+        try:
+            yield self._numbers
+        finally:
+            for group, lr in zip(self._groups, rates, strict=True):
+                group["lr"] = lr
+
+    def _on_host(self, numbers: Sequence[float]) -> list[Tensor]:
+        rates = torch.tensor([group["lr"] for group in self._groups], dtype=self._dtype)
+        return [rates, torch.tensor(numbers, dtype=torch.float64)]
+
+
+class _Inputs:
+    """The memory that a recorded step reads: images and their views' tables, or views.
+
+    Args:
+        batch: One of those that are to be copied into it.
+        views: Its views, where they are made before.
+        canvas_px: The longest side of an image.
+    """
+
+    def __init__(self, batch: Batch, views: Tensor | None, canvas_px: int) -> None:
+        self._views = None if views is None else torch.empty_like(views)
+        if (plan := _triton_plan(batch)) is not None:
+            images = torch.zeros_like(batch.images[:, :, :1, :1]).expand(
+                -1, -1, canvas_px, canvas_px
+            )
+            self._images = images.contiguous(memory_format=torch.channels_last)
+            self._block = torch.empty_like(cast(Tensor, plan.block))
+
+    def unlike(self, batch: Batch, views: Tensor | None) -> str | None:
+        """Say why a batch cannot be copied into it; None: it can."""
+        plan = _triton_plan(batch)
+        if self._views is not None:
+            same = views is not None and views.shape == self._views.shape
+        else:
+            block = None if plan is None else plan.block
+            fits = len(batch.images) == len(self._images)
+            same = fits and block is not None and block.shape == self._block.shape
+        return None if same else "its batch is of another shape"
+
+    def fill(self, batch: Batch, views: Tensor | None) -> tuple[Batch, Tensor | None]:
+        """Copy a batch, or its views; returns both as they are here."""
+        if self._views is not None:
+            return batch, self._views.copy_(cast(Tensor, views))
+        plan = cast(TritonPlan, _triton_plan(batch))
+        height, width = batch.images.shape[2:]
+        self._images[:, :, :height, :width].copy_(batch.images)  # nothing reads what is beside
+        self._block.copy_(cast(Tensor, plan.block))
+        moved = ViewPlan(cast(ViewPlan[Any], batch.plan).draws, plan.over(self._block))
+        return batch._replace(images=self._images, plan=moved), None
+
+
+def _triton_plan(batch: Batch) -> TritonPlan | None:
+    work = getattr(batch.plan, "work", None)
+    return work if isinstance(work, TritonPlan) else None
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lists the operations on the device inside, with shapes and the numbers that they are given.
+
+    Two steps whose lists are equal launch the same. A number that the host makes anew in each step
+    shows in the lists; a tensor that it makes, when it is copied.
+
+    Attributes:
+        calls: One line each.
+        of_host: The first that takes a tensor of the host, or gives the host one; None: there is
+            none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[str] = []
+        self.of_host: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        devices = {x.device.type for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)}
+        if "cuda" in devices:
+            name = func.name().removeprefix("aten::")
+            self.calls.append(f"{name}{tree_map(_described, (args, kwargs or {}))}")
+            if self.of_host is None and (len(devices) > 1 or "_local_scalar_dense" in name):
+                self.of_host = f"the host takes part in its operation {name}"
+        return out
+
+    def difference(self, other: "_Operations") -> str | None:
+        """Say where two steps differ; None: nowhere."""
+        for one, two in zip(self.calls, other.calls, strict=False):
+            if one != two:
+                return f"an operation differs between two steps: {one:.150} and {two:.150}"
+        more = len(other.calls) - len(self.calls)
+        return f"a step has {more:+d} operations of the last one's" if more else None
+
+
+def _described(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return f"{x.dtype}{tuple(x.shape)}{x.stride()}"
+    return repr(x)

@@ -59,6 +59,7 @@ class Run:
         accelerator: Hugging Face's, over the joined group.
         reporter: metrics.jsonl, the console and trackers; rank 0 writes.
         quarantine: Collects bad samples.
+        guard: Decides which steps are taken.
         last_step: Steps done so far, those before a resume included.
         began: Whether its checkpoint and its log were accepted: before that, nothing is written.
     """
@@ -69,6 +70,7 @@ class Run:
     view_dtype: torch.dtype
     reporter: RunLog
     quarantine: Quarantine
+    guard: StepGuard
 
     def __init__(self, recipe: RunRecipe, run_dir: Path, process: Rank, watchdog: Watchdog) -> None:
         self.recipe, self.run_dir, self.process = recipe, run_dir, process
@@ -172,7 +174,7 @@ class Run:
 
         # what watches the steps
         self.quarantine = Quarantine(self.reporter, order.samples, run_config.max_bad_fraction)
-        self._guard = StepGuard(
+        self.guard = StepGuard(
             guarded,
             self.accelerator,
             self._optimizer,
@@ -270,7 +272,7 @@ class Run:
             self._watchdog(step, "training")
             lr, ramp = lr_at(step, self.recipe.optim, total), ramp_at(step, self.recipe.tune)
             self._lr = set_lr(self._optimizer, lr, ramp)
-            self._guard.remember()
+            self.guard.remember()
             yield step, batch
             if self._stopping or self._best.exhausted:
                 break
@@ -289,7 +291,7 @@ class Run:
         self.accelerator.unscale_gradients()
         most = self.recipe.optim.clip_norm
         norm = clip_gradient(self._optimizer.optimizer, self._parameters, most)
-        with self._guard.step(loss, norm) as decision:
+        with self.guard.step(loss, norm) as decision:
             yield decision
 
     def step_done(self, step: int, batch: Batch, decision: Decision) -> None:
@@ -304,7 +306,7 @@ class Run:
             UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
         """
         self._numbers = decision.numbers
-        self._guard.count(step, batch.ids, batch.source_ids, decision, epoch=batch.epoch)
+        self.guard.count(step, batch.ids, batch.source_ids, decision, epoch=batch.epoch)
         self.last_step = step + 1
         fault("train.step")
         self.reporter.step_done(self.last_step)
@@ -320,7 +322,7 @@ class Run:
             step: The step's number, whose loss and gradient are logged.
             numbers: Further ones, of the embeddings and the loss.
         """
-        self._guard.settle()
+        self.guard.settle()
         loss_value, grad_norm = self._numbers.tolist()
         values = {
             "loss": loss_value,
@@ -329,8 +331,8 @@ class Run:
             "epoch": self.last_step / self._order.steps_per_epoch,
             **self._meter.read(self.last_step - self.first_step),
             **numbers,
-            "skipped_steps": self._guard.skipped,
-            "overflows": self._guard.overflows,
+            "skipped_steps": self.guard.skipped,
+            "overflows": self.guard.overflows,
             "quarantined": self.quarantine.collect(),
         }
         self.reporter.train(self.last_step, values)
@@ -359,7 +361,7 @@ class Run:
         due = self._is_due(step, self.recipe.run.save_steps) or self._best.wants_checkpoint
         if needed or due:
             self._watchdog(self.last_step, "saving")
-            self._guard.settle()
+            self.guard.settle()
             with self._meter.paused():
                 self._checkpoints.save(self.last_step, needed=needed)
 

@@ -59,24 +59,31 @@ API void fake_dump(const char* path) {
   fclose(file);
 }
 
-// ---- graph capture: what is launched meanwhile counts in the graph, and a wait is an error
+// ---- graph capture: what its stream is given meanwhile counts in the graph and is not done; a wait
+// by its thread or for its stream is an error. Other threads go on, as in mode thread_local.
 static long captured = -1;  // operations of the graph being captured; -1: none is
 static cudaStream_t capturing = nullptr;
+static long capturing_thread = 0;
+static thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+static bool in_capture(void* stream) { return captured >= 0 && stream == capturing; }
+static bool forbids_waiting(void* stream) {
+  bool own = captured >= 0 && syscall(SYS_gettid) == capturing_thread;
+  return in_capture(stream) || (own && mode != cudaStreamCaptureModeRelaxed);
+}
 static void operation(char kind, const char* name, long a, long b, long c, void* stream) {
-  if (captured >= 0) captured++;
+  if (in_capture(stream)) captured++;
   log(kind, name, a, b, c, stream);
 }
 static cudaError_t wait(char kind, const char* name, void* stream = nullptr) {
-  if (captured >= 0) return cudaErrorStreamCaptureUnsupported;
+  if (forbids_waiting(stream)) return cudaErrorStreamCaptureUnsupported;
   log(kind, name, 0, 0, 0, stream);
   OK;
 }
 static cudaStreamCaptureStatus status(cudaStream_t stream) {
-  return captured >= 0 && stream == capturing ? cudaStreamCaptureStatusActive
-                                              : cudaStreamCaptureStatusNone;
+  return in_capture(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
 }
 API cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
-  captured = 0, capturing = s;
+  captured = 0, capturing = s, capturing_thread = syscall(SYS_gettid);
   log('R', "cudaStreamBeginCapture", 0, 0, 0, s);
   OK;
 }
@@ -102,7 +109,10 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus
   if (count) *count = 0;
   OK;
 }
-API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { OK; }
+API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* other) {
+  std::swap(mode, *other);
+  OK;
+}
 API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* e, cudaGraph_t g, unsigned long long) {
   *e = (cudaGraphExec_t)g;
   OK;
@@ -362,9 +372,10 @@ static cudaError_t copy(void* to, const void* from, size_t bytes, bool async, cu
     to_device = in(on_device, to), from_device = in(on_device, from);
     is_pinned = in(pinned, to_device ? from : to);
   }
-  if (!async && captured >= 0) return cudaErrorStreamCaptureUnsupported;
+  if (!async && forbids_waiting(s)) return cudaErrorStreamCaptureUnsupported;
   const char* name = to_device ? (from_device ? "D2D" : "H2D") : (from_device ? "D2H" : "H2H");
   operation('M', name, (long)bytes, async, is_pinned || (to_device && from_device), s);
+  if (in_capture(s)) OK;
   if (!to_device && answers > 0 && (bytes == 4 || bytes == 8)) {
     answers--;
     memcpy(to, &answer, bytes);
@@ -388,13 +399,14 @@ API cudaError_t cudaMemcpy2DAsync(void* d, size_t to_pitch, const void* s, size_
                                   size_t width, size_t height, cudaMemcpyKind,
                                   cudaStream_t stream) {
   operation('M', "2D", (long)(width * height), 1, 0, stream);
+  if (in_capture(stream)) OK;
   for (size_t i = 0; i < height; i++)
     memcpy((char*)d + i * to_pitch, (const char*)s + i * from_pitch, width);
   OK;
 }
 API cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s) {
   operation('Z', "memset", (long)bytes, 1, 0, s);
-  memset(p, value, bytes > FILLED_BYTES ? FILLED_BYTES : bytes);
+  if (!in_capture(s)) memset(p, value, bytes > FILLED_BYTES ? FILLED_BYTES : bytes);
   OK;
 }
 API cudaError_t cudaMemset(void* p, int value, size_t bytes) {

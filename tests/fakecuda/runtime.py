@@ -9,15 +9,17 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.fakecuda.build import stub_folder
@@ -224,16 +226,57 @@ class Values(TorchDispatchMode):
             self.skipped.add(name)
             return out
         with _unlogged():
+            written = [_alias(x) if _on_device(x) else None for x in tree_leaves(out)]
+            given = _aliases((args, kwargs))
             try:
-                values = _on_cpu(func, args, kwargs)
+                if length is not None and not name.endswith("_"):
+                    return _on_cuda(_computed(func, *given))
+                launch(partial(_write, func, *given, written))
             except (NotImplementedError, RuntimeError) as error:
                 raise NotImplementedError(f"the fake runtime has no values of {name}") from error
-            if length is not None and not name.endswith("_"):
-                return _on_cuda(values)
-            for made, value in zip(tree_leaves(out), tree_leaves(values), strict=True):
-                if _on_device(made) and made.numel() and value.numel():
-                    _alias(made).copy_(value)
         return out
+
+
+# ---- graphs: what a kernel would write is written at each replay
+
+_graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, list[Callable[[], None]]] = WeakKeyDictionary()
+_recorded: list[Callable[[], None]] = []  # of the graph that is being captured
+_begin, _replay = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.replay
+
+
+def launch(work: Callable[[], None]) -> None:
+    """Do what a kernel does, on aliases: now, or where a graph is captured, at its replays.
+
+    The memory of a captured kernel is not kept: as on a GPU, the graph's later ones may reuse it.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        _recorded.append(work)
+    else:
+        work()
+
+
+def _capture_begin(graph: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:
+    global _recorded
+    _recorded = _graphs[graph] = []
+    _begin(graph, *args, **kwargs)
+
+
+def _replay_with_values(graph: torch.cuda.CUDAGraph) -> None:
+    _replay(graph)
+    with _unlogged(), _disable_current_modes():
+        for work in _graphs.get(graph, []):
+            work()
+
+
+torch.cuda.CUDAGraph.capture_begin = _capture_begin  # type: ignore[method-assign]
+torch.cuda.CUDAGraph.replay = _replay_with_values  # type: ignore[method-assign]
+
+
+def _write(func: Any, args: Any, kwargs: Any, written: list[Tensor | None]) -> None:
+    values = _computed(func, args, kwargs)
+    for made, value in zip(written, tree_leaves(values), strict=True):
+        if made is not None and made.numel() and value.numel():
+            made.copy_(value)
 
 
 def _on_cuda(values: Any) -> Any:
@@ -245,7 +288,7 @@ def _solved(func: Any, args: Any, kwargs: Any) -> Any:
     _kernel(func._schema.name)
     _stubs.fake_log(b"Y", b"cudaStreamSynchronize", 0, 0, 0, None)
     with _unlogged():
-        return _on_cuda(_on_cpu(func, args, kwargs))
+        return _on_cuda(_computed(func, *_aliases((args, kwargs))))
 
 
 def _selected(name: str, args: Any) -> int | None:
@@ -289,13 +332,18 @@ def _alias(x: Tensor) -> Tensor:
     return alias.set_(numbers, x.storage_offset(), x.shape, x.stride())
 
 
-def _on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
+def _aliases(tree: Any) -> Any:
+    """Replace what is on the device by the same memory as CPU tensors."""
+
     def moved(x: Any) -> Any:
         if _on_device(x):
             return _alias(x)
         return torch.device("cpu") if isinstance(x, torch.device) else x
 
-    args, kwargs = tree_map(moved, (args, kwargs))
+    return tree_map(moved, tree)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         formula = CUDA_ONLY.get(func._schema.name.removeprefix("aten::"), func)

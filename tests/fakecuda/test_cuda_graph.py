@@ -1,113 +1,294 @@
-"""`run.cuda_graph` on "cuda": two launches instead of the model's, in order; reasons where not."""
+"""`run.cuda_graph` on "cuda": one launch a step, and the numbers of launched steps.
 
+The runtime writes at each replay what a CPU computes for the recorded operations, on their memory:
+a number of the host that was recorded, or memory that has moved, gives other weights.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.fakecuda.test_training import OVERRIDES, train_and_count
+from sslpipe.run.checkpoint import latest
+from sslpipe.run.log import read_metrics
+from tests.fakecuda.test_training import train_and_count
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 from tests.helpers.runs import write_recipe
 
 pytestmark = needs_fakecuda
+
+Settings = tuple[str, ...]
 GRAPH = "run.cuda_graph=true"
+COMMON = (GRAPH, "steps=11", "run.log_steps=1", "run.save_steps=6", "optim.peak_lr=0.02")
+STEADY = ("optim.warmup_steps=2", "optim.ema=0.9")
+RUNS: dict[str, Settings] = {
+    "lars": (*STEADY, "optim.kind=lars", "optim.clip_norm=1", "momentum.start=0.9"),
+    "sgd": ("optim.clip_norm=1", "loss.kind=hard_negatives", "momentum.schedule=cosine"),
+    "adamw": (*STEADY, "optim.kind=adamw", "loss.kind=dcl"),
+}
+
+
+TOLD = (
+    "run.cuda_graph: a step is launched, not replayed: an image stands in the batch twice (told "
+    "once)"
+)
+TIMED = {"images_per_s", "data_wait_percent", "mfu_percent", "wall", "restart"}  # of a log line
+
+
+class Stopped(Exception):
+    """A run ends here, as by a signal."""
+
+
+class Counting(nn.Module):
+    """Multiplies by a number that is another one in each call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (1 + self.calls / 1000)
 
 
 class Waiting(nn.Module):
-    """Its forward pass asks the device for a number, as no recorded one can."""
+    """Asks the device for a number."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, views: Tensor) -> Tensor:
-        means: Tensor = self.linear(views.mean((2, 3)))
-        return means * float(means.detach().sum())
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + float(x.detach().sum()) * 0)
 
 
-def _recorded() -> tuple[dict[str, bool], str | None, list[str], bool]:
-    """What of weights and buffers stays, the warning, a call's order, whether eval is eager."""
-    from sslpipe.run.cuda_graph import record_graphs
-    from tests.fakecuda.runtime import events, reset
+class Sending(nn.Module):
+    """Sends the device a number."""
 
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(1), nn.Linear(144, 5)]
-    model: Any = nn.Sequential(*layers).cuda()
-    model[1].running_mean += 0.5
-    before = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-    warning = record_graphs(model.train(), torch.zeros(6, 3, 8, 8, device="cuda"))
-    after = {name: value.cpu() for name, value in model.state_dict().items()}
-    same = {name: value.equal(before[name]) for name, value in after.items()}
-    views = torch.ones(6, 3, 8, 8, device="cuda")
-    order = []
-    for _ in range(2):
-        reset()
-        z = model(views)
-        z.sum().backward()
-        order = [event.name if event.kind == "M" else event.kind for event in events()]
-        order = [kind for kind in order if kind in ("D2D", "L", "K")]
-        for p in model.parameters():
-            assert p.grad is not None
-            p.grad = None
-    reset()
-    model.eval()(views)
-    return same, warning, order, not any(event.kind == "L" for event in events())
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(1, pin_memory=True).to(x.device, non_blocking=True)
 
 
-def test_a_call_copies_the_views_and_replays_each_pass_and_nothing_else_has_changed() -> None:
-    ((same, warning, order, eager),) = run_on_cuda(_recorded)
-    assert same
-    assert all(same.values()), same
-    assert warning is None
-    assert order[:2] == ["D2D", "L"]  # views into the recorded memory, forward
-    assert order.count("L") == 2
-    assert "K" in order[2 : order.index("L", 2)]  # the loss, between forward and backward
-    assert len(order) <= 8  # what is left are the sum, its gradient, and the copy of it
-    assert eager
+class Branching(nn.Module):
+    """Has an operation less in one of the calls, three of which are made before the first step."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * 2 if self.calls % 7 else x
 
 
-def _refused() -> tuple[str | None, bool]:
-    from sslpipe.run.cuda_graph import record_graphs
+def _with_module(build: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        model = build(*args)
+        model.projector[2] = nn.Sequential(nn.ReLU(), module)
+        return model
 
-    model: Any = Waiting().cuda()
-    warning = record_graphs(model.train(), torch.zeros(6, 3, 8, 8, device="cuda"))
-    z = model(torch.ones(6, 3, 8, 8, device="cuda"))
-    z.sum().backward()
-    return warning, bool(model.linear.weight.grad.abs().sum() > 0)
-
-
-def test_a_model_that_waits_for_the_device_trains_as_before_and_the_reason_is_told() -> None:
-    ((warning, trained),) = run_on_cuda(_refused)
-    assert warning is not None
-    assert warning.startswith("run.cuda_graph = true has no effect: ")
-    assert "captur" in warning
-    assert trained  # by passes that are launched as ever
+    return call
 
 
-def _counted(recipe: Path, data: Path, folder: Path) -> list[dict[str, int]]:
-    """Counts of step 1 without and with recorded passes."""
+def train_twice(recipe: Path, data: Path, folder: Path, runs: dict[str, Settings]) -> Any:
+    """Train each of the runs with replays and launched singly; the former are resumed at step 6.
+
+    The views of step 4 are NaN, and at step 8 one image stands in the batch twice.
+
+    Returns:
+        By run: which steps were replayed with either, and what was warned of.
+    """
     from accelerate.state import AcceleratorState, GradientState
 
+    import sslpipe.train as training
+    from sslpipe.augment.two_views import FusedViews
+    from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
+    from sslpipe.run import cuda_graph
+    from sslpipe.run.log import RunLog
+    from sslpipe.run.session import Run
+
+    now = stop_at = -1
+    replayed: list[int] = []
+    warned: list[str] = []
+
+    def steps(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        nonlocal now
+        for now, batch in all_steps(self, *args, **kwargs):
+            if now == stop_at:
+                raise Stopped
+            source_ids = batch.source_ids.clone()
+            if now == 8:
+                source_ids[1] = source_ids[0]
+            yield now, batch._replace(source_ids=source_ids)
+
+    def views(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        made: Tensor = make_views(self, *args, **kwargs)
+        return made * float("nan") if now == 4 else made
+
+    def replay(graph: Any) -> None:
+        replayed.append(now)
+        replay_graph(graph)
+
+    all_steps, Run.steps = Run.steps, steps  # type: ignore[method-assign, assignment]
+    make_views, FusedViews.forward = FusedViews.forward, views  # type: ignore[method-assign]
+    replay_graph, torch.cuda.CUDAGraph.replay = torch.cuda.CUDAGraph.replay, replay
+    warn = RunLog.warn
+    RunLog.warn = lambda self, text: (warned.append(text), warn(self, text))  # type: ignore
+    training.build_model = _with_module(training.build_model, nn.Dropout(0.3))
+
+    found: dict[str, list[Any]] = {}
+    for name, overrides in runs.items():
+        for kind, warm_up, stops in (("replayed", 2, (6, -1)), ("launched", 99, (-1,))):
+            cuda_graph.WARM_UP = warm_up
+            replayed.clear()
+            warned.clear()
+            for stop_at in stops:  # noqa: B007  # of `steps`
+                settings = load_recipe(recipe, (*COMMON, *overrides))
+                with contextlib.suppress(Stopped):
+                    training.train(settings, load_index(data), folder / name / kind)
+                AcceleratorState._reset_state()
+                GradientState._reset_state()
+            found.setdefault(name, []).extend([list(replayed), list(warned)])
+    return found
+
+
+def _state(run: Path) -> dict[str, Any]:
+    """All that the newest checkpoint holds, by file."""
+    folder = latest(run)
+    assert folder is not None
+    from safetensors.torch import load_file
+
+    return {
+        "weights": load_file(folder / "model.safetensors"),
+        "parts": torch.load(folder / "parts.pt", map_location="cpu", weights_only=True),
+    }
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in items:
+            yield from _flat(part, f"{name}/{key}")
+    else:
+        yield name, value
+
+
+def _assert_same_run(replayed: Path, launched: Path) -> None:
+    expected = dict(_flat(_state(launched)))
+    found = dict(_flat(_state(replayed)))
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        same = value.equal(expected[name]) if isinstance(value, Tensor) else value == expected[name]
+        assert same, name
+    lines = [read_metrics(run) for run in (replayed, launched)]
+    for one, two in zip(*lines, strict=True):
+        assert one.keys() == two.keys()
+        for key in set(one) - TIMED:
+            assert one[key] == two[key], (one["step"], key)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tiny")
+    return write_recipe(folder), write_dataset(folder / "data")
+
+
+def test_replayed_steps_leave_the_bits_of_launched_ones(tiny: Any, tmp_path: Path) -> None:
+    """Over rates that change, a step of NaN, one that is not alike, dropout, and a resume."""
+    ((found),) = run_on_cuda(train_twice, *tiny, tmp_path, RUNS, timeout_s=600)
+    for name in RUNS:
+        replayed, warned, launched, _ = found[name]
+        assert replayed == [2, 3, 4, 5, 9, 10], name  # 6, 7: warm up again; 8: a duplicate
+        assert launched == []
+        assert [text for text in warned if "cuda_graph" in text] == [TOLD]
+        _assert_same_run(tmp_path / name / "replayed", tmp_path / name / "launched")
+        bad = (tmp_path / name / "replayed" / "bad_steps.0.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in bad] == [4]
+
+
+REFUSED: dict[str, tuple[nn.Module, str]] = {
+    "counting": (Counting(), "an operation differs between two steps: mul.Tensor"),
+    "waiting": (Waiting(), "the host takes part in its operation _local_scalar_dense"),
+    "sending": (Sending(), "the host takes part in its operation _to_copy"),
+    "branching": (Branching(), "an operation differs between two steps: "),
+}
+
+
+def _refused(recipe: Path, data: Path, folder: Path) -> Any:
+    """By kind of module in the model: what was warned of, the last step, graph launches."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    import sslpipe.train as training
+    from sslpipe.run.log import RunLog
     from tests.fakecuda.runtime import reset
 
-    tables = []
-    for number, settings in enumerate(((), (GRAPH,))):
+    found, warned, build = {}, list[str](), training.build_model
+    RunLog.warn = lambda self, text: warned.append(text)  # type: ignore[method-assign]
+    for name, (module, _) in REFUSED.items():
+        training.build_model = _with_module(build, module)
+        warned.clear()
         reset()
-        bf16 = "optim.precision=bf16", "run.max_bad_steps=99", *settings
-        done, table = train_and_count(recipe, data, folder / str(number), *OVERRIDES, *bf16)
-        assert done == 3
-        tables.append(table["step 1"])
+        settings = GRAPH, "steps=6", "run.save_steps=99", "run.max_bad_steps=99"
+        done, table = train_and_count(recipe, data, folder / name, *settings)
+        found[name] = done, list(warned), sum(row.get("graphs", 0) for row in table.values())
         AcceleratorState._reset_state()
         GradientState._reset_state()
-    return tables
+    return found
 
 
-def test_a_run_replays_its_passes_without_a_wait(tmp_path: Path) -> None:
-    arguments = write_recipe(tmp_path), write_dataset(tmp_path / "data"), tmp_path
-    ((without, recorded),) = run_on_cuda(_counted, *arguments, env={"FAKE_VALUES": "0"})
-    assert "graphs" not in without
-    assert recorded["graphs"] == 2
-    assert recorded["operations"] < without["operations"] - 100
-    assert "waits" not in recorded
+def test_a_model_that_takes_anything_from_the_host_is_launched_and_the_reason_told(
+    tiny: Any, tmp_path: Path
+) -> None:
+    (found,) = run_on_cuda(_refused, *tiny, tmp_path, env={"FAKE_VALUES": "0"})
+    for name, (_, reason) in REFUSED.items():
+        done, warned, graphs = found[name]
+        assert done == 6
+        (told,) = [text for text in warned if "cuda_graph" in text]
+        assert told.startswith(f"run.cuda_graph = true has no effect: {reason}"), name
+        assert not graphs, name
+
+
+def _counted(recipe: Path, data: Path, folder: Path, kernels: str) -> Any:
+    """Counts of step 4, launched and replayed, and what the host sends in the latter."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    from tests.fakecuda.runtime import allow_triton, events, reset
+
+    if kernels == "triton":
+        allow_triton()
+    tables = []
+    for settings in ((), (GRAPH,)):
+        reset()
+        often = (
+            "steps=6",
+            "run.log_steps=9",
+            "run.save_steps=9",
+            "run.max_bad_steps=99",
+            "optim.precision=bf16",
+        )
+        chosen = f"augment.kernels={kernels}"
+        _, table = train_and_count(
+            recipe, data, folder / str(len(settings)), *often, chosen, *settings
+        )
+        tables.append(table["step 4"])
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+    log = [event for event in events() if event.section == "step 4" and event.main_thread]
+    return tables, [event.name if event.kind == "M" else event.kind for event in log]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_a_step_is_one_launch_and_a_few_copies_and_never_waits(
+    kernels: str, tiny: Any, tmp_path: Path
+) -> None:
+    env = {"FAKE_VALUES": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    (((launched, replayed), order),) = run_on_cuda(_counted, *tiny, tmp_path, kernels, env=env)
+    assert "graphs" not in launched
+    assert launched["operations"] > 200
+    assert replayed["graphs"] == 1
+    assert "waits" not in replayed
+    # rates in, images and tables (or views) to their places, loss and gradient norm out
+    inside = ["D2D"] * (2 if kernels == "triton" else 1)
+    assert [name for name in order if name in ("H2D", "D2D", "L", "D2H")] == [
+        *("H2D", *inside, "L", "D2H")
+    ]
+    assert replayed["operations"] <= (4 if kernels == "triton" else 100)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sslpipe.build import build_loss
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.errors import UserError
 from sslpipe.recipe import load_recipe
@@ -17,18 +18,31 @@ GRAPH = "run.cuda_graph=true"
     ("device", "world", "settings", "reason"),
     [
         ("cpu", 1, (), "cpu has no CUDA graphs"),
-        ("cuda", 2, (), "2 processes exchange gradients and statistics inside them"),
-        ("cuda", 1, ("data.micro_batch=8",), "data.micro_batch adds up gradients"),
+        ("cuda", 2, (), "2 processes exchange gradients and statistics inside a step"),
+        ("cuda", 1, ("data.micro_batch=8",), "data.micro_batch takes several passes"),
         ("cuda", 1, ("run.compile=true",), "run.compile = true makes kernels of its own"),
+        ("cuda", 1, ("pairs.positive=icon",), "[pairs] gives batches of unequal numbers"),
+        ("cuda", 1, ("loss.kind=sup_con",), "loss.kind = 'sup_con': its masks and positives"),
+        ("cuda", 1, ("loss.mask_labels=true",), "loss.kind = 'nt_xent': its masks and positives"),
+        (
+            "cuda",
+            1,
+            ("loss.kind=moco", "momentum.start=0.9"),
+            "loss.kind = 'moco': it does not say",
+        ),
+        ("cuda", 1, ("optim.precision=fp16",), "the host keeps the scale of fp16's gradients"),
+        ("cuda", 1, ("run.max_bad_steps=1",), "run.max_bad_steps = 1 asks in each step"),
+        ("cuda", 1, ("momentum.start=0.9", "optim.ema=0.9"), None),
         ("cuda", 1, (), None),
     ],
 )
 def test_the_first_reason_against_recording_is_told(device, world, settings, reason, tmp_path):
     recipe = write_recipe(tmp_path)
-    text = graph_refusal(load_recipe(recipe, (GRAPH, *settings)), device, world)
+    asked, silent = load_recipe(recipe, (GRAPH, *settings)), load_recipe(recipe, settings)
+    text = graph_refusal(asked, device, world, build_loss(asked))
     expected = f"run.cuda_graph = true has no effect: {reason}"
     assert text is None if reason is None else str(text).startswith(expected)
-    assert graph_refusal(load_recipe(recipe, settings), device, world) is None  # nobody asked
+    assert graph_refusal(silent, device, world, build_loss(silent)) is None  # nobody asked
 
 
 def test_check_and_the_run_say_on_a_cpu_that_it_has_no_effect(tmp_path):
