@@ -16,6 +16,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.run.checkpoint import latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
+from tests.helpers import finetunes
 from tests.helpers.runs import RECIPE, ROOT, command_line, final_weights, launched, write_recipe
 
 PACKAGE = ROOT / "tests" / "helpers" / "plugin_package"
@@ -135,6 +136,25 @@ def test_a_packages_backbone_is_exported_embedded_and_evaluated(trained, site, d
         load_backbone(tmp_path / "backbone")
     with pytest.raises(UserError, match=r"augment\.invert_prob is not a setting"):
         load_backbone(run)
+
+
+def test_a_package_adds_a_metric_loss_a_head_and_a_miner(site, data, tmp_path):
+    recipe = finetunes.RECIPE.replace("validation_classes = 2", "validation_classes = 0")
+    recipe = recipe.replace("classes_per_batch = 4", "classes_per_batch = 2").replace(
+        'kind = "arcface"\nscale = 8.0',
+        'kind = "cosine_pairs"\nmargin = 0.8\n[miner]\nkind = "near"\n'
+        '[[also]]\nweight = 0.5\nloss = {kind = "linear"}',
+    )
+    words = ["train", finetunes.write_recipe(tmp_path, recipe), "--data", data, "--run-dir"]
+    run_program(*words, tmp_path / "run", path=site)
+    assert (tmp_path / "run" / "DONE").is_file()
+    # its source decides the weights; a name of a package is a name that may be meant
+    digested = json.loads((latest(tmp_path / "run") / "state.json").read_text())["identity"]
+    assert list(digested["plugins"]) == ["photo_parts"]
+    said = run_program(*words, tmp_path / "b", "loss.kind=cosine_pair", path=site, code=2)
+    assert "loss.kind = 'cosine_pair' is unknown; did you mean 'cosine_pairs'?" in said
+    said = run_program("check", "--explain", "miner.kind", path=site)
+    assert re.search(r"miner: all, .*triplets, near ", said)
 
 
 def test_a_broken_evaluation_of_a_package_is_a_warning_in_the_list(site):

@@ -1,7 +1,8 @@
 """The parts of a fine-tuning, built from its recipe and checked before the first step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -177,10 +178,10 @@ def build_task(
     dim = backbone.num_features
     components = [("loss", recipe.loss)]
     components += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
-    table = {**METRIC_LOSSES, **HEADS}
+    given: dict[str, Any] = {"num_classes": num_classes, "fixed": {"dim": dim}}
     with within_memory("[loss]"):
         losses = [
-            build(table, component, section=section, num_classes=num_classes, fixed={"dim": dim})
+            build(_table_of(component.kind), component, section=section, **given)
             for section, component in components
         ]
     for section, component in components:
@@ -197,6 +198,13 @@ def build_task(
     task = MetricTask(backbone, losses, weights, miner, queue)
     task.ema = averaged(backbone) if recipe.optim.ema else None
     return task
+
+
+def _table_of(kind: str) -> Mapping[str, Callable[..., nn.Module]]:
+    """Return METRIC_LOSSES or HEADS, which has this kind; of an unknown one, the names of both."""
+    tables = METRIC_LOSSES, HEADS
+    names = [name for table in tables for name in table.names()]
+    return next((t for t in tables if kind in t), dict.fromkeys(names, nn.Module))
 
 
 def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:

@@ -32,13 +32,19 @@ GROUPS = {
     "sslpipe.losses": "sslpipe.losses.LOSSES",
     "sslpipe.augmentations": "sslpipe.augment.ops.OPS",
     "sslpipe.backbones": "sslpipe.models.backbones.BACKBONES",
+    "sslpipe.metric_losses": "sslpipe.metric_learning.losses.METRIC_LOSSES",
+    "sslpipe.heads": "sslpipe.metric_learning.heads.HEADS",
+    "sslpipe.miners": "sslpipe.metric_learning.miners.MINERS",
     "sslpipe.sources": "sslpipe.sharding.SOURCES",
     "sslpipe.evaluations": "sslpipe.evaluation.EVALS",
     "sslpipe.trackers": "sslpipe.run.log.TRACKERS",
 }
 """Entry point group -> the table that it adds to; ops are registered by `register_op`."""
 
-DECIDE_WEIGHTS = ("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones")
+DECIDE_WEIGHTS = (
+    *("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones"),
+    *("sslpipe.metric_losses", "sslpipe.heads", "sslpipe.miners"),
+)
 
 _EMPTY = inspect.Parameter.empty
 # what a constructor raises for arguments that it cannot work with

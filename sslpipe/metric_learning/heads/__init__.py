@@ -49,6 +49,7 @@ HEADS: Table[Callable[..., Head]] = Table(
         "sphereface": SphereFace,
         "sub_center_arcface": SubCenterArcFace,
     },
+    "sslpipe.heads",
 )
 
 __all__ = [

@@ -77,6 +77,7 @@ METRIC_LOSSES: Table[Callable[..., nn.Module]] = Table(
         "tuplet_margin": TupletMarginLoss,
         "unified": UnifiedLoss,
     },
+    "sslpipe.metric_losses",
 )
 
 __all__ = [

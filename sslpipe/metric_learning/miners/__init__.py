@@ -45,6 +45,7 @@ MINERS: Table[Callable[..., Miner]] = Table(
         "random_negative": RandomNegativeMiner,
         "triplets": TripletMiner,
     },
+    "sslpipe.miners",
 )
 
 __all__ = [
