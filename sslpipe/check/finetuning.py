@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from sslpipe.augment.build import build_augment
 from sslpipe.check.splits import straddle_warning
 from sslpipe.check.tables import Rows, memory_text, start_text, tables
-from sslpipe.data.index import DatasetIndex
+from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
@@ -26,7 +26,7 @@ from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.recipe.identity import digest
+from sslpipe.recipe.identity import digest, index_sha256s
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
 
@@ -94,7 +94,8 @@ def check_finetuning(
     # sizes
     task = build_task(recipe, augment.crop_px, init_from, num_classes)
     if index is not None:  # all parts are built: the digest covers the source of plug-ins
-        sha256 = digest(recipe, index.sha256, ORDER_AND_PK_VERSION)
+        of_data = index_sha256s(recipe, index, DERIVED_COLUMN)[0]
+        sha256 = digest(recipe, of_data, ORDER_AND_PK_VERSION)
         plan = PlanCheck(index.manifest.name, order, len(held), sha256)
     groups = describe_groups(freeze_and_optimize(task, recipe), task)
     precision, crop_px = recipe.optim.precision, augment.crop_px

@@ -23,7 +23,7 @@ from sslpipe.check.estimate import first_images, noise_batch, step_seconds
 from sslpipe.check.pairs import PairsCheck, check_pairs, pair_rows, poorly_mixed_groups
 from sslpipe.check.splits import straddle_warning
 from sslpipe.check.tables import Rows, format_duration, memory_text, start_text, tables
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
 from sslpipe.data.mixing import WELL_MIXED, mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import Order
@@ -38,7 +38,7 @@ from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.portable import OtherPrograms
 from sslpipe.recipe.base import divisors
-from sslpipe.recipe.identity import digest
+from sslpipe.recipe.identity import digest, index_sha256s
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.cuda_graph import graph_refusal
 from sslpipe.run.launch import check_precision, stored_precision, training_device
@@ -183,6 +183,7 @@ def _check_data(
             for shard, kept in enumerate(order.kept.tolist())
         ]
     )
+    of_data = index_sha256s(recipe, index, DERIVED_COLUMN)[0]
     return DataCheck(
         name=index.manifest.name,
         samples=len(split),
@@ -194,7 +195,7 @@ def _check_data(
         batches=count,
         mixing=mixing_score([split.labels[ids] for ids in batches], split.labels[served]),
         pairs=check_pairs(pairing, order, steps),
-        digest=digest(recipe, index.sha256, plan_version(recipe.pairs)),
+        digest=digest(recipe, of_data, plan_version(recipe.pairs)),
     )
 
 

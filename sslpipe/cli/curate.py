@@ -86,8 +86,8 @@ def duplicates(
     recoloured a little, with a border or a small text) by their lowest frequencies or by features,
     and then by a comparison of their pixels. Writes groups.csv and groups.parquet, one row a sample
     of a group, doubt.png, the pairs nearest to the limit, and the column duplicate_group, by which
-    training keeps one of each group, or none as another's negative. The column changes the sha256
-    of dataset.json; the shards stay as they are.
+    training keeps one of each group, or none as another's negative. The shards stay as they are,
+    and what does not use the column, features and runs, fits the data set as before.
     """
     check_folder(out)
     names = split or list(load_index(data).manifest.splits)
@@ -103,6 +103,7 @@ def duplicates(
     from sslpipe.curate.duplicates import find_duplicates
     from sslpipe.curate.groups import group
     from sslpipe.curate.results import (
+        COLUMN,
         check_place,
         group_rows,
         write_column,
@@ -138,10 +139,11 @@ def duplicates(
             sheet.save(temporary, "PNG")
     if column:
         write_column(index.folder, samples, groups)
-        if load_index(data).sha256 != index.sha256:
+        had = COLUMN in index.manifest.columns
+        if had and load_index(data).file_sha256 != index.file_sha256:
             say_once(
-                "dataset.json is another one by its new column: features embedded before and runs "
-                "begun before do not match it; embed again (--no-column leaves it as it was)"
+                f"the column {COLUMN} has other values than before: runs that train by it were "
+                "begun with those, and are not resumed with these"
             )
     summary = f"{len(groups.sizes())} groups of {len(table)} of {len(samples)} samples in {out}"
     Console().print(summary, highlight=False, markup=False, soft_wrap=True)

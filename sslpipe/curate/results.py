@@ -11,13 +11,13 @@ import numpy as np
 from sslpipe.curate.groups import KINDS, Groups
 from sslpipe.curate.scan import Samples
 from sslpipe.data.column_files import MISSING_INTEGER
-from sslpipe.data.index import load_index
+from sslpipe.data.index import DERIVED_COLUMN, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
 from sslpipe.portable import replacing, write_atomically
 from sslpipe.sharding.columns import ColumnValues, add_columns
 
-COLUMN = "duplicate_group"
+COLUMN = DERIVED_COLUMN
 FIELDS = ("split", "id", "key", "group", "kind", "score", "nearest")
 
 
@@ -85,7 +85,7 @@ def write_column(folder: str, samples: Samples, groups: Groups) -> None:
     Other splits lose theirs: their numbers would stand for other pictures.
 
     Args:
-        folder: Of dataset.json, whose sha256 changes.
+        folder: Of dataset.json.
         samples: All that could be read.
         groups: Theirs.
 

@@ -34,6 +34,9 @@ SCHEMA_VERSIONS = (1, 2)  # 2 has columns; without any, 1 is written
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+# a column that is computed from the images, and may be at any time: data with and without it are
+# the same to all that does not use it
+DERIVED_COLUMN = "duplicate_group"
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
@@ -180,11 +183,24 @@ class DatasetIndex:
     Args:
         folder: A path or a URL.
         manifest: What dataset.json holds.
-        sha256: Of dataset.json; part of every run's digest.
+        file_sha256: Of dataset.json.
+
+    Attributes:
+        sha256: Of dataset.json as it is without DERIVED_COLUMN; part of the digest of every run
+            that does not use that column.
     """
 
-    def __init__(self, folder: str, manifest: Manifest, sha256: str) -> None:
-        self.folder, self.manifest, self.sha256 = folder, manifest, sha256
+    def __init__(self, folder: str, manifest: Manifest, file_sha256: str) -> None:
+        self.folder, self.manifest, self.file_sha256 = folder, manifest, file_sha256
+        self.sha256 = file_sha256
+        if DERIVED_COLUMN in manifest.columns:
+            columns = {n: e for n, e in manifest.columns.items() if n != DERIVED_COLUMN}
+            without = manifest_text(manifest.model_copy(update={"columns": columns}))
+            self.sha256 = hashlib.sha256(without.encode()).hexdigest()
+
+    def has_sha256(self, recorded: object) -> bool:
+        """Say whether a sha256 that was recorded is this data set's, with or without the column."""
+        return recorded in (self.sha256, self.file_sha256)
 
     def split(self, name: str) -> Split:
         """Look up a split by its name. Raises: DataError where there is none."""
@@ -214,6 +230,15 @@ class DatasetIndex:
                 f"{self.folder}, split {split!r}: {'; '.join(wrong[:5])}{more}. "
                 "Copy the shards again, or `sslpipe shards verify` to see all damage"
             )
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return what dataset.json holds, in the oldest schema that can."""
+    version = SCHEMA_VERSIONS[1 if manifest.columns else 0]
+    tree = {**manifest.model_dump(mode="json"), "schema_version": version}
+    if not manifest.columns:
+        del tree["columns"]
+    return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
 def manifest_url(location: str | Path) -> str:

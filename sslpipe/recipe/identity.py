@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 from sslpipe.errors import shown
 from sslpipe.recipe.base import RunRecipe
@@ -15,6 +15,27 @@ from sslpipe.registry.plugins import fingerprints, plugin_hint
 
 # What changes no weight beyond the rounding by which devices differ.
 _NOT_IN_THE_DIGEST: dict[str, Any] = {"run": True, "name": True, "augment": {"kernels"}}
+
+
+class Hashed(Protocol):
+    """A data set that knows its sha256, with and without a column computed from its images."""
+
+    sha256: str
+    file_sha256: str
+
+
+def index_sha256s(recipe: RunRecipe, index: Hashed, derived: str) -> list[str]:
+    """Return the sha256 of the data that a run records, then others that it may have recorded.
+
+    Args:
+        recipe: Of the run.
+        index: The data set.
+        derived: The column; where a setting names it, its values are part of the run.
+    """
+    settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
+    if derived in json.dumps(settings):
+        return [index.file_sha256]
+    return list(dict.fromkeys([index.sha256, index.file_sha256]))
 
 
 def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def build_page(
 
 def held_out(facts: RunFiles, index: DatasetIndex | None) -> int | None:
     """Count the images that were held out, which classes round; None without the data set."""
-    if index is None or index.sha256 != facts.data["index_sha256"]:
+    if index is None or not index.has_sha256(facts.data["index_sha256"]):
         return None
     recipe = parse_recipe(facts.given_recipe, "recipe.json", recorded=True)
     if not isinstance(recipe, Recipe):
@@ -121,7 +121,7 @@ def few_labels(facts: RunFiles) -> str:
 def views(facts: RunFiles, index: DatasetIndex | None) -> str:
     """Return the grid that `sslpipe preview` left in the run, else one made from the data set."""
     raw = facts.views_png
-    if raw is None and index is not None and index.sha256 == facts.data["index_sha256"]:
+    if raw is None and index is not None and index.has_sha256(facts.data["index_sha256"]):
         raw = _preview(facts, index)
     if raw is None:
         return missing(
@@ -140,7 +140,7 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
     """The split that was embedded. Raises: UserError where --data is another data set."""
     if index is None or features is None:
         return None
-    if features.facts.get("data_sha256") != index.sha256:
+    if not index.has_sha256(features.facts.get("data_sha256")):
         raise UserError(
             f"--data is not the data set of {option} (its sha256 is another one); "
             "embed it again with `sslpipe embed`"

@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -59,6 +59,7 @@ class Checkpointer:
         process: This process.
         warn: Shows a message to the user.
         defaults: `ADDED_LATER` of the recipe: what a stored identity may say or not.
+        also: Other identities that the run may have been recorded with.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Checkpointer:
         process: Rank,
         warn: Callable[[str], None],
         defaults: Mapping[str, Any] = MappingProxyType({}),
+        also: Sequence[dict[str, Any]] = (),
     ) -> None:
         self.folder = run_dir / "checkpoints"
-        self.defaults = defaults
+        self.defaults, self.also = defaults, also
         self.keep, self.identity, self.process, self.warn = keep, identity, process, warn
         self.best: dict[str, Any] = {}  # what the restored state.json says of the best one
         self._failed_saves = 0
@@ -166,7 +168,7 @@ class Checkpointer:
 
     def _same_run(self, name: str) -> None:
         stored = read_state(self.folder / name)["identity"]
-        if same_run(stored, self.identity, self.defaults):
+        if any(same_run(stored, each, self.defaults) for each in (self.identity, *self.also)):
             self.identity = stored  # a run keeps the digest that it began with
         else:
             ours, theirs = ({k: i[k] for k in i if k != "digest"} for i in (self.identity, stored))

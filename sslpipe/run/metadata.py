@@ -17,6 +17,7 @@ def describe_run(
     run_dir: Path,
     recipe: RunRecipe,
     index: DatasetIndex,
+    index_sha256: str,
     precision: str,
     world: int,
     init: Mapping[str, Any] | None = None,
@@ -27,6 +28,7 @@ def describe_run(
         run_dir: The run directory.
         recipe: Resolved.
         index: The data set; its splits are written as sample counts.
+        index_sha256: Of it, as the checkpoints record it.
         precision: fp64, fp32, bf16 or fp16.
         world: Processes.
         init: Of the weights that the run starts from; None: random ones.
@@ -39,7 +41,7 @@ def describe_run(
         name: sum(shard.samples for shard in shards)
         for name, shards in index.manifest.splits.items()
     }
-    manifest["index_sha256"] = index.sha256
+    manifest["index_sha256"] = index_sha256
     run = {"precision": precision, "world": world, "environment": environment()}
     run |= {"plugins": requested()} if requested() else {}
     program = Path(sys.argv[0]).name

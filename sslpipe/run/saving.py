@@ -1,6 +1,6 @@
 """The checkpoints of one run: of which run they are, what they hold, and which is the best."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ class RunCheckpoints:
     Args:
         run_dir: The run directory.
         recipe: Resolved.
-        index_sha256: Of the data set.
+        index_sha256s: Of the data set, as `identity.index_sha256s` has them.
         order_version: Of the order's algorithm; it, recipe and data make the digest.
         process: This process.
         parts: Name -> what has a state_dict; "model" is the bare model; None is skipped.
@@ -31,24 +31,31 @@ class RunCheckpoints:
         self,
         run_dir: Path,
         recipe: RunRecipe,
-        index_sha256: str,
+        index_sha256s: Sequence[str],
         order_version: int,
         process: Rank,
         parts: Mapping[str, Any],
         metadata: Mapping[str, Any],
     ) -> None:
-        key = recipe, index_sha256, order_version
+        keys = [(recipe, sha256, order_version) for sha256 in index_sha256s]
+        ours, *others = [{"digest": digest(*key), **identity(*key)} for key in keys]
         self._config, self._metadata = recipe.run, metadata
         self._parts = {name: part for name, part in parts.items() if part is not None}
         self._checkpointer = Checkpointer(
             run_dir,
             keep=recipe.run.keep_checkpoints,
-            identity={"digest": digest(*key), **identity(*key)},
+            identity=ours,
+            also=others,
             defaults=recipe.ADDED_LATER,
             process=process,
             warn=lambda text: print(f"warning: {text}", flush=True),
         )
         self.best = Best(recipe.run)
+
+    @property
+    def index_sha256(self) -> str:
+        """Of the data set, as the run records it."""
+        return str(self._checkpointer.identity["index_sha256"])
 
     def restore(self) -> int:
         """Load the newest checkpoint into the parts.

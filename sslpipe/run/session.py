@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import RunPlan
 from sslpipe.distributed import Rank, agree
 from sslpipe.faults import fault
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.identity import index_sha256s
 from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms
@@ -149,15 +150,17 @@ class Run:
 
         # weights, optimizer, loss; the gradient scaler where fp16 needs one
         everything = {**parts, "scaler": self.accelerator.scaler}
+        hashes = index_sha256s(recipe, index, DERIVED_COLUMN)
         self._checkpoints = RunCheckpoints(
-            self.run_dir, recipe, index.sha256, order_version, self.process, everything, metadata
+            self.run_dir, recipe, hashes, order_version, self.process, everything, metadata
         )
         self.first_step = self.last_step = self._checkpoints.restore()
         self._best = self._checkpoints.best
 
         # the log, at that step; rank 0 writes it
         if is_main:
-            describe_run(self.run_dir, recipe, index, self.precision, world, metadata.get("init"))
+            sha256, init = self._checkpoints.index_sha256, metadata.get("init")
+            describe_run(self.run_dir, recipe, index, sha256, self.precision, world, init)
         self.reporter = RunLog(
             self.run_dir,
             name=recipe.name,

@@ -2,13 +2,12 @@
 
 import hashlib
 import io
-import json
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.index import SCHEMA_VERSIONS, Manifest, ShardFile, load_index
+from sslpipe.data.index import SCHEMA_VERSIONS, Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
 from sslpipe.portable import write_atomically
 
@@ -22,12 +21,7 @@ def load_manifest(folder: Path) -> Manifest | None:
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Write dataset.json into the folder, atomically, in the oldest schema that holds it."""
-    version = SCHEMA_VERSIONS[1 if manifest.columns else 0]
-    tree = {**manifest.model_dump(mode="json"), "schema_version": version}
-    if not manifest.columns:
-        del tree["columns"]
-    text = json.dumps(tree, indent=1, ensure_ascii=False)
-    write_atomically(folder / "dataset.json", text + "\n", fsync=True)
+    write_atomically(folder / "dataset.json", manifest_text(manifest), fsync=True)
 
 
 def new_manifest(name: str) -> Manifest:

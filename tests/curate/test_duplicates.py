@@ -22,7 +22,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from tests.cli.test_evaluate import call
-from tests.helpers.columns import add_columns
+from tests.helpers.columns import add_columns, as_built
 from tests.helpers.dataset import picture, png, write_dataset
 
 
@@ -63,9 +63,11 @@ def test_exact_duplicates_are_grouped_across_splits(planted, tmp_path):
     before = {p: p.read_bytes() for p in planted.parent.glob("*.tar")}
     shown = run(planted, tmp_path / "out")
     assert "2 groups of 5 of 23 samples" in shown
-    told = "features embedded before and runs begun before do not match it"
-    assert told in shown
-    assert told not in run(planted, tmp_path / "out")  # the same column again
+    told = "duplicate_group has other values than before"
+    assert told not in shown
+    assert told not in run(planted, tmp_path / "again")  # the same column again
+    assert told in run(planted, tmp_path / "test", "--split", "test")
+    run(planted, tmp_path / "out")
     rows = shown_of(read_rows(tmp_path / "out"))
     assert rows == [
         ("train", "3", "train000003", "0", "bytes", "train:9"),
@@ -319,13 +321,33 @@ def test_constant_pictures_of_different_files_are_no_near_duplicates(tmp_path):
     assert "0 groups of 0 of 4" in run(manifest, tmp_path / "out")
 
 
+def rows_of(count):
+    unlabelled = torch.zeros(count, dtype=torch.int64)
+    return Embeddings(torch.randn(count, 4), unlabelled, torch.arange(count))
+
+
 def test_features_of_another_data_set_are_refused(planted, tmp_path):
-    rows = Embeddings(torch.randn(16, 4), torch.zeros(16, dtype=torch.int64), torch.arange(16))
     facts = {"data_sha256": "0" * 64, "split": "train"}
-    save_embeddings(tmp_path / "f.safetensors", rows, facts)
+    save_embeddings(tmp_path / "f.safetensors", rows_of(16), facts)
     with pytest.raises(UserError, match="was not embedded from"):
         run(planted, tmp_path / "out", "--features", tmp_path / "f.safetensors")
     assert not (tmp_path / "out").exists()
+
+
+def test_features_fit_the_data_set_before_and_after_the_column(planted, tmp_path):
+    files = []
+    as_built(planted)
+    for split, count in (("train", 16), ("test", 8)):
+        files += ["--features", tmp_path / f"{split}.safetensors"]
+        save_embeddings(files[-1], rows_of(count), data_metadata(load_index(planted), split))
+    first = run(planted, tmp_path / "out", *files)
+    assert "2 groups of 5 of 23 samples" in first
+    assert run(planted, tmp_path / "out", *files) == first
+    # what an earlier version embedded with the column there
+    facts = {"data_sha256": load_index(planted).file_sha256, "split": "train"}
+    save_embeddings(tmp_path / "old.safetensors", rows_of(16), facts)
+    words = ["--features", tmp_path / "old.safetensors", "--split", "train", "--no-column"]
+    assert "2 groups of 4 of 16 samples" in run(planted, tmp_path / "out", *words)
 
 
 def test_features_name_the_pairs_that_brute_force_names_and_are_held_once():
