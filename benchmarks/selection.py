@@ -2,13 +2,13 @@
 
     python -m benchmarks.selection TRAIN TEST [--draws 20] [--json FILE]
 
-TRAIN and TEST are files of embeddings of two labelled splits, `make demo`'s by default. In each
-draw a random half of TRAIN is the pool. From it each way chooses ten samples for every class that
-there is, without looking at a label or at how many of each class it takes; then the labels of the
-chosen are shown, and TEST is classified: by the 10 nearest and the single nearest of the chosen
-(weighted vote, T = 0.07), and by logistic regression at C = 0.01 on features standardised over the
-pool. All ways have the same pools. Intervals (95 %) resample draws and test samples. Then the
-second helping: as many again, when the first have labels.
+TRAIN and TEST are files of embeddings of two splits, `make demo`'s by default; samples without a
+label are left out. In each draw a random half of TRAIN is the pool. From it each way chooses ten
+samples for every class that there is, without looking at a label or at how many of each class it
+takes; then the labels of the chosen are shown, and TEST is classified: by the 10 nearest and the
+single nearest of the chosen (weighted vote, T = 0.07), and by logistic regression at C = 0.01 on
+features standardised over the pool. All ways have the same pools. Intervals (95 %) resample draws
+and test samples. Then the second helping: as many again, when the first have labels.
 
 random: uniform. k-centre: the greedy 2-approximation of Sener and Savarese 2018, the farthest from
 all chosen, of which the first is random. coverage, balanced, hard: `sslpipe.curate.labelling`.
@@ -96,6 +96,11 @@ def right(pool: Embeddings, chosen: Rows, test: Embeddings) -> NDArray[np.bool_]
     return np.stack([near[10], near[1], linear]) == test.labels.numpy()
 
 
+def labelled(rows: Embeddings) -> Embeddings:
+    """Leave out what has no label: whether it is classified right is not known."""
+    return rows.rows((rows.labels >= 0).nonzero()[:, 0])
+
+
 def measure(train: Embeddings, test: Embeddings, draws: int) -> dict[str, NDArray[np.bool_]]:
     """Way -> (draws, measures, Q)."""
     classes = len(torch.unique(train.labels))
@@ -165,6 +170,7 @@ def main() -> None:
         parser.error("give two files of embeddings, TRAIN and TEST")
     (train, facts), (test, test_facts) = map(load_embeddings, paths)
     check_comparable(facts, test_facts, itself=False)
+    train, test = labelled(train), labelled(test)
     hits = measure(train, test, args.draws)
     first, second = table(hits, tuple(FIRST)), table(hits, tuple(SECOND))
     count = A_CLASS * len(torch.unique(train.labels))
@@ -172,8 +178,9 @@ def main() -> None:
     show(f"{2 * count} labels, {count} of them chosen first", second)
     if args.json:
         tree = {
-            "command": "make demo && python -m benchmarks.selection "
-            "--json docs/measured/selection.json",
+            "command": ("python" if args.features else "make demo && python")
+            + f" -m benchmarks.selection {' '.join([*map(str, args.features), '--json'])} "
+            f"{args.json}",
             "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn")},
             "data": facts["data"],
             "backbone": facts["backbone"],

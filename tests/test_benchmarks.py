@@ -18,7 +18,7 @@ from benchmarks.checkpoints.runs import BASE, RUNS
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, WrongError, check
-from benchmarks.selection import FIRST, MEASURES, SECOND
+from benchmarks.selection import FIRST, MEASURES, SECOND, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
 from benchmarks.trainings import embedded
@@ -326,6 +326,12 @@ def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:
     compared = selection_table(hits, tuple(FIRST))
     nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert compared["random"]["linear"]["more than random"] == nothing
+
+
+def test_choices_are_made_and_measured_among_samples_with_a_label() -> None:
+    rows = Embeddings(torch.rand(4, 2), torch.tensor([-1, 1, -1, 0]), torch.arange(4))
+    assert labelled(rows).ids.tolist() == [1, 3]
+    assert torch.equal(labelled(rows).features, rows.features[[1, 3]])
 
 
 def test_features_of_a_training_are_embedded_once_and_then_read(tmp_path) -> None:
