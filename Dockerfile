@@ -14,7 +14,7 @@ ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 HOME=/tmp
 WORKDIR /sslpipe
 
 # dependencies first: a change of the code does not install them again
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 RUN mkdir sslpipe && touch sslpipe/__init__.py \
  && pip install --upgrade pip && pip install -e ".[dev,docs,remote,trackers]"
 

@@ -1,6 +1,7 @@
 """What a release needs agrees with itself: version, citation, extras, typing."""
 
 import re
+import runpy
 import shutil
 import tomllib
 from importlib.metadata import PackageNotFoundError
@@ -17,7 +18,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def test_the_version_is_that_of_the_tag_and_of_files_without_git_the_next_one():
-    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert "version" in PROJECT["project"]["dynamic"]
     scm = PROJECT["tool"]["setuptools_scm"]
     assert any(each.startswith("setuptools-scm") for each in PROJECT["build-system"]["requires"])
     citation = (ROOT / "CITATION.cff").read_text()
@@ -74,6 +75,40 @@ def test_the_address_is_written_once_for_all_places_and_again(copy):
         for page in ("README.md", "docs/quickstart.md"):
             assert f"\ngit clone {url} sslpipe && cd sslpipe\n" in (copy / page).read_text()
     assert not [name for name in release.PLACES if "REPOSITORY" in (copy / name).read_text()]
+
+
+@pytest.fixture(scope="module")
+def description():
+    """The function of setup.py; nothing is set up."""
+    return runpy.run_path(str(ROOT / "setup.py"))["long_description"]
+
+
+def targets(text):
+    return re.findall(r"\]\(([^)]*)\)", text)
+
+
+def test_the_long_description_links_to_files_of_the_repository(description):
+    text, url = (ROOT / "README.md").read_text(), "https://forge.example/them/sslpipe"
+    before, after = targets(text), targets(description(text, url))
+    own = [target for target in before if not target.startswith("https://")]
+    assert len(own) > 30
+    assert all((ROOT / target.partition("#")[0]).is_file() for target in own)
+    pictures = ["docs/overview.svg"]
+    expected = [
+        target
+        if target.startswith("https://")
+        else f"{url}/{'raw' if target in pictures else 'blob'}/HEAD/{target}"
+        for target in before
+    ]
+    assert after == expected
+
+
+def test_without_an_address_the_long_description_links_to_nothing_that_is_not_there(description):
+    text = (ROOT / "README.md").read_text()
+    plain = description(text, None)
+    assert targets(plain) == [target for target in targets(text) if target.startswith("https://")]
+    assert "hand? Quickstart has some." in plain
+    assert "![" not in plain
 
 
 @pytest.mark.parametrize("url", ["", "git@forge.example:us/sslpipe", "https://a.example/b/"])
