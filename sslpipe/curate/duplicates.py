@@ -33,6 +33,7 @@ from sslpipe.curate.groups import (
     Pairs,
     joined,
 )
+from sslpipe.curate.losses import compare_with_losses
 from sslpipe.curate.scan import Pictures, Samples
 from sslpipe.curate.verify import Verdicts, compare
 
@@ -40,6 +41,8 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 PART_PAIRS = 256  # compared by their pixels at a time, in a thread
+CROWD = 0.4  # of a sample's candidates, that are surely copies and hide others
+DOUBTFUL = (0.93, 0.997)  # scores with which pairs are compared once more, with losses in both
 WIDENING, MOST_NEIGHBOURS = 4, 80  # more candidates at a time, and at most
 
 
@@ -122,12 +125,12 @@ def find_duplicates(
     # candidates; more of them where all may be the same picture, until one is certainly another
     k, pairs = NEIGHBOURS, search.pairs(rows, NEIGHBOURS)
     verdicts = look(pairs)
-    waiting = _crowded_rows(pairs, verdicts, len(samples), limits)
+    waiting = _crowded_rows(pairs, verdicts, len(samples), limits, k)
     while waiting.any() and k < min(MOST_NEIGHBOURS, len(rows) - 1):
         k *= WIDENING
         more = _unknown(search.pairs(np.flatnonzero(waiting), k), pairs)
         pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
-        waiting &= _crowded_rows(pairs, verdicts, len(samples), limits)
+        waiting &= _crowded_rows(pairs, verdicts, len(samples), limits, k)
     others = others_rests(pairs, verdicts, len(samples), limits, k)
     near = accepted_pairs(pairs, verdicts, others, limits)
     # pairs that the search did not name, to the centres of what hangs together
@@ -171,7 +174,10 @@ def compare_all(
 
 
 def _compare_pictures(pairs: Integers, pictures: Pictures) -> Verdicts:
-    """Compare pairs of samples by each of their pictures; the best counts."""
+    """Compare pairs of samples by each of their pictures; the best counts.
+
+    Where that leaves a doubt, they are compared once more with the losses of either in both.
+    """
     first, counts = pictures.of(pairs)  # (P, 2) each
     verdicts = compare(first, pictures)
     for inside in ((0, 1), (1, 0), (1, 1)):
@@ -180,6 +186,11 @@ def _compare_pictures(pairs: Integers, pictures: Pictures) -> Verdicts:
             found = compare(first[rows] + np.array(inside), pictures)
             found.cropped[:] |= sum(inside) == 1
             verdicts.take(found, rows)
+    best = verdicts.best()
+    rows = np.flatnonzero((best >= DOUBTFUL[0]) & (best < DOUBTFUL[1]))
+    if len(rows):
+        found = compare_with_losses(first[rows], verdicts.mirrored[rows], pictures)
+        verdicts.take(found, rows)
     return verdicts
 
 
@@ -204,15 +215,26 @@ def _rests(verdicts: Verdicts) -> Floats:
 
 
 def _crowded_rows(
-    pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits
+    pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits, k: int
 ) -> NDArray[np.bool_]:
-    """Say of which rows every candidate may be the same picture, (N,)."""
+    """Say of which rows every candidate may be the same picture, or many surely are, (N,).
+
+    Args:
+        pairs: (P, 2) candidates.
+        verdicts: Of them.
+        rows: How many samples there are.
+        limits: Which may be, and which are.
+        k: Candidates that were searched for each row.
+    """
     most = np.array([[limits.rest], [limits.overlay_rest]])
-    others = pairs[(_rests(verdicts) > most).all(0)]
+    rests = _rests(verdicts)
     crowded = np.zeros(rows, bool)
     crowded[pairs] = True
-    crowded[others] = False
-    return crowded
+    crowded[pairs[(rests > most).all(0)]] = False
+    # copies take the places of what should be looked at, and of what tells how far others are
+    sure = pairs[(rests <= np.array([[limits.safe], [limits.safe / 2]])).any(0)]
+    many: NDArray[np.bool_] = np.bincount(sure.ravel(), minlength=rows) >= CROWD * k
+    return crowded | many
 
 
 def others_rests(pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits, k: int) -> Floats:

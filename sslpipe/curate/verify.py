@@ -39,20 +39,27 @@ Integers = NDArray[np.int64]
 SIMILAR = 0.7  # least cosine of a view and a whole with which pictures are compared
 # least score after each step of registration that goes on, on the coarse grid and on the fine one;
 # what is refused there has no say in `duplicates.others_rests`, for which 0.975 is as good as 0
-PROMISING_COARSE = (0.8, 0.88, 0.92)
-PROMISING = (0.9, 0.93, 0.95)
+PROMISING_COARSE = (0.8, 0.87, 0.9)
+PROMISING = (0.88, 0.92, 0.95, 0.95)
+OUTWARD = 1.015  # share of both sides from which on the whole is rather a part of the part
 ALIKE = 0.7  # least squared correlation of wholes on the coarse grid with which they are compared
 LIKELY = 0.95  # least score by brightness with which colours are compared
 SURER = 0.05  # cosine by which one of both mirrorings is taken without a look at the other
 WHOLE_SIMILAR = 0.7  # least cosine of the wholes with which these are compared
 OVERLAID = 0.5  # least score of a picture that only a small text may hide
-OUTSIDE = 0.1  # share unexplained outside of the window, of all that is fitted once more without it
+OUTSIDE = (
+    0.25  # share unexplained outside of the window, of all that is fitted once more without it
+)
 NOISE = 0.5  # levels of a pixel that saving alone leaves unexplained
+# the same of what a channel differs from the luma: JPEG keeps that of four pixels as one, and in
+# coarser steps
+TINT_NOISE = 3.0
 # levels from which on brightness may have cut off some of what a pixel of the grid is made of
 WHITE, BLACK = 220.0, 4.0
 WHOLE_BOX = 0.97  # share of either side from which on a part is the whole
 MOST_OFFSET = 32.0  # levels that a channel's brightness may differ beside the gain
 WINDOW = (5, 14)  # height and width in px of the grid that a small text may hide
+NARROW, WINDOW_NARROW = 1.4, (5, 22)  # height by width from which on a line takes more of it
 _ASPECT = 0.06  # of the logarithm of shapes, beside a pixel's rounding
 
 # what makes grids of a thumbnail, (px, 64) and (px, px): as `register.cut` does of the whole
@@ -131,6 +138,24 @@ def compare(pairs: Integers, pictures: Pictures) -> Verdicts:
     return verdicts
 
 
+def compare_wholes(
+    shown: NDArray[np.uint8], other: NDArray[np.uint8], sizes: Integers
+) -> tuple[Floats, Floats]:
+    """Compare all of some thumbnails with all of others, by colours.
+
+    Args:
+        shown: (n, 64, 64, 3).
+        other: (n, 64, 64, 3).
+        sizes: (n, 2), height and width in px of the pictures.
+
+    Returns:
+        (n,) shares of the variance explained, of all and outside of the worst window.
+    """
+    levels = (np.moveaxis(side, 3, 1).astype(np.float32) for side in (shown, other))
+    grids = [_SHRINK @ side @ _SHRINK.T for side in levels]
+    return _score(grids[0], grids[1], sizes)
+
+
 class _Seen(NamedTuple):
     """Pictures, or one side of some pairs of them.
 
@@ -168,7 +193,12 @@ class _Seen(NamedTuple):
 
 
 def _compare(
-    whole: _Seen, part: _Seen, sizes: Integers, box: Floats, same: NDArray[np.bool_]
+    whole: _Seen,
+    part: _Seen,
+    sizes: Integers,
+    box: Floats,
+    same: NDArray[np.bool_],
+    may_turn: bool = True,
 ) -> Verdicts:
     """Compare pictures with parts of others, and with all of them.
 
@@ -178,12 +208,15 @@ def _compare(
         sizes: (n, 2, 2) of both, height and width in px.
         box: (n, 4) first estimates of where the part is.
         same: (n,) whether the part may be the whole.
+        may_turn: Whether to look for the whole in the part where that is larger: it has a border.
     """
     score, outside = np.zeros((2, len(box)), np.float32)
     # where a part is: on the coarse grid, and of the few that are left on the fine one
     tiny = part.take(part.tiny)
     registered, alike = register(whole.take(whole.small), tiny, box, PROMISING_COARSE)
-    rows = np.flatnonzero(alike >= PROMISING_COARSE[-1])
+    likely = alike >= PROMISING_COARSE[-1]
+    outward = likely & (registered[:, 2:].min(1) >= OUTWARD) & may_turn
+    rows, larger = np.flatnonzero(likely & ~outward), registered[outward]
     grey, small = whole.take(whole.grey, rows), part.take(part.small, rows)
     registered, alike = register(grey, small, registered[rows], PROMISING)
     likely = np.flatnonzero(alike >= PROMISING[-1])
@@ -192,12 +225,12 @@ def _compare(
     # all of it or a part, by brightness; then the better one by colours, where it may be a pair
     chosen = np.broadcast_to(VIEW_BOXES[FULL], box.shape).copy()
     for tried, boxes in ((np.flatnonzero(same), chosen[same]), (rows, registered)):
-        fits = _same_shape(boxes, sizes[tried, 0], sizes[tried, 1])
+        fits = same_shape(boxes, sizes[tried, 0], sizes[tried, 1])
         made = (
             cut(grey[fits], boxes[fits]) if tried is rows else whole.take(whole.small, tried[fits])
         )
         tried, boxes = tried[fits], boxes[fits]
-        found = _score(made[:, None], part.take(part.small, tried)[:, None])
+        found = _score(made[:, None], part.take(part.small, tried)[:, None], sizes[tried, 1])
         better = np.maximum(*found) > np.maximum(score[tried], outside[tried])
         kept = tried[better]
         score[kept], outside[kept] = found[0][better], found[1][better]
@@ -207,9 +240,18 @@ def _compare(
         np.moveaxis(side.take(side.levels, rows), 3, 1).astype(np.float32) for side in (whole, part)
     ]
     target: NDArray[Any] = _SHRINK @ colours[1] @ _SHRINK.T
-    score[rows], outside[rows] = _score(cut(colours[0], chosen[rows]), target)
+    score[rows], outside[rows] = _score(cut(colours[0], chosen[rows]), target, sizes[rows, 1])
     cropped = chosen[:, 2:].min(1) < WHOLE_BOX
-    return Verdicts(score, outside, np.zeros(len(box), bool), cropped)
+    verdicts = Verdicts(score, outside, np.zeros(len(box), bool), cropped)
+    rows = np.flatnonzero(outward)
+    if len(rows):
+        inverse = np.concatenate([-larger[:, :2], np.ones((len(rows), 2), np.float32)], 1)
+        inverse /= np.tile(larger[:, 2:], 2)
+        no = np.zeros(len(rows), bool)
+        sides = part.of_rows(rows), whole.of_rows(rows)
+        found = _compare(*sides, sizes[rows][:, ::-1], inverse, no, may_turn=False)
+        verdicts.take(found, rows)
+    return verdicts
 
 
 def _correlation(one: Floats, other: Floats) -> Floats:
@@ -223,12 +265,13 @@ def _correlation(one: Floats, other: Floats) -> Floats:
     return squared
 
 
-def _score(shown: Floats, target: Floats) -> tuple[Floats, Floats]:
+def _score(shown: Floats, target: Floats, sizes: Integers) -> tuple[Floats, Floats]:
     """Share of variance explained, of all and outside the worst window.
 
     Args:
         shown: (n, c, px, px) levels, what the target may be made of.
         target: (n, c, px, px).
+        sizes: (n, 2), height and width of the target's picture.
     """
     count, channels = shown.shape[:2]
     made = np.empty((4, count, channels, INNER_PX, INNER_PX), np.float32)
@@ -244,7 +287,11 @@ def _score(shown: Floats, target: Floats) -> tuple[Floats, Floats]:
     # a text hides little of a picture: where more is unexplained, nothing is left out
     rows = np.flatnonzero(score >= OVERLAID)
     outside = np.where(score >= OVERLAID, 0, score)
-    weights = _without_window(rest[rows])
+    narrow = sizes[rows, 0] >= NARROW * sizes[rows, 1]
+    weights = np.empty((len(rows), INNER_PX, INNER_PX), np.float32)
+    for own, window in ((narrow, WINDOW_NARROW), (~narrow, WINDOW)):
+        if own.any():
+            weights[own] = _without_window(rest[rows[own]], window)
     kept = (rest[rows] * weights).sum((1, 2)) / np.maximum(rest[rows].sum((1, 2)), 1e-6)
     outside[rows] = 1 - (1 - score[rows]) * kept
     few = outside[rows] >= 1 - OUTSIDE
@@ -289,15 +336,35 @@ def _explained(
     rest -= sharpness[:, None, None, None] * made[1]
     rest -= base[..., None, None]
     np.clip(rest, *limits, out=rest)
-    rest *= rest
-    squares: Floats = rest.sum(1) if weights is None else rest.sum(1) * weights
+    squares, tints = _luma_and_tints(rest)
+    if weights is not None:
+        squares, tints = squares * weights, tints * weights
     # another brightness or tint is a little one, or another colour
     beyond = np.maximum(np.abs(shift + means[..., 2] - means[..., 0]) - MOST_OFFSET, 0)
-    lost = squares.sum((1, 2)) + (beyond**2).sum(1) * total
-    lost = np.maximum(lost - channels * NOISE**2 * total, 0)
+    lost = squares.sum((1, 2)) - channels * NOISE**2 * total
+    lost = np.maximum(lost + (beyond**2).sum(1) * total, 0)
+    lost += np.maximum(tints.sum((1, 2)) - channels * TINT_NOISE**2 * total, 0)
+    squares += tints
     faint = about[:, 3, 3] < channels * FAINT**2 * total
     score = np.where(faint, 0, 1 - lost / np.maximum(about[:, 3, 3], 1))
     return score.astype(np.float32), squares
+
+
+def _luma_and_tints(rest: Floats) -> tuple[Floats, Floats]:
+    """Sums over channels of the squares of the luma, and of what differs from it.
+
+    Args:
+        rest: (n, c, y, x) of grey or of red, green and blue; of grey it is overwritten.
+
+    Returns:
+        (n, y, x) each.
+    """
+    if rest.shape[1] == 1:
+        rest *= rest
+        return rest[:, 0], np.zeros_like(rest[:, 0])
+    luma = luminance(np.moveaxis(rest, 1, 3))
+    tints: Floats = ((rest - luma[:, None]) ** 2).sum(1)
+    return rest.shape[1] * luma**2, tints
 
 
 def _without_ramp(levels: Floats) -> Floats:
@@ -309,9 +376,9 @@ def _without_ramp(levels: Floats) -> Floats:
     return flat
 
 
-def _without_window(rest: Floats) -> Floats:
+def _without_window(rest: Floats, window: tuple[int, int]) -> Floats:
     """Weights 0 in the window where most is unexplained, else 1. (n, y, x) -> (n, y, x)."""
-    count, (high, wide) = len(rest), WINDOW
+    count, (high, wide) = len(rest), window
     sums = np.pad(rest, ((0, 0), (1, 0), (1, 0))).astype(np.float64).cumsum(1).cumsum(2)
     windows = sums[:, high:, wide:] - sums[:, :-high, wide:]
     windows += sums[:, :-high, :-wide] - sums[:, high:, :-wide]
@@ -324,8 +391,8 @@ def _without_window(rest: Floats) -> Floats:
     return weights
 
 
-def _same_shape(box: Floats, whole: Integers, part: Integers) -> NDArray[np.bool_]:
-    """Say whether boxes have the shapes of the parts. (n, 4), (n, 2), (n, 2) -> (n,)."""
+def same_shape(box: Floats, whole: Integers, part: Integers) -> NDArray[np.bool_]:
+    """Say whether boxes of wholes have the shapes of parts. (n, 4), (n, 2), (n, 2) -> (n,)."""
     height, width = box[:, 3] * whole[:, 0], box[:, 2] * whole[:, 1]
     differ = np.abs(np.log(width / height) - np.log(part[:, 1] / part[:, 0]))
     fits: NDArray[np.bool_] = differ <= _ASPECT + 1.5 / part.min(1)

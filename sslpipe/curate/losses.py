@@ -1,0 +1,198 @@
+"""Give one picture the losses that another shows: fewer pixels, JPEG, whites that are cut off.
+
+A shirt of 28 px that was saved at quality 30 differs more from itself than two shirts differ. But
+such a loss is no chance: where both are one picture, the same loss makes the other one equal to
+it, and where they are two, it brings them no nearer.
+
+Source:
+    Farid 2009, IEEE Transactions on Information Forensics and Security 4(1) (JPEG ghosts: how a
+    picture was saved is found by saving it so once more).
+"""
+
+import io
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.fft import dctn
+
+from sslpipe.curate.scan import Pictures
+from sslpipe.curate.thumbnails import THUMB_PX, luminance, resampling, thumbnail
+from sslpipe.curate.verify import Verdicts, compare_wholes, same_shape
+
+Integers = NDArray[np.int64]
+Pixels = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+BLOCK_PX = 8  # of JPEG
+LARGEST_PX = 128  # to which small pictures are enlarged: more do not show in a thumbnail
+# steps that JPEG's luma is rounded to at quality 25, of the lowest frequencies: the mean, and one
+# wave along either axis; half of them would do, but for what black and white cut off
+STEPS = np.array([[32.0, 22.0], [24.0, np.inf]], np.float32)
+WITHIN = (
+    0.85  # share of blocks and frequencies that are as near as that, of what JPEG may have made
+)
+QUALITIES, NEARBY = range(25, 96, 10), range(-5, 6)  # searched; then around the best
+DARKEST, LIGHTEST = 8.0, 225.0  # levels between which two pictures' brightness is compared
+LEAST_LEVELS = 50  # as many of a thumbnail's for it
+GAINS = (1.02, 1.3)  # of brightness
+WHITE = 250.0  # levels at least of what is cut off, in most places
+
+
+def compare_with_losses(
+    pairs: Integers, mirrored: NDArray[np.bool_], pictures: Pictures
+) -> Verdicts:
+    """Compare pairs of whole pictures, each with the losses of the other.
+
+    Args:
+        pairs: (P, 2) int64 rows of `pictures`.
+        mirrored: (P,) whether they are compared in a mirror.
+        pictures: What is compared.
+
+    Returns:
+        Scores of the better way; 0 where no loss shows.
+    """
+    sizes = pictures.sizes[pairs]  # (P, 2, 2)
+    thumbs = pictures.thumbs.read(pairs.ravel()).reshape(len(pairs), 2, THUMB_PX, THUMB_PX, 3)
+    thumbs[mirrored, 0] = thumbs[mirrored, 0, :, ::-1].copy()
+    fits = same_shape(np.ones((len(pairs), 4), np.float32), sizes[:, 0], sizes[:, 1])
+    saved, lit = fits & _may_be_saved(thumbs, sizes), fits[:, None] & _may_be_lit(thumbs)
+    rows, made, others = [], [], []
+    for way in (0, 1):
+        for row in np.flatnonzero(saved | lit[:, way]).tolist():
+            shown, other = thumbs[row, way], thumbs[row, 1 - way]
+            if saved[row]:
+                made.append(_saved_likewise(shown, other, *sizes[row, [way, 1 - way]].tolist()))
+                others.append(other)
+                rows.append(row)
+            if lit[row, way]:
+                made.append(_lit_likewise(shown, other))
+                others.append(other)
+                rows.append(row)
+    none, no = np.zeros(len(pairs), np.float32), np.zeros(len(pairs), bool)
+    verdicts = Verdicts(none, none.copy(), mirrored, no)
+    if rows:
+        found = compare_wholes(np.stack(made), np.stack(others), sizes[np.array(rows), 0])
+        for at in np.argsort(np.maximum(*found), kind="stable").tolist():  # the best one last
+            verdicts.score[rows[at]], verdicts.outside[rows[at]] = found[0][at], found[1][at]
+    return verdicts
+
+
+def _may_be_saved(thumbs: Pixels, sizes: Integers) -> NDArray[np.bool_]:
+    """Say of which pairs one may be the other resized, or saved as JPEG, so that it shows.
+
+    Of two small pictures of one size the lowest frequencies of JPEG's blocks must be within steps.
+
+    Args:
+        thumbs: (P, 2, 64, 64, 3).
+        sizes: (P, 2, 2) height and width in px.
+    """
+    differ = (sizes[:, 0] != sizes[:, 1]).any(1)
+    may: NDArray[np.bool_] = differ & (sizes.max(2).min(1) <= THUMB_PX)
+    rows = np.flatnonzero(~differ & (sizes[:, 0].max(1) <= THUMB_PX))
+    rows = rows[sizes[rows, 0].min(1) >= BLOCK_PX]
+    kinds, kind = np.unique(sizes[rows, 0], axis=0, return_inverse=True)
+    for number, (height, width) in enumerate(kinds.tolist()):
+        own = rows[kind.ravel() == number]
+        luma = luminance(thumbs[own])
+        rest = _reduction(height) @ (luma[:, 0] - luma[:, 1]) @ _reduction(width).T
+        down, right = height // BLOCK_PX, width // BLOCK_PX
+        blocks = rest[:, : down * BLOCK_PX, : right * BLOCK_PX]
+        blocks = blocks.reshape(len(own), down, BLOCK_PX, right, BLOCK_PX)
+        low = dctn(blocks, axes=(2, 4), norm="ortho")[:, :, :2, :, :2]
+        within = np.abs(low) <= STEPS[:, None]
+        may[own] = within.mean((1, 2, 3, 4)) >= WITHIN
+    return may
+
+
+def _may_be_lit(thumbs: Pixels) -> NDArray[np.bool_]:
+    """Say which picture of each pair, made as light as the other, is cut off where that is white.
+
+    Args:
+        thumbs: (P, 2, 64, 64, 3).
+
+    Returns:
+        (P, 2).
+    """
+    may = np.zeros((len(thumbs), 2), bool)
+    levels = thumbs[:, :, ::4, ::4].astype(np.float32).reshape(len(thumbs), 2, 1, -1)
+    levels = levels[:, :, 0]
+    seen = ((levels.min(1) >= DARKEST) & (levels.max(1) <= LIGHTEST)).astype(np.float32)
+    total = np.maximum(seen.sum(1), 1)
+    means = (levels * seen[:, None]).sum(2) / total[:, None]
+    about = (levels - means[:, :, None]) * seen[:, None]
+    squares, product = (about**2).sum(2), about[:, 0] * about[:, 1]
+    for way in (0, 1):
+        gain = product.sum(1) / np.maximum(squares[:, way], 1)
+        made = gain[:, None] * (levels[:, way] - means[:, way, None]) + means[:, 1 - way, None]
+        beyond = made > 256
+        white = (beyond & (levels[:, 1 - way] >= WHITE)).sum(1)
+        fits = (gain >= GAINS[0]) & (gain <= GAINS[1]) & (total >= LEAST_LEVELS)
+        may[:, way] = fits & (white > 0) & (white >= 0.5 * beyond.sum(1))
+    return may
+
+
+def _saved_likewise(shown: Pixels, other: Pixels, size: list[int], wanted: list[int]) -> Pixels:
+    """Resize a picture to another's size, and save it as that one was, where JPEG shows.
+
+    Args:
+        shown: (64, 64, 3) thumbnail.
+        other: (64, 64, 3) of the other one.
+        size: Height and width in px.
+        wanted: Of the other one.
+
+    Returns:
+        (64, 64, 3) thumbnail.
+    """
+    pixels = _pixels(shown, size)
+    if size != wanted:
+        height, width = (min(side, LARGEST_PX) for side in wanted)
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+        pixels = np.asarray(image)
+    if max(wanted) <= THUMB_PX and min(wanted) >= BLOCK_PX:
+        pixels = _saved_as(pixels, _pixels(other, wanted))
+    return thumbnail(pixels)
+
+
+def _lit_likewise(shown: Pixels, other: Pixels) -> Pixels:
+    """Give a thumbnail the brightness and contrast of a lighter one; what is beyond is cut off."""
+    levels, target = shown.astype(np.float32), other.astype(np.float32)
+    seen = (np.minimum(levels, target) >= DARKEST) & (np.maximum(levels, target) <= LIGHTEST)
+    few, many = levels[seen], target[seen]
+    about = few - few.mean()
+    gain = (about * (many - many.mean())).sum() / (about**2).sum()
+    made = gain * (levels - few.mean()) + many.mean()
+    return np.rint(np.clip(made, 0, 255)).astype(np.uint8)
+
+
+def _pixels(thumb: Pixels, size: list[int]) -> Pixels:
+    """Undo the enlargement of a thumbnail. (64, 64, 3) -> size, of either axis at most 64 px."""
+    down, right = (_reduction(min(side, THUMB_PX)) for side in size)
+    levels = down @ np.moveaxis(thumb, 2, 0).astype(np.float32) @ right.T
+    return np.moveaxis(np.rint(np.clip(levels, 0, 255)).astype(np.uint8), 0, 2)
+
+
+@cache
+def _reduction(px: int) -> Floats:
+    """Return the inverse of what enlarges an axis of some pixels to a thumbnail's, (px, 64)."""
+    inverse: Floats = np.linalg.pinv(resampling(0.0, 1.0, THUMB_PX, px))
+    return inverse
+
+
+def _saved_as(pixels: Pixels, target: Pixels) -> Pixels:
+    """Save a picture at the quality that makes it most like another; as it is where none does."""
+    image, wanted = Image.fromarray(np.ascontiguousarray(pixels)), target.astype(np.float32)
+
+    def saved(quality: int) -> tuple[float, int, Pixels]:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        again = np.asarray(Image.open(file).convert("RGB"))
+        return float(((again - wanted) ** 2).mean()), quality, again
+
+    def first(each: tuple[float, int, Pixels]) -> tuple[float, int]:
+        return each[:2]
+
+    best = min((saved(quality) for quality in QUALITIES), key=first)
+    best = min((saved(best[1] + by) for by in NEARBY), key=first)
+    return best[2] if best[0] < ((pixels - wanted) ** 2).mean() else pixels

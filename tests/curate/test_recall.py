@@ -1,0 +1,132 @@
+"""What a copy lost by being saved, resized, lit, framed or hidden by others is made up for."""
+
+import io
+from contextlib import closing
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from sslpipe.curate.duplicates import compare_all, find_duplicates
+from sslpipe.curate.scan import scan_pictures
+
+NEAR, SURE = 0.0125, 0.003  # limits: a pair may be one picture, or is one
+
+
+def forms(rng, cells, px):
+    """(px, px) of about [-1, 1]: so many random hills and hollows along a side."""
+    small = Image.fromarray(rng.uniform(-1, 1, (cells, cells)).astype(np.float32))
+    return np.asarray(small.resize((px, px), Image.Resampling.BICUBIC))
+
+
+def garments(count, own=0.06, level=60, hills=20):
+    """As many pictures of 28 px, alike but for their `own` share of 255 levels, on black."""
+    rng = np.random.default_rng(0)
+    place = np.linspace(-0.5, 0.5, 28)
+    body = (np.abs(place)[:, None] < 0.42) & (np.abs(place) < 0.3)
+    common = level + hills * forms(rng, 7, 28)
+    greys = [body * (common + 255 * own * forms(rng, 14, 28)) for _ in range(count)]
+    return [np.uint8(np.clip(grey, 0, 255))[..., None].repeat(3, 2) for grey in greys]
+
+
+def outline(px, seed, lines=9, width=3):
+    """A drawing of black lines on white, (px[1], px[0], 3)."""
+    rng = np.random.default_rng(seed)
+    image = Image.new("RGB", px, "white")
+    low, high = (np.array([px]) * share for share in (0.1, [[0.9, 0.75]]))
+    points = [tuple(point) for point in rng.integers(low, high, (lines, 2)).tolist()]
+    ImageDraw.Draw(image).line([*points, points[0]], fill=(0, 0, 0), width=width)
+    return np.asarray(image)
+
+
+def saved(pixels, quality):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=quality)
+    return np.asarray(Image.open(file))
+
+
+def lit(pixels, gain):
+    return np.uint8(np.minimum(np.rint(pixels * gain), 255))
+
+
+def rest_of(one, other):
+    """What is unexplained of a picture by another."""
+    samples = scan_pictures([one, other])
+    with closing(samples.pictures.thumbs):
+        verdicts = compare_all(samples, np.array([[0, 1]]), num_workers=0)
+    return 1 - float(verdicts.best()[0])
+
+
+def test_a_small_picture_saved_at_low_quality_is_known_from_its_like():
+    shown = garments(6)
+    for quality in (30, 40):
+        copies = [saved(each, quality) for each in shown]
+        assert max(map(rest_of, shown, copies)) < SURE
+        assert min(map(rest_of, shown, copies[1:])) > 2 * NEAR
+
+
+@pytest.mark.parametrize("how", ["BILINEAR", "BICUBIC", "LANCZOS"])
+def test_a_small_picture_that_was_halved_is_known_from_its_like(how):
+    shown = garments(4)
+    filters = Image.Resampling[how]
+    copies = [np.asarray(Image.fromarray(each).resize((14, 14), filters)) for each in shown]
+    assert max(map(rest_of, shown, copies)) < SURE
+    assert min(map(rest_of, shown, copies[1:])) > 2 * SURE
+    assert max(rest_of(c, s[:, ::-1]) for c, s in zip(copies, shown, strict=True)) < SURE
+
+
+def test_colours_that_jpeg_drops_make_no_other_picture_and_a_tint_does():
+    rng = np.random.default_rng(0)
+    tints = np.stack([forms(rng, 9, 256) for _ in range(3)], 2)
+    dull = 128 + 22 * forms(rng, 9, 256)[..., None] + 6 * tints
+    stripes = 25 * (np.arange(256)[:, None] // 64 % 2)
+    tinted = dull + stripes[..., None] * np.array([0, 0, 1])
+    dull, tinted = (np.uint8(np.rint(each)) for each in (dull, tinted))
+    assert rest_of(dull, saved(dull, 30)) < SURE
+    assert rest_of(dull, tinted) > 4 * NEAR
+
+
+def test_a_light_drawing_whose_whites_are_cut_off_is_found():
+    rng = np.random.default_rng(3)
+    image = Image.new("RGB", (64, 64), "white")
+    pen = ImageDraw.Draw(image)
+    for _ in range(40):
+        x, y = rng.integers(0, 56, 2).tolist()
+        wide, high = rng.integers(2, 12, 2).tolist()
+        pen.rectangle((x, y, x + wide, y + high), fill=tuple(rng.integers(170, 250, 3).tolist()))
+    for _ in range(6):
+        x, y = rng.integers(0, 56, 2).tolist()
+        pen.line((x, y, x + 9, y + 5), fill=(120, 60, 60))
+    drawing = np.asarray(image)
+    assert rest_of(drawing, lit(drawing, 1.1)) < SURE
+    assert rest_of(lit(drawing, 1.1), drawing[:, ::-1]) < SURE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_border_of_the_grounds_own_colour_is_found(seed):
+    drawing = outline((256, 256), seed)
+    for px in (5, 8, 14):
+        framed = np.pad(drawing, ((px, px), (px, px), (0, 0)), constant_values=255)
+        assert rest_of(drawing, framed) < SURE
+        assert rest_of(framed, drawing) < SURE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_across_a_narrow_picture_is_a_small_one(seed):
+    drawing = outline((100, 256), seed)
+    image = Image.fromarray(drawing)
+    ImageDraw.Draw(image).text((2, 226), "photo", fill=(0, 0, 0), font_size=26)
+    assert rest_of(drawing, np.asarray(image)) < SURE / 2
+
+
+def test_copies_do_not_hide_a_further_one_among_pictures_that_are_alike():
+    shown = garments(60, own=0.1, level=120, hills=60)
+    one = shown[0]
+    copies = [np.ascontiguousarray(one[:, ::-1]), lit(one, 0.9), lit(one, 0.95)]
+    pictures = [*shown, *copies, one[3:, :25]]
+    samples = scan_pictures(pictures)
+    with closing(samples.pictures.thumbs):
+        pairs = find_duplicates(samples, num_workers=0).pairs
+    found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    assert {(0, 60 + k) for k in range(4)} <= found
+    assert all(first in {0, *range(60, 64)} for first, _ in found), "no other one is"
