@@ -5,10 +5,11 @@ program finds among the pictures themselves, before anything is planted, are nat
 counted apart, their pictures are no sources of plants, and a plant is not wrong to be paired with
 what its source is paired with. Pictures that are nearly constant, or nearly a ramp, are no sources
 either: nothing can be found of them. Limits were chosen on the set "chosen" and are measured on
-"measured", of other files. Each part is kept in the JSON and not done again.
+"measured", of other files (of photographs, of another folder). Each part is kept in the JSON and
+not done again.
 
     python -m benchmarks.curate --fashion-mnist DIR --drawings DIR --photographs DIR \
-        --out docs/measured/curate.json
+        --photographs-measured DIR --out docs/measured/curate.json
 """
 
 import argparse
@@ -30,10 +31,11 @@ LEAST_DEVIATION = 12.0  # levels, see `detail`, of a source of plants
 
 def pictures_of(source: str, folder: Path, count: int, measured: bool) -> list[Picture]:
     if source == "fashion_mnist":
-        name = "t10k" if measured else "train"
-        return fashion_mnist(folder / f"{name}-images-idx3-ubyte.gz", 0, count)
-    read = drawings if source == "drawings" else photographs
-    return read(folder, count, measured)
+        name, first = ("t10k", 5000) if measured else ("train", 0)
+        return fashion_mnist(folder / f"{name}-images-idx3-ubyte.gz", first, count)
+    if source == "drawings":
+        return drawings(folder, count, measured, skipped=int(measured))
+    return photographs(folder, count, None if measured else False)
 
 
 def detail(picture: Picture) -> float:
@@ -105,7 +107,7 @@ def measure(pictures: list[Picture], plants_each: int, seed: int, workers: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for source in ("fashion-mnist", "drawings", "photographs"):
+    for source in ("fashion-mnist", "drawings", "photographs", "photographs-measured"):
         parser.add_argument(f"--{source}", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/measured/curate.json"))
     parser.add_argument("--pictures", type=int, default=1500)
@@ -114,10 +116,12 @@ def main() -> None:
     options = parser.parse_args()
     tree = json.loads(options.out.read_text()) if options.out.exists() else {}
     for source in ("fashion_mnist", "drawings", "photographs"):
-        folder = getattr(options, source)
-        for name in ("measured", "chosen") if folder else ():
+        folders = dict.fromkeys(("measured", "chosen"), getattr(options, source))
+        if source == "photographs":
+            folders["measured"] = options.photographs_measured
+        for name, folder in folders.items():
             key = f"{source}, {name}"
-            if key in tree:
+            if folder is None or key in tree:
                 continue
             pictures = pictures_of(source, folder, options.pictures, name == "measured")
             seed = int(name == "measured")

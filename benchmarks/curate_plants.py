@@ -86,8 +86,8 @@ def fashion_mnist(file: Path, first: int, count: int) -> list[Picture]:
     return list(np.repeat(raw, 3, 3))
 
 
-def drawings(folder: Path, count: int, odd: bool, px: int = 256) -> list[Picture]:
-    """Every second PNG under a folder, on white, its longer side at most px.
+def drawings(folder: Path, count: int, odd: bool, px: int = 256, skipped: int = 0) -> list[Picture]:
+    """Every second PNG under a folder without the first ones, on white, longer side at most px.
 
     Without 1,375 rings that one program drew ("star_..pt..step"): at 100 px a series of them is
     one picture to people, too, and no one can say which pairs are wrong.
@@ -96,7 +96,7 @@ def drawings(folder: Path, count: int, odd: bool, px: int = 256) -> list[Picture
     files = files[int(odd) :: 2]
     step = max(1, len(files) // count)
     found = []
-    for file in files[::step][:count]:
+    for file in files[skipped::step][:count]:
         image = Image.open(file).convert("RGBA")
         image.thumbnail((px, px))
         white = Image.new("RGBA", image.size, "white")
@@ -104,12 +104,13 @@ def drawings(folder: Path, count: int, odd: bool, px: int = 256) -> list[Picture
     return found
 
 
-def photographs(folder: Path, count: int, odd: bool, px: int = 256) -> list[Picture]:
-    """Squares cut from every second wallpaper, side by side, none twice."""
+def photographs(folder: Path, count: int, odd: bool | None, px: int = 256) -> list[Picture]:
+    """Squares cut from every second wallpaper, or from all (None), side by side, none twice."""
     pictures: dict[Path, Path] = {}  # one file of each picture: the first of its sizes
     for file in sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")):
         pictures.setdefault(file.parent if "contents" in file.parts else file, file)
-    files = list(pictures.values())[int(odd) :: 2]
+    files = list(pictures.values())
+    files = files if odd is None else files[int(odd) :: 2]
     found: list[Picture] = []
     for number, file in enumerate(files):
         image = Image.open(file)
