@@ -1,9 +1,11 @@
 """The benchmarks that check what they show: they must not break unseen."""
 
 import json
+import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -117,6 +119,23 @@ def test_a_part_that_fails_is_one_line_and_the_others_go_on(tmp_path, monkeypatc
     path.write_text(json.dumps(report | {"machine": {"torch": "another"}}))
     assert main([*words, "works"]) == 0
     assert list(json.loads(path.read_text())["parts"]) == ["works"]
+
+
+def test_a_part_that_takes_too_long_is_ended_and_what_has_no_time_left_is_skipped() -> None:
+    def slow(bench: Bench) -> dict[str, float]:
+        try:
+            time.sleep(60)
+        except TimeoutError:  # a clean-up that hangs, too
+            time.sleep(60)
+        return {}
+
+    bench = Bench(torch.device("cpu"), True, Path("."))
+    with patch("benchmarks.gpu.__main__.AGAIN_S", 0.05):
+        outcome = measure(slow, bench, 0.05)
+    assert outcome["error"] == "TimeoutError: took more than 0.05 s"
+    assert outcome["seconds"] < 30
+    assert measure(slow, bench, 0.0)["skipped"] == "the 17 minutes of a call are over"
+    assert "figures" in measure(lambda bench: {}, bench)
 
 
 def test_an_error_above_what_is_allowed_is_refused() -> None:
