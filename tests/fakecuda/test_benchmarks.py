@@ -29,13 +29,16 @@ def _measured(names: list[str], folder: Path, *, waiting: bool = False):
 
 
 def test_parts_run_on_cuda(tmp_path):
-    checked = ["nt_xent", "knn", "batchnorm"]
-    (found,) = run_on_cuda(_measured, ["waits", "resnet18", *checked], tmp_path)
+    trained, others = ["resnet18", "resnet50"], ["nt_xent", "knn", "batchnorm"]
+    names = ["waits", *trained, *others, "precisions", "quality"]
+    (found,) = run_on_cuda(_measured, names, tmp_path)
+    # of a ViT's attention there are no values
+    found |= run_on_cuda(_measured, ["vit"], tmp_path, env={"FAKE_VALUES": "0"})[0]
+    assert {name: part["error"] for name, part in found.items() if "error" in part} == {}
     assert found["waits"]["figures"] == {"steps without a wait": 3}  # of 8: 3 first, 2 of log lines
-    figures = found["resnet18"]["figures"]
-    assert {"images/s", "MFU %", "peak GiB", "bare encoder: MFU %"} <= figures.keys()
-    for name in checked:
-        assert "error" not in found[name], found[name]
+    for name in (*trained, "vit"):
+        figures = found[name]["figures"]
+        assert {"images/s", "MFU %", "peak GiB", "bare encoder: MFU %"} <= figures.keys()
 
 
 def _waiting(folder: Path):

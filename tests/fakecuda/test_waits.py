@@ -28,6 +28,7 @@ RUNS: dict[str, Settings] = {
     "dcl adamw fp16": ("loss.kind=dcl", "optim.kind=adamw", "optim.precision=fp16"),
     "sup_con lars": ("loss.kind=sup_con", "optim.kind=lars"),
     "hard_negatives": ("loss.kind=hard_negatives",),
+    "a ViT": ("backbone={kind='timm/test_vit'}", "augment.crop_px=32", "data.canvas_px=32"),
     "masked labels": ("loss.mask_labels=true",),
     "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
     "micro-batches": ("data.micro_batch=8",),
