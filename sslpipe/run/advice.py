@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sslpipe.errors import UserError
 from sslpipe.recipe.base import Optim
@@ -60,6 +61,6 @@ def _own_rate(run_dir: Path) -> float | None:
     """Read the rate of the recipe's file, which the command line may have changed."""
     path = trained_recipe(run_dir)
     with suppress(UserError, LookupError, TypeError):
-        rate = None if path is None else read_tree(path)["optim"]["peak_lr"]
+        rate: Any = None if path is None else read_tree(path)["optim"]["peak_lr"]
         return float(rate) if is_number(rate) else None
     return None
