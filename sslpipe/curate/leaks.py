@@ -24,7 +24,7 @@ from sslpipe.evaluation.neighbours import nearest, nearest_units
 Pair = tuple[Embeddings, Embeddings]
 Integers = NDArray[np.int64]
 
-NEIGHBOURS = 5  # of a suspect, by features and by pixels: the first is compared of all samples
+NEIGHBOURS = 3  # by pixels, of what may be in train: those that are only alike, for `Limits`
 PIXELS_PX = 14  # side to which pixels are reduced: as many duplicates are nearest as at 28
 EDGE = 1  # px of these, all around, that do not count: a border, or a small text
 # least correlation of these with which samples are compared: of 99 % of those that were saved
@@ -73,10 +73,9 @@ def find_leaks(
     if all(COLUMN in split.columns and _has_values(split) for split in splits):
         return Leaks(_by_column(*splits), f"by the column {COLUMN}")
     k = min(NEIGHBOURS, len(rows[0].ids))
-    near, alike = _near(rows, pixels(), k)  # (2 k, 2, Q), (A, 2)
+    wanted, others_wanted = _near(rows, pixels(), k)
 
-    # the nearest of each; then more of those that may be in train
-    wanted = np.concatenate([near[0].T, alike])
+    # the nearest; then more of what may be in train
     count = sum(len(np.unique(side)) for side in wanted.T)
     with nullcontext() if progress is None else progress("leakage", count) as advance:
         samples, pairs, verdicts = _compared(splits, wanted, num_workers, advance)
@@ -84,8 +83,8 @@ def find_leaks(
     suspects = np.unique(samples.ids[pairs[same, 1]])
     if not len(suspects):
         return Leaks(suspects, "by pixels")
-    wanted = np.concatenate([near.transpose(0, 2, 1).reshape(-1, 2), alike])
-    wanted = np.unique(wanted[np.isin(wanted[:, 1], suspects)], axis=0)
+    wanted = np.concatenate([wanted, others_wanted])
+    wanted = wanted[np.isin(wanted[:, 1], suspects)]
     samples, pairs, verdicts = _compared(splits, wanted, num_workers, None)
     others = others_rests(pairs, verdicts, len(samples), Limits(), k)
     same = accepted_pairs(pairs, verdicts, others, Limits()) | _equal(samples, pairs)
@@ -93,24 +92,23 @@ def find_leaks(
 
 
 def _near(rows: Pair, pixels: Pair, k: int) -> tuple[Integers, Integers]:
-    """Pair test samples with the train samples that are nearest to them.
+    """Pair test samples with train samples, as ids.
 
     Returns:
-        (2 k, 2, Q) ids of train and test: by features the k nearest, then by pixels; (A, 2) the
-        same of those that are alike by pixels, or by mirrored ones.
+        (P, 2) those nearest by features, and those nearest by pixels, mirrored or not, that are
+        alike; (k Q, 2) the k nearest by pixels.
     """
-    by_features = nearest(rows[0].features, rows[1].features, k).indices.numpy()
+    (train, test), (of_train, of_test) = ([each.ids.numpy() for each in p] for p in (rows, pixels))
+    by_features = nearest(rows[0].features, rows[1].features, 1).indices[:, 0].numpy()
+    pairs = [np.stack([train[by_features], test], 1)]
     bank, queries = (small_pictures(each.features) for each in pixels)  # (N, C, S, S)
     units = _units(bank)
-    ways = [nearest_units(units, _units(way), k) for way in (queries, queries.flip(3))]
-    (train, test), (of_train, of_test) = ([each.ids.numpy() for each in p] for p in (rows, pixels))
-    near = np.concatenate([train[by_features].T, of_train[ways[0].indices.numpy()].T])  # (2 k, Q)
-    alike = [
-        np.stack([of_train[way.indices[found, 0].numpy()], of_test[found]], 1)
-        for way in ways
-        for found in [np.flatnonzero(way.similarities[:, 0].numpy() >= ALIKE)]
-    ]
-    return np.stack([near, np.broadcast_to(test, near.shape)], 1), np.concatenate(alike)
+    plain = nearest_units(units, _units(queries), k)
+    for way in (plain, nearest_units(units, _units(queries.flip(3)), 1)):
+        alike = np.flatnonzero(way.similarities[:, 0].numpy() >= ALIKE)
+        pairs.append(np.stack([of_train[way.indices[alike, 0].numpy()], of_test[alike]], 1))
+    others = np.stack([of_train[plain.indices.numpy()].ravel(), np.repeat(of_test, k)], 1)
+    return np.concatenate(pairs), others
 
 
 def small_pictures(pixels: Tensor) -> Tensor:
