@@ -4,9 +4,11 @@ Files come before the dataset.json that names them, and what the old one names s
 """
 
 import hashlib
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ from sslpipe.data.column_files import (
 from sslpipe.data.columns import Column
 from sslpipe.data.index import Manifest, load_index
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import replacing, sha256_of
+from sslpipe.portable import write_atomically
 from sslpipe.sharding.manifest import save_manifest
 
 FOLDER = "columns"
@@ -102,7 +104,10 @@ def check_kinds(manifest: Manifest, columns: Mapping[str, Mapping[str, ColumnVal
 
 
 def write_columns(
-    folder: Path, manifest: Manifest, columns: Mapping[str, Mapping[str, ColumnValues]]
+    folder: Path,
+    manifest: Manifest,
+    columns: Mapping[str, Mapping[str, ColumnValues]],
+    named: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
     """Write the columns of whole splits and return the manifest that names them.
 
@@ -111,6 +116,7 @@ def write_columns(
         manifest: With the shards of these splits; columns of its other splits stay.
         columns: By split, then by name; values by sample id. What the manifest had of these splits
             is forgotten.
+        named: File -> sha256 of those that stay as they are, for a dataset.json that names them.
 
     Raises:
         DataError: A name is no column's, or a column has another kind in other splits.
@@ -121,7 +127,7 @@ def write_columns(
     for name in sorted({name for own in columns.values() for name in own}):
         check_name(name, entries)
         by_split = {split: own[name] for split, own in columns.items() if name in own}
-        entries[name] = _write_column(folder, name, by_split, entries.get(name))
+        entries[name] = _write_column(folder, name, by_split, entries.get(name), named)
     return manifest.model_copy(update={"columns": entries})
 
 
@@ -144,7 +150,9 @@ def add_columns(
     others = {name: entry for name, entry in manifest.columns.items() if name not in names}
     known = {} if alone else {n: e for n, e in manifest.columns.items() if n in names}
     replaced = manifest.model_copy(update={"columns": known})
-    entries = write_columns(folder, replaced, columns).columns
+    # a kill before dataset.json is written leaves the old one and all that it names
+    named = {file.file: file.sha256 for e in manifest.columns.values() for file in e.files()}
+    entries = write_columns(folder, replaced, columns, named).columns
     for name in names:
         check_name(name, others)
     manifest = manifest.model_copy(update={"columns": {**others, **entries}})
@@ -206,7 +214,11 @@ def group_rows(column: ColumnValues) -> tuple[NDArray[np.int64], NDArray[np.inte
 
 
 def _write_column(
-    folder: Path, name: str, by_split: Mapping[str, ColumnValues], known: ColumnEntry | None
+    folder: Path,
+    name: str,
+    by_split: Mapping[str, ColumnValues],
+    known: ColumnEntry | None,
+    named: Mapping[str, str],
 ) -> ColumnEntry:
     """Write one column of some splits; `known` is its entry of other splits."""
     kind = next(iter(by_split.values())).kind
@@ -218,7 +230,7 @@ def _write_column(
             table = Column(str(folder), "", name, known, 0).strings.all()
         held = set(table)
         table += sorted({text for own in by_split.values() for text in own.strings} - held)
-        strings = _save(folder, name, "strings", _pack(table))
+        strings = _save(folder, name, "strings", _pack(table), named)
     number = {text: code for code, text in enumerate(table)}
     # values, and samples by value
     splits = dict(known.splits) if known else {}
@@ -230,7 +242,7 @@ def _write_column(
         own = {"values": column.values.astype(STORED[kind].dtype)}
         if kind != "float":
             own["groups"], own["members"] = group_rows(column)
-        files = {part: _save(folder, name, f"{split}.{part}", own[part]) for part in own}
+        files = {part: _save(folder, name, f"{split}.{part}", own[part], named) for part in own}
         splits[split] = SplitColumn(**files)
     return ColumnEntry(kind=kind, strings=strings, splits=splits)
 
@@ -243,12 +255,20 @@ def _pack(strings: Sequence[str]) -> NDArray[np.uint8]:
     return np.frombuffer(head + b"".join(encoded), np.uint8)
 
 
-def _save(folder: Path, name: str, part: str, array: NDArray[Any]) -> ColumnFile:
+def _save(
+    folder: Path, name: str, part: str, array: NDArray[Any], named: Mapping[str, str]
+) -> ColumnFile:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    raw = buffer.getvalue()
+    sha256 = hashlib.sha256(raw).hexdigest()
     if part == "strings":  # its own name, as an older dataset.json may still name another table
         part = f"strings-{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     file = f"{FOLDER}/{name}/{part}.npy"
-    path = folder / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, fsync=True) as temporary, open(temporary, "wb") as content:
-        np.save(content, np.ascontiguousarray(array), allow_pickle=False)
-    return ColumnFile(file=file, bytes=path.stat().st_size, sha256=sha256_of(path))
+    split, dot, kind = part.rpartition(".")
+    other = f"{FOLDER}/{name}/{split}-{sha256[:16]}{dot}{kind}.npy"
+    if dot and (other in named or named.get(file, sha256) != sha256):
+        file = other
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / file, raw, fsync=True)
+    return ColumnFile(file=file, bytes=len(raw), sha256=sha256)

@@ -2,6 +2,9 @@
 
 import csv
 import io
+import signal
+import subprocess
+import sys
 from contextlib import closing
 
 import numpy as np
@@ -388,3 +391,29 @@ def test_features_of_files_are_taken_split_by_split(tmp_path):
         short = [Embeddings(features[:3], *torch.arange(3).expand(2, -1))]
         with pytest.raises(UserError, match="split 'train' lack samples that can be read"):
             curate_tool._of_samples(short, samples)
+
+
+def test_a_kill_before_the_new_column_is_named_leaves_the_old_one_as_it_was(planted, tmp_path):
+    add_columns(planted, "train", duplicate_group=list(range(16)))
+    before = planted.read_bytes()
+    program = (
+        "import os, signal; from sslpipe.sharding import columns; from sslpipe.cli import curate;"
+        "columns.save_manifest = lambda folder, manifest: os.kill(os.getpid(), signal.SIGKILL);"
+        f"curate.app(['duplicates', {str(planted)!r}, '--out', {str(tmp_path / 'out')!r}])"
+    )
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert planted.read_bytes() == before
+    column = load_index(planted).split("train").column("duplicate_group")
+    assert column.values.tolist() == list(range(16))
+    # the same command again does what the first one would have done
+    run(planted, tmp_path / "out")
+    column = load_index(planted).split("train").column("duplicate_group")
+    assert column.show([3, 5, 9]) == ["0", "1", "0"]
+    named = {file.file for file in load_index(planted).manifest.columns["duplicate_group"].files()}
+    folder = planted.parent
+    there = {path.relative_to(folder).as_posix() for path in folder.glob("columns/*/*")}
+    assert there == named  # nothing is left over
+    again = planted.read_bytes()
+    run(planted, tmp_path / "out")
+    assert planted.read_bytes() == again
