@@ -124,7 +124,7 @@ def duplicates(
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
     with closing(samples.pictures.thumbs):
         vectors = None if rows is None else _of_samples(rows, samples)
-        found = find_duplicates(samples, vectors, num_workers=num_workers)
+        found = find_duplicates(samples, vectors, num_workers=num_workers, progress=progress)
         sheet = doubt_sheet(samples, found.doubt)
     groups = group(found.pairs, len(samples))
     # write

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.curate.scan import Pictures
+from sslpipe.curate.scan import Progress as Advance
 from sslpipe.curate.thumbnails import COARSE, EVEN, FREQUENCIES, FULL, LEVELS, rounded
 from sslpipe.evaluation.exact import PART_ROWS, fixed_point_units
 from sslpipe.evaluation.neighbours import nearest_units
@@ -32,8 +33,13 @@ _LOW = np.flatnonzero(np.logical_and.outer(_FEW, _FEW))[1:]
 class Search(Protocol):
     """Names the samples that may be the same picture as some samples."""
 
-    def pairs(self, samples: Integers, k: int) -> Integers:
+    def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples, ascending, with its k nearest.
+
+        Args:
+            samples: Which.
+            k: How many neighbours.
+            advance: Called with the number of samples of each part that is done.
 
         Returns:
             (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
@@ -72,13 +78,17 @@ class ByDescriptors(NamedTuple):
         low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()
         return cls(pictures, low, whole, num_workers, least)
 
-    def pairs(self, samples: Integers, k: int) -> Integers:
+    def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples with its k nearest; see `Search`."""
         rows = np.flatnonzero(np.isin(self.pictures.sample, samples))
+        first = np.diff(self.pictures.sample, prepend=-1) != 0  # of each sample
         parts = [rows[at : at + TILE_ROWS] for at in range(0, len(rows), TILE_ROWS)]
 
         def near(part: Integers) -> Integers:
-            return self._near(part, k)
+            found = self._near(part, k)
+            if advance is not None:
+                advance(int(first[part].sum()))
+            return found
 
         with full_float32(), _one_thread_an_operation():
             if self.num_workers:
@@ -155,14 +165,16 @@ class ByFeatures(NamedTuple):
             units[first : first + PART_ROWS] = fixed_point_units(features[part])
         return cls(units, samples)
 
-    def pairs(self, samples: Integers, k: int) -> Integers:
+    def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples with its k nearest; see `Search`."""
         rows = torch.from_numpy(np.searchsorted(self.samples, samples))
         k, pairs = min(k, len(self.samples) - 1), [np.zeros((0, 2), np.int64)]
         ids, every = torch.arange(len(self.samples)), len(rows) == len(self.samples)
         for part in torch.split(rows, len(rows) if every else QUERIES) if k > 0 else ():
             queries = self.units if every else self.units[part]
-            near = nearest_units(self.units, queries, k, bank_ids=ids, query_ids=part).indices
+            near = nearest_units(
+                self.units, queries, k, bank_ids=ids, query_ids=part, progress=advance
+            ).indices
             both = torch.stack([part[:, None].expand_as(near), near], 2).reshape(-1, 2)
             pairs.append(self.samples[both.numpy()])
         return each_once(pairs)

@@ -8,6 +8,7 @@ Lowe 2004, IJCV 60, of lists in which several may be the same).
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from sslpipe.curate.groups import (
 from sslpipe.curate.losses import compare_with_losses
 from sslpipe.curate.scan import Pictures, Samples
 from sslpipe.curate.verify import Verdicts, compare
+from sslpipe.evaluation.features import Progress
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -97,7 +99,7 @@ def find_duplicates(
     *,
     limits: Limits = Limits(),  # noqa: B008 (immutable)
     num_workers: int = 2,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Found:
     """Find exact and near duplicates, inside and across splits.
 
@@ -107,7 +109,7 @@ def find_duplicates(
             meanwhile (see `ByFeatures.of`); None: by descriptors, which need no training.
         limits: What counts as one picture.
         num_workers: Threads that compare pixels; 0: the caller does.
-        progress: Called with the number of pairs compared.
+        progress: Makes the progress bars of samples searched for and of pairs compared.
     """
     exact = exact_duplicates(samples)
     first = np.ones(len(samples), bool)
@@ -119,27 +121,35 @@ def find_duplicates(
     else:
         search = ByFeatures.of(features, rows)
 
+    def bar(title: str, total: int) -> AbstractContextManager[Callable[[int], None] | None]:
+        return nullcontext() if progress is None else progress(title, total)
+
+    def near(rows: Integers, k: int) -> Integers:
+        with bar("search", len(rows)) as advance:
+            return search.pairs(rows, k, advance)
+
     def look(pairs: Integers) -> Verdicts:
-        return compare_all(samples, pairs, num_workers=num_workers, progress=progress)
+        with bar("compare", len(pairs)) as advance:
+            return compare_all(samples, pairs, num_workers=num_workers, progress=advance)
 
     # candidates; more of them where all may be the same picture, until one is certainly another
-    k, pairs = NEIGHBOURS, search.pairs(rows, NEIGHBOURS)
+    k, pairs = NEIGHBOURS, near(rows, NEIGHBOURS)
     verdicts = look(pairs)
     waiting = _crowded_rows(pairs, verdicts, len(samples), limits, k)
     while waiting.any() and k < min(MOST_NEIGHBOURS, len(rows) - 1):
         k *= WIDENING
-        more = _unknown(search.pairs(np.flatnonzero(waiting), k), pairs)
+        more = _unknown(near(np.flatnonzero(waiting), k), pairs)
         pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
         waiting &= _crowded_rows(pairs, verdicts, len(samples), limits, k)
     others = others_rests(pairs, verdicts, len(samples), limits, k)
-    near = accepted_pairs(pairs, verdicts, others, limits)
+    same = accepted_pairs(pairs, verdicts, others, limits)
     # pairs that the search did not name, to the centres of what hangs together
-    more = _unknown(_to_centres(pairs[near], len(samples)), pairs)
+    more = _unknown(_to_centres(pairs[same], len(samples)), pairs)
     if len(more):
         pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
-        near = accepted_pairs(pairs, verdicts, others, limits)
+        same = accepted_pairs(pairs, verdicts, others, limits)
     found = Pairs(
-        pairs[near, 0], pairs[near, 1], _kinds(verdicts, near, limits), verdicts.best()[near]
+        pairs[same, 0], pairs[same, 1], _kinds(verdicts, same, limits), verdicts.best()[same]
     )
     return Found(joined([exact, found]), _doubt(pairs, verdicts, others, limits))
 

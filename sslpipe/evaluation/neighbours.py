@@ -32,6 +32,7 @@ Number = TypeVar("Number", np.float32, np.int16)
 
 TILE_NUMBERS = 2**25  # similarities of a tile, in one of two buffers: 64 MiB of bfloat16
 TILE_ROWS = 512  # queries of a tile, at most; with fewer than 100, products are slower
+PROGRESS_ROWS = 1024  # queries that are reported at a time
 SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
 FEW_PRODUCTS = 2**26  # below, nothing is gained by bfloat16
 CROWDED = 1 / 32  # of the bank, beyond k candidates: then float32 products are faster
@@ -72,10 +73,11 @@ def nearest_units(
     search: Search = "torch",
     bank_ids: Tensor | None = None,
     query_ids: Tensor | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Neighbours:
     """Do as `nearest` with rows as `exact.fixed_point_units` returns them; nothing is copied.
 
-    Queries may be the bank itself.
+    Queries may be the bank itself; `progress` is called with the number of each part that is done.
 
     Raises:
         DataError: As `nearest`.
@@ -86,13 +88,19 @@ def nearest_units(
     # candidates by an engine, then their exact similarities
     device = bank.device
     if len(bank) <= SMALL_BANK and search == "torch":
-        return among_all(bank, queries, k, bank_ids, query_ids)
+        found = among_all(bank, queries, k, bank_ids, query_ids)
+        if progress is not None:
+            progress(len(queries))
+        return found
     if bank.is_cuda:
         if search == "faiss":
             _faiss()
         with full_float32():
             propose = PROPOSALS[search](bank)
-            return search_on_device(bank, queries, k, own_rows, bank_ids, query_ids, propose)
+            found = search_on_device(bank, queries, k, own_rows, bank_ids, query_ids, propose)
+        if progress is not None:
+            progress(len(queries))
+        return found
     rows, values = bank.cpu().numpy(), queries.cpu().numpy()
     own = None if bank_ids is None or query_ids is None else bank_ids.cpu().numpy()
     own_of = np.empty(0) if query_ids is None else query_ids.cpu().numpy()
@@ -107,6 +115,10 @@ def nearest_units(
             near = np.flatnonzero(far <= np.partition(far, k - 1)[k - 1])  # k, or more by ties
             best = near[np.argsort(far[near], kind="stable")[:k]]  # candidates ascend: ties by row
             indices[query], similarities[query] = candidates[best], -far[best]
+            if progress is not None and (query + 1) % PROGRESS_ROWS == 0:
+                progress(PROGRESS_ROWS)
+    if progress is not None:
+        progress(len(values) % PROGRESS_ROWS)
     return Neighbours(
         torch.from_numpy(indices).to(device), torch.from_numpy(similarities).to(device)
     )

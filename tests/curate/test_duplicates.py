@@ -5,7 +5,7 @@ import io
 import signal
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
@@ -417,3 +417,26 @@ def test_a_kill_before_the_new_column_is_named_leaves_the_old_one_as_it_was(plan
     again = planted.read_bytes()
     run(planted, tmp_path / "out")
     assert planted.read_bytes() == again
+
+
+@pytest.mark.parametrize("by", ["features", "descriptors"])
+def test_bars_of_search_and_comparison_end_where_the_work_does(by):
+    framed = np.pad(smooth(3), ((3, 3), (3, 3), (0, 0)), constant_values=255)
+    samples = scan_pictures([*(smooth(n) for n in range(50)), smooth(4), framed])
+    planned, done = [], []
+
+    def bar(title, total):
+        planned.append((title, total))
+        done.append(0)
+
+        def advance(count):
+            done[-1] += count
+
+        return nullcontext(advance)
+
+    features = torch.randn(52, 8) if by == "features" else None
+    with closing(samples.pictures.thumbs):
+        find_duplicates(samples, features, num_workers=0, progress=bar)
+    assert planned[0] == ("search", 51)  # of two with equal pixels, one
+    assert planned[1][0] == "compare"
+    assert [total for _, total in planned] == done
