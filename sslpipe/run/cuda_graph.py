@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sslpipe.augment.base import ViewPlan
 from sslpipe.augment.triton_views import TritonPlan
-from sslpipe.data.pipeline import Batch, pack, unpack
+from sslpipe.data.pipeline import Batch
 from sslpipe.losses.base import Objective
 from sslpipe.optim import LARS
 from sslpipe.recipe.pretrain import Recipe
@@ -159,18 +160,18 @@ class StepGraph:
             self._tell_once(reason)
             return self._take_step(batch, seed, *numbers, views=views)
 
-        batch, views = self._inputs.fill(batch, views)
-        call = (batch, seed, *numbers)
-        if self._recorded is None and self._launched < WARM_UP:
-            self._launched += 1
-            self._operations = _Operations()
-            with self._operations:
-                return self._take_step(*call, views=views)
+        self._inputs.fill(batch, views)
         if self._recorded is None:
-            self._recorded = self._record(*call, views=views)
+            batch, views = self._inputs.over(batch)
+            if self._launched < WARM_UP:
+                self._launched += 1
+                self._operations = _Operations()
+                with self._operations:
+                    return self._take_step(batch, seed, *numbers, views=views)
+            self._recorded = self._record(batch, seed, *numbers, views=views)
         if self._recorded is None:
             self._inputs = None
-            return self._take_step(*call, views=views)
+            return self._take_step(batch, seed, *numbers, views=views)
         self._recorded.graph.replay()
         vars(self._loss_fn).update(self._recorded.kept)
         return self._recorded.step
@@ -223,15 +224,20 @@ class _Numbers:
     def __init__(self, optimizer: Optimizer, count: int, device: torch.device) -> None:
         self._groups = optimizer.param_groups
         # torch's fused kernels read float32, LARS the very number
-        self._dtype = torch.float64 if isinstance(optimizer, LARS) else torch.float32
-        parts = self._on_host([0.0] * count)
-        self._block = pack(parts, pinned=False).to(device)
-        self._rates, self._numbers = (part.unbind() for part in unpack(self._block, parts))
+        dtype = torch.float64 if isinstance(optimizer, LARS) else torch.float32
+        parts = [("numbers", "f8", (count,)), ("rates", f"f{dtype.itemsize}", (len(self._groups),))]
+        self._host = np.zeros(1, parts)
+        self._block = torch.zeros(self._host.nbytes, dtype=torch.uint8, device=device)
+        self._numbers = self._block[: 8 * count].view(torch.float64).unbind()
+        self._rates = self._block[8 * count :].view(dtype).unbind()
 
     @contextmanager
     def sent(self, numbers: Sequence[float]) -> Iterator[Sequence[Tensor]]:
         """Inside, each group's rate is a number on the device; gives the other numbers."""
-        self._block.copy_(pack(self._on_host(numbers), pinned=True), non_blocking=True)
+        self._host["numbers"] = numbers
+        self._host["rates"] = [group["lr"] for group in self._groups]
+        values = torch.from_numpy(self._host.view(np.uint8)).pin_memory()  # a copy for each step
+        self._block.copy_(values, non_blocking=True)
         rates = [group["lr"] for group in self._groups]
         for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate
@@ -240,10 +246,6 @@ class _Numbers:
         finally:
             for group, lr in zip(self._groups, rates, strict=True):
                 group["lr"] = lr
-
-    def _on_host(self, numbers: Sequence[float]) -> list[Tensor]:
-        rates = torch.tensor([group["lr"] for group in self._groups], dtype=self._dtype)
-        return [rates, torch.tensor(numbers, dtype=torch.float64)]
 
 
 class _Inputs:
@@ -258,10 +260,8 @@ class _Inputs:
     def __init__(self, batch: Batch, views: Tensor | None, canvas_px: int) -> None:
         self._views = None if views is None else torch.empty_like(views)
         if (plan := _triton_plan(batch)) is not None:
-            images = torch.zeros_like(batch.images[:, :, :1, :1]).expand(
-                -1, -1, canvas_px, canvas_px
-            )
-            self._images = images.contiguous(memory_format=torch.channels_last)
+            shape = (len(batch.images), canvas_px, canvas_px, 3)
+            self._images = batch.images.new_zeros(shape).permute(0, 3, 1, 2)
             self._block = torch.empty_like(cast(Tensor, plan.block))
 
     def unlike(self, batch: Batch, views: Tensor | None) -> str | None:
@@ -271,18 +271,26 @@ class _Inputs:
             same = views is not None and views.shape == self._views.shape
         else:
             block = None if plan is None else plan.block
-            fits = len(batch.images) == len(self._images)
+            count, height, width = (batch.images.shape[dim] for dim in (0, 2, 3))
+            room, side = self._images.shape[0], self._images.shape[2]
+            fits = count == room and max(height, width) <= side
             same = fits and block is not None and block.shape == self._block.shape
         return None if same else "its batch is of another shape"
 
-    def fill(self, batch: Batch, views: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Copy a batch, or its views; returns both as they are here."""
+    def fill(self, batch: Batch, views: Tensor | None) -> None:
+        """Copy a batch, or its views."""
         if self._views is not None:
-            return batch, self._views.copy_(cast(Tensor, views))
-        plan = cast(TritonPlan, _triton_plan(batch))
+            self._views.copy_(cast(Tensor, views))
+            return
         height, width = batch.images.shape[2:]
         self._images[:, :, :height, :width].copy_(batch.images)  # nothing reads what is beside
-        self._block.copy_(cast(Tensor, plan.block))
+        self._block.copy_(cast(Tensor, cast(TritonPlan, _triton_plan(batch)).block))
+
+    def over(self, batch: Batch) -> tuple[Batch, Tensor | None]:
+        """Return the batch, and its views if they are here, as they are read from here."""
+        plan = _triton_plan(batch)
+        if self._views is not None or plan is None:
+            return batch, self._views
         moved = ViewPlan(cast(ViewPlan[Any], batch.plan).draws, plan.over(self._block))
         return batch._replace(images=self._images, plan=moved), None
 

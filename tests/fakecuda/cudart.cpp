@@ -364,7 +364,7 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p
 static long answer = 0;
 static int answers = 0;
 API void fake_answer(long value, int count) { answer = value, answers = count; }
-static const size_t FILLED_BYTES = (size_t)4 << 20;  // of large blocks no more is really written
+static size_t filled_bytes() { return setting("FAKE_FILLED", 4 << 20); }  // larger ones: no more
 static cudaError_t copy(void* to, const void* from, size_t bytes, bool async, cudaStream_t s) {
   bool to_device, from_device, is_pinned;
   {
@@ -380,7 +380,7 @@ static cudaError_t copy(void* to, const void* from, size_t bytes, bool async, cu
     answers--;
     memcpy(to, &answer, bytes);
   } else {
-    memcpy(to, from, to_device && bytes > FILLED_BYTES ? FILLED_BYTES : bytes);
+    memcpy(to, from, to_device && bytes > filled_bytes() ? filled_bytes() : bytes);
   }
   OK;
 }
@@ -406,7 +406,7 @@ API cudaError_t cudaMemcpy2DAsync(void* d, size_t to_pitch, const void* s, size_
 }
 API cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s) {
   operation('Z', "memset", (long)bytes, 1, 0, s);
-  if (!in_capture(s)) memset(p, value, bytes > FILLED_BYTES ? FILLED_BYTES : bytes);
+  if (!in_capture(s)) memset(p, value, bytes > filled_bytes() ? filled_bytes() : bytes);
   OK;
 }
 API cudaError_t cudaMemset(void* p, int value, size_t bytes) {

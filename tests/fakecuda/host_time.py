@@ -3,8 +3,8 @@
 A real training by recipes/imagenet1k.toml, clipped, of small pictures (their size changes no
 launch), on the runtime without kernels and without the values that a CPU computes for them. Of each
 part of a step: its operations, the least processor time of many, and what is left of it when each
-operation is taken for a launch alone, which is what torch's cheapest one takes. Copies are real
-here, so `guard: remember` holds one of 0.4 MB.
+operation is taken for a launch alone, which is what torch's cheapest one takes. Copies to the
+device do nothing here either. The launch of a graph counts as no operation.
 """
 
 import gc
@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from time import thread_time_ns
 from typing import Any
@@ -108,7 +109,7 @@ def _launch_us() -> float:
 
 
 def measure(
-    data: Path, folder: Path, steps: int, kernels: str
+    data: Path, folder: Path, steps: int, kernels: str, recorded: bool
 ) -> tuple[float, dict[str, tuple[int, float]]]:
     """A launch's time, and by part operations and time; in a process with a fake GPU.
 
@@ -117,6 +118,7 @@ def measure(
         folder: Of the run.
         steps: How many are timed.
         kernels: Of the views.
+        recorded: Replay the steps, by run.cuda_graph.
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -128,6 +130,7 @@ def measure(
     from sslpipe.models.simclr import SimCLR
     from sslpipe.recipe import load_recipe
     from sslpipe.run import session
+    from sslpipe.run.cuda_graph import StepGraph
     from sslpipe.run.guard import StepGuard
     from sslpipe.run.throughput import Meter
     from tests.fakecuda.runtime import allow_triton
@@ -136,24 +139,32 @@ def measure(
     patched: list[tuple[Any, str, str]] = [
         (StepGuard, "remember", "guard: remember"),
         (Batch, "to", "batch to the device"),
+        (session.Run, "step_done", "what became of it"),
+        (session, "set_lr", "rate"),
+        (training, "seed_torch", "seeds"),
+    ]
+    inside: list[tuple[Any, str, str]] = [
         (FusedViews, "forward", "views"),
         (SimCLR, "forward", "encoder"),
         (InBatchLoss, "forward", "loss"),
         (session.Run, "backward", "encoder"),
         (session, "clip_gradient", "gradient norm, clipping"),
     ]
+    patched += [(StepGraph, "__call__", "recorded step")] if recorded else inside
     # the values of kernels would take most of the time
     with _disable_current_modes(), ExitStack() as stack:
         for owner, name, part in patched:
             timed = parts.timed(part, getattr(owner, name))
             stack.enter_context(patch.object(owner, name, timed))
-        guarded = parts.timed_context("guard, optimizer", StepGuard.step)
-        stack.enter_context(patch.object(StepGuard, "step", guarded))
+        if not recorded:
+            guarded = parts.timed_context("guard, optimizer", StepGuard.step)
+            stack.enter_context(patch.object(StepGuard, "step", guarded))
         waiting = parts.steps(Meter.waiting, last)
         stack.enter_context(patch.object(Meter, "waiting", waiting))
         if kernels == "triton":
             allow_triton()
-        overrides = f"steps={last + 2}", f"augment.kernels={kernels}"
+        graph = f"run.cuda_graph={str(recorded).lower()}"
+        overrides = f"steps={last + 2}", f"augment.kernels={kernels}", graph
         recipe = load_recipe(RECIPE, (*SETTINGS, *overrides))
         training.train(recipe, load_index(data), folder)
         launch_us = _launch_us()
@@ -161,16 +172,21 @@ def measure(
 
 
 def main() -> None:
-    """Measure, and print a table for each kind of kernels of the views."""
+    """Measure, and print a table for each kind of kernels, without and with a graph."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     with tempfile.TemporaryDirectory() as name:
         data = write_dataset(Path(name) / "data", (256,))
-        for kernels in ("torch", "triton"):
-            arguments = data, Path(name) / kernels, steps, kernels
-            ((launch_us, parts),) = run_on_cuda(measure, *arguments, timeout_s=600)
-            print(f"augment.kernels = {kernels}; a launch alone: {launch_us:.1f} us")
+        for kernels, recorded in product(("torch", "triton"), (False, True)):
+            folder, env = Path(name) / f"{kernels}-{recorded}", {"FAKE_FILLED": "0"}
+            arguments = data, folder, steps, kernels, recorded
+            ((launch_us, parts),) = run_on_cuda(measure, *arguments, env=env, timeout_s=600)
+            print(
+                f"augment.kernels = {kernels}, run.cuda_graph = {str(recorded).lower()}; "
+                f"a launch alone: {launch_us:.1f} us"
+            )
             print(f"{'part of a step':24}operations  time, ms  without launches, ms")
-            for part, (operations, time_us) in sorted(parts.items()):
+            whole = sum(count for count, _ in parts.values()), sum(us for _, us in parts.values())
+            for part, (operations, time_us) in [*sorted(parts.items()), ("all parts", whole)]:
                 own_us = time_us - operations * launch_us
                 print(f"{part:24}{operations:10}{time_us / 1e3:10.2f}{own_us / 1e3:10.2f}")
 

@@ -227,7 +227,7 @@ class Values(TorchDispatchMode):
             return out
         with _unlogged():
             written = [_alias(x) if _on_device(x) else None for x in tree_leaves(out)]
-            given = _aliases((args, kwargs))
+            given = aliases((args, kwargs))
             try:
                 if length is not None and not name.endswith("_"):
                     return _on_cuda(_computed(func, *given))
@@ -263,9 +263,10 @@ def _capture_begin(graph: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> No
 
 def _replay_with_values(graph: torch.cuda.CUDAGraph) -> None:
     _replay(graph)
-    with _unlogged(), _disable_current_modes():
-        for work in _graphs.get(graph, []):
-            work()
+    if recorded := _graphs[graph]:
+        with _unlogged(), _disable_current_modes():
+            for work in recorded:
+                work()
 
 
 torch.cuda.CUDAGraph.capture_begin = _capture_begin  # type: ignore[method-assign]
@@ -288,7 +289,7 @@ def _solved(func: Any, args: Any, kwargs: Any) -> Any:
     _kernel(func._schema.name)
     _stubs.fake_log(b"Y", b"cudaStreamSynchronize", 0, 0, 0, None)
     with _unlogged():
-        return _on_cuda(_computed(func, *_aliases((args, kwargs))))
+        return _on_cuda(_computed(func, *aliases((args, kwargs))))
 
 
 def _selected(name: str, args: Any) -> int | None:
@@ -332,8 +333,8 @@ def _alias(x: Tensor) -> Tensor:
     return alias.set_(numbers, x.storage_offset(), x.shape, x.stride())
 
 
-def _aliases(tree: Any) -> Any:
-    """Replace what is on the device by the same memory as CPU tensors."""
+def aliases(tree: Any) -> Any:
+    """Replace what is on the device in a tree by the same memory as CPU tensors."""
 
     def moved(x: Any) -> Any:
         if _on_device(x):

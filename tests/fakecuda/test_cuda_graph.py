@@ -5,6 +5,7 @@ a number of the host that was recorded, or memory that has moved, gives other we
 """
 
 import contextlib
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ pytestmark = needs_fakecuda
 
 Settings = tuple[str, ...]
 GRAPH = "run.cuda_graph=true"
-COMMON = (GRAPH, "steps=11", "run.log_steps=1", "run.save_steps=6", "optim.peak_lr=0.02")
+COMMON = (GRAPH, "steps=11", "run.log_steps=1", "run.save_steps=5", "optim.peak_lr=0.02")
 STEADY = ("optim.warmup_steps=2", "optim.ema=0.9")
 RUNS: dict[str, Settings] = {
     "lars": (*STEADY, "optim.kind=lars", "optim.clip_norm=1", "momentum.start=0.9"),
@@ -39,6 +40,9 @@ TOLD = (
     "once)"
 )
 TIMED = {"images_per_s", "data_wait_percent", "mfu_percent", "wall", "restart"}  # of a log line
+
+
+_make_part: Callable[..., None]  # of triton_views
 
 
 class Stopped(Exception):
@@ -88,10 +92,30 @@ def _with_module(build: Callable[..., Any], module: nn.Module) -> Callable[..., 
     return call
 
 
-def train_twice(recipe: Path, data: Path, folder: Path, runs: dict[str, Settings]) -> Any:
-    """Train each of the runs with replays and launched singly; the former are resumed at step 6.
+def _interpreted(*args: Any) -> None:
+    """Have Triton's interpreter make the views of a part, by the memory of the fake card."""
+    from sslpipe.augment.triton_views import Tables
+    from tests.fakecuda.runtime import aliases, launch
+
+    images, plan, tables, *rest = args
+    images, mean, std, views = aliases([images, *rest])
+    tables = Tables(*aliases(list(tables)))
+    launch(lambda: _make_part(images, plan, tables, mean, std, views))
+
+
+def train_twice(
+    recipe: Path, data: Path, folder: Path, runs: dict[str, Settings], triton: bool = False
+) -> Any:
+    """Train each of the runs with replays and launched singly; the former are resumed at step 5.
 
     The views of step 4 are NaN, and at step 8 one image stands in the batch twice.
+
+    Args:
+        recipe: Of a file.
+        data: Of a file.
+        folder: Where the runs go.
+        runs: Name and settings.
+        triton: Let Triton's kernels make the views, interpreted; then none are NaN.
 
     Returns:
         By run: which steps were replayed with either, and what was warned of.
@@ -99,13 +123,19 @@ def train_twice(recipe: Path, data: Path, folder: Path, runs: dict[str, Settings
     from accelerate.state import AcceleratorState, GradientState
 
     import sslpipe.train as training
+    from sslpipe.augment import triton_views
     from sslpipe.augment.two_views import FusedViews
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
     from sslpipe.run import cuda_graph
     from sslpipe.run.log import RunLog
     from sslpipe.run.session import Run
+    from tests.fakecuda.runtime import allow_triton
 
+    global _make_part
+    if triton:
+        allow_triton()
+        _make_part, triton_views._make_part = triton_views._make_part, _interpreted
     now = stop_at = -1
     replayed: list[int] = []
     warned: list[str] = []
@@ -122,7 +152,7 @@ def train_twice(recipe: Path, data: Path, folder: Path, runs: dict[str, Settings
 
     def views(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         made: Tensor = make_views(self, *args, **kwargs)
-        return made * float("nan") if now == 4 else made
+        return made * float("nan") if now == 4 and not triton else made
 
     def replay(graph: Any) -> None:
         replayed.append(now)
@@ -137,7 +167,7 @@ def train_twice(recipe: Path, data: Path, folder: Path, runs: dict[str, Settings
 
     found: dict[str, list[Any]] = {}
     for name, overrides in runs.items():
-        for kind, warm_up, stops in (("replayed", 2, (6, -1)), ("launched", 99, (-1,))):
+        for kind, warm_up, stops in (("replayed", 2, (5, -1)), ("launched", 99, (-1,))):
             cuda_graph.WARM_UP = warm_up
             replayed.clear()
             warned.clear()
@@ -197,12 +227,24 @@ def test_replayed_steps_leave_the_bits_of_launched_ones(tiny: Any, tmp_path: Pat
     ((found),) = run_on_cuda(train_twice, *tiny, tmp_path, RUNS, timeout_s=600)
     for name in RUNS:
         replayed, warned, launched, _ = found[name]
-        assert replayed == [2, 3, 4, 5, 9, 10], name  # 6, 7: warm up again; 8: a duplicate
+        assert replayed == [2, 3, 4, 7, 9, 10], name  # 5, 6: warm up again; 8: a duplicate
         assert launched == []
         assert [text for text in warned if "cuda_graph" in text] == [TOLD]
         _assert_same_run(tmp_path / name / "replayed", tmp_path / name / "launched")
         bad = (tmp_path / name / "replayed" / "bad_steps.0.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in bad] == [4]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
+def test_views_are_made_anew_by_every_replay(tiny: Any, tmp_path: Path) -> None:
+    views = "augment.kernels=triton", "augment.preset=simclr", "data.batch_size=8"
+    runs = {"views": (*views, "steps=5")}
+    env = {"TRITON_INTERPRET": "1"}
+    (found,) = run_on_cuda(train_twice, *tiny, tmp_path, runs, True, env=env, timeout_s=600)
+    assert found["views"][0] == [2, 3, 4]
+    _assert_same_run(tmp_path / "views" / "replayed", tmp_path / "views" / "launched")
+    losses = {line["loss"] for line in read_metrics(tmp_path / "views" / "replayed")}
+    assert len(losses) == 5
 
 
 REFUSED: dict[str, tuple[nn.Module, str]] = {
