@@ -121,6 +121,7 @@ def train(
         def take_step(
             batch: Batch, seed: Seed, momentum: Number, decay: Number, views: Tensor | None = None
         ) -> Step:  # all that differs between steps: run.cuda_graph records the rest
+            run.guard.remember()  # the buffers, for a step that is skipped
             compute_loss = partial(loss_fn, **loss_arguments(loss_fn, batch))  # ids, labels
             if cached is None:
                 views = make_views(batch) if views is None else views

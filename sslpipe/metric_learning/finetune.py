@@ -119,6 +119,7 @@ def finetune(
         stream = open_batches(recipe, split, order, run, first_step, plan_views)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
+            run.guard.remember()  # the buffers, for a step that is skipped
             head_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             words = recipe.seed, step, run.process.rank
             seed_torch(run.device, *words)  # dropout and the like

@@ -46,9 +46,9 @@ class Run:
     """This process's part of a run: parts, log, checkpoints, and what repeats at each step.
 
     Call in this order: `configure`, `place`, `prepare`, `restore`, `announce`, `monitor`, then
-    `steps` and, inside the loop, `backward`, `optimizer_step`, `step_done`, `log`,
-    `evaluate_if_due`, `save_if_due`; then `finish`. A checkpoint holds the parts and the step. What
-    is counted in a row (skipped steps, readings of an alarm) starts anew with each start.
+    `steps` and, inside the loop, `guard.remember`, `backward`, `optimizer_step`, `step_done`,
+    `log`, `evaluate_if_due`, `save_if_due`; then `finish`. A checkpoint holds the parts and the
+    step. What is counted in a row (skipped steps, an alarm's readings) starts anew with a start.
 
     Attributes:
         process: This process among all.
@@ -257,7 +257,7 @@ class Run:
     ) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) up to the recipe's steps, or until all ranks agree to stop.
 
-        Before each, the learning rate is set and buffers are remembered.
+        Before each, the learning rate is set.
 
         Args:
             batches: Endless, from the restored step on; closed with the run.
@@ -275,7 +275,6 @@ class Run:
             self._watchdog(step, "training")
             lr, ramp = lr_at(step, self.recipe.optim, total), ramp_at(step, self.recipe.tune)
             self._lr = set_lr(self._optimizer, lr, ramp)
-            self.guard.remember()
             yield step, batch
             if self._stopping or self._best.exhausted:
                 break

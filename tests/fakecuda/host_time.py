@@ -137,13 +137,13 @@ def measure(
 
     parts, last = Parts(), WARM_UP + steps
     patched: list[tuple[Any, str, str]] = [
-        (StepGuard, "remember", "guard: remember"),
         (Batch, "to", "batch to the device"),
         (session.Run, "step_done", "what became of it"),
         (session, "set_lr", "rate"),
         (training, "seed_torch", "seeds"),
     ]
     inside: list[tuple[Any, str, str]] = [
+        (StepGuard, "remember", "guard: remember"),
         (FusedViews, "forward", "views"),
         (SimCLR, "forward", "encoder"),
         (InBatchLoss, "forward", "loss"),
