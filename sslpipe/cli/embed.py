@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sslpipe.cli.inputs import OTHERS, check_file, check_model, open_split
+from sslpipe.cli.inputs import FEATURE_SUFFIXES, OTHERS, check_file, check_model, open_split
 from sslpipe.cli.next_step import after_embed
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weights
@@ -112,6 +112,8 @@ def main(
 
 def _files(out: Path, splits: Sequence[str]) -> dict[str, Path]:
     """Return each split's file: --out with the split's name for {split}."""
+    if out.suffix not in ("", *FEATURE_SUFFIXES) and not out.is_dir():  # which is told
+        raise UserError(f"--out {out}: features are written to {' or '.join(FEATURE_SUFFIXES)}")
     files = {split: Path(str(out).replace("{split}", split)) for split in splits}
     if len({*files.values()}) < len(splits):
         raise UserError(
@@ -183,5 +185,6 @@ def saved_features(
         rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px, "dtype": "float32"}, split)
         if rows is not None:
             saved[split.name] = rows
-            console.print(f"ssl: {split.name}: read from {file}", highlight=False, soft_wrap=True)
+            text = f"{split.name}: read from {file}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
     return saved

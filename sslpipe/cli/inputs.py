@@ -66,8 +66,9 @@ def check_evaluate(words: Sequence[str]) -> None:
     if words[0] in ("suite", "sgd-augmented") and len(words) > 1 and not words[1].startswith("-"):
         check_model(words[1])
     values = dict(pairwise(words))  # option -> the word behind it
-    for out in _given(words, "--out"):
-        check_file(Path(out))
+    for option in ("--out", "--per-query"):
+        for out in _given(words, option):
+            check_file(Path(out), option)
     for seed in _given(words, "--seed"):
         if re.fullmatch(r"[+-]?[0-9]+", seed) and not 0 <= int(seed) <= MOST_SEED:
             raise UserError(f"--seed {shown(seed)}: a seed is 0 to 2^63 - 1")

@@ -12,6 +12,9 @@ from sslpipe.sharding.columns import check_name
 from sslpipe.sharding.gather import TarColumns, parse_pattern
 
 OutFolder = Annotated[Path, typer.Argument(help="folder of the data set", show_default=False)]
+DataSet = Annotated[
+    str, typer.Argument(help="dataset.json or its folder: a path or a URL", show_default=False)
+]
 Workers = Annotated[int, typer.Option(min=1, help="threads; the files do not depend on it")]
 ClassFile = Annotated[Path | None, typer.Option(help="text file, one class name a line, by label")]
 

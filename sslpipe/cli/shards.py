@@ -29,6 +29,7 @@ from sslpipe.cli.shard_options import (
     SPLIT_BY,
     UNSEEN,
     ClassFile,
+    DataSet,
     JsonFields,
     NamePattern,
     OutFolder,
@@ -276,13 +277,13 @@ def index(
 
 
 @app.command()
-def verify(folder: OutFolder, workers: Workers = 2) -> None:
+def verify(folder: DataSet, workers: Workers = 2) -> None:
     """Check sizes and sha256, decode every image, list what is bad; exit 1 if anything is."""
     data = load_index(folder)
     jobs = [(key, k) for key, shards in data.manifest.splits.items() for k in range(len(shards))]
     total = sum(shard.samples for shards in data.manifest.splits.values() for shard in shards)
-    faults = []
-    with progress(f"verify {folder.name}", total) as advance, ThreadPoolExecutor(workers) as pool:
+    faults, name = [], Path(folder).name
+    with progress(f"verify {name}", total) as advance, ThreadPoolExecutor(workers) as pool:
         results = pool.map(lambda job: verify_shard(data, *job), jobs)
         for (key, shard), found in zip(jobs, results, strict=True):
             faults += found
@@ -299,7 +300,7 @@ def verify(folder: OutFolder, workers: Workers = 2) -> None:
 
 @app.command()
 def show(
-    folder: OutFolder,
+    folder: DataSet,
     split: Annotated[str, typer.Option(help="the split to look at")] = "train",
     out: Annotated[Path, typer.Option(help="the PNG to write")] = Path("samples.png"),
     count: Annotated[int, typer.Option(min=1, help="samples, chosen at random")] = 48,
@@ -329,7 +330,7 @@ def show(
 
 @app.command()
 def stats(
-    folder: OutFolder,
+    folder: DataSet,
     looked_at: Annotated[int, typer.Option(min=1, help="samples whose size in px is read")] = 1000,
 ) -> None:
     """Counts, classes, bytes, image sizes and columns of each split; nothing is decoded."""

@@ -44,7 +44,8 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
         return np.zeros(0, np.int64)
     if count >= len(labelled):
         raise DataError(
-            f"data.holdout = {count} leaves nothing to train on; {len(labelled)} are labelled"
+            f"data.holdout = {count} leaves nothing to train on; {len(labelled)} are labelled: use "
+            f"data.holdout={max(2, len(labelled) // 10)}, a tenth, or data.holdout=0 for none"
         )
     if groups is not None:
         whole = np.flatnonzero(choose_groups(groups, labels, count / len(labelled), _HOLDOUT))

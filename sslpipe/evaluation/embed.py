@@ -265,6 +265,8 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
 
 def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read as `load_embeddings` does, without checking the numbers."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file that `sslpipe embed` wrote")
     try:
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except UNREADABLE as error:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
@@ -185,7 +186,8 @@ def retrieval_per_query(
     )
     if same and not exclude_same_id:
         raise DataError(
-            "gallery and queries are the same rows, and each would find itself; set exclude_same_id"
+            "gallery and queries are the same rows, and each would find itself; set "
+            "exclude_same_id (--exclude-same-id)"
         )
     for codes in (exclude_same, cross):
         if codes is not None:
@@ -298,5 +300,8 @@ def save_per_query(path: Path, scores: PerQuery) -> None:
     """Write a safetensors file: ids, matches, and the values under each metric's name."""
     columns: dict[str, NDArray[Any]] = {"ids": scores.ids, "matches": scores.matches}
     columns |= {name: scores.values[:, at] for at, name in enumerate(scores.names)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: torch.from_numpy(c.copy()) for name, c in columns.items()}, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: torch.from_numpy(c.copy()) for name, c in columns.items()}, path)
+    except (OSError, SafetensorError) as error:  # a folder, say, or no room
+        raise DataError(f"cannot write {path}: {error}; name another file") from error

@@ -178,8 +178,10 @@ def pairs_of(
         unlike: A column by row of the queries: rows of one value are no pair.
 
     Raises:
-        DataError: There is no pair of a kind.
+        DataError: There is no pair of a kind, or none is asked for.
     """
+    if count < 1:
+        raise DataError(f"pairs = {count} must be at least 1")
     ids, labels = rows.ids.cpu().numpy(), rows.labels.cpu().numpy()
     codes = np.full(len(ids), -1) if unlike is None else unlike.queries
     order = np.lexsort((ids, codes, labels))

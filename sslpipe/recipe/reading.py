@@ -32,8 +32,10 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
             "trained with; `check` and `preview` take the run's directory, too"
         )
     if not path.is_file():
-        known = sorted(p.stem for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"; recipes in {path.parent}: {', '.join(known)}" if known else ""
+        folder = path if path.is_dir() else path.parent
+        files = folder.glob("*.toml") if folder.is_dir() else ()
+        known = sorted(file.stem for file in files if file.name != "pyproject.toml")
+        hint = f"; recipes in {folder}: {', '.join(known)}" if known else ""
         raise RecipeError(f"no recipe at {path}{hint}")
     try:
         with open(path, "rb") as file:

@@ -36,7 +36,7 @@ from sslpipe.train import train
 from tests.evaluation.test_knn import random_rows
 from tests.helpers import finetunes
 from tests.helpers.dataset import picture, write_dataset
-from tests.helpers.runs import final_weights, launched, write_recipe
+from tests.helpers.runs import ROOT, final_weights, launched, write_recipe
 
 
 def call(tool, *arguments) -> str:
@@ -603,11 +603,13 @@ def test_suite_takes_files_alone(files, tmp_path):
         (["suite"], "nothing is named to evaluate: give a run"),
         (["suite", "somewhere"], "needs --data"),
         (["knn", "none", "none"], "cannot read embeddings from none"),
+        (["knn", "tests", "tests"], "tests is a folder; name a file that `sslpipe embed` wrote"),
         (["suite", "--device", "tpu"], "use auto, cpu, cuda or mps"),
         (["ridge", "none", "none", "--device", "tpu"], "use auto, cpu, cuda or mps"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
     with pytest.raises(UserError, match=message):
         evaluate_tool.app(arguments, standalone_mode=False)
     monkeypatch.setattr("sys.argv", ["sslpipe", "evaluate", *arguments])

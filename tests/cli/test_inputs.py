@@ -21,6 +21,7 @@ from tests.helpers.runs import ROOT, write_recipe
 # nothing there, {f}: a file
 MISTAKES = {
     "check, no recipe": ("check {n}.toml", "no recipe at"),
+    "check, a folder": ("check {s}/..", "no recipe at {s}/..; recipes in {s}/..: tiny"),
     "check, key": ("check {r} optm.kind=sgd", "unknown key optm; did you mean 'optim'?"),
     "check, type": ("check {r} optim.peak_lr=fast", "optim.peak_lr = 'fast'"),
     "check, range": ("check {r} data.batch_size=0", "data.batch_size = 0"),
@@ -72,6 +73,10 @@ MISTAKES = {
     "embed, data": ("embed {m} --data {n} --out {n}.npz", "cannot read"),
     "embed, split": ("embed {m} --data {d} --split tset --out {n}.npz", "no split 'tset'"),
     "embed, out": ("embed {m} --data {d} --out {m}", "--out {m} is a folder; name a file"),
+    "embed, another kind of file": (
+        "embed {m} --data {d} --out x.csv",
+        "--out x.csv: features are written to .safetensors or .npz",
+    ),
     "embed, out below a file": ("embed {m} --data {d} --out {f}/x.npz", "{f} is a file"),
     "embed, option": ("embed {m} --data {d} --out {n}.npz --spilt train", "No such option"),
     "whiten, export": ("whiten {n} {f}", "holds no config.json"),
@@ -82,6 +87,10 @@ MISTAKES = {
     "evaluate, option": ("evaluate knn {f} {f} --kk=3", "No such option: --kk of `evaluate knn`"),
     "evaluate, out": ("evaluate suite {m} --data {d} --out {m}", "--out {m} is a folder"),
     "evaluate, out =": ("evaluate suite {m} --data {d} --out={m}", "--out {m} is a folder"),
+    "evaluate, per query": (
+        "evaluate retrieval {f} {f} --per-query {m}",
+        "--per-query {m} is a folder; name a file",
+    ),
     "evaluate, seed": ("evaluate suite {m} --data {d} --seed -1", "a seed is 0 to 2^63 - 1"),
     "evaluate, large seed": ("evaluate linear {f} {f} --seed=9999999999999999999", "a seed is 0"),
     "evaluate, column": (
@@ -106,6 +115,7 @@ MISTAKES = {
     "shards, source": ("shards build {n} --source fodler --root {m}", "did you mean 'folder'"),
     "shards, verify": ("shards verify {n}", "cannot read"),
     "shards, index": ("shards index {n}", "{n}"),
+    "shards, URL": ("shards stats ftp://x/data", "scheme 'ftp' is"),
     "shards, picture": ("shards show {d} --out {n}.xyz", "a picture is named .jpg"),
     "shards, seed": ("shards show {d} --seed -1", "Invalid value for '--seed'"),
     "shards, option": ("shards build {n} --rot {m}", "No such option"),

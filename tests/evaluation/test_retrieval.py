@@ -392,3 +392,9 @@ def test_the_similarity_is_in_the_protocol_and_a_wrong_one_named():
     assert {r.protocol for r in results} == {"retrieval euclidean lone=skip interval=queries"}
     with pytest.raises(DataError, match="did you mean 'euclidean'"):
         retrieval(gallery, queries, similarity="euclid")
+
+
+def test_a_file_of_queries_that_cannot_be_written_is_one_line(tmp_path):
+    data = random_rows(40, 3, 4, seed=0)
+    with pytest.raises(DataError, match=f"cannot write {tmp_path}: .*; name another file"):
+        retrieval(data, data, k=(1,), exclude_same_id=True, per_query=tmp_path)

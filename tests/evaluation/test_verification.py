@@ -129,6 +129,8 @@ def test_where_there_are_few_pairs_all_are_taken():
         (min(p), max(p)) for p in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
     }
     assert actual == set(combinations(range(5), 2))
+    with pytest.raises(DataError, match="pairs = 0 must be at least 1"):
+        pairs_of(random_rows(40, 3, 4, seed=0), 0, 0)
     with pytest.raises(DataError, match="no pair of one label among 2 rows"):
         pairs_of(rows(np.eye(2), [0, 1]), 10, 0)
 
