@@ -116,6 +116,30 @@ def test_two_views_of_256_photographs_move_few_bytes() -> None:
     assert not waited
 
 
+def _peaks() -> list[float]:
+    """GiB that the views of 128 and of 384 images of 1,024 px take, beside those and the result."""
+    augment, found = FusedViews("simclr", 224, MEAN, STD, kernels="torch").cuda(), []
+    for count in (128, 384):
+        ids, sizes = torch.arange(count), torch.full((count, 2), 1024)
+        shape = count, 1024, 1024, 3
+        images = torch.empty(shape, dtype=torch.uint8, device="cuda").permute(0, 3, 1, 2)
+        batch = Batch(torch.empty(images.shape, dtype=torch.uint8), sizes, ids, ids, ids, 0)
+        plan = augment.prepare(batch, seed=0, number=0).plan
+        assert plan is not None
+        prepared = batch._replace(images=images, plan=plan.to(images.device))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        views = augment(prepared, dtype=torch.bfloat16)
+        found.append((torch.cuda.max_memory_allocated() - before - views.nbytes) / 2**30)
+    return found
+
+
+def test_the_views_of_many_large_images_take_little_more_memory_than_of_a_few() -> None:
+    ((few, many),) = run_on_cuda(_peaks, env={"FAKE_VALUES": "0"})
+    assert 0 < few < 1
+    assert many <= 1.3 * few
+
+
 def _counted_of_triton() -> tuple[list[str], int, int]:
     """Launches for the views of a batch, copies from the host, waits."""
     from tests.fakecuda.runtime import allow_triton, events, reset, waits
