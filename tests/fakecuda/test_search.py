@@ -37,3 +37,27 @@ def test_a_search_on_cuda_finds_the_neighbours_of_the_cpu_and_waits_once_a_searc
         assert waited <= 3  # one `nonzero`, whatever the tiles
         counts.append(operations)
     assert counts[1] - counts[0] < 9 * 30  # of each further tile
+
+
+def _searched_together() -> list[torch.Tensor]:
+    from sslpipe.evaluation.shared_search import nearest_shared
+    from sslpipe.run.launch import join_processes
+
+    process = join_processes(cpu=False, timeout_s=60)
+    bank, queries = _rows(6000, 1), _rows(50, 2).cuda()
+    ids = {"bank_ids": torch.arange(6000) // 3, "query_ids": torch.arange(50).cuda()}
+    found = []
+    for known in ({}, ids):
+        near = nearest_shared(bank, queries, 20, process=process, **known)
+        found += [near.indices.cpu(), near.similarities.cpu()]
+    return found
+
+
+def test_two_gpus_with_half_of_the_bank_each_find_the_neighbours_of_the_cpu():
+    from sslpipe.evaluation.neighbours import nearest
+
+    bank, queries = _rows(6000, 1), _rows(50, 2)
+    ids = {"bank_ids": torch.arange(6000) // 3, "query_ids": torch.arange(50)}
+    expected = [*nearest(bank, queries, 20), *nearest(bank, queries, 20, **ids)]
+    for found in run_on_cuda(_searched_together, ranks=2):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
