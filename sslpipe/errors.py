@@ -63,6 +63,13 @@ def one_line(text: str, most: int = _MOST_CHARACTERS) -> str:
     return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
+def lost_quotes(value: object) -> str:
+    """Say, of a text that looks like a list, that a shell has taken its quotes; "" of others."""
+    if not (isinstance(value, str) and value.startswith(("[", "{"))):
+        return ""
+    return "; a shell takes quotes away: put the whole setting in single ones, 'key=[\"a\"]'"
+
+
 def shown(value: object, most: int = 80) -> str:
     """Return a value as a message quotes it: its repr, short whatever it holds."""
     if isinstance(value, int) and value.bit_length() > 256:

@@ -11,6 +11,7 @@ from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import Split
 from sslpipe.data.pipeline import Batch
+from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES, sgd_results
@@ -37,17 +38,20 @@ class TrainingView(nn.Module):
         super().__init__()
         self.seed, self.epoch = seed, epoch
         config = view.config()
-        self.views = FusedViews(
-            "simclr",
-            crop_px=view.crop_px,
-            mean=config["mean"],
-            std=config["std"],
-            jitter_strength=0.0,
-            grayscale_prob=0.0,
-            blur_prob=0.0,
-            crop_area=list(crop_area),
-            flip_prob=flip_prob,
-        )
+        try:
+            self.views = FusedViews(
+                "simclr",
+                crop_px=view.crop_px,
+                mean=config["mean"],
+                std=config["std"],
+                jitter_strength=0.0,
+                grayscale_prob=0.0,
+                blur_prob=0.0,
+                crop_area=list(crop_area),
+                flip_prob=flip_prob,
+            )
+        except ValueError as error:  # of its last two
+            raise DataError(str(error)) from error
 
     def make_views(self, batch: Batch) -> Tensor:
         """Make both augmented views of each image, (2B, 3, S, S)."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from sslpipe.errors import did_you_mean, shown
+from sslpipe.errors import did_you_mean, lost_quotes, shown
 from sslpipe.recipe.base import Component
 from sslpipe.registry import alternatives
 
@@ -29,7 +29,8 @@ def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) 
             if key not in unions:
                 alike = [other for other in items if other["loc"][:depth] == item["loc"][:depth]]
                 whole = min(alike, key=lambda other: len(other["loc"]))["input"]
-                lines.append(f"{key} = {shown(whole)} is neither {' nor '.join(_in_words(field))}")
+                words = " nor ".join(_in_words(field))
+                lines.append(f"{key} = {shown(whole)} is neither {words}{lost_quotes(whole)}")
             unions.add(key)
         elif item["type"] == "extra_forbidden":
             known = _fields_at(model, item["loc"][:-1])
@@ -45,7 +46,7 @@ def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) 
             lines.append(f"{key + ': ' if key else ''}{item['ctx']['error']}")
         else:
             wrong = item["msg"].lower().replace("a valid tuple", "a list")  # as TOML calls it
-            lines.append(f"{key} = {shown(item['input'])}: {wrong}")
+            lines.append(f"{key} = {shown(item['input'])}: {wrong}{lost_quotes(item['input'])}")
     more = f"; and {len(lines) - 10} more" if len(lines) > 10 else ""
     return f"{origin}: " + "; ".join(lines[:10]) + more
 

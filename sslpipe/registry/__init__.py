@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar, Union, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from sslpipe.errors import RecipeError, UserError, did_you_mean, shown
+from sslpipe.errors import RecipeError, UserError, did_you_mean, lost_quotes, shown
 from sslpipe.registry.plugins import describe_error, plugin_frames, plugin_hint, remember
 
 T = TypeVar("T")
@@ -211,7 +211,8 @@ def typed(annotation: Any, value: Any, key: str) -> Any:
         return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        raise RecipeError(f"{key} = {shown(value)}: {first['msg'].lower()}") from None
+        wrong = first["msg"].lower().replace("an instance of sequence", "a list")
+        raise RecipeError(f"{key} = {shown(value)}: {wrong}{lost_quotes(value)}") from None
 
 
 def installed(group: str | None) -> dict[str, EntryPoint]:

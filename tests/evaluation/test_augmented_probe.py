@@ -6,6 +6,7 @@ import torch
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.data.pipeline import Batch
+from sslpipe.errors import DataError
 from sslpipe.evaluation.augmented_probe import TrainingView, augmented_sgd_probe
 from sslpipe.evaluation.embed import embed, module_sha256
 from sslpipe.evaluation.sgd_probe import sgd_results
@@ -46,6 +47,18 @@ def test_the_probe_is_sgd_on_each_epochs_own_views(splits):
         name="augmented crop=0.08..1 flip=0.5",
     )
     assert actual == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop_area": (7.0, 1.0)}, r"crop_area = \[7.0, 1.0\] is not \[low, high\]"),
+        ({"flip_prob": 2.0}, "flip_prob = 2.0 is not a probability"),
+    ],
+)
+def test_a_view_that_cannot_be_is_one_line(settings, message):
+    with pytest.raises(DataError, match=message):
+        TrainingView(EvalView(**VIEW), seed=0, epoch=0, **settings)
 
 
 def test_a_training_view_crops_and_flips_and_changes_no_colour():

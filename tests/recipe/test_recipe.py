@@ -65,6 +65,7 @@ def test_a_key_missing_in_the_file_has_its_default(path):
         ("run.keep_checkpoints=1", r"run\.keep_checkpoints = 1: .*greater than or equal to 2"),
         ("loss.kind=3", r"loss\.kind = 3: .*string"),
         ("pairs.within=[3]", r": pairs\.within = \[3\] is neither a number \(>= 0\) nor a text$"),
+        ("run.trackers=[wandb]", r"= '\[wandb\]': input should be a list; a shell takes quotes"),
         ("peak_lr", r"override 'peak_lr' is not section\.key=value"),
         ("name.first=3", r"override 'name\.first=3': name is a value, not a section"),
     ],
