@@ -24,7 +24,7 @@ from sslpipe.evaluation.neighbours import nearest, nearest_units
 Pair = tuple[Embeddings, Embeddings]
 Integers = NDArray[np.int64]
 
-NEIGHBOURS = 3  # by pixels, of what may be in train: those that are only alike, for `Limits`
+NEIGHBOURS = 5  # by pixels, of what may be in train: those that are only alike, for `Limits`
 PIXELS_PX = 14  # side to which pixels are reduced: as many duplicates are nearest as at 28
 EDGE = 1  # px of these, all around, that do not count: a border, or a small text
 # least correlation of these with which samples are compared: of 99 % of those that were saved
