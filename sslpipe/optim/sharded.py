@@ -38,9 +38,11 @@ class ShardedSGD(SGD):
             settings: dict[str, Any] = {name: group[name] for name in _SETTINGS}
             for name in ("grad_scale", "found_inf"):
                 settings[name] = getattr(self, name, None)
-            velocities = self._velocities(weights) if group["momentum"] else []
-            grads = [p.grad for p in weights]
-            sgd(*map(_parts, (weights, grads, velocities)), lr=group["lr"], **settings)
+            velocities: list[Tensor | None] = []
+            if group["momentum"]:
+                velocities += _parts(self._velocities(weights))
+            grads = _parts([p.grad for p in weights])
+            sgd(_parts(weights), grads, velocities, lr=group["lr"], **settings)
         return loss
 
     def _velocities(self, weights: list[Tensor]) -> list[Tensor]:
@@ -55,7 +57,7 @@ class ShardedAdamW(AdamW):
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
         """Collect what a step takes: weights, gradients, moments, numbers of steps."""
-        has_complex: bool = super()._init_group(group, *lists)
+        has_complex: bool = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
         for tensors in lists:
             tensors[:] = _parts(tensors)
         return has_complex
