@@ -30,9 +30,8 @@ LARGEST_PX = 128  # to which small pictures are enlarged: more do not show in a 
 # steps that JPEG's luma is rounded to at quality 25, of the lowest frequencies: the mean, and one
 # wave along either axis; half of them would do, but for what black and white cut off
 STEPS = np.array([[32.0, 22.0], [24.0, np.inf]], np.float32)
-WITHIN = (
-    0.85  # share of blocks and frequencies that are as near as that, of what JPEG may have made
-)
+# share of blocks and frequencies that are as near as that, of what JPEG may have made
+WITHIN = 0.85
 QUALITIES, NEARBY = range(25, 96, 10), range(-5, 6)  # searched; then around the best
 DARKEST, LIGHTEST = 8.0, 225.0  # levels between which two pictures' brightness is compared
 LEAST_LEVELS = 50  # as many of a thumbnail's for it
@@ -163,7 +162,8 @@ def _lit_likewise(shown: Pixels, other: Pixels) -> Pixels:
     about = few - few.mean()
     gain = (about * (many - many.mean())).sum() / (about**2).sum()
     made = gain * (levels - few.mean()) + many.mean()
-    return np.rint(np.clip(made, 0, 255)).astype(np.uint8)
+    lit: Pixels = np.rint(np.clip(made, 0, 255)).astype(np.uint8)
+    return lit
 
 
 def _pixels(thumb: Pixels, size: list[int]) -> Pixels:

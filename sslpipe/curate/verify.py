@@ -47,9 +47,8 @@ LIKELY = 0.95  # least score by brightness with which colours are compared
 SURER = 0.05  # cosine by which one of both mirrorings is taken without a look at the other
 WHOLE_SIMILAR = 0.7  # least cosine of the wholes with which these are compared
 OVERLAID = 0.5  # least score of a picture that only a small text may hide
-OUTSIDE = (
-    0.25  # share unexplained outside of the window, of all that is fitted once more without it
-)
+# share unexplained outside of the window, of all that is fitted once more without it
+OUTSIDE = 0.25
 NOISE = 0.5  # levels of a pixel that saving alone leaves unexplained
 # the same of what a channel differs from the luma: JPEG keeps that of four pixels as one, and in
 # coarser steps
@@ -152,7 +151,7 @@ def compare_wholes(
         (n,) shares of the variance explained, of all and outside of the worst window.
     """
     levels = (np.moveaxis(side, 3, 1).astype(np.float32) for side in (shown, other))
-    grids = [_SHRINK @ side @ _SHRINK.T for side in levels]
+    grids: list[NDArray[Any]] = [_SHRINK @ side @ _SHRINK.T for side in levels]
     return _score(grids[0], grids[1], sizes)
 
 
@@ -214,9 +213,9 @@ def _compare(
     # where a part is: on the coarse grid, and of the few that are left on the fine one
     tiny = part.take(part.tiny)
     registered, alike = register(whole.take(whole.small), tiny, box, PROMISING_COARSE)
-    likely = alike >= PROMISING_COARSE[-1]
-    outward = likely & (registered[:, 2:].min(1) >= OUTWARD) & may_turn
-    rows, larger = np.flatnonzero(likely & ~outward), registered[outward]
+    promising = alike >= PROMISING_COARSE[-1]
+    outward = promising & (registered[:, 2:].min(1) >= OUTWARD) & may_turn
+    rows, larger = np.flatnonzero(promising & ~outward), registered[outward]
     grey, small = whole.take(whole.grey, rows), part.take(part.small, rows)
     registered, alike = register(grey, small, registered[rows], PROMISING)
     likely = np.flatnonzero(alike >= PROMISING[-1])
@@ -249,8 +248,8 @@ def _compare(
         inverse /= np.tile(larger[:, 2:], 2)
         no = np.zeros(len(rows), bool)
         sides = part.of_rows(rows), whole.of_rows(rows)
-        found = _compare(*sides, sizes[rows][:, ::-1], inverse, no, may_turn=False)
-        verdicts.take(found, rows)
+        turned = _compare(*sides, sizes[rows][:, ::-1], inverse, no, may_turn=False)
+        verdicts.take(turned, rows)
     return verdicts
 
 
