@@ -1,8 +1,6 @@
 """Pairs of samples that may be one picture, by descriptors or by features; exact, in tiles."""
 
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from sslpipe.curate.scan import Pictures
 from sslpipe.curate.scan import Progress as Advance
+from sslpipe.curate.threads import one_thread_an_operation
 from sslpipe.curate.thumbnails import COARSE, EVEN, FREQUENCIES, FULL, LEVELS, rounded
 from sslpipe.evaluation.exact import PART_ROWS, fixed_point_units
 from sslpipe.evaluation.neighbours import nearest_units
@@ -19,7 +18,7 @@ from sslpipe.precision import full_float32
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
-TILE_ROWS, TILE_COLUMNS = 32, 4096  # of similarities, twice 512 KiB: a core's cache
+TILE_ROWS, TILE_COLUMNS = 32, 512  # of similarities, of ten views 640 KiB: a core's cache
 QUERIES = 2**15  # some features searched at a time, for which they are copied
 NEIGHBOURS = 5  # of each picture, at first; see `duplicates.find_duplicates`
 WIDER, WIDER_SHARE = 64, 1 / 64  # of each picture, by few views: at least, and of all
@@ -28,6 +27,8 @@ LEAST_SIMILAR = 0.6  # cosine of descriptors below which nothing was a duplicate
 # the lowest 5 x 5 frequencies, but the mean, of which a descriptor knows nothing
 _FEW = np.arange(FREQUENCIES) < 5
 _LOW = np.flatnonzero(np.logical_and.outer(_FEW, _FEW))[1:]
+# all frequencies, the even ones first
+_HALVED, _HALF = np.argsort(~EVEN, kind="stable"), int(EVEN.sum())
 
 
 class Search(Protocol):
@@ -56,14 +57,14 @@ class ByDescriptors(NamedTuple):
     Args:
         pictures: M, whose descriptors are compared.
         low: (14, M) and (10, M), even and odd low frequencies of the wholes.
-        whole: (M, 32) twice, even and odd frequencies of the wholes, float32.
+        whole: (M, 64) float32, even and then odd frequencies of the wholes.
         num_workers: Threads that search; 0: the caller does.
         least: Cosine that a neighbour has at least.
     """
 
     pictures: Pictures
     low: tuple[Tensor, Tensor]
-    whole: tuple[Floats, Floats]
+    whole: Floats
     num_workers: int
     least: float
 
@@ -74,7 +75,7 @@ class ByDescriptors(NamedTuple):
         """Prepare the search of some pictures."""
         wholes = pictures.descriptors[:, FULL]
         even, odd = _low_halves(wholes[:, None])
-        whole = wholes[:, EVEN].astype(np.float32), wholes[:, ~EVEN].astype(np.float32)
+        whole = np.ascontiguousarray(wholes[:, _HALVED], np.float32)
         low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()
         return cls(pictures, low, whole, num_workers, least)
 
@@ -90,7 +91,7 @@ class ByDescriptors(NamedTuple):
                 advance(int(first[part].sum()))
             return found
 
-        with full_float32(), _one_thread_an_operation():
+        with full_float32(), one_thread_an_operation():
             if self.num_workers:
                 with ThreadPoolExecutor(self.num_workers, "sslpipe-search") as pool:
                     found = list(pool.map(near, parts))
@@ -110,21 +111,19 @@ class ByDescriptors(NamedTuple):
         near = alike.numpy()
         near[np.arange(len(part)), part] = -np.inf
         floors = _floors(near, wide)
-        views = descriptors.astype(np.float32)
-        halves = views[:, :, EVEN], views[:, :, ~EVEN]
+        views = np.ascontiguousarray(descriptors[:, :, _HALVED], np.float32)
         return np.concatenate(
             [
-                self._finest(
-                    row, (halves[0][i], halves[1][i]), np.flatnonzero(near[i] >= floors[i]), k
-                )
+                self._finest(row, views[i], np.flatnonzero(near[i] >= floors[i]), k)
                 for i, row in enumerate(part.tolist())
             ]
         )
 
-    def _finest(self, row: int, views: Sequence[Floats], near: Integers, k: int) -> Integers:
+    def _finest(self, row: int, views: Floats, near: Integers, k: int) -> Integers:
         """Of a picture's neighbours, keep the k most like any of its views, as samples. (k, 2)."""
+        wholes = self.whole.take(near, axis=0)
         even, odd = (
-            own @ whole[near].T for own, whole in zip(views, self.whole, strict=True)
+            views[:, half] @ wholes[:, half].T for half in (slice(_HALF), slice(_HALF, None))
         )  # (VIEWS, near)
         np.abs(odd, out=odd)
         even += odd
@@ -202,16 +201,17 @@ def _most_alike(even: Tensor, odd: Tensor, bank: tuple[Tensor, Tensor], out: Ten
         bank: (14, N) and (10, N).
         out: (n, N).
     """
+    rows, views = even.shape[:2]
+    even, odd = even.flatten(0, 1), odd.flatten(0, 1)
     buffer = torch.empty(len(even) * TILE_COLUMNS)
     for first in range(0, out.shape[1], TILE_COLUMNS):
         tile = out[:, first : first + TILE_COLUMNS]
         columns = [half[:, first : first + TILE_COLUMNS] for half in bank]
-        similar = buffer[: tile.numel()].view(tile.shape)
-        for view in range(even.shape[1]):
-            # the same, or mirrored: the odd frequencies with either sign
-            torch.mm(odd[:, view], columns[1], out=similar).abs_()
-            similar.addmm_(even[:, view], columns[0])
-            torch.maximum(tile, similar, out=tile) if view else tile.copy_(similar)
+        similar = buffer[: views * tile.numel()].view(len(even), tile.shape[1])
+        # the same, or mirrored: the odd frequencies with either sign
+        torch.mm(odd, columns[1], out=similar).abs_()
+        similar.addmm_(even, columns[0])
+        torch.amax(similar.view(rows, views, -1), 1, out=tile)
 
 
 def _floors(rows: Floats, wide: int) -> Floats:
@@ -226,17 +226,6 @@ def _floors(rows: Floats, wide: int) -> Floats:
         np.maximum(maxima, rows[:, fold * width : (fold + 1) * width], out=maxima)
     floors: Floats = np.partition(maxima, width - wide, axis=1)[:, width - wide]
     return floors
-
-
-@contextmanager
-def _one_thread_an_operation() -> Iterator[None]:
-    """Let torch's operations keep to the threads that call them: tiles are shared out instead."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def similarities(

@@ -1,7 +1,6 @@
 """Cluster features of a split by k-means: what kinds of pictures there are, how many of each."""
 
 import warnings
-from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslpipe.curate.threads import one_thread_an_operation
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 
@@ -89,8 +89,7 @@ def _kmeans(
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    threads = import_module("threadpoolctl")  # scikit-learn brings it; it has no types
-    with threads.threadpool_limits(limits=1), warnings.catch_warnings():
+    with one_thread_an_operation(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: told above
         fitted = KMeans(count, n_init=tries, random_state=seed, max_iter=100).fit(units)
     return fitted.labels_.astype(np.int64), fitted.cluster_centers_

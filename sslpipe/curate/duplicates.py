@@ -36,13 +36,14 @@ from sslpipe.curate.groups import (
 )
 from sslpipe.curate.losses import compare_with_losses
 from sslpipe.curate.scan import Pictures, Samples
+from sslpipe.curate.threads import one_thread_an_operation
 from sslpipe.curate.verify import Verdicts, compare
 from sslpipe.evaluation.features import Progress
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-PART_PAIRS = 256  # compared by their pixels at a time, in a thread
+PART_PAIRS = 1024  # compared by their pixels at a time, in a thread
 CROWD = 0.4  # of a sample's candidates, that are surely copies and hide others
 DOUBTFUL = (0.93, 0.997)  # scores with which pairs are compared once more, with losses in both
 WIDENING, MOST_NEIGHBOURS = 4, 80  # more candidates at a time, and at most
@@ -175,11 +176,12 @@ def compare_all(
         return verdicts
 
     parts = [pairs[at : at + PART_PAIRS] for at in range(0, max(1, len(pairs)), PART_PAIRS)]
-    if num_workers:
-        with ThreadPoolExecutor(num_workers, "sslpipe-compare") as pool:
-            looked = list(pool.map(look, parts))
-    else:
-        looked = [look(part) for part in parts]
+    with one_thread_an_operation():
+        if num_workers:
+            with ThreadPoolExecutor(num_workers, "sslpipe-compare") as pool:
+                looked = list(pool.map(look, parts))
+        else:
+            looked = [look(part) for part in parts]
     return _concatenated(looked)
 
 

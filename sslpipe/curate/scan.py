@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.curate.threads import one_thread_an_operation
 from sslpipe.curate.thumbnails import (
     VIEWS,
     WIDTH,
@@ -211,7 +212,7 @@ def each_sample(
     if not num_workers:
         yield from (look_at(*part) for part in parts)
         return
-    with ThreadPoolExecutor(num_workers, "sslpipe-scan") as pool:
+    with one_thread_an_operation(), ThreadPoolExecutor(num_workers, "sslpipe-scan") as pool:
         ahead: deque[Future[list[T | None]]] = deque()
         for part in parts:
             ahead.append(pool.submit(look_at, *part))
