@@ -112,6 +112,7 @@ def duplicates(
     )
     from sslpipe.curate.scan import scan
     from sslpipe.curate.sheet import doubt_sheet
+    from sslpipe.run.allocator import keep_freed_memory
 
     if column:
         check_place(index.folder)
@@ -120,6 +121,8 @@ def duplicates(
     rows = None
     if features or init or run:
         rows = _features(index, splits, features or [], init or run, device, num_workers)
+    if rows is None:  # else memory is what features take
+        keep_freed_memory()
     with progress("read", sum(map(len, splits))) as advance:
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
     with closing(samples.pictures.thumbs):

@@ -30,7 +30,7 @@ from sslpipe.precision import full_float32
 Search = Literal["torch", "faiss"]
 Number = TypeVar("Number", np.float32, np.int16)
 
-TILE_NUMBERS = 2**25  # similarities of a tile, in one of two buffers: 64 MiB of bfloat16
+TILE_NUMBERS = 2**24  # similarities of a tile, in one of two buffers: 32 MiB of bfloat16
 TILE_ROWS = 512  # queries of a tile, at most; with fewer than 100, products are slower
 PROGRESS_ROWS = 1024  # queries that are reported at a time
 SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
