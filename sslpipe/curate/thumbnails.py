@@ -118,11 +118,17 @@ def describe(thumbs: Thumbs) -> NDArray[np.int8]:
     Returns:
         (n, VIEWS, 64) int8 of length 127 but for rounding; zeros where a view is constant.
     """
-    waves = _FILTERS @ luminance(thumbs) @ _FILTERS.T  # (n, 48, 48): each part of y with each of x
-    blocks = waves.reshape(-1, _PARTS, FREQUENCIES, _PARTS, FREQUENCIES).swapaxes(2, 3)
-    crops = blocks[:, 1:, 1:].reshape(len(thumbs), VIEWS - 1, WIDTH)
-    views = np.concatenate([blocks[:, :1, 0].reshape(-1, 1, WIDTH), crops], axis=1)
-    return rounded(views * _WEIGHTS)
+    found = np.empty((len(thumbs), VIEWS, WIDTH), np.int8)
+    for first in range(0, len(thumbs), _AT_A_TIME):
+        part = thumbs[first : first + _AT_A_TIME]
+        waves = (
+            _FILTERS @ luminance(part) @ _FILTERS.T
+        )  # (n, 48, 48): each part of y with each of x
+        blocks = waves.reshape(-1, _PARTS, FREQUENCIES, _PARTS, FREQUENCIES).swapaxes(2, 3)
+        crops = blocks[:, 1:, 1:].reshape(len(part), VIEWS - 1, WIDTH)
+        views = np.concatenate([blocks[:, :1, 0].reshape(-1, 1, WIDTH), crops], axis=1)
+        found[first : first + len(part)] = rounded(views * _WEIGHTS)
+    return found
 
 
 def rounded(rows: Floats) -> NDArray[np.int8]:
@@ -133,6 +139,7 @@ def rounded(rows: Floats) -> NDArray[np.int8]:
     return found
 
 
+_AT_A_TIME = 8  # thumbnails that a core's cache holds, with their waves
 _PARTS = 1 + len(_STARTS)
 _FILTERS = np.concatenate(
     [_frequencies(*part) for part in [(0.0, 1.0), *((start, CROP) for start in _STARTS)]]
