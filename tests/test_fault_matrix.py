@@ -13,8 +13,9 @@ ROWS = [
 UNTESTED = {30}  # needs several machines
 
 
-def test_every_fault_has_a_row():
-    assert [int(row[0]) for row in ROWS] == list(range(1, 49))
+def test_rows_are_numbered_without_gaps():
+    assert [int(row[0]) for row in ROWS] == list(range(1, len(ROWS) + 1))
+    assert len(ROWS) >= 50  # a row may be added, never lost
 
 
 def test_every_row_names_tests_that_exist():
