@@ -43,7 +43,7 @@ from sslpipe.evaluation.features import Progress
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-PART_PAIRS = 1024  # compared by their pixels at a time, in a thread
+PART_PAIRS = 256  # compared by their pixels at a time, in a thread
 CROWD = 0.4  # of a sample's candidates, that are surely copies and hide others
 DOUBTFUL = (0.93, 0.997)  # scores with which pairs are compared once more, with losses in both
 WIDENING, MOST_NEIGHBOURS = 4, 80  # more candidates at a time, and at most

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.curate.thumbnails import GRID_PX
+
 Floats = NDArray[np.float32]
 
-GRID_PX = 32  # pictures are compared on a grid of as many
-COARSE_PX = 16  # and before that, most of them refused, on one of as many
+COARSE_PX = 16  # of the grid on which most pairs are refused, before that of GRID_PX
 EDGE = 2  # px of the grid, all around, that do not count: a border's blur reaches so far
 SMALLEST_BOX, LARGEST_BOX = 0.82, 1.02  # share of a side that is cut out
 FARTHEST = 0.03  # share of a side that a box may reach beyond the picture
@@ -103,7 +104,7 @@ def register(
     for least in promising:
         if not len(live):
             break
-        shown = cut(whole[live], box[live])
+        shown = cut(whole[live] if len(live) < len(whole) else whole, box[live])
         basis: NDArray[Any] = np.empty((len(live), 6, len(axis), len(axis)), np.float32)
         basis[:, 0], basis[:, 5] = inner(shown), laplacian(shown)
         np.subtract(inner(shown, 0, 1), inner(shown, 0, -1), out=basis[:, 1])

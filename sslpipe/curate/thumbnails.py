@@ -16,6 +16,7 @@ from PIL import Image
 from sslpipe.portable import read_at
 
 THUMB_PX = 64
+GRID_PX = 32  # pictures are compared on a grid of as many
 FREQUENCIES = 8  # of either axis
 LEVELS = 127  # of a descriptor, int8: sums of products are whole numbers below 2^24, so exact
 CROP = 0.9  # of each side
@@ -76,9 +77,10 @@ def thumbnail(pixels: Thumbs) -> Thumbs:
 
 def luminance(thumbs: NDArray[Any]) -> Floats:
     """Return ITU-R BT.601's luma in [0, 255]. (..., 3) levels -> (...) float32."""
-    red, green, blue = (thumbs[..., channel].astype(np.float32) for channel in range(3))
     # by pixels, not as a product of matrices: the same whatever stands beside a picture
-    luma: Floats = 0.299 * red + 0.587 * green + 0.114 * blue
+    luma: Floats = np.multiply(thumbs[..., 0], np.float32(0.299), dtype=np.float32)
+    for channel, share in ((1, 0.587), (2, 0.114)):
+        luma += np.multiply(thumbs[..., channel], np.float32(share), dtype=np.float32)
     return luma
 
 
@@ -99,6 +101,12 @@ def resampling(start: float, size: float, px: int, of_px: int = THUMB_PX) -> Flo
     weights = np.maximum(0.0, 1.0 - far)
     whole: Floats = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     return whole
+
+
+def on_grid(levels: Floats) -> Floats:
+    """Shrink thumbnails to the grid on which they are compared. (..., 64, 64) -> (..., 32, 32)."""
+    shrunk: NDArray[Any] = _TO_GRID @ levels @ _TO_GRID.T
+    return shrunk
 
 
 def _frequencies(start: float, size: float) -> Floats:
@@ -149,39 +157,57 @@ _WEIGHTS = np.sqrt(np.hypot(np.arange(FREQUENCIES)[:, None], np.arange(FREQUENCI
 _WEIGHTS = _WEIGHTS.astype(np.float32).ravel()
 
 
+_TO_GRID = resampling(0.0, 1.0, GRID_PX)
+
+
 class ThumbFile:
-    """Thumbnails by row in a temporary file without a name: they need no memory.
+    """Thumbnails by row, with their luma on the grid, in a temporary file: they need no memory.
 
     Args:
-        folder: Where the file is; None: the system's folder of temporary files.
+        folder: Where the file, which has no name, is; None: the system's folder for such files.
     """
 
-    _SHAPE = (THUMB_PX, THUMB_PX, 3)
-    _BYTES = THUMB_PX * THUMB_PX * 3
+    _THUMB = np.dtype((np.uint8, (THUMB_PX, THUMB_PX, 3)))
+    _GRID = np.dtype((np.float32, (GRID_PX, GRID_PX)))
+    _ROW = np.dtype([("thumb", _THUMB), ("grid", _GRID)])
 
     def __init__(self, folder: str | None = None) -> None:
         self._file: IO[Any] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (see close)
-        self._rows = 0
+        self._coloured = np.zeros(0, bool)
 
     def __len__(self) -> int:
-        return self._rows
+        return len(self._coloured)
 
     def append(self, thumbs: Thumbs) -> None:
         """Add rows, (n, 64, 64, 3)."""
-        self._file.write(np.ascontiguousarray(thumbs).data)
+        rows = np.empty(len(thumbs), self._ROW)
+        rows["thumb"], rows["grid"] = thumbs, on_grid(luminance(thumbs))
+        self._file.write(rows.data)
         self._file.flush()
-        self._rows += len(thumbs)
+        coloured = (thumbs[..., 1:] != thumbs[..., :1]).any((1, 2, 3))
+        self._coloured = np.concatenate([self._coloured, coloured])
 
     def read(self, rows: ArrayLike) -> Thumbs:
         """Read rows, (n,) -> (n, 64, 64, 3); from any thread."""
-        wanted = np.asarray(rows, np.int64)
-        thumbs = np.empty((len(wanted), *self._SHAPE), np.uint8)
-        number = self._file.fileno()
-        for thumb, row in zip(thumbs, wanted.tolist(), strict=True):
-            raw = read_at(number, self._BYTES, row * self._BYTES)
-            thumb[:] = np.frombuffer(raw, np.uint8).reshape(self._SHAPE)
-        return thumbs
+        return self._read(rows, self._THUMB, 0)
+
+    def read_grids(self, rows: ArrayLike) -> Floats:
+        """Read the luma on the grid, (n,) -> (n, 32, 32); from any thread."""
+        return self._read(rows, self._GRID, self._THUMB.itemsize)
+
+    def coloured(self, rows: ArrayLike) -> NDArray[np.bool_]:
+        """Say which rows have other colours than grey, of any shape."""
+        return self._coloured[np.asarray(rows, np.int64)]
 
     def close(self) -> None:
         """Give the disk space back."""
         self._file.close()
+
+    def _read(self, rows: ArrayLike, kind: np.dtype[Any], start: int) -> NDArray[Any]:
+        wanted = np.asarray(rows, np.int64)
+        found = np.empty(len(wanted), kind)
+        number = self._file.fileno()
+        for place, row in zip(found, wanted.tolist(), strict=True):
+            raw = read_at(number, kind.itemsize, row * self._ROW.itemsize + start)
+            place[:] = np.frombuffer(raw, kind)[0]
+        return found

@@ -1,0 +1,168 @@
+"""The share of a picture that another one explains, but for contrast, brightness and sharpness."""
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.curate.register import (
+    AXES,
+    FAINT,
+    INNER_PX,
+    LEAST_GAIN,
+    MOST_GAIN,
+    inner,
+    laplacian,
+)
+from sslpipe.curate.thumbnails import GRID_PX, luminance
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+OVERLAID = 0.5  # least score of a picture that only a small text may hide
+# share unexplained outside of the window, of all that is fitted once more without it
+OUTSIDE = 0.25
+NOISE = 0.5  # levels of a pixel that saving alone leaves unexplained
+# the same of what a channel differs from the luma: JPEG keeps that of four pixels as one, and in
+# coarser steps
+TINT_NOISE = 3.0
+# levels from which on brightness may have cut off some of what a pixel of the grid is made of
+WHITE, BLACK = 220.0, 4.0
+MOST_OFFSET = 32.0  # levels that a channel's brightness may differ beside the gain
+WINDOW = (5, 14)  # height and width in px of the grid that a small text may hide
+NARROW, WINDOW_NARROW = 1.4, (5, 22)  # height by width from which on a line takes more of it
+_RAMP = AXES[GRID_PX] - np.float32(0.5)
+
+
+def explained(shown: Floats, target: Floats, sizes: Integers) -> tuple[Floats, Floats]:
+    """Share of variance explained, of all and outside the worst window.
+
+    Args:
+        shown: (n, c, px, px) levels, what the target may be made of.
+        target: (n, c, px, px).
+        sizes: (n, 2), height and width of the target's picture.
+    """
+    count, channels = shown.shape[:2]
+    made = np.empty((4, count, channels, INNER_PX, INNER_PX), np.float32)
+    made[0], made[1], made[2] = inner(shown), laplacian(shown), inner(target)
+    # what brightness has cut off in one of both is known to be at least, or at most, so bright
+    none, beyond = np.float32(0), np.float32(np.inf)
+    most = np.where((made[0] >= WHITE) | (made[2] <= BLACK), none, beyond)
+    least = np.where((made[2] >= WHITE) | (made[0] <= BLACK), none, -beyond)
+    means = made[:3].mean((3, 4), keepdims=True)
+    made[:3] -= means
+    made[3] = _without_ramp(made[2])
+    shift = (means[2] - means[0])[:, :, 0, 0]  # (n, c)
+    score, rest = _fit(made, shift, (least, most), None)
+    # a text hides little of a picture: where more is unexplained, nothing is left out
+    rows = np.flatnonzero(score >= OVERLAID)
+    outside = np.where(score >= OVERLAID, 0, score)
+    narrow = sizes[rows, 0] >= NARROW * sizes[rows, 1]
+    weights = np.empty((len(rows), INNER_PX, INNER_PX), np.float32)
+    for own, window in ((narrow, WINDOW_NARROW), (~narrow, WINDOW)):
+        if own.any():
+            weights[own] = _without_window(rest[rows[own]], window)
+    kept = (rest[rows] * weights).sum((1, 2)) / np.maximum(rest[rows].sum((1, 2)), 1e-6)
+    outside[rows] = 1 - (1 - score[rows]) * kept
+    few = outside[rows] >= 1 - OUTSIDE
+    rows, weights = rows[few], weights[few]
+    if len(rows):
+        limits = least[rows], most[rows]
+        outside[rows], _ = _fit(made[:, rows], shift[rows], limits, weights)
+    return score, outside
+
+
+def _fit(
+    made: Floats, shift: Floats, limits: tuple[Floats, Floats], weights: Floats | None
+) -> tuple[Floats, Floats]:
+    """Fit contrast and sharpness of all, brightness of each channel; (n,) scores, (n, y, x) rest.
+
+    Args:
+        made: (4, n, c, y, x): what the target may be made of, its Laplacian, the target, and the
+            target without a ramp.
+        shift: (n, c), mean of the target less that of what it is made of, before these were 0.
+        limits: (n, c, y, x) each, what is unexplained is at least, and at most, to count so.
+        weights: (n, y, x), 0 for what does not count; None: all does.
+    """
+    terms, count, channels = made.shape[:3]
+    flat = made.reshape(terms, count, channels, INNER_PX**2).transpose(1, 2, 0, 3)  # (n, c, 4, px)
+    # sums of products about the means of what counts, (n, 4, 4)
+    if weights is None:
+        total = np.full(count, INNER_PX**2, np.float32)
+        products, sums = flat @ flat.swapaxes(2, 3), np.zeros(flat.shape[:3], np.float32)
+    else:
+        kept = weights.reshape(count, 1, 1, INNER_PX**2)
+        total, weighted = weights.sum((1, 2)), flat * kept
+        products, sums = weighted @ flat.swapaxes(2, 3), weighted.sum(3)
+    means = sums / total[:, None, None]  # (n, c, 4)
+    about = (products - sums[..., None] * means[..., None, :]).sum(1)
+    xx, xz, zz = about[:, 0, 0], about[:, 0, 1], about[:, 1, 1] + 1.0
+    xy, zy = about[:, 0, 2], about[:, 1, 2]
+    determinant = np.maximum(xx * zz - xz**2, 1e-6)
+    gain = np.clip((xy * zz - zy * xz) / determinant, LEAST_GAIN, MOST_GAIN)
+    sharpness = np.clip((zy - gain * xz) / zz, -0.5, 0.5)
+    base = means[..., 2] - gain[:, None] * means[..., 0] - sharpness[:, None] * means[..., 1]
+    rest = made[2] - gain[:, None, None, None] * made[0]
+    rest -= sharpness[:, None, None, None] * made[1]
+    rest -= base[..., None, None]
+    np.clip(rest, *limits, out=rest)
+    squares, tints = _luma_and_tints(rest)
+    if weights is not None:
+        squares, tints = squares * weights, tints * weights
+    # another brightness or tint is a little one, or another colour
+    beyond = np.maximum(np.abs(shift + means[..., 2] - means[..., 0]) - MOST_OFFSET, 0)
+    lost = squares.sum((1, 2)) - channels * NOISE**2 * total
+    lost = np.maximum(lost + (beyond**2).sum(1) * total, 0)
+    lost += np.maximum(tints.sum((1, 2)) - channels * TINT_NOISE**2 * total, 0)
+    squares += tints
+    faint = about[:, 3, 3] < channels * FAINT**2 * total
+    score = np.where(faint, 0, 1 - lost / np.maximum(about[:, 3, 3], 1))
+    return score.astype(np.float32), squares
+
+
+def _luma_and_tints(rest: Floats) -> tuple[Floats, Floats]:
+    """Sums over channels of the squares of the luma, and of what differs from it.
+
+    Args:
+        rest: (n, c, y, x) of grey or of red, green and blue; of grey it is overwritten.
+
+    Returns:
+        (n, y, x) each.
+    """
+    if rest.shape[1] == 1:
+        rest *= rest
+        return rest[:, 0], np.zeros_like(rest[:, 0])
+    luma = luminance(np.moveaxis(rest, 1, 3))
+    tints: Floats = ((rest - luma[:, None]) ** 2).sum(1)
+    return rest.shape[1] * luma**2, tints
+
+
+def _without_ramp(levels: Floats) -> Floats:
+    """Take a linear ramp off each channel, which all skies and walls share. (n, c, y, x)."""
+    energy = float((_RAMP**2).sum()) * INNER_PX
+    right = (levels @ _RAMP).sum(2)[..., None, None] / energy * _RAMP
+    down = (levels.sum(3) @ _RAMP)[..., None, None] / energy * _RAMP[:, None]
+    flat: Floats = levels - right - down
+    return flat
+
+
+def _without_window(rest: Floats, window: tuple[int, int]) -> Floats:
+    """Weights 0 in the window where most is unexplained, else 1. (n, y, x) -> (n, y, x)."""
+    high, wide = window
+    sums = _window_sums(high) @ rest @ _window_sums(wide).T
+    flat = sums.reshape(len(rest), sums.shape[1] * sums.shape[2])
+    top, left = np.unravel_index(flat.argmax(1), sums.shape[1:])
+    places = np.arange(INNER_PX)
+    rows = (places >= top[:, None]) & (places < top[:, None] + high)
+    columns = (places >= left[:, None]) & (places < left[:, None] + wide)
+    weights: Floats = (~(rows[:, :, None] & columns[:, None, :])).astype(np.float32)
+    return weights
+
+
+@cache
+def _window_sums(px: int) -> Floats:
+    """What sums every window of an axis, (INNER_PX - px + 1, INNER_PX)."""
+    start = np.arange(INNER_PX - px + 1)[:, None]
+    place = np.arange(INNER_PX)
+    sums: Floats = ((place >= start) & (place < start + px)).astype(np.float32)
+    return sums
