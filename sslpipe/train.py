@@ -42,6 +42,7 @@ from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision
 from sslpipe.run.launcher import check_streams
 from sslpipe.run.memory import warn_of_memory
+from sslpipe.run.monitor import HeldOut
 from sslpipe.run.open import open_run
 from sslpipe.run.seed import seed_torch
 from sslpipe.run.session import Run
@@ -106,8 +107,9 @@ def train(
         launch = run.device.type, run.process.world_size, loss_fn, run.precision
         unrecorded = graph_refusal(recipe, *launch, on_device=run.guard.on_device)
         run.announce(size + describe_init(init_from, recipe.tune), [*warnings, unrecorded])
-        holdout, canvas_px = holdout_ids(recipe, split), recipe.data.canvas_px
-        run.monitor(monitor, model.backbone, view, split, holdout, canvas_px, ema=model.ema)
+        canvas_px = recipe.data.canvas_px
+        held_out = HeldOut(view, split, holdout_ids(recipe, split), canvas_px)
+        run.monitor(monitor, model.backbone, held_out, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
 
         def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads

@@ -40,6 +40,7 @@ from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.memory import warn_of_memory
+from sslpipe.run.monitor import HeldOut
 from sslpipe.run.open import open_run
 from sslpipe.run.seed import seed_torch
 from sslpipe.run.session import Run
@@ -106,9 +107,8 @@ def finetune(
             },
         )
         run.announce(describe_start(order, init_from, recipe.tune), warnings)
-        held_out, canvas_px = monitored_ids(recipe, index), recipe.data.canvas_px
-        monitored = task.backbone, view, split, held_out, canvas_px
-        run.monitor(retrieval_monitor, *monitored, ema=task.ema)
+        held_out = HeldOut(view, split, monitored_ids(recipe, index), recipe.data.canvas_px)
+        run.monitor(retrieval_monitor, task.backbone, held_out, ema=task.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
 

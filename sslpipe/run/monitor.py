@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -21,37 +22,54 @@ from sslpipe.run.log import read_metrics
 Score = Callable[..., dict[str, float]]
 
 
+class HeldOut(NamedTuple):
+    """Samples that a run scores and never trains on.
+
+    Args:
+        view: Makes their images.
+        split: Where they are.
+        ids: (n,) the samples; none: nothing is scored.
+        canvas_px: As in training.
+    """
+
+    view: EvalView
+    split: Split
+    ids: NDArray[np.int64]
+    canvas_px: int
+
+
 class Monitor:
     """Scores a run's held-out samples; call it for the numbers. Collective.
 
     Args:
         score: One of `evaluation.monitor`.
         backbone: Images (B, 3, S, S) -> (B, F).
-        view: Makes its images.
-        split: Where the samples are.
-        ids: (n,) the samples, at least one.
+        held_out: At least one sample.
         process: This process.
         config: The recipe's [run]: how shards are read.
+        device: Where the backbone is.
         ema: An average of the backbone, scored likewise: its numbers begin with "ema_".
-        **options: canvas_px and device, as in `embed`.
     """
 
     def __init__(
         self,
         score: Score,
         backbone: nn.Module,
-        view: EvalView,
-        split: Split,
-        ids: NDArray[np.int64],
+        held_out: HeldOut,
         process: Rank,
         config: RunConfig,
+        device: torch.device,
         *,
         ema: nn.Module | None = None,
-        **options: Any,
     ) -> None:
+        view, split, ids, canvas_px = held_out
         self._score, self._samples = score, (view, split, ids, process)
-        reader = open_reader(split, config)
-        self._options = {**options, "num_workers": config.num_workers, "reader": reader}
+        self._options = {
+            "canvas_px": canvas_px,
+            "device": device,
+            "num_workers": config.num_workers,
+            "reader": open_reader(split, config),
+        }
         self._backbones = {"": backbone} if ema is None else {"": backbone, EMA: ema}
         self._start_alarm: StartAlarm | None = None
 

@@ -10,15 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 from accelerate import Accelerator
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
+from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import RunPlan
 from sslpipe.distributed import Rank, agree
@@ -32,7 +29,7 @@ from sslpipe.run.health import Alarms
 from sslpipe.run.launch import place, start_accelerator, wrap
 from sslpipe.run.log import RunLog
 from sslpipe.run.metadata import describe_run
-from sslpipe.run.monitor import Monitor, Score
+from sslpipe.run.monitor import HeldOut, Monitor, Score
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.saving import RunCheckpoints
 from sslpipe.run.stop import StopRequest, write_marker
@@ -212,30 +209,19 @@ class Run:
                 self.reporter.warn(remark)
 
     def monitor(
-        self,
-        score: Score,
-        backbone: nn.Module,
-        view: EvalView,
-        split: Split,
-        ids: NDArray[np.int64],
-        canvas_px: int,
-        ema: nn.Module | None = None,
+        self, score: Score, backbone: nn.Module, held_out: HeldOut, ema: nn.Module | None = None
     ) -> None:
         """Have held-out samples scored by `evaluate_if_due`; without any, none are.
 
         Args:
             score: As in `Monitor`, and so is all else.
             backbone: Images (B, 3, S, S) -> (B, F).
-            view: Makes its images.
-            split: Where the samples are.
-            ids: (n,) the samples.
-            canvas_px: As in training.
+            held_out: The samples, and how they are seen.
             ema: An average of the backbone.
         """
-        if len(ids):
-            samples = view, split, ids, self.process, self.recipe.run
-            options: dict[str, Any] = {"canvas_px": canvas_px, "device": self.device}
-            self._monitor = Monitor(score, backbone, *samples, ema=ema, **options)
+        if len(held_out.ids):
+            place = self.process, self.recipe.run, self.device
+            self._monitor = Monitor(score, backbone, held_out, *place, ema=ema)
 
     def evaluate_start(self) -> None:
         """Score held-out samples before the first step of a run that starts from weights.
