@@ -9,6 +9,7 @@ from sslpipe.errors import UserError
 from sslpipe.recipe import is_finetune, parse_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.report.confusion import confusion
+from sslpipe.report.curves import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, steps_note
 from sslpipe.report.embeddings import (
     EMBED,
     Features,
@@ -21,18 +22,7 @@ from sslpipe.report.page import html_page
 from sslpipe.report.pictures import png_uri
 from sslpipe.report.results import few_shot_chart, result_table
 from sslpipe.report.run import RunFiles
-from sslpipe.report.sections import (
-    CHARTS,
-    FINETUNE_CHARTS,
-    SPEED_CHARTS,
-    alarms,
-    charts,
-    header,
-    missing,
-    quarantine,
-    settings,
-    steps_note,
-)
+from sslpipe.report.sections import alarms, header, missing, quarantine, settings
 from sslpipe.report.tables import task_tables
 from sslpipe.run.preview import preview_recipe
 

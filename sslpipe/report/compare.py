@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sslpipe.report.charts import Series, line_chart, number
+from sslpipe.report.curves import CHARTS, SPEED_CHARTS, Chart, with_average
 from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
 from sslpipe.report.leakage import leakage_of_runs
 from sslpipe.report.over_seeds import (
@@ -34,16 +35,12 @@ from sslpipe.report.results import (
 )
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import (
-    CHARTS,
-    SPEED_CHARTS,
-    Chart,
     duration,
     flat,
     measured_speed,
     missing,
     standing_alarms,
     trained_sentence,
-    with_average,
 )
 from sslpipe.report.tables import task_tables
 

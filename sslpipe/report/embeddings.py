@@ -1,6 +1,6 @@
 """Make the sections of a report that need embeddings: map, neighbours, separation, spectrum."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from sslpipe.report.charts import (
 )
 from sslpipe.report.pictures import (
     FEWEST_MAPPED,
+    Row,
     mapped_rows,
     neighbour_rows,
     pca_map,
@@ -38,7 +39,7 @@ from sslpipe.report.pictures import (
 )
 from sslpipe.report.results import NAMES, feature_colours
 from sslpipe.report.run import RunFiles, Tree
-from sslpipe.report.sections import missing, neighbour_sheet
+from sslpipe.report.sections import missing
 
 EMBED = "sslpipe embed RUN --data DIR/dataset.json --split {0} --out RUN/features/{0}.safetensors"
 REPORT = "sslpipe report RUN --data DIR/dataset.json"
@@ -279,3 +280,60 @@ def nearest_neighbours(
     )
     note = missing("Searched among the test images themselves.", EMBED.format("train"))
     return sheet + (note if same_split else "")
+
+
+def neighbour_sheet(
+    rows: Sequence[Row],
+    names: Sequence[str],
+    query_pictures: dict[int, str],
+    bank_pictures: dict[int, str],
+    bank_name: str,
+) -> str:
+    """Tabulate each query and its neighbours, framed by whether they are of its class.
+
+    Args:
+        rows: Of `neighbour_rows`.
+        names: Classes by label.
+        query_pictures: Sample id -> data URI.
+        bank_pictures: Sample id -> data URI.
+        bank_name: Where the neighbours were searched, in words.
+    """
+    head = "".join(f"<th scope='col'>{k + 1}</th>" for k in range(len(rows[0].neighbour_ids)))
+    body = ""
+    for row in rows:
+        cells = ""
+        for near, label, similar in zip(
+            row.neighbour_ids, row.neighbour_labels, row.similarities, strict=True
+        ):
+            name, word, sign = _class_name(label, names), "unknown", "?"
+            if label >= 0 and row.label >= 0:
+                word, sign = ("right", "✓") if label == row.label else ("wrong", "✗")
+            picture = _picture(bank_pictures.get(near), f"neighbour {near}, {name}, {word}")
+            cells += (
+                f"<td class='{word}'>{picture}<b>{sign}</b> {escape(name)}<br>"
+                f"<small>{similar:.2f}</small></td>"
+            )
+        name = _class_name(row.label, names)
+        picture = _picture(query_pictures.get(row.id), f"query {row.id}, {name}")
+        body += f"<tr><th scope='row'>{picture}{escape(name)}</th>{cells}</tr>"
+    chosen = "the first are chosen at random, the last where the nearest is of another class"
+    return (
+        "<p class='note'>Test images (left) and their nearest neighbours in "
+        f"{escape(bank_name)} by cosine; {chosen}. Solid frame and ✓: of the same class; dashed "
+        "frame and ✗: of another. Below: the cosine.</p>"
+        "<div class='wide pixels'><table class='sheet'>"
+        f"<thead><tr><th scope='col'>query</th>{head}</tr></thead><tbody>{body}</tbody>"
+        "</table></div>"
+    )
+
+
+def _picture(uri: str | None, alt: str) -> str:
+    if uri is None:
+        return "<span class='none'></span>"
+    return f"<img src='{uri}' alt='{escape(alt, quote=True)}'>"
+
+
+def _class_name(label: int, names: Sequence[str]) -> str:
+    if label < 0:
+        return "no label"
+    return names[label] if label < len(names) else f"class {label}"

@@ -1,85 +1,14 @@
 """Make the sections of a report that need the run alone; every text from a file is escaped."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from html import escape
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sslpipe.recipe import is_finetune
 from sslpipe.recipe.shortened import shortened_note
-from sslpipe.report.charts import Series, line_chart, number
-from sslpipe.report.pictures import Row
+from sslpipe.report.charts import number
 from sslpipe.report.results import accuracy_sentence, unfinished_sentence, verdict_sentence
 from sslpipe.report.run import RunFiles, Tree, trained_steps
-from sslpipe.run.best import EMA
 
-
-class Chart(NamedTuple):
-    """A chart of logged numbers.
-
-    Args:
-        title: Above the chart.
-        keys: Key in metrics.jsonl -> name of its line.
-        kind: Of the lines of metrics.jsonl: "train" or "eval".
-        within: Values that the y axis shows in any case.
-    """
-
-    title: str
-    keys: dict[str, str]
-    kind: str
-    within: tuple[float, ...] = ()
-
-
-CHARTS = (
-    Chart("loss", {"loss": "loss"}, "train"),
-    Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, "eval"),
-    Chart(
-        "held-out ranks, without labels",
-        {"holdout_rankme": "RankMe", "holdout_lidar": "LiDAR"},
-        "eval",
-        (1.0,),
-    ),
-    Chart("held-out view recall, without labels", {"holdout_view_recall": "recall"}, "eval"),
-    Chart("learning rate", {"lr": "learning rate"}, "train", (0.0,)),
-    Chart("gradient norm", {"grad_norm": "norm"}, "train", (0.0,)),
-    Chart("alignment", {"alignment": "alignment"}, "train", (0.0,)),
-    Chart("uniformity", {"uniformity": "uniformity"}, "train"),
-    Chart("effective rank", {"effective_rank": "rank"}, "train", (1.0,)),
-    Chart("embedding std", {"embedding_std": "std"}, "train", (0.0, 1.0)),
-    Chart(
-        "cosine",
-        {"positive_similarity": "positive", "negative_similarity": "negative"},
-        "train",
-        (0.0, 1.0),
-    ),
-)
-FINETUNE_CHARTS = (
-    Chart("loss", {"loss": "loss"}, "train"),
-    Chart(
-        "retrieval in held-out classes",
-        {"validation_recall_at_1": "Recall@1", "validation_map_at_r": "MAP@R"},
-        "eval",
-        (0.0, 1.0),
-    ),
-    Chart("active pairs or triplets (their loss is not 0)", {"active": "active"}, "train", (0.0,)),
-    *(chart for chart in CHARTS if chart.title in ("learning rate", "gradient norm")),
-    *(chart for chart in CHARTS if chart.title in ("effective rank", "cosine")),
-)
-SPEED_CHARTS = (
-    Chart("images a second", {"images_per_s": "images/s"}, "train", (0.0,)),
-    Chart("waiting for data, % of the time", {"data_wait_percent": "wait"}, "train", (0.0,)),
-)
-HEALTH = (
-    "Alignment: mean squared distance of the two views of an image on the unit sphere (0: equal). "
-    "Uniformity: 0 when all embeddings are one point, near −4 when spread over the sphere. "
-    "Effective rank: dimensions in use, 1 when collapsed. Embedding std, times √D: 1 when spread, "
-    "0 when collapsed. Cosine: of two views of one image (positive) and of two images (negative)."
-)
-FINETUNE_HEALTH = (
-    "Effective rank: dimensions in use, 1 when collapsed. Cosine: of two images of one class "
-    "(positive) and of two classes (negative)."
-)
 MOST_QUARANTINED = 100
 
 
@@ -193,62 +122,6 @@ def _best(run: RunFiles) -> dict[str, str]:
     return {"best checkpoint": f"{run.best.name}{averaged}"}
 
 
-def charts(run: RunFiles, wanted: Sequence[Chart]) -> str:
-    """Draw each chart that metrics.jsonl has numbers for; the others are named."""
-    if not run.train:
-        return "<p class='missing'>No step of training is logged in metrics.jsonl.</p>"
-    figures, missing_titles = "", []
-    for title, numbers, kind, within in wanted:
-        lines = run.train if kind == "train" else run.evals
-        keys = with_average(numbers, lines)
-        series = [
-            Series(
-                name,
-                np.array([line["step"] for line in lines if key in line], dtype=np.float64),
-                np.array([line[key] for line in lines if key in line], dtype=np.float64),
-                f"var(--series-{place + 1})",
-            )
-            for place, (key, name) in enumerate(keys.items())
-        ]
-        if all(len(each.x) for each in series):
-            figures += line_chart(title, series, within=within)
-        else:
-            missing_titles.append(title)
-    note = f"<p class='missing'>Not in metrics.jsonl: {escape(', '.join(missing_titles))}.</p>"
-    return f"<div class='charts'>{figures}</div>" + (note if missing_titles else "")
-
-
-def with_average(keys: Mapping[str, str], lines: Iterable[Tree]) -> dict[str, str]:
-    """Add what was scored of the weights that optim.ema averages, where it was.
-
-    Args:
-        keys: Of a chart.
-        lines: Of metrics.jsonl.
-    """
-    averaged = {f"{EMA}{key}": f"{what} of averaged weights" for key, what in keys.items()}
-    logged = {key for line in lines for key in line}
-    return {**keys, **{key: what for key, what in averaged.items() if key in logged}}
-
-
-def steps_note(run: RunFiles) -> str:
-    """Count steps that were skipped, and losses that are not finite."""
-    if not run.train:
-        return ""
-    skipped = run.train[-1]["skipped_steps"]
-    not_finite = sum(line["loss"] is None for line in run.train)  # as null
-    last = run.train[-1]
-    compared = {
-        "negatives_per_anchor": "negatives an anchor",
-        "active": "pairs or triplets still active",
-        "partners": "of the second views show a partner",
-    }
-    counts = "".join(f"{number(last[k])} {name}; " for k, name in compared.items() if k in last)
-    text = f"{counts}{skipped} steps skipped as not finite"
-    bad = f"; {not_finite} logged losses are not finite" if not_finite else ""
-    health = FINETUNE_HEALTH if is_finetune(run.recipe) else HEALTH
-    return f"<p class='note'>{text}{bad}. {health}</p>"
-
-
 def standing_alarms(run: RunFiles) -> list[str]:
     """Return the names of the alarms that were raised and are not over."""
     standing: dict[str, None] = {}
@@ -277,51 +150,6 @@ def alarms(run: RunFiles) -> str:
         else "<p>None stands at the end.</p>"
     )
     return f"{end}<ul>{items}</ul>"
-
-
-def neighbour_sheet(
-    rows: Sequence[Row],
-    names: Sequence[str],
-    query_pictures: dict[int, str],
-    bank_pictures: dict[int, str],
-    bank_name: str,
-) -> str:
-    """Tabulate each query and its neighbours, framed by whether they are of its class.
-
-    Args:
-        rows: Of `pictures.neighbour_rows`.
-        names: Classes by label.
-        query_pictures: Sample id -> data URI.
-        bank_pictures: Sample id -> data URI.
-        bank_name: Where the neighbours were searched, in words.
-    """
-    head = "".join(f"<th scope='col'>{k + 1}</th>" for k in range(len(rows[0].neighbour_ids)))
-    body = ""
-    for row in rows:
-        cells = ""
-        for near, label, similar in zip(
-            row.neighbour_ids, row.neighbour_labels, row.similarities, strict=True
-        ):
-            name, word, sign = _class_name(label, names), "unknown", "?"
-            if label >= 0 and row.label >= 0:
-                word, sign = ("right", "✓") if label == row.label else ("wrong", "✗")
-            picture = _picture(bank_pictures.get(near), f"neighbour {near}, {name}, {word}")
-            cells += (
-                f"<td class='{word}'>{picture}<b>{sign}</b> {escape(name)}<br>"
-                f"<small>{similar:.2f}</small></td>"
-            )
-        name = _class_name(row.label, names)
-        picture = _picture(query_pictures.get(row.id), f"query {row.id}, {name}")
-        body += f"<tr><th scope='row'>{picture}{escape(name)}</th>{cells}</tr>"
-    chosen = "the first are chosen at random, the last where the nearest is of another class"
-    return (
-        "<p class='note'>Test images (left) and their nearest neighbours in "
-        f"{escape(bank_name)} by cosine; {chosen}. Solid frame and ✓: of the same class; dashed "
-        "frame and ✗: of another. Below: the cosine.</p>"
-        "<div class='wide pixels'><table class='sheet'>"
-        f"<thead><tr><th scope='col'>query</th>{head}</tr></thead><tbody>{body}</tbody>"
-        "</table></div>"
-    )
 
 
 def quarantine(run: RunFiles) -> str:
@@ -373,18 +201,6 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield prefix + key, ", ".join(map(str, value)) or "none"
         else:
             yield prefix + key, "none" if value is None or value == {} else str(value)
-
-
-def _picture(uri: str | None, alt: str) -> str:
-    if uri is None:
-        return "<span class='none'></span>"
-    return f"<img src='{uri}' alt='{escape(alt, quote=True)}'>"
-
-
-def _class_name(label: int, names: Sequence[str]) -> str:
-    if label < 0:
-        return "no label"
-    return names[label] if label < len(names) else f"class {label}"
 
 
 def _machine(run: RunFiles) -> str:

@@ -28,6 +28,7 @@ from sslpipe.report.charts import MOST_POINTS, Series, line_chart, marks, thinne
 from sslpipe.report.compare import charts as compared_charts
 from sslpipe.report.compare import differences, results
 from sslpipe.report.confusion import confusion
+from sslpipe.report.curves import CHARTS, charts
 from sslpipe.report.leakage import leakage, leakage_of_runs
 from sslpipe.report.pictures import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows, thumbnails
 from sslpipe.report.results import (
@@ -40,7 +41,7 @@ from sslpipe.report.results import (
     verdict_sentence,
 )
 from sslpipe.report.run import read_run, without_places
-from sslpipe.report.sections import CHARTS, alarms, charts, header, standing_alarms
+from sslpipe.report.sections import alarms, header, standing_alarms
 from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import RECIPE, train_over, write_recipe
