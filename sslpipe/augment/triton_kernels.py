@@ -264,6 +264,27 @@ def _reflected(place, side):
 
 
 @triton.jit
+def _blurred(
+    view, start, at, stride, inside, side, sigma, reach, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Blur along each pixel's line: it is the one `at`, of those at start + 0, 1, ... stride."""
+    red = tl.zeros([BLOCK], tl.float32)
+    green = tl.zeros([BLOCK], tl.float32)
+    blue = tl.zeros([BLOCK], tl.float32)
+    weights = 0.0
+    kept = tl.minimum(reach * 1.0, tl.floor(5.9 * sigma) + 1.0).to(tl.int32)
+    for offset in range(-kept, kept + 1):
+        weight = tl.exp(-0.5 * (offset / sigma) * (offset / sigma))
+        weights += weight
+        place = start + _reflected(at + offset, side) * stride
+        of_red, of_green, of_blue = _load(view, place, inside, side)
+        red += weight * of_red
+        green += weight * of_green
+        blue += weight * of_blue
+    return red / weights, green / weights, blue / weights
+
+
+@triton.jit
 def blur_down_kernel(views, blurred, sigmas, down, side, reach, BLOCK: tl.constexpr):
     """Blur the lines down of those views that are blurred, into (n, 3, side, side)."""
     row = tl.program_id(0)
@@ -271,23 +292,8 @@ def blur_down_kernel(views, blurred, sigmas, down, side, reach, BLOCK: tl.conste
         pixel, y, x, inside = _pixels(side, BLOCK)
         sigma = tl.load(sigmas + row)
         view = views + _plane(row, side)
-        red = tl.zeros([BLOCK], tl.float32)
-        green = tl.zeros([BLOCK], tl.float32)
-        blue = tl.zeros([BLOCK], tl.float32)
-        weights = 0.0
-        kept = tl.minimum(reach * 1.0, tl.floor(5.9 * sigma) + 1.0).to(tl.int32)
-        for offset in range(-kept, kept + 1):
-            weight = tl.exp(-0.5 * (offset / sigma) * (offset / sigma))
-            weights += weight
-            place = _reflected(y + offset, side) * side + x
-            of_red, of_green, of_blue = _load(view, place, inside, side)
-            red += weight * of_red
-            green += weight * of_green
-            blue += weight * of_blue
-        _store(
-            down + _plane(row, side), pixel, inside, side,
-            red / weights, green / weights, blue / weights,
-        )  # fmt: skip
+        red, green, blue = _blurred(view, x, y, side, inside, side, sigma, reach, BLOCK)
+        _store(down + _plane(row, side), pixel, inside, side, red, green, blue)
 
 
 @triton.jit
@@ -301,20 +307,5 @@ def blur_across_kernel(
         pixel, y, x, inside = _pixels(side, BLOCK)
         sigma = tl.load(sigmas + row)
         view = down + _plane(row, side)
-        red = tl.zeros([BLOCK], tl.float32)
-        green = tl.zeros([BLOCK], tl.float32)
-        blue = tl.zeros([BLOCK], tl.float32)
-        weights = 0.0
-        kept = tl.minimum(reach * 1.0, tl.floor(5.9 * sigma) + 1.0).to(tl.int32)
-        for offset in range(-kept, kept + 1):
-            weight = tl.exp(-0.5 * (offset / sigma) * (offset / sigma))
-            weights += weight
-            place = y * side + _reflected(x + offset, side)
-            of_red, of_green, of_blue = _load(view, place, inside, side)
-            red += weight * of_red
-            green += weight * of_green
-            blue += weight * of_blue
-        _write(
-            red / weights, green / weights, blue / weights,
-            out, row, pixel, inside, side, threshold, mean, std, SOLARIZE,
-        )  # fmt: skip
+        red, green, blue = _blurred(view, y * side, x, 1, inside, side, sigma, reach, BLOCK)
+        _write(red, green, blue, out, row, pixel, inside, side, threshold, mean, std, SOLARIZE)
