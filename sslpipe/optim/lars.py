@@ -2,19 +2,19 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import Any, overload
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim import Optimizer
 
 from sslpipe.distributed import global_sum, is_cut, local_part
+from sslpipe.optim.closure import ClosureStep
 
 
-class LARS(Optimizer):
+class LARS(ClosureStep):
     """SGD with momentum whose step is scaled layer by layer to the layer's own length.
 
     For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
@@ -66,26 +66,13 @@ class LARS(Optimizer):
         }
         super().__init__(params, defaults)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all groups; return the closure's loss, if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         block = self._gathered()
         if block is not None and block.steps_together(self.param_groups):
             self._step_together(block)
         else:
             for group in self.param_groups:
                 self._step_group(group)
-        return loss
 
     def gather_gradients(self) -> Tensor | None:
         """On one GPU bring all gradients into one block, in which each parameter's then lies.

@@ -1,7 +1,6 @@
 """SGD and AdamW of weights that FSDP2 has cut into parts over the ranks."""
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,30 +8,19 @@ from torch.optim import SGD, AdamW
 from torch.optim.sgd import sgd
 
 from sslpipe.distributed import local_part
+from sslpipe.optim.closure import ClosureStep
 
 _SETTINGS = ("weight_decay", "momentum", "dampening", "nesterov", "maximize", "foreach", "fused")
 
 
-class ShardedSGD(SGD):
+class ShardedSGD(ClosureStep, SGD):
     """torch's SGD, which moves this rank's parts of the weights.
 
     torch's fused kernel takes plain tensors only; what it does, each number has for itself. State
     and gradients stay cut tensors, from which a checkpoint makes whole ones.
     """
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all groups; return the closure's loss, if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             settings: dict[str, Any] = {name: group[name] for name in _SETTINGS}
@@ -43,7 +31,6 @@ class ShardedSGD(SGD):
                 velocities += _parts(self._velocities(weights))
             grads = _parts([p.grad for p in weights])
             sgd(_parts(weights), grads, velocities, lr=group["lr"], **settings)
-        return loss
 
     def _velocities(self, weights: list[Tensor]) -> list[Tensor]:
         for p in weights:
