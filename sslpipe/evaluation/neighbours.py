@@ -2,7 +2,7 @@
 
 The engines only name candidates, by float32 or bfloat16 products of which the error is bounded;
 every row that may belong to the k nearest is one. A bank of few rows is compared as a whole.
-`nearest` searches on the CPU or, for rows on a GPU, there (`device_search`).
+The search is on the CPU or, for rows on a GPU, there (`device_search`).
 """
 
 import time
@@ -58,9 +58,8 @@ def nearest(
         query_ids: (Q,) int64.
 
     Raises:
-        DataError: k is larger than the number of rows a query may find.
+        DataError: As `check_k`.
     """
-    check_k(len(bank), k, bank_ids, query_ids)
     bank, queries = fixed_point_units(bank), fixed_point_units(queries)
     return nearest_units(bank, queries, k, search=search, bank_ids=bank_ids, query_ids=query_ids)
 
@@ -78,9 +77,6 @@ def nearest_units(
     """Do as `nearest` with rows as `exact.fixed_point_units` returns them; nothing is copied.
 
     Queries may be the bank itself; `progress` is called with the number of each part that is done.
-
-    Raises:
-        DataError: As `nearest`.
     """
     if search not in ENGINES:
         raise DataError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")

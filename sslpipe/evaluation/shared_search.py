@@ -23,17 +23,8 @@ def nearest_shared(
     Each process moves its share of the bank's rows to where the queries are and searches it; the
     shares' nearest rows are merged by their exact similarities.
 
-    Args:
-        bank: (N, F), on any device: the same on all processes.
-        queries: (Q, F), the same on all processes; on the device that is to search.
-        k: At least 1.
-        search: "torch" or "faiss"; both find the same neighbours.
-        bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
-        query_ids: (Q,) int64.
-        process: This process.
-
-    Raises:
-        DataError: k is larger than the number of rows a query may find.
+    The arguments are those of `nearest`, the same on all processes. Only the queries' device need
+    have room for a share; the bank may be on any.
     """
     device = queries.device
     if bank_ids is not None and query_ids is not None:
