@@ -55,6 +55,30 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def did_you_mean_key(key: str, known: Iterable[str], most: int = 3, cutoff: float = 0.4) -> str:
+    """Return "; did you mean 'a.x', 'a.y' or 'b.x'?" for the nearest known keys, or ''.
+
+    Args:
+        key: "section.name"; or a section, a name or a word of one, compared with those too.
+        known: Whole keys, and sections.
+        most: Keys that are named, at most.
+        cutoff: Likeness, in [0, 1], that a key needs.
+    """
+    whole = "." in key
+
+    def likeness(other: str) -> float:
+        name = other.rpartition(".")[2]
+        texts = [other] if whole else [other, name, *name.split("_")]
+        return max(difflib.SequenceMatcher(None, text, key[:100]).ratio() for text in texts)
+
+    scores = {other: likeness(other) for other in known if not whole or "." in other}
+    near = sorted(scores, key=lambda other: (-scores[other], other))[:most]
+    names = [repr(other) for other in near if scores[other] >= cutoff]
+    if len(names) > 1:
+        names[-2:] = [f"{names[-2]} or {names[-1]}"]
+    return f"; did you mean {', '.join(names)}?" if names else ""
+
+
 def one_line(text: str, most: int = _MOST_CHARACTERS) -> str:
     """Return a text that fits a line of a terminal or a log, cut in the middle where it is long."""
     if len(text) > most:

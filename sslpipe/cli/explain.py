@@ -9,12 +9,12 @@ from typing import Any
 
 from sslpipe.augment.presets import setting_docs
 from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.errors import RecipeError, did_you_mean_key
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models.backbones import BACKBONES
-from sslpipe.recipe import explain_key
+from sslpipe.recipe import explain_key, setting_keys
 
 SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = {
     "augment": (("view", AUGMENTS),),
@@ -57,21 +57,27 @@ def explain(key: str) -> str:
         RecipeError: There is no such setting; names the nearest.
     """
     section, _, name = key.removeprefix("also.").partition(".")  # further losses are as [loss]
-    if section not in SECTIONS:
-        return explain_key(key)
-    meanings = _meanings(section)
-    if not name:
-        return f"{explain_key(key)}\nArguments of one kind or another: {', '.join(meanings)}."
-    if name == "kind":
+    meanings = _meanings(section) if section in SECTIONS else {}
+    if meanings and name == "kind":
         known = (f"{title}: {', '.join(_names(table))}" for title, table in SECTIONS[section])
         usual = f"in the shipped recipes: {_USUAL[section]}\nno default: it has to be given"
-        described = explain_key(key.removesuffix(".kind")).splitlines()
+        described = (explain_key(key.removesuffix(".kind")) or "").splitlines()
         about = [line for line in described[1:] if not line.startswith(("A section: ", section))]
         return "\n".join([key, *filter(None, about), *known, usual])
-    if name not in meanings:
-        near = did_you_mean(key, [f"{section}.{known}" for known in ("kind", *meanings)])
+    if name in meanings:
+        return "\n".join([key, *meanings[name]])
+    text = None if meanings and name else explain_key(key)
+    if text is None:
+        near = did_you_mean_key(key, [*setting_keys(), *_keys_of_kinds()])
         raise RecipeError(f"there is no setting {key!r}{near}")
-    return "\n".join([key, *meanings[name]])
+    if meanings:
+        text += f"\nArguments of one kind or another: {', '.join(meanings)}."
+    return text
+
+
+def _keys_of_kinds() -> list[str]:
+    """List "section.name" of the kinds, and of what they take."""
+    return [f"{section}.{name}" for section in SECTIONS for name in ("kind", *_meanings(section))]
 
 
 def _meanings(section: str) -> dict[str, list[str]]:

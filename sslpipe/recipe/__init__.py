@@ -12,14 +12,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.errors import RecipeError
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.messages import describe_key, explain_errors, known_keys
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import read_tree
 
-__all__ = ["FinetuneRecipe", "Recipe", "explain_key", "is_finetune", "load_recipe", "parse_recipe"]
+__all__ = [
+    "FinetuneRecipe",
+    "Recipe",
+    "explain_key",
+    "is_finetune",
+    "load_recipe",
+    "parse_recipe",
+    "setting_keys",
+]
 
 KINDS: dict[str, type[RunRecipe]] = {"pretraining": Recipe, "fine-tuning": FinetuneRecipe}
 
@@ -58,21 +66,24 @@ def is_finetune(tree: Mapping[str, Any]) -> bool:
     return "sampler" in tree
 
 
-def explain_key(key: str) -> str:
+def setting_keys() -> list[str]:
+    """List "section.key" of the settings of both kinds of run, and the sections themselves."""
+    return list(dict.fromkeys(name for model in KINDS.values() for name in known_keys(model)))
+
+
+def explain_key(key: str) -> str | None:
     """Say what a setting means, its type and its default, for each kind of run that has it.
 
     Args:
         key: As in a recipe or an override: "data.micro_batch", or a section's name.
 
-    Raises:
-        RecipeError: No kind of run has it; names the nearest keys.
+    Returns:
+        The text; None where no kind of run has it.
     """
     texts: dict[str, list[str]] = {}
     for kind, model in KINDS.items():
         text = describe_key(model, key)
         if text is not None:
             texts.setdefault(text, []).append(kind)
-    if not texts:
-        known = dict.fromkeys(name for model in KINDS.values() for name in known_keys(model))
-        raise RecipeError(f"there is no setting {key!r}{did_you_mean(key, known)}")
-    return "\n\n".join(f"{key} ({' and '.join(kinds)})\n{text}" for text, kinds in texts.items())
+    said = (f"{key} ({' and '.join(kinds)})\n{text}" for text, kinds in texts.items())
+    return "\n\n".join(said) or None

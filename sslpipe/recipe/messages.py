@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from sslpipe.errors import did_you_mean, lost_quotes, shown
+from sslpipe.errors import did_you_mean, did_you_mean_key, lost_quotes, shown
 from sslpipe.recipe.base import Component
 from sslpipe.registry import alternatives
 
@@ -34,10 +34,9 @@ def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) 
             unions.add(key)
         elif item["type"] == "extra_forbidden":
             known = _fields_at(model, item["loc"][:-1])
-            lines.append(
-                f"unknown key {key}{did_you_mean(str(item['loc'][-1]), known)}; "
-                f"known here: {', '.join(known)}"
-            )
+            near = did_you_mean(str(item["loc"][-1]), known)
+            near = near or did_you_mean_key(key, known_keys(model), most=1, cutoff=0.7)
+            lines.append(f"unknown key {key}{near}; known here: {', '.join(known)}")
         elif item["type"] == "missing":
             lines.append(f"{key} is missing{_what_to_give(model, item['loc'])}")
         elif item["type"] == "model_type":

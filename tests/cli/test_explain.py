@@ -75,6 +75,34 @@ def test_an_unknown_argument_names_the_nearest():
         explain("augment.flip")
 
 
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("optim.lr", {"optim.peak_lr"}),
+        ("lr", {"optim.peak_lr", "tune.backbone_lr", "tune.loss_lr"}),
+        ("temperature", {"loss.temperature"}),
+        ("batch_size", {"data.batch_size", "data.micro_batch"}),
+        ("optm", {"optim"}),
+        ("augment.presets", {"augment.preset"}),
+        ("tune.head_lr", {"tune.backbone_lr", "tune.loss_lr"}),
+    ],
+)
+def test_an_unknown_setting_names_the_three_nearest_whole_keys(key, wanted):
+    with pytest.raises(RecipeError) as caught:
+        explain(key)
+    named = re.findall(r"'([\w.]+)'", str(caught.value))[1:]
+    assert len(set(named)) == 3
+    assert wanted <= set(named)
+    for other in named:
+        assert explain(other)
+        assert "." in other or "." not in key  # a section is no answer to a whole key
+
+
+def test_what_is_like_no_setting_suggests_none():
+    with pytest.raises(RecipeError, match=r"^there is no setting 'zzz'$"):
+        explain("zzz")
+
+
 def test_the_command_prints_it_without_a_recipe(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["sslpipe", "check", "--explain", "augment.hue"])
     with pytest.raises(SystemExit) as end:

@@ -53,6 +53,9 @@ def test_a_key_missing_in_the_file_has_its_default(path):
     ("override", "message"),
     [
         ("data.batch_sise=64", r"unknown key data\.batch_sise; did you mean 'batch_size'\?.*split"),
+        ("optim.lr=1", r"unknown key optim\.lr; did you mean 'optim\.peak_lr'\?; known here: kind"),
+        ("batch_size=64", r"unknown key batch_size; did you mean 'data\.batch_size'\?; known here"),
+        ("sampling=1", r"unknown key sampling; known here: name, "),
         ("optin.peak_lr=1", r"unknown key optin; did you mean 'optim'\?"),
         ("optim.warmup_step=1", r"unknown key optim\.warmup_step; did you mean 'warmup_steps'\?"),
         ("data.batch_size=-1", r"data\.batch_size = -1: input should be greater than 0"),
