@@ -11,23 +11,25 @@ import typer
 
 from sslpipe.augment.ops import OPS
 from sslpipe.augment.two_views import KorniaViews, TwoViews
+from sslpipe.build import build_loss
 from sslpipe.cli.app import app
 from sslpipe.cli.explain import explain
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.losses import LOSSES
+from sslpipe.losses import LOSSES, Objective
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import METRIC_LOSSES
 from sslpipe.metric_learning.miners import MINERS
 from sslpipe.models.backbones import BACKBONES
+from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import GROUPS, build
 from sslpipe.run.log import TRACKERS
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.sources import SourceOptions
 from tests.helpers.dataset import picture, png
-from tests.helpers.runs import ROOT
+from tests.helpers.runs import RECIPE, ROOT, write_recipe
 
 TEXT = (ROOT / "docs" / "extending.md").read_text()
 TABLES = (LOSSES, METRIC_LOSSES, HEADS, MINERS, BACKBONES, SOURCES, EVALS, TRACKERS)
@@ -62,6 +64,23 @@ def test_the_objectives_have_a_value_and_a_gradient():
         objective(z_a, z_b, ids=torch.arange(6), labels=torch.full((6,), -1)).backward()
         assert z_a.grad.abs().sum() > 0
         assert objective.stats()
+
+
+@pytest.mark.usefixtures("run_examples")
+def test_a_recipe_builds_the_objective_that_takes_no_arguments(tmp_path):
+    recipe = write_recipe(tmp_path, RECIPE.replace('"nt_xent"\ntemperature = 0.2', '"alignment"'))
+    assert build_loss(load_recipe(recipe)).stats() == {"view_distance": 0}
+    with pytest.raises(RecipeError, match=r"loss\.temperature is not an argument of .* none$"):
+        build_loss(load_recipe(recipe, ["loss.temperature=0.2"]))
+
+
+@pytest.mark.usefixtures("run_examples")
+def test_the_examples_say_which_calls_a_cuda_graph_may_replay():
+    ids, twice = torch.arange(4), torch.tensor([0, 1, 2, 0])
+    alignment, margin = make(LOSSES, "alignment"), make(LOSSES, "margin_nt_xent")
+    assert [alignment.unlike(ids), alignment.unlike(twice), margin.unlike(ids)] == [None] * 3
+    assert margin.unlike(twice) == "an image stands in the batch twice"
+    assert "Objective.unlike" in str(Objective().unlike(ids))
 
 
 @pytest.mark.usefixtures("run_examples")

@@ -31,6 +31,9 @@ class Objective(nn.Module):
     needs_momentum_encoder: bool = False
     uses_labels: bool = False
 
+    def __init__(self) -> None:
+        super().__init__()  # nn.Module's takes any keyword, and refuses it only when it is called
+
     def forward(
         self,
         z_a: Tensor,

@@ -20,7 +20,7 @@ from sslpipe.run.log import read_metrics
 from tests.fakecuda.test_training import train_and_count
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
-from tests.helpers.runs import write_recipe
+from tests.helpers.runs import RECIPE, ROOT, write_recipe
 
 pytestmark = needs_fakecuda
 
@@ -245,6 +245,27 @@ def test_views_are_made_anew_by_every_replay(tiny: Any, tmp_path: Path) -> None:
     _assert_same_run(tmp_path / "views" / "replayed", tmp_path / "views" / "launched")
     losses = {line["loss"] for line in read_metrics(tmp_path / "views" / "replayed")}
     assert len(losses) == 5
+
+
+def _train_the_guides_objective(recipe: Path, data: Path, folder: Path) -> Any:
+    text = (ROOT / "docs" / "extending.md").read_text()
+    exec(text.split("```python\n")[1].split("```")[0], {"__name__": "my_parts"})
+    return train_twice(recipe, data, folder, {"guide": ()})
+
+
+def test_the_objective_that_the_guide_shows_is_replayed_in_each_step(
+    tiny: Any, tmp_path: Path
+) -> None:
+    loss = 'kind = "nt_xent"\ntemperature = 0.2'
+    assert loss in RECIPE
+    recipe = write_recipe(tmp_path, RECIPE.replace(loss, 'kind = "alignment"'))
+    (found,) = run_on_cuda(_train_the_guides_objective, recipe, tiny[1], tmp_path)
+    replayed, warned, _, _ = found["guide"]
+    assert replayed == [2, 3, 4, 7, 8, 9, 10]  # 5, 6: warm up again; 8: a duplicate, which it takes
+    assert not [text for text in warned if "cuda_graph" in text]
+    _assert_same_run(tmp_path / "guide" / "replayed", tmp_path / "guide" / "launched")
+    shown = {line["view_distance"] for line in read_metrics(tmp_path / "guide" / "replayed")}
+    assert len(shown) == 11
 
 
 REFUSED: dict[str, tuple[nn.Module, str]] = {
