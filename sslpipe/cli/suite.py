@@ -18,7 +18,7 @@ from sslpipe.cli.next_step import after_suite
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weights
-from sslpipe.cli.suite_tables import own_name, print_suite, renamed
+from sslpipe.cli.suite_tables import print_suite, renamed
 from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
 from sslpipe.curate.leaks import Leaks, find_leaks
 from sslpipe.data.index import load_index
@@ -35,6 +35,7 @@ from sslpipe.evaluation.features import (
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite import check_labelled, run_suite
+from sslpipe.evaluation.suite_file import own_name
 from sslpipe.evaluation.verdict import BASELINES, unfinished
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.recipe.shortened import shortened_note

@@ -1,7 +1,7 @@
 """What `sslpipe evaluate suite` and `report` print of an eval.json: its tables."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -9,20 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.cli.columns import nuisance_table, percent
-from sslpipe.errors import one_line
 from sslpipe.evaluation.result import measured_columns
+from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.evaluation.verdict import answer_text, form_names
-
-
-def own_name(facts: Mapping[str, Any], others: Iterable[str]) -> str:
-    """Return what the model's own features, "ssl" in eval.json, are called on a terminal.
-
-    Args:
-        facts: Of eval.json, or of a backbone.
-        others: Names of other features, which it must not have.
-    """
-    name = facts.get("name")
-    return one_line(name) if isinstance(name, str) and name not in ("", *others) else "this model"
 
 
 def renamed(text: str, own: str) -> str:
@@ -33,12 +22,8 @@ def renamed(text: str, own: str) -> str:
 def _named(report: dict[str, Any]) -> dict[str, Any]:
     """Return what is printed of a report with the model's own name in each row."""
     own = own_name(report["facts"], [row["features"] for row in report["rows"]])
-    shown = dict(report)
-    for table in {"rows", "against", "nuisance"} & report.keys():
-        shown[table] = [
-            {**row, "features": own} if row["features"] == "ssl" else row for row in report[table]
-        ]
-    return shown
+    tables = {"rows", "against", "nuisance"} & report.keys()
+    return {**report, **{table: with_own_name(report[table], own) for table in tables}}
 
 
 def print_suite(report: dict[str, Any]) -> None:

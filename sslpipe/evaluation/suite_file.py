@@ -38,9 +38,12 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sslpipe.errors import one_line
 
 SCHEMA_VERSION = 1
 
@@ -204,3 +207,19 @@ def content_sha256(report: dict[str, Any]) -> str:
     """Compute a sha256 over all but the key sha256."""
     rest = {key: value for key, value in report.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def own_name(facts: Mapping[str, Any], others: Iterable[str]) -> str:
+    """Return what the model's own features, "ssl" in eval.json, are called where people read.
+
+    Args:
+        facts: Of eval.json, or of a backbone.
+        others: Names of other features, which it must not have.
+    """
+    name = facts.get("name")
+    return one_line(name) if isinstance(name, str) and name not in ("", *others) else "this model"
+
+
+def with_own_name(rows: Sequence[Mapping[str, Any]], own: str) -> list[dict[str, Any]]:
+    """Return a table of eval.json with the model's own name for "ssl"."""
+    return [{**row, "features": own} if row["features"] == "ssl" else {**row} for row in rows]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.portable import sha256_of
 from sslpipe.recipe import is_finetune
 
@@ -213,6 +214,7 @@ def _component(component: Mapping[str, Any]) -> str:
 
 def _evaluation(metadata: Mapping[str, Any]) -> list[str]:
     rows, data = metadata["evaluation"], metadata["evaluation_data"]
+    own = own_name(metadata, [row["features"] for row in rows])
     others = "".join(
         f" `{_plain(each['name'])}` are the weights with sha256 `{each['sha256'][:16]}` "
         f"({_plain(each['format'])}), through a view of their own."
@@ -221,13 +223,14 @@ def _evaluation(metadata: Mapping[str, Any]) -> list[str]:
     lines = [
         *(f"{_plain(text)}\n" for text in metadata.get("evaluation_verdict", [])),
         f"Frozen features of {_plain(data['data'])}, split {data['split']!r}; labels from the "
-        f"split {data['train_split']!r}. `ssl` is this backbone; `pixels` and `random` (the same "
-        "network with random weights) had the same protocols, samples and draws." + others,
+        f"split {data['train_split']!r}. `{_plain(own)}` is this backbone; `pixels` and `random` "
+        "(the same network with random weights) had the same protocols, samples and draws."
+        + others,
         "",
         "| features | whitened | protocol | metric | value | 95 % interval | queries | bank |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
+    for row in with_own_name(rows, own):
         shown = "{:.4g}" if row.get("unit", "share") == "number" else "{:.1%}"
         value, low, high = map(shown.format, (row["value"], *row["interval95"]))
         features, whitened = _plain(row["features"]), "yes" if row["whitened"] else "no"
@@ -235,7 +238,7 @@ def _evaluation(metadata: Mapping[str, Any]) -> list[str]:
             f"| {features} | {whitened} | {row['protocol']} | {row['metric']} "
             f"| {value} | {low} to {high} | {row['queries']} | {row['bank']} |"
         )
-    return lines + _nuisance(metadata.get("evaluation_nuisance", []))
+    return lines + _nuisance(with_own_name(metadata.get("evaluation_nuisance", []), own))
 
 
 def _nuisance(rows: Sequence[Mapping[str, Any]]) -> list[str]:

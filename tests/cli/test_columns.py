@@ -263,8 +263,8 @@ def test_an_export_and_the_report_carry_what_else_the_features_know(evaluated, t
     export_backbone(run_dir, tmp_path / "out", ["safetensors"])
     card = (tmp_path / "out" / "README.md").read_text()
     (run_dir / "eval.json").write_text(json.dumps(report))
-    own = report["nuisance"][0]
-    line = f"| \\<b\\>s\\|c | ssl | {own['value']:.1%} |"
+    own, name = report["nuisance"][0], report["facts"]["name"]
+    line = f"| \\<b\\>s\\|c | {name} | {own['value']:.1%} |"
     assert line in card
     html = task_tables(hostile)
     assert "What else the features know" in html

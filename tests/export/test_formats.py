@@ -416,11 +416,13 @@ def test_the_hubs_card_holds_the_measured_numbers_and_their_protocols(
         assert result.metric_args == {"interval95": [0.4, 0.6], "queries": 40, "bank": 80}
         assert re.fullmatch(r"[a-z0-9-]+", result.dataset_type)
     for text in (
-        "| ssl | no | knn k=20 | top1 | 50.0% | 40.0% to 60.0% | 40 | 80 |",
+        "| tiny | no | knn k=20 | top1 | 50.0% | 40.0% to 60.0% | 40 | 80 |",
         "| pixels | no |",
         "| 12.5 | 11 to 14 |",
+        "`tiny` is this backbone; `pixels` and `random`",
     ):
         assert text in card.text
+    assert "ssl" not in re.findall(r"\w+", card.text)  # eval.json's word for it
     assert "\nBetter than lite\\|0: kNN 70.0 (as it is) against 62.0 % (whitened)" in card.text
     assert "| lite\\|0 | no | knn k=20 | top1 | 37.5% |" in card.text
     assert f"`lite\\|0` are the weights with sha256 `{'ab' * 8}` (timm)" in card.text
