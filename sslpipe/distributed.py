@@ -73,7 +73,8 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     A plain `.to("cuda")` waits for all that the device has to do.
     """
     if device.type == "cuda" and x.device.type == "cpu":
-        return x.pin_memory().to(device, non_blocking=True)
+        # with gaps between its numbers, torch would copy it by way of memory that is not pinned
+        return x.contiguous().pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 

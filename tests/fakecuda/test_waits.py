@@ -32,6 +32,7 @@ RUNS: dict[str, Settings] = {
     "masked labels": ("loss.mask_labels=true",),
     "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
     "micro-batches": ("data.micro_batch=8",),
+    "micro-batches of one image a stream": ("data.micro_batch=4",),
     "pairs": ("loss.kind=hard_negatives", "pairs.positive=icon", "pairs.never_negative=tick"),
     "near pairs in micro-batches": (
         *("loss.kind=sup_con", "pairs.label=icon", "data.micro_batch=8"),
