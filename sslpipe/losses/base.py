@@ -26,10 +26,13 @@ class Objective(nn.Module):
     Attributes:
         needs_momentum_encoder: z_b must be keys of a momentum encoder (section [momentum]).
         uses_labels: labels change the value.
+        ids_on_device: `ids` may be where the embeddings are, and no value of theirs is asked for:
+            `run.cuda_graph` then gives each replay those of its batch.
     """
 
     needs_momentum_encoder: bool = False
     uses_labels: bool = False
+    ids_on_device: bool = False
 
     def __init__(self) -> None:
         super().__init__()  # nn.Module's takes any keyword, and refuses it only when it is called
@@ -69,7 +72,8 @@ class Objective(nn.Module):
         """Say why a call with these launches other operations on a GPU than most; None: the same.
 
         `run.cuda_graph` records one call, and replays it for others on which this says None. Those
-        may differ in the embeddings alone: nothing else that they compute may come from the host.
+        may differ in the embeddings, and with `ids_on_device` in the ids, alone: nothing else that
+        they compute may come from the host.
 
         Args:
             ids: As in `forward`.

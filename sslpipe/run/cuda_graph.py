@@ -152,7 +152,8 @@ class StepGraph:
         if self._gave_up:
             return self._take_step(batch, seed, *numbers, views=views)
         if self._inputs is None:
-            self._inputs = _Inputs(batch, views, self._canvas_px)
+            ids_on_device = self._loss_fn.ids_on_device
+            self._inputs = _Inputs(batch, views, self._canvas_px, ids_on_device=ids_on_device)
         reason = self._loss_fn.unlike(**batch.loss_arguments) or self._inputs.unlike(batch, views)
         if self._guard.last_may_end_it:
             reason = "it must know how the last step went"
@@ -249,16 +250,20 @@ class _Numbers:
 
 
 class _Inputs:
-    """The memory that a recorded step reads: images and their views' tables, or views.
+    """The memory that a recorded step reads: images and their views' tables, or views; ids.
 
     Args:
         batch: One of those that are to be copied into it.
         views: Its views, where they are made before.
         canvas_px: The longest side of an image.
+        ids_on_device: Whether the objective reads the ids there.
     """
 
-    def __init__(self, batch: Batch, views: Tensor | None, canvas_px: int) -> None:
+    def __init__(
+        self, batch: Batch, views: Tensor | None, canvas_px: int, *, ids_on_device: bool
+    ) -> None:
         self._views = None if views is None else torch.empty_like(views)
+        self._ids = batch.source_ids.to(batch.images.device) if ids_on_device else None
         if (plan := _triton_plan(batch)) is not None:
             shape = (len(batch.images), canvas_px, canvas_px, 3)
             self._images = batch.images.new_zeros(shape).permute(0, 3, 1, 2)
@@ -279,6 +284,8 @@ class _Inputs:
 
     def fill(self, batch: Batch, views: Tensor | None) -> None:
         """Copy a batch, or its views."""
+        if self._ids is not None:
+            self._ids.copy_(batch.source_ids.pin_memory(), non_blocking=True)
         if self._views is not None:
             self._views.copy_(cast(Tensor, views))
             return
@@ -289,6 +296,8 @@ class _Inputs:
     def over(self, batch: Batch) -> tuple[Batch, Tensor | None]:
         """Return the batch, and its views if they are here, as they are read from here."""
         plan = _triton_plan(batch)
+        if self._ids is not None:
+            batch = batch._replace(source_ids=self._ids)
         if self._views is not None or plan is None:
             return batch, self._views
         moved = ViewPlan(cast(ViewPlan[Any], batch.plan).draws, plan.over(self._block))

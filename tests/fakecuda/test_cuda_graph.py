@@ -32,6 +32,8 @@ RUNS: dict[str, Settings] = {
     "lars": (*STEADY, "optim.kind=lars", "optim.clip_norm=1", "momentum.start=0.9"),
     "sgd": ("optim.clip_norm=1", "loss.kind=hard_negatives", "momentum.schedule=cosine"),
     "adamw": (*STEADY, "optim.kind=adamw", "loss.kind=dcl"),
+    # a queue that holds images of the epoch before, which are masked by their ids
+    "moco": ("loss.kind=moco", "loss.queue_rows=120", "momentum.start=0.9"),
 }
 
 
@@ -227,9 +229,11 @@ def test_replayed_steps_leave_the_bits_of_launched_ones(tiny: Any, tmp_path: Pat
     ((found),) = run_on_cuda(train_twice, *tiny, tmp_path, RUNS, timeout_s=600)
     for name in RUNS:
         replayed, warned, launched, _ = found[name]
-        assert replayed == [2, 3, 4, 7, 9, 10], name  # 5, 6: warm up again; 8: a duplicate
+        # 5, 6: warm up again; 8: a duplicate, which changes a mask within the batch
+        alike = name == "moco"
+        assert replayed == [2, 3, 4, 7, *[8] * alike, 9, 10], name
         assert launched == []
-        assert [text for text in warned if "cuda_graph" in text] == [TOLD]
+        assert [text for text in warned if "cuda_graph" in text] == [TOLD] * (not alike), name
         _assert_same_run(tmp_path / name / "replayed", tmp_path / name / "launched")
         bad = (tmp_path / name / "replayed" / "bad_steps.0.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in bad] == [4]

@@ -5,6 +5,7 @@ import pytest
 from sslpipe.build import build_loss
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.errors import UserError
+from sslpipe.losses import Objective
 from sslpipe.recipe import load_recipe
 from sslpipe.run.cuda_graph import graph_refusal
 from tests.helpers import finetunes
@@ -24,15 +25,10 @@ GRAPH = "run.cuda_graph=true"
         ("cuda", 1, ("pairs.positive=icon",), "[pairs] gives batches of unequal numbers"),
         ("cuda", 1, ("loss.kind=sup_con",), "loss.kind = 'sup_con': its masks and positives"),
         ("cuda", 1, ("loss.mask_labels=true",), "loss.kind = 'nt_xent': its masks and positives"),
-        (
-            "cuda",
-            1,
-            ("loss.kind=moco", "momentum.start=0.9"),
-            "loss.kind = 'moco': it does not say",
-        ),
         ("cuda", 1, ("optim.precision=fp16",), "the host keeps the scale of fp16's gradients"),
         ("cuda", 1, ("run.max_bad_steps=1",), "run.max_bad_steps = 1 asks in each step"),
         ("cuda", 1, ("momentum.start=0.9", "optim.ema=0.9"), None),
+        ("cuda", 1, ("loss.kind=moco", "momentum.start=0.9"), None),
         ("cuda", 1, (), None),
     ],
 )
@@ -43,6 +39,19 @@ def test_the_first_reason_against_recording_is_told(device, world, settings, rea
     expected = f"run.cuda_graph = true has no effect: {reason}"
     assert text is None if reason is None else str(text).startswith(expected)
     assert graph_refusal(silent, device, world, build_loss(silent)) is None  # nobody asked
+
+
+def test_an_objective_of_ones_own_is_not_recorded_until_it_says_that_its_calls_are_alike(tmp_path):
+    class Own(Objective):
+        pass
+
+    class Alike(Objective):
+        def unlike(self, ids, labels=None, groups=None):
+            return None
+
+    recipe = load_recipe(write_recipe(tmp_path), (GRAPH,))
+    assert "it does not say (Objective.unlike)" in graph_refusal(recipe, "cuda", 1, Own())
+    assert graph_refusal(recipe, "cuda", 1, Alike()) is None
 
 
 def test_check_and_the_run_say_on_a_cpu_that_it_has_no_effect(tmp_path):
