@@ -37,7 +37,15 @@ from sslpipe.models.averaged import decay_at
 from sslpipe.models.momentum import MomentumPair, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.cuda_graph import Number, Seed, Step, StepGraph, TakeStep, graph_refusal
+from sslpipe.run.cuda_graph import (
+    Number,
+    Seed,
+    Step,
+    StepGraph,
+    TakeStep,
+    graph_refusal,
+    will_record,
+)
 from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision
 from sslpipe.run.launcher import check_streams
@@ -82,7 +90,9 @@ def train(
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         model, loss_fn = build_model(recipe, augment.crop_px, init_from), build_loss(recipe)
-        warn_of_memory(recipe, augment.crop_px, model, run.process, others=[loss_fn])
+        recorded = will_record(recipe, run.process.world_size, loss_fn)
+        held = {"others": [loss_fn], "recorded": recorded}
+        warn_of_memory(recipe, augment.crop_px, model, run.process, **held)
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)

@@ -73,8 +73,9 @@ def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
 
 def memory_text(memory: Memory) -> str:
     """Say what a step holds, part by part."""
-    names = {"batches": "images ahead up to"}
-    parts = (f"{names.get(key, key)} {gib(size)}" for key, size in memory._asdict().items())
+    names = {"batches": "images ahead up to", "recorded": "recorded step"}
+    held = [(key, size) for key, size in memory._asdict().items() if size or key != "recorded"]
+    parts = (f"{names.get(key, key)} {gib(size)}" for key, size in held)
     return (
         f"{gib(memory.total)} on one process: {', '.join(parts)}; on W processes "
         "activations, views and images are a W-th; workspaces come on top"

@@ -23,6 +23,7 @@ from sslpipe.losses.base import Objective
 from sslpipe.optim import LARS
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.guard import Decision, StepGuard
+from sslpipe.run.launch import training_device
 
 WARM_UP = 3  # steps that are launched before one is recorded, the last of them as it is compared
 
@@ -81,6 +82,12 @@ def graph_refusal(
     }
     reason = next((text for text, holds in reasons.items() if holds), None)
     return _launched_singly(reason) if reason and recipe.run.cuda_graph else None
+
+
+def will_record(recipe: Recipe, world_size: int, loss_fn: Objective) -> bool:
+    """Say, before the device is used, whether steps are likely to be recorded."""
+    kind = training_device(recipe).type
+    return recipe.run.cuda_graph and graph_refusal(recipe, kind, world_size, loss_fn) is None
 
 
 def _launched_singly(reason: str) -> str:

@@ -27,11 +27,12 @@ class Memory(NamedTuple):
     """Bytes that one process holds during a step; workspaces and allocator slack come on top."""
 
     weights: int  # and buffers
-    gradients: int
+    gradients: int  # and LARS's block of them on CUDA
     optimizer: int  # its state
     activations: int  # kept for backward
     views: int  # as floats
     batches: int  # uint8 images, of the steps ahead, too; on a CUDA device if that computes
+    recorded: int = 0  # of run.cuda_graph's step and its input, beside a step that is launched
 
     @property
     def total(self) -> int:
@@ -42,7 +43,7 @@ class Memory(NamedTuple):
         """Scale what grows with the images at a time, of one process, down to so many."""
         share = min(1.0, images / Load.from_recipe(recipe, 1).together)
         activations, views = int(share * self.activations), int(share * self.views)
-        return self._replace(activations=activations, views=views, batches=0)
+        return self._replace(activations=activations, views=views, batches=0, recorded=0)
 
 
 class Load(NamedTuple):
@@ -79,6 +80,7 @@ def estimate_memory(
     *,
     encoder: nn.Module | None = None,
     others: Iterable[nn.Module] = (),
+    recorded: bool = False,
 ) -> Memory:
     """Estimate the memory that one of `world` processes needs.
 
@@ -93,6 +95,7 @@ def estimate_memory(
         world: Number of processes.
         encoder: The part of the model that takes the views; None: all of it.
         others: Further modules that hold buffers: a loss with a queue.
+        recorded: Whether steps are replayed, see `run.cuda_graph`.
     """
     load = Load.from_recipe(recipe, world)
     encoder = model if encoder is None else encoder
@@ -106,14 +109,21 @@ def estimate_memory(
     ahead = 1 if recipe.run.cache == "device" else recipe.run.prefetch + 2  # one used, one made
     optim = recipe.optim
     copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]
+    on_cuda = training_device(recipe).type == "cuda"
+    gathered = trained if optim.kind == "lars" and on_cuda and not is_asked_for() else 0
+    activations = max(0, small + (large - small) * (load.together - 2) // 2)
     element_bytes = next(encoder.parameters()).element_size()
+    views = load.views * load.together * 3 * crop_px**2 * element_bytes
+    images = load.images * 3 * load.canvas_px**2
     return Memory(
         weights=sum(map(_bytes, held)),
-        gradients=trained,
+        gradients=trained + gathered,
         optimizer=copies * trained,
-        activations=max(0, small + (large - small) * (load.together - 2) // 2),
-        views=load.views * load.together * 3 * crop_px**2 * element_bytes,
-        batches=ahead * load.images * 3 * load.canvas_px**2,
+        activations=activations,
+        views=views,
+        batches=ahead * images,
+        # what a step holds at once, and the images, or else the views, that it reads
+        recorded=activations + trained + views + max(images, views) if recorded else 0,
     )
 
 
@@ -153,6 +163,7 @@ def check_memory(
         f"{', '.join(f'{name} {gib(size)}' for name, size in parts[:3])}"
         f"{' a process' if processes > 1 else ''}; set {load.remedy}, or smaller views "
         f"(augment.crop_px), images (data.canvas_px, now {load.canvas_px}) or run.prefetch"
+        f"{', or run.cuda_graph=false' if memory.recorded else ''}"
     )
     # images may be smaller than the canvas: what they take at most condemns no recipe
     if needed - processes * memory.batches > HOPELESS * total:
@@ -170,7 +181,7 @@ def warn_of_memory(
         crop_px: Side of the views.
         model: On the CPU, as yet.
         process: This process.
-        **modules: encoder and others, as in `estimate_memory`.
+        **modules: encoder, others and recorded, as in `estimate_memory`.
 
     Raises:
         RecipeError: It needs many times more than the machine has.
