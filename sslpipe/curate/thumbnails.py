@@ -184,7 +184,8 @@ class ThumbFile:
         rows["thumb"], rows["grid"] = thumbs, on_grid(luminance(thumbs))
         self._file.write(rows.data)
         self._file.flush()
-        coloured = (thumbs[..., 1:] != thumbs[..., :1]).any((1, 2, 3))
+        red, green, blue = np.moveaxis(thumbs, 3, 0)
+        coloured = (red != green).any((1, 2)) | (red != blue).any((1, 2))
         self._coloured = np.concatenate([self._coloured, coloured])
 
     def read(self, rows: ArrayLike) -> Thumbs:
