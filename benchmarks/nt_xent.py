@@ -34,7 +34,7 @@ from torch import Tensor
 
 from benchmarks.memory import memory_mb
 from benchmarks.nt_xent_plot import plot
-from benchmarks.views import Contender, quietest, serve
+from benchmarks.views import in_turns, quietest, serve
 from sslpipe.losses import NTXentLoss
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import KEPT_TILES_BYTES
@@ -174,31 +174,25 @@ def serve_one(name: str, rows: int, threads: int, seconds: float) -> None:
     serve(lambda: gradient(loss_fn, z), seconds=seconds, threads=threads, ready=ready)
 
 
-def in_turns(
+def measured(
     names: list[str], rows: int, threads: int, rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
     """One record a contender; FLOORS are measured beside them."""
     own = ["--rows", str(rows), "--threads", str(threads), "--seconds", str(seconds)]
-    processes = [Contender("benchmarks.nt_xent", name, own, threads) for name in [*names, *FLOORS]]
-    times = {process.name: list[list[float]]() for process in processes}
-    for _ in range(rounds):
-        for process in processes:
-            times[process.name].append(process.times())
-    for process in processes:
-        process.close()
+    turns = {"threads": threads, "rounds": rounds}
+    times, ready = in_turns("benchmarks.nt_xent", [*names, *FLOORS], own, **turns)
     took = {name: quietest(of_name) for name, of_name in times.items()}
     floors = {name.removeprefix("floor of "): took[name][0] * 1e3 for name in FLOORS}
     return [
         {
             "rows": rows,
-            "contender": process.name,
-            "ms": took[process.name][0] * 1e3,
-            "noise": round(took[process.name][1], 3),
-            **json.loads(process.ready),
-            "floor_ms": floors.get(process.name),
+            "contender": name,
+            "ms": took[name][0] * 1e3,
+            "noise": round(took[name][1], 3),
+            **json.loads(ready[name]),
+            "floor_ms": floors.get(name),
         }
-        for process in processes
-        if process.name not in FLOORS
+        for name in names
     ]
 
 
@@ -272,7 +266,7 @@ def main() -> None:
             for name in CONTENDERS
             if name not in absent and NEEDED.get(name, lambda _: 0.0)(rows) < room
         ]
-        records += in_turns(names, rows, arguments.threads, arguments.rounds, arguments.seconds)
+        records += measured(names, rows, arguments.threads, arguments.rounds, arguments.seconds)
         show(records[-len(names) :])
     if arguments.json:
         if arguments.json.exists():

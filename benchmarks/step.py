@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.views import MEAN, STD, Case, Contender, chosen, hardware, quietest, serve
+from benchmarks.views import MEAN, STD, Case, chosen, hardware, in_turns, quietest, serve
 from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
@@ -172,13 +172,8 @@ def main() -> None:
         for name in contenders(torch.zeros(1, 3, CROP_PX, CROP_PX, dtype=torch.uint8))
         if chosen(name, arguments.only) and not (absent and ("naive" in name or "lightly" in name))
     ]
-    times = {name: list[list[float]]() for name in names}
-    processes = [Contender("benchmarks.step", name, own, arguments.threads) for name in names]
-    for _ in range(arguments.rounds):
-        for process in processes:
-            times[process.name].append(process.times())
-    for process in processes:
-        process.close()
+    turns = {"threads": arguments.threads, "rounds": arguments.rounds}
+    times, _ = in_turns("benchmarks.step", names, own, **turns)
     seconds = {name: quietest(rounds)[0] for name, rounds in times.items()}
     print(f"\nResNet-18, {CROP_PX} px, {arguments.batch} images a step\n")
     print("| | ms | images/s | x naive | of the bare encoder |")

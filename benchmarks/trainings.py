@@ -55,14 +55,17 @@ def train(run: Training, folder: Path) -> None:
     if run.init:
         words += ["--init", run.init]
     run_dir.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{run_dir}.log", "a") as log:
-        process = subprocess.Popen(
+    with (
+        open(f"{run_dir}.log", "a") as log,
+        subprocess.Popen(
             [sys.executable, "-m", "sslpipe", *words, *run.overrides],
             env={**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY},
             stdout=log,
             stderr=subprocess.STDOUT,
-        )
+        ) as process,
+    ):
         _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)  # or it would be waited for again
     if status:
         raise SystemExit(f"{run_dir}.log says why this run failed")
     # a resumed run took the seconds of all its processes

@@ -26,7 +26,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -197,16 +198,32 @@ class Contender:
         return times
 
     def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+        """End it, by the end of its input, and wait for that."""
+        self.process.communicate()
 
     def _read(self) -> str:
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} failed with {self.process.wait()}")
+            self.close()
+            raise SystemExit(f"{self.name} failed with {self.process.returncode}")
         return line
+
+
+def in_turns(
+    module: str, names: Iterable[str], arguments: list[str], *, threads: int, rounds: int
+) -> tuple[dict[str, list[list[float]]], dict[str, str]]:
+    """Measure contenders in turns: seconds of their calls by round, and what each said first."""
+    with ExitStack() as stack:
+        processes = []
+        for name in names:
+            processes.append(Contender(module, name, arguments, threads))
+            stack.callback(processes[-1].close)
+        times: dict[str, list[list[float]]] = {process.name: [] for process in processes}
+        for _ in range(rounds):
+            for process in processes:
+                times[process.name].append(process.times())
+    return times, {process.name: process.ready for process in processes}
 
 
 def serve(
@@ -290,16 +307,11 @@ def main() -> None:
     names = [n for n in CONTENDERS if n not in absent and chosen(n, arguments.only)]
     records: list[dict[str, Any]] = []
     for crop_px in cases:
-        case, times = CASES[crop_px], {name: list[list[float]]() for name in names}
         own = ["--cases", str(crop_px), "--threads", str(arguments.threads)]
         own += ["--seconds", str(arguments.seconds), "--device", arguments.device]
-        processes = [Contender("benchmarks.views", n, own, arguments.threads) for n in names]
-        for _ in range(arguments.rounds):
-            for process in processes:
-                times[process.name].append(process.times())
-        for process in processes:
-            process.close()
-        rows = [summary(name, case, of_name) for name, of_name in times.items()]
+        turns = {"threads": arguments.threads, "rounds": arguments.rounds}
+        times, _ = in_turns("benchmarks.views", names, own, **turns)
+        rows = [summary(name, CASES[crop_px], of_name) for name, of_name in times.items()]
         records += rows
         print(table(rows), flush=True)
     if absent:

@@ -1,6 +1,9 @@
 """The benchmarks that check what they show: they must not break unseen."""
 
 import json
+import os
+import shutil
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import trainings
 from benchmarks.adapting import data as adapting
 from benchmarks.adapting.table import score_set
 from benchmarks.checkpoints import table as checkpoints
@@ -369,3 +373,17 @@ def test_features_of_a_training_are_embedded_once_and_then_read(tmp_path) -> Non
     assert len(loaded) == 1
     assert first.ids.tolist() == list(range(len(split)))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="this system does not tell a child's seconds")
+def test_a_training_is_waited_for_once_and_its_seconds_are_added_up(tmp_path, monkeypatch):
+    """A process that nobody has waited for is a ResourceWarning, which is an error here."""
+    run = trainings.Training("a row", 1, tmp_path / "recipe.toml", "data", ())
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    for _ in range(2):
+        trainings.train(run, tmp_path)
+    (seconds,) = tmp_path.rglob("*.cpu.json")
+    assert json.loads(seconds.read_text()) > 0
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(SystemExit, match="says why this run failed"):
+        trainings.train(run, tmp_path)

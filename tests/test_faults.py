@@ -94,6 +94,7 @@ def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data,
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     step = int((run_dir / "PREEMPTED").read_text().split()[1])
     assert checkpoint_names(run_dir / "checkpoints")[-1] == f"step-{step:08d}"
     assert not (run_dir / "FAILED").exists()

@@ -105,17 +105,16 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
 ):
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
     command = ["train", str(recipe), "--data", str(data), "--run-dir", str(run_dir)]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "sslpipe", *command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not (run_dir / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=60)
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (run_dir / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        process.kill()
     last = read_metrics(run_dir)[-1]["step"]
     result = command_line(*command)
     assert result.returncode == 0, result.stderr

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -29,21 +30,22 @@ class CleanProcess:
     """
 
     def __init__(self, folder: Path, images: Tensor) -> None:
-        self._scratch = tempfile.TemporaryDirectory(dir=folder.parent)
-        self._out = Path(self._scratch.name) / "out"
-        self._out.mkdir()
-        images_file = Path(self._scratch.name) / "images"
-        save_file({"images": images}, images_file)
-        program = [sys.executable, "-m", "sslpipe.export.verify"]
         self._names: list[str] = []
-        self._process = subprocess.Popen(
-            [*program, folder, images_file, self._out],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            process_group=0 if os.name == "posix" else None,  # with its children, to end all
-        )
+        with ExitStack() as stack:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder.parent)))
+            self._out = scratch / "out"
+            self._out.mkdir()
+            save_file({"images": images}, scratch / "images")
+            program = [sys.executable, "-m", "sslpipe.export.verify"]
+            self._process = subprocess.Popen(
+                [*program, folder, scratch / "images", self._out],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                process_group=0 if os.name == "posix" else None,  # with its children, to end all
+            )
+            self._scratch = stack.pop_all()
 
     def __enter__(self) -> "CleanProcess":
         return self
@@ -54,13 +56,13 @@ class CleanProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process.poll() is None:  # an error here: what it does is of no use now
-            if os.name == "posix":
-                os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
-        self._process.communicate()
-        self._scratch.cleanup()
+        with self._scratch:
+            if self._process.poll() is None:  # an error here: what it does is of no use now
+                if os.name == "posix":
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                else:
+                    self._process.kill()
+            self._process.communicate()
 
     def start(self, name: str) -> None:
         """Begin to read a format that has been written; returns at once."""

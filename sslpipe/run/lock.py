@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class RunLock:
 
     def _keep_alive(self) -> None:
         while not self._released.wait(TOUCH_EVERY_S):
-            if self.path.exists():
+            with suppress(OSError):  # released meanwhile, or a network disk is away for a moment
                 os.utime(self.path)
 
     def _refuse_if_alive(self) -> None:

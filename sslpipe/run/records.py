@@ -12,6 +12,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Never
@@ -149,12 +150,14 @@ def open_log(path: Path) -> BinaryIO:
         UserError: It cannot be written.
     """
     try:
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 (the caller closes it)
-        if file.tell():
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        return file
+        with ExitStack() as stack:
+            file = stack.enter_context(open(path, "a+b", buffering=0))
+            if file.tell():
+                file.seek(-1, 2)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            stack.pop_all()  # the caller closes it
+            return file
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; move it away") from error
 

@@ -109,10 +109,12 @@ def test_a_closed_terminal_saves_and_leaves_preempted(given):
     )
     os.close(theirs)
     try:
-        while not read_metrics(run):
-            os.read(ours, 10**6)
-            assert process.poll() is None
-        os.close(ours)
+        try:
+            while not read_metrics(run):
+                os.read(ours, 10**6)
+                assert process.poll() is None
+        finally:
+            os.close(ours)
         process.send_signal(signal.SIGHUP)
         assert process.wait(60) == 0
     finally:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -42,27 +43,28 @@ def test_a_process_whose_launcher_is_killed_ends_in_imports_and_in_a_rendezvous(
     delays_s = (0.3, 1.5, 8.0)
     if adopts(1, command_of(1)):
         delays_s = (0.0, *delays_s)  # dead before the process has begun
-    launchers = [
-        subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(delay_s), *words],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for delay_s in delays_s
-    ]
-    for launcher, delay_s in zip(launchers, delays_s, strict=True):
-        pid = int(launcher.stdout.readline())
-        assert launcher.wait(30) == -9
-        deadline = time.monotonic() + WITHIN_S
-        while process_start(pid) is not None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert process_start(pid) is None, f"{delay_s}: {command_of(pid)}"
-        said = launcher.stderr.read()
-        assert said == "rank 1: LauncherLost: the process that started it is gone\n"
-        launcher.stdout.close()
-        launcher.stderr.close()
+    with ExitStack() as stack:
+        launchers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", LAUNCHER, str(delay_s), *words],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for delay_s in delays_s
+        ]
+        for launcher, delay_s in zip(launchers, delays_s, strict=True):
+            pid = int(launcher.stdout.readline())
+            assert launcher.wait(30) == -9
+            deadline = time.monotonic() + WITHIN_S
+            while process_start(pid) is not None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert process_start(pid) is None, f"{delay_s}: {command_of(pid)}"
+            said = launcher.stderr.read()
+            assert said == "rank 1: LauncherLost: the process that started it is gone\n"
     assert not (tmp_path / "run").exists()
 
 

@@ -1,3 +1,4 @@
+import importlib
 from datetime import timedelta
 
 import pytest
@@ -123,9 +124,12 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     log = a_log(tmp_path, trackers=("wandb",))
-    assert list(log._trackers) == ["wandb"]
-    log.train(3, VALUES)
-    log.close()
+    try:
+        assert list(log._trackers) == ["wandb"]
+        log.train(3, VALUES)
+    finally:
+        log.close()
+        importlib.import_module("wandb").teardown()  # its service outlives the run, as it may
     run = next((tmp_path / "wandb").glob("offline-run-*"))
     assert next(run.glob("*.wandb")).stat().st_size > 0
     config = b"".join(p.read_bytes() for p in run.rglob("*") if p.is_file())

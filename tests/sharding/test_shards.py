@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import pickle
 import signal
 import subprocess
@@ -288,19 +287,21 @@ def test_a_build_stopped_at_any_sample_resumes_to_the_same_bytes(
 def test_a_killed_build_resumes_to_the_same_bytes(fashion: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
     options = ("--source", "idx", "--root", str(fashion), "--samples-per-shard", "100")
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *options],
         cwd=Path(__file__).parents[2],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
-    while not list(out.glob("train-*.tar")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    ) as process:
+        deadline = time.monotonic() + 60
+        try:
+            while not list(out.glob("train-*.tar")):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
     assert not (out / "dataset.json").exists()
     assert run("build", out, *options) == 0
     assert run("build", whole, *options) == 0
