@@ -67,6 +67,7 @@ def graph_refusal(
         on_device: Whether the device decides if a step is taken.
     """
     loss_reason = loss_fn.unlike(torch.arange(2), torch.full((2,), -1))
+    optim, precisions = recipe.optim, (precision, recipe.optim.precision)
     reasons = {
         f"{device_type} has no CUDA graphs": device_type != "cuda",
         f"{world_size} processes exchange gradients and statistics inside a step": world_size > 1,
@@ -75,8 +76,9 @@ def graph_refusal(
         "tune.projector_first_steps changes what is trained": recipe.tune.projector_first_steps,
         "[pairs] gives batches of unequal numbers of images": recipe.pairs,
         f"loss.kind = {recipe.loss.kind!r}: {loss_reason}": loss_reason,
-        "the host keeps the scale of fp16's gradients": "fp16"
-        in (precision, recipe.optim.precision),
+        "the host keeps the scale of fp16's gradients": "fp16" in precisions,
+        f"torch's {optim.kind} would take fp64's rate in float32": "fp64" in precisions
+        and optim.kind != "lars",
         "run.max_bad_steps = 1 asks in each step about the last": recipe.run.max_bad_steps == 1,
         "the weights are of several dtypes, so the host decides each step": not on_device,
     }

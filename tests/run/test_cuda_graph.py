@@ -26,6 +26,8 @@ GRAPH = "run.cuda_graph=true"
         ("cuda", 1, ("loss.kind=sup_con",), "loss.kind = 'sup_con': its masks and positives"),
         ("cuda", 1, ("loss.mask_labels=true",), "loss.kind = 'nt_xent': its masks and positives"),
         ("cuda", 1, ("optim.precision=fp16",), "the host keeps the scale of fp16's gradients"),
+        ("cuda", 1, ("optim.precision=fp64",), "torch's sgd would take fp64's rate in float32"),
+        ("cuda", 1, ("optim.precision=fp64", "optim.kind=lars"), None),
         ("cuda", 1, ("run.max_bad_steps=1",), "run.max_bad_steps = 1 asks in each step"),
         ("cuda", 1, ("momentum.start=0.9", "optim.ema=0.9"), None),
         ("cuda", 1, ("loss.kind=moco", "momentum.start=0.9"), None),
