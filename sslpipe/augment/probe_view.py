@@ -49,8 +49,7 @@ class ProbeViews(nn.Module):
 
     def make_views(self, batch: Batch) -> Tensor:
         """Return (2B, 3, S, S): the first views of all images, then the second."""
-        sizes = batch.view_sizes.cpu()  # `embed` has moved them
-        params = draws(_SEED, 0, batch.ids, sizes, self.views.specs)
+        params = draws(_SEED, 0, batch.ids, batch.view_sizes, self.views.specs)
         views: Tensor = self.views(batch, params)
         return views
 

@@ -105,14 +105,13 @@ class Batch(NamedTuple):
         return torch.cat([own, second][:views])
 
     def to(self, device: torch.device) -> "Batch":
-        """Move images and plan, or sizes without a plan; on CUDA the host waits for no copy.
+        """Move images and plan; on CUDA the host waits for no copy.
 
-        Labels and ids stay on the host, where losses look for equal ones.
+        Labels, ids and sizes stay on the host: losses look for equal ones, and views are planned by
+        sizes.
         """
         images = self.images.to(device, non_blocking=True)
-        if self.plan is None:  # one has all that depends on sizes
-            return self._replace(images=images, sizes=send([self.sizes], device)[0])
-        return self._replace(images=images, plan=self.plan.to(device))
+        return self._replace(images=images, plan=self.plan and self.plan.to(device))
 
     def rows(self, index: Tensor) -> "Batch":
         """Select some of the rows, in the order of `index` (on the CPU), on the same device."""
