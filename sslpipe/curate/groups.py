@@ -2,7 +2,7 @@
 
 A chain is A like B, B like C, but A not like C: one wrong pair would join two groups, and a
 series of frames would become one group. Here every member of a group is a verified duplicate of
-the group's centre, so that any two members are at most two verified steps apart.
+the group's centre, or equal to one, so that any two are at most two verified steps apart.
 """
 
 from typing import NamedTuple
@@ -68,9 +68,10 @@ def group(pairs: Pairs, rows: int) -> Groups:
 
     The row with the most verified pairs (of equals the lowest) is a centre, and its group are all
     rows that are paired with it and in no group yet; then the same of the rows that are left.
+    Rows of equal pixels are one picture, whichever of them was compared: one group has them all.
 
     Args:
-        pairs: Verified, each once.
+        pairs: Verified, each once; of equal rows, the first with each other one at least.
         rows: How many samples there are.
     """
     # neighbours of each row, nearest first
@@ -101,6 +102,11 @@ def group(pairs: Pairs, rows: int) -> Groups:
                 continue
             label[row] = label[free] = count
             count += 1
+    # what is equal goes where the first of its kind went: that one alone was compared with others
+    equal = pairs.kind <= PIXELS
+    leader = np.arange(rows)
+    np.minimum.at(leader, pairs.second[equal], pairs.first[equal])
+    label = label[leader]
     # numbers by first rows, and each row's nearest in its group
     members = np.flatnonzero(label >= 0)
     _, first_of, place = np.unique(label[members], return_index=True, return_inverse=True)
