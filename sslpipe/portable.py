@@ -5,6 +5,7 @@ where there is one, and a portable one elsewhere; both give the same bytes.
 """
 
 import ctypes
+import errno
 import hashlib
 import importlib
 import os
@@ -13,12 +14,15 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")  # Linux's view of the machine and of every process
 CGROUPS = Path("/sys/fs/cgroup")  # and of the limits that containers and batch systems set
+
+# what says that a disk, a quota or the largest size of a file is used up
+FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # none on Windows
 
 _seek_lock = threading.Lock()  # a descriptor has one position for all threads
 
@@ -43,23 +47,49 @@ def replacing(path: Path, *, fsync: bool = False, shared: bool = False) -> Itera
         if fsync:
             sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # a folder that is gone or read-only: the first error counts
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in FULL:
+            error.filename = str(path)  # the system does not say of which file there was no room
         raise
     if fsync:
         sync(path.parent)
 
 
-def write_atomically(path: Path, content: bytes | str, *, fsync: bool = False) -> None:
+def write_atomically(
+    path: Path, content: bytes | str, *, fsync: bool = False, shared: bool = False
+) -> None:
     """Write a file that has all of this content, or is as it was.
 
     Args:
         path: The file to write; its folder must exist.
         content: Bytes, or text, which is written as UTF-8 with its line ends as they are.
         fsync: As in `replacing`.
+        shared: As in `replacing`.
     """
-    with replacing(path, fsync=fsync) as temporary:
+    with replacing(path, fsync=fsync, shared=shared) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process at a time be inside, of all that name this folder here; others wait.
+
+    Where there are no such locks (Windows, some file systems of networks) nobody waits.
+    """
+    try:
+        fcntl: Any = importlib.import_module("fcntl")
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # the file system has none
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which unlocks
 
 
 def sync(path: Path) -> None:

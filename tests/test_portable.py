@@ -1,6 +1,7 @@
 """Files are written whole; without what only Linux has, everything gives the same bytes."""
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -218,6 +219,31 @@ def test_a_file_is_written_whole_or_stays_as_it_was(platform, tmp_path, fsync):
         fail_half_way()
     assert path.read_bytes() == "é\n".encode()
     assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_disk_that_is_full_names_the_file(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        portable.write_atomically(tmp_path / "a", b"")
+    assert error.value.filename == str(tmp_path / "a")
+
+
+def test_one_at_a_time_is_inside(tmp_path):
+    inside, most = [], []
+
+    def enter(number):
+        with portable.one_at_a_time(tmp_path):
+            inside.append(number)
+            time.sleep(0.01)
+            most.append(len(inside))
+            inside.remove(number)
+
+    with ThreadPoolExecutor(4) as pool:  # each opens the folder, as processes do
+        list(pool.map(enter, range(8)))
+    assert most == [1] * 8
 
 
 def test_writers_of_one_shared_file_do_not_meet(tmp_path):

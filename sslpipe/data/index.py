@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # a column that is computed from the images, and may be at any time: data with and without it are
 # the same to all that does not use it
 DERIVED_COLUMN = "duplicate_group"
+# dataset.json as it was before that column, where it was not laid out as `manifest_text` does: runs
+# and features of then have recorded its sha256
+LAYOUT_KEPT = f"columns/{DERIVED_COLUMN}/dataset.json"
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
@@ -186,17 +190,27 @@ class DatasetIndex:
         file_sha256: Of dataset.json.
 
     Attributes:
-        sha256: Of dataset.json as it is without DERIVED_COLUMN; part of the digest of every run
-            that does not use that column.
+        sha256: Of dataset.json as it was, or would be, without DERIVED_COLUMN; part of the digest
+            of every run that does not use that column.
     """
 
     def __init__(self, folder: str, manifest: Manifest, file_sha256: str) -> None:
         self.folder, self.manifest, self.file_sha256 = folder, manifest, file_sha256
         self.sha256 = file_sha256
         if DERIVED_COLUMN in manifest.columns:
-            columns = {n: e for n, e in manifest.columns.items() if n != DERIVED_COLUMN}
-            without = manifest_text(manifest.model_copy(update={"columns": columns}))
-            self.sha256 = hashlib.sha256(without.encode()).hexdigest()
+            self.sha256 = hashlib.sha256(self._without_derived()).hexdigest()
+
+    def _without_derived(self) -> bytes:
+        """What dataset.json held before DERIVED_COLUMN, or would hold without it."""
+        columns = {n: e for n, e in self.manifest.columns.items() if n != DERIVED_COLUMN}
+        text = manifest_text(self.manifest.model_copy(update={"columns": columns}))
+        kept = join(self.folder, LAYOUT_KEPT)
+        if size_of(kept) is not None:
+            raw = read_bytes(kept)
+            with suppress(ValueError):  # what is no manifest is not what was there
+                if manifest_text(Manifest.model_validate_json(raw)) == text:
+                    return raw
+        return text.encode()
 
     def has_sha256(self, recorded: object) -> bool:
         """Say whether a sha256 that was recorded is this data set's, with or without the column."""

@@ -26,9 +26,15 @@ from sslpipe.data.column_files import (
     show_time,
 )
 from sslpipe.data.columns import Column
-from sslpipe.data.index import Manifest, load_index
+from sslpipe.data.index import (
+    DERIVED_COLUMN,
+    LAYOUT_KEPT,
+    Manifest,
+    load_index,
+    manifest_text,
+)
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import write_atomically
+from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.manifest import save_manifest
 
 FOLDER = "columns"
@@ -145,8 +151,17 @@ def add_columns(
     Raises:
         DataError: As `write_columns`.
     """
+    with one_at_a_time(folder):
+        return _add_columns(folder, columns, alone)
+
+
+def _add_columns(
+    folder: Path, columns: Mapping[str, Mapping[str, ColumnValues]], alone: bool
+) -> Manifest:
     manifest = load_index(folder).manifest
     names = {name for own in columns.values() for name in own}
+    if DERIVED_COLUMN in names - {*manifest.columns}:
+        _keep_layout(folder, manifest)
     others = {name: entry for name, entry in manifest.columns.items() if name not in names}
     known = {} if alone else {n: e for n, e in manifest.columns.items() if n in names}
     replaced = manifest.model_copy(update={"columns": known})
@@ -159,6 +174,16 @@ def add_columns(
     save_manifest(folder, manifest)
     remove_unnamed(folder, manifest)
     return manifest
+
+
+def _keep_layout(folder: Path, manifest: Manifest) -> None:
+    """Keep a dataset.json that another program has written as it is, so that its sha256 stays."""
+    raw, kept = (folder / "dataset.json").read_bytes(), folder / LAYOUT_KEPT
+    if raw == manifest_text(manifest).encode():
+        kept.unlink(missing_ok=True)  # of an earlier one
+        return
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(kept, raw, fsync=True)
 
 
 def check_name(name: str, known: Iterable[str] = ()) -> None:
@@ -193,6 +218,8 @@ def remove_unnamed(folder: Path, manifest: Manifest) -> None:
     for path in sorted((folder / FOLDER).glob("*/*.npy")):
         if _OWN_FILE.fullmatch(path.name) and path.resolve() not in named:
             path.unlink()
+    if DERIVED_COLUMN not in manifest.columns:
+        (folder / LAYOUT_KEPT).unlink(missing_ok=True)
     for path in [*sorted((folder / FOLDER).glob("*/")), folder / FOLDER]:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
