@@ -1,18 +1,20 @@
 """`sslpipe curate`: what is in a data set, before it is trained on."""
 
+import signal
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from sslpipe.cli.curate_features import clusters, export, outliers, select
+from sslpipe.cli.curate_features import clusters, export, outliers, select, write_results
 from sslpipe.cli.inputs import check_features, check_folder, check_model, open_split
 from sslpipe.cli.next_step import after_a_look
 from sslpipe.cli.progress import progress
-from sslpipe.cli.terminal import console, report_bad, say_once
+from sslpipe.cli.terminal import report_bad, say_once
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import UserError
 from sslpipe.portable import replacing
@@ -51,8 +53,14 @@ app.command(
 
 
 @app.callback()
-def _group() -> None:
-    """A command line of subcommands, also with a single one."""
+def _group(context: typer.Context) -> None:
+    """Let SIGTERM end every subcommand as Ctrl-C does: no file is left half-written."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)  # the shell's status of a signal
+
+    before = signal.signal(signal.SIGTERM, stop)
+    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 @app.command(
@@ -91,6 +99,8 @@ def duplicates(
     """
     check_folder(out)
     names = split or list(load_index(data).manifest.splits)
+    if not names:
+        raise UserError(f"{data} has no split; build one with `sslpipe shards build`")
     if len({*names}) < len(names):
         raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
     for name in names:
@@ -102,14 +112,7 @@ def duplicates(
 
     from sslpipe.curate.duplicates import find_duplicates
     from sslpipe.curate.groups import group
-    from sslpipe.curate.results import (
-        COLUMN,
-        check_place,
-        group_rows,
-        write_column,
-        write_csv,
-        write_parquet,
-    )
+    from sslpipe.curate.results import COLUMN, FIELDS, check_place, group_rows, write_column
     from sslpipe.curate.scan import scan
     from sslpipe.curate.sheet import doubt_sheet
     from sslpipe.run.allocator import keep_freed_memory
@@ -132,13 +135,11 @@ def duplicates(
     groups = group(found.pairs, len(samples))
     # write
     table = group_rows(samples, groups)
-    out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "groups.csv", table)
-    if not write_parquet(out / "groups.parquet", table):
-        text = "groups.parquet needs pyarrow and is not written: pip install 'sslpipe[parquet]'"
-        console.print(text, highlight=False, markup=False)
-    if sheet is not None:
-        with replacing(out / "doubt.png") as temporary:
+    write_results(out / "groups", table, FIELDS)
+    if sheet is None:
+        (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
+    else:
+        with replacing(out / "doubt.png", shared=True) as temporary:
             sheet.save(temporary, "PNG")
     if column:
         write_column(index.folder, samples, groups)
@@ -171,7 +172,9 @@ def _features(
             rows, facts = load_embeddings(path)
             name = split_of_file(index.folder, path, rows, facts).name
             check_comparable(first or facts, facts)
-            first, found[name] = first or facts, rows
+            first = first or facts
+            in_order = bool((rows.ids[1:] > rows.ids[:-1]).all())
+            found[name] = rows if in_order else rows.rows(rows.ids.argsort())
         missing = [split.name for split in splits if split.name not in found]
         if missing or len(found) < len(files) or len(files) > len(splits):
             raise UserError(

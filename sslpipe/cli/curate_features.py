@@ -90,8 +90,8 @@ def outliers(
         for one in found
     ]
     kinds = {"split": str, "id": int, "key": str, "reason": str}
-    _write(out / "outliers", rows, {**kinds, "value": float, "limit": float, "detail": str})
-    write_atomically(out / "outliers.html", outlier_page(split, found))
+    write_results(out / "outliers", rows, {**kinds, "value": float, "limit": float, "detail": str})
+    write_atomically(out / "outliers.html", outlier_page(split, found), shared=True)
     counts: dict[str, int] = {}
     for one in found:
         counts[one.reason] = counts.get(one.reason, 0) + 1
@@ -134,10 +134,10 @@ def clusters(
         )
     ]
     kinds = {"split": str, "id": int, "cluster": int, "samples": int, "distance": float}
-    _write(out / "clusters", table, kinds)
+    write_results(out / "clusters", table, kinds)
     names = opened.data.manifest.classes
     page = cluster_page(split, rows, found, names, seed)
-    write_atomically(out / "clusters.html", page)
+    write_atomically(out / "clusters.html", page, shared=True)
     _say(
         f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
         f"{found.sizes[-1]} to {found.sizes[0]} samples"
@@ -227,9 +227,9 @@ def select(
     ]
     kinds: Kinds = {"order": int, "split": str, "id": int, "key": str, "reason": str}
     kinds = {**kinds, "value": float, **({"path": str} if images else {}), "label": str}
-    _write(out / "chosen", [{k: row[k] for k in kinds} for row in table], kinds)
+    write_results(out / "chosen", [{k: row[k] for k in kinds} for row in table], kinds)
     captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
-    write_atomically(out / "chosen.html", chosen_page(split, captions, how))
+    write_atomically(out / "chosen.html", chosen_page(split, captions, how), shared=True)
     _say(f"{out}: {count} of {len(rows.ids)} samples of {split.name} by {how}")
     when, csv = " when its column `label` is filled in", out / "chosen.csv"
     if images:
@@ -337,18 +337,16 @@ def _known_labels(opened: _Opened, table: Path | None) -> "NDArray[np.int64]":
     return np.array([by_id.get(i, -1) for i in opened.rows.ids.tolist()], np.int64)
 
 
-def _write(stem: Path, rows: list[dict[str, Any]], kinds: "Kinds") -> None:
-    """Write STEM.csv, and STEM.parquet where pyarrow is installed."""
-    from sslpipe.curate.tables import can_parquet, write_table
+def write_results(stem: Path, rows: list[dict[str, Any]], kinds: "Kinds") -> None:
+    """Write STEM.csv, and STEM.parquet where pyarrow is installed; else say so."""
+    from sslpipe.curate.tables import write_tables
 
-    write_table(stem.with_suffix(".csv"), rows, kinds)
-    if can_parquet():
-        write_table(stem.with_suffix(".parquet"), rows, kinds)
-    else:
+    if not write_tables(stem, rows, kinds):
         console.print(
             f"{stem.name}.parquet needs pyarrow and is not written: pip install 'sslpipe[parquet]'",
             highlight=False,
             markup=False,
+            soft_wrap=True,
         )
 
 

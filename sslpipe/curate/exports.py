@@ -8,8 +8,9 @@ Python interface only, which `open_lightly_studio.py` of the folder calls.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +150,38 @@ def export(
         rows = rows.rows(torch.isin(rows.ids, wanted.to(rows.ids)))
         if not len(rows.ids):
             raise DataError("no sample of the features is in a table: there is nothing to export")
+    with _whole_or_empty(out):
+        _write_all(out, tool, index, split, rows, space=space, told=told, most_px=most_px)
+    return len(rows.ids)
+
+
+@contextmanager
+def _whole_or_empty(folder: Path) -> Iterator[None]:
+    """Take away what was written to a folder that was empty or not there, where not all of it was.
+
+    Else the same command would be refused, for a folder that is not empty.
+    """
+    was_there = folder.exists()
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if was_there:
+            folder.mkdir(exist_ok=True)
+        raise
+
+
+def _write_all(
+    out: Path,
+    tool: str,
+    index: DatasetIndex,
+    split: Split,
+    rows: Embeddings,
+    *,
+    space: str,
+    told: Sequence["_Table"],
+    most_px: int,
+) -> None:
     # the pictures, and what is said of each
     ids = rows.ids.cpu().numpy()
     files = write_images(split, ids, out / IMAGES, most_px=most_px)
@@ -162,7 +195,6 @@ def export(
     with replacing(out / "embeddings.npy") as temporary, temporary.open("wb") as stream:
         np.save(stream, rows.features.cpu().numpy(), allow_pickle=False)
     WRITERS[tool](out, index, space, samples)
-    return len(samples)
 
 
 def class_names(index: DatasetIndex, split: Split, ids: NDArray[np.int64]) -> list[str | None]:

@@ -64,9 +64,12 @@ def write_images(split: Split, ids: ArrayLike, folder: Path, *, most_px: int = 0
         try:
             content, suffix = _file(raw, most_px)
         except BadSample as error:
-            raise DataError(f"split {split.name!r}, key {raw.key!r}: {error}") from error
+            raise DataError(
+                f"split {split.name!r}, key {raw.key!r}: {error}; embed the split again, which "
+                "leaves out what cannot be read"
+            ) from error
         path = folder / f"{split.name}-{sample_id:09d}.{suffix}"
-        write_atomically(path, content)
+        write_atomically(path, content, shared=True)
         written.append(Written(sample_id, raw.key, path))
     return written
 

@@ -1,7 +1,5 @@
-"""Write groups of duplicates down: groups.csv, groups.parquet, the column of the data set."""
+"""Write groups of duplicates down: the rows of groups.csv, and the column of the data set."""
 
-import csv
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -10,15 +8,18 @@ import numpy as np
 
 from sslpipe.curate.groups import KINDS, Groups
 from sslpipe.curate.scan import Samples
+from sslpipe.curate.tables import Kinds
 from sslpipe.data.column_files import MISSING_INTEGER
 from sslpipe.data.index import DERIVED_COLUMN, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
-from sslpipe.portable import replacing, write_atomically
 from sslpipe.sharding.columns import ColumnValues, add_columns
 
 COLUMN = DERIVED_COLUMN
-FIELDS = ("split", "id", "key", "group", "kind", "score", "nearest")
+FIELDS: Kinds = {
+    **{"split": str, "id": int, "key": str, "group": int, "kind": str},
+    **{"score": float, "nearest": str},
+}
 
 
 def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
@@ -42,30 +43,6 @@ def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
         )
         rows.append(dict(zip(FIELDS, values, strict=True)))
     return rows
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the rows of `group_rows` as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue())
-
-
-def write_parquet(path: Path, rows: list[dict[str, Any]]) -> bool:
-    """Write the rows of `group_rows` as parquet; False where pyarrow is not installed."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        return False
-    text, number = pa.string(), pa.int64()
-    types = (text, number, text, number, text, pa.float64(), text)
-    schema = pa.schema(list(zip(FIELDS, types, strict=True)))
-    with replacing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
-    return True
 
 
 def check_place(folder: str) -> None:

@@ -1,9 +1,13 @@
 """Read every image of some splits once, and keep what tells two of them apart."""
 
+import errno
 import hashlib
+import shutil
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -11,6 +15,7 @@ from numpy.typing import NDArray
 
 from sslpipe.curate.threads import one_thread_an_operation
 from sslpipe.curate.thumbnails import (
+    THUMB_PX,
     VIEWS,
     WIDTH,
     ThumbFile,
@@ -22,9 +27,11 @@ from sslpipe.data.decode import MAX_PIXELS, BadSample, decode
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Raw, Reader
 from sslpipe.data.store import OnBad, Quarantined
+from sslpipe.errors import DataError
 
 PART_SAMPLES = 64  # read and decoded together
 WINDOW_BYTES = 64 * 2**20
+THUMB_BYTES = THUMB_PX * THUMB_PX * 3
 
 Integers = NDArray[np.int64]
 Progress = Callable[[int], None]
@@ -111,17 +118,22 @@ def scan(
         progress: Called with the number of samples of each part that is done.
 
     Raises:
-        DataError: A shard cannot be read.
+        DataError: A shard cannot be read, or thumbnails have no room on the disk.
     """
-    found, counts = _Collected(), []
-    for number, split in enumerate(splits):
-        before, some = len(found.rows), None if ids is None else ids[number]
-        parts = each_sample(split, _look, ids=some, num_workers=num_workers, on_bad=on_bad)
-        for part in parts:
-            found.take([seen for seen in part if seen is not None])
-            if progress is not None:
-                progress(len(part))
-        counts.append(len(found.rows) - before)
+    wanted = map(len, splits if ids is None else ids)
+    found, counts = _Collected(sum(wanted)), []
+    try:
+        for number, split in enumerate(splits):
+            before, some = len(found.rows), None if ids is None else ids[number]
+            parts = each_sample(split, _look, ids=some, num_workers=num_workers, on_bad=on_bad)
+            for part in parts:
+                found.take([seen for seen in part if seen is not None])
+                if progress is not None:
+                    progress(len(part))
+            counts.append(len(found.rows) - before)
+    except BaseException:
+        found.close()
+        raise
     return found.samples([split.name for split in splits], counts)
 
 
@@ -133,19 +145,44 @@ def scan_pictures(pictures: Iterable[NDArray[np.uint8]], name: str = "pictures")
     return found.samples([name], [len(found.rows)])
 
 
-class _Collected:
-    """What was seen so far; thumbnails go to the disk."""
+@contextmanager
+def _temporary_file() -> Iterator[None]:
+    """Say where thumbnails cannot be put, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        place = tempfile.tempdir or "a folder of temporary files"
+        raise DataError(
+            f"thumbnails of the images, {THUMB_BYTES // 1024} KiB each, cannot be written to "
+            f"{place}: {error.strerror}; set TMPDIR to a folder that has room"
+        ) from error
 
-    def __init__(self) -> None:
+
+class _Collected:
+    """What was seen so far; thumbnails go to the disk.
+
+    Args:
+        expected: How many samples will be seen, for all of which there must be room.
+    """
+
+    def __init__(self, expected: int = 0) -> None:
         self.rows: list[_Seen] = []
-        self._thumbs = ThumbFile()
+        with _temporary_file():
+            if expected * THUMB_BYTES > shutil.disk_usage(tempfile.gettempdir()).free:
+                raise OSError(errno.ENOSPC, f"{expected} of them have no room there")
+            self._thumbs = ThumbFile()
         self._descriptors = [np.zeros((0, VIEWS, WIDTH), np.int8)]
+
+    def close(self) -> None:
+        """Give up: what was seen is of no use."""
+        self._thumbs.close()
 
     def take(self, part: Sequence[_Seen]) -> None:
         thumbs = [thumb for seen in part for thumb in seen.thumbs]
         if thumbs:
             whole = np.stack(thumbs)
-            self._thumbs.append(whole)
+            with _temporary_file():
+                self._thumbs.append(whole)
             self._descriptors.append(describe(whole))
         self.rows += [seen._replace(thumbs=[]) for seen in part]
 

@@ -1,7 +1,6 @@
 """Tables of samples: CSV or parquet, by the name's end; each row names its split and its id."""
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,30 +43,54 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Kinds) -> 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(kinds), lineterminator="\n")
+        lines = _Lines()
+        # ending lines so makes the writer quote cells that hold either character, a lone \r, too
+        writer = csv.DictWriter(lines, list(kinds), lineterminator="\r\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomically(path, text.getvalue())
+        write_atomically(path, "".join(lines), shared=True)
         return
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
     schema = pa.schema([(name, types[kind]) for name, kind in kinds.items()])
-    with replacing(path) as temporary:
+    with replacing(path, shared=True) as temporary:
         pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
 
 
+class _Lines(list[str]):
+    """What a CSV writer writes, a call a row; each ends in one newline."""
+
+    def write(self, line: str) -> None:
+        self.append(line.removesuffix("\r\n") + "\n")
+
+
+def write_tables(stem: Path, rows: Sequence[Mapping[str, Any]], kinds: Kinds) -> bool:
+    """Write STEM.csv and, where pyarrow is installed, STEM.parquet, or else take an old one away.
+
+    Returns:
+        Whether there is a STEM.parquet.
+    """
+    write_table(stem.with_suffix(".csv"), rows, kinds)
+    parquet = stem.with_suffix(".parquet")
+    if can_parquet():
+        write_table(parquet, rows, kinds)
+        return True
+    parquet.unlink(missing_ok=True)  # of other rows
+    return False
+
+
 def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Read rows; of a CSV all cells are text, an empty one is None.
+    """Read rows; of a CSV all cells are text, separated by commas, an empty one is None.
 
     Args:
         path: Ends in .csv or .parquet.
         columns: Which must be there.
 
     Raises:
-        DataError: It cannot be read, or a column is missing.
+        DataError: It cannot be read, a column is missing or there twice, or a row of a CSV has more
+            cells than columns have names.
     """
     check_table(path)
     try:
@@ -75,7 +98,14 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
             with open(path, newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file)
                 known = list(reader.fieldnames or ())
-                rows = [{k: v or None for k, v in row.items() if k} for row in reader]
+                rows = []
+                for row in reader:
+                    if any(row.get(None) or ()):
+                        raise csv.Error(
+                            f"line {reader.line_num} has more cells than columns have names; put a "
+                            "cell that holds a comma in double quotes"
+                        )
+                    rows.append({name: cell or None for name, cell in row.items() if name})
         else:
             import pyarrow.parquet as pq
 
@@ -88,10 +118,16 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"cannot read the table {path}: {error}") from error
     missing = [name for name in columns if name not in known]
+    shown_names = ", ".join(known) or "none"
     if missing:
+        other = len(known) == 1 and next((sign for sign in ";\t" if sign in known[0]), "")
+        remedy = f"; its cells are separated by {other!r}: save it with commas" if other else ""
         raise DataError(
-            f"{path} has no column {', '.join(missing)}; it has: {', '.join(known) or 'none'}"
+            f"{path} has no column {', '.join(missing)}{remedy or f'; it has: {shown_names}'}"
         )
+    twice = [name for name in known if name and known.count(name) > 1]
+    if twice:
+        raise DataError(f"{path} has two columns {twice[0]!r}; rename one of them")
     return rows
 
 

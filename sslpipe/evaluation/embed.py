@@ -371,7 +371,7 @@ def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> N
         DataError: Something is wrong; `name` says where.
     """
     features, labels, ids = rows
-    if features.dtype != torch.float32 or features.ndim != 2:
+    if features.dtype != torch.float32 or features.ndim != 2 or features.shape[1] == 0:
         raise DataError(
             f"{name}: features are {features.dtype} {tuple(features.shape)}, not float32 (N, F)"
         )

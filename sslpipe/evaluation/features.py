@@ -42,7 +42,8 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
     """Open the split that a features file was embedded from.
 
     Raises:
-        DataError: The file is of another data set, or of none that is known.
+        DataError: The file is of another data set, or of none that is known, or its ids are no
+            different samples of the split.
     """
     index = load_index(data)
     if not index.has_sha256(metadata.get("data_sha256")) or "split" not in metadata:
@@ -52,11 +53,16 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
             "known to be that data set's; embed the split again"
         )
     split = index.split(metadata["split"])
-    if int(rows.ids.min()) < 0 or int(rows.ids.max()) >= len(split):
+    least, most = int(rows.ids.min()), int(rows.ids.max())
+    if least < 0 or most >= len(split):
         raise DataError(
-            f"{path} has an id {int(rows.ids.max())}, and split {split.name!r} of {data} has "
-            f"{len(split)} samples; embed it again"
+            f"{path} has an id {least if least < 0 else most}, and split {split.name!r} of {data} "
+            f"has {len(split)} samples; embed it again"
         )
+    ids = rows.ids.sort().values
+    twice = ids[1:][ids[1:] == ids[:-1]]
+    if len(twice):
+        raise DataError(f"{path} has the id {int(twice[0])} twice; embed it again")
     return split
 
 

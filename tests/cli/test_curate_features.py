@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -202,3 +204,46 @@ def test_features_of_another_data_set_are_refused(capsys, labelled, unlabelled, 
     status, _, error = call(capsys, "outliers", tmp_path / "no", "--data", data, "--out", tmp_path)
     assert status == 2
     assert "there is no such file" in error
+
+
+@pytest.mark.parametrize(
+    ("ids", "width", "told"),
+    [
+        ([0, 1, 1, 2], 8, "has the id 1 twice; embed it again"),
+        ([0, 1, -3, 2], 8, "has an id -3, and split 'train'"),
+        ([0, 1, 2, 2**31], 8, "has an id 2147483648, and split 'train'"),
+        ([0, 1, 2, 3], 0, r"features are torch.float32 (4, 0), not float32 (N, F)"),
+    ],
+)
+def test_features_of_no_samples_of_the_split_are_refused(
+    capsys, unlabelled, tmp_path, ids, width, told
+):
+    index = load_index(unlabelled / "data")
+    rows = Embeddings(torch.ones(4, width), torch.full((4,), -1), torch.tensor(ids))
+    facts = {"data_sha256": index.sha256, "split": "train", "view": {"resize_px": 16}}
+    save_embeddings(tmp_path / "f.npz", rows, facts)
+    words = (tmp_path / "f.npz", "--data", unlabelled / "data", "--out", tmp_path / "out")
+    for command in (("outliers",), ("clusters",), ("export", "--to", "lightly")):
+        status, _, error = call(capsys, command[0], *words, *command[1:])
+        assert status == 2
+        assert told in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_without_a_file_half_written(
+    capsys, unlabelled, tmp_path, monkeypatch, number, expected
+):
+    before, replace = signal.getsignal(signal.SIGTERM), os.replace
+
+    def ended(*paths):
+        os.kill(os.getpid(), number)
+        replace(*paths)
+
+    monkeypatch.setattr("os.replace", ended)
+    status, _, error = curate(
+        capsys, unlabelled, "select", "--count", 3, "--images", "--out", tmp_path / "out"
+    )
+    assert (status, error) == (expected, "")
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert signal.getsignal(signal.SIGTERM) == before

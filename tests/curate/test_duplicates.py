@@ -1,10 +1,17 @@
 """`sslpipe curate duplicates` on planted duplicates."""
 
 import csv
+import errno
+import hashlib
 import io
+import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 
 import numpy as np
@@ -15,9 +22,16 @@ from PIL import Image, ImageDraw
 from sslpipe.cli import curate as curate_tool
 from sslpipe.curate import candidates
 from sslpipe.curate.candidates import ByDescriptors, ByFeatures
-from sslpipe.curate.duplicates import Limits, accepted_pairs, find_duplicates, others_rests
+from sslpipe.curate.duplicates import (
+    Limits,
+    accepted_pairs,
+    exact_duplicates,
+    find_duplicates,
+    others_rests,
+)
 from sslpipe.curate.groups import group
-from sslpipe.curate.scan import Pictures, Samples, scan_pictures
+from sslpipe.curate.results import write_column
+from sslpipe.curate.scan import Pictures, Samples, scan, scan_pictures
 from sslpipe.curate.thumbnails import COARSE, ThumbFile, describe, inside_frame, thumbnail
 from sslpipe.curate.verify import Verdicts
 from sslpipe.data.index import load_index
@@ -122,6 +136,58 @@ def test_a_column_that_cannot_be_written_is_refused_before_the_search(
     monkeypatch.setattr("sslpipe.curate.scan.scan", None)
     with pytest.raises(UserError, match=f"is {word}, and the column .* --no-column"):
         run(planted, tmp_path / "out")
+
+
+def test_a_data_set_without_splits_is_refused(tmp_path):
+    manifest = write_dataset(tmp_path, ())
+    manifest.write_text(manifest.read_text().replace('{"train": []}', "{}"))
+    with pytest.raises(UserError, match="has no split; build one"):
+        run(manifest, tmp_path / "out")
+
+
+def test_a_copy_of_a_copy_is_in_the_group_too(tmp_path):
+    """0 is the centre, 1 equals it; 2 was saved again, and test's 3, which equals 2, is a leak."""
+    pixels = smooth(1)
+    plants = {0: png(pixels), 1: other_png(pixels), 2: png(saved(pixels, 80))}
+    manifest = write_dataset(tmp_path / "data", (8,), broken=plants)
+    write_dataset(tmp_path / "data", (4,), split="test", broken={3: other_png(saved(pixels, 80))})
+    assert "1 groups of 4 of 12 samples" in run(manifest, tmp_path / "out")
+    rows = shown_of(read_rows(tmp_path / "out"))
+    assert [row[:2] for row in rows] == [*(("train", str(k)) for k in range(3)), ("test", "3")]
+    assert rows[-1][4:] == ("pixels", "train:2")
+
+
+def test_results_of_an_earlier_search_do_not_stay(planted, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    run(planted, out)
+    assert (out / "groups.parquet").is_file()
+    (out / "doubt.png").write_bytes(b"of pairs that are none now")
+    monkeypatch.setattr("sslpipe.curate.tables.can_parquet", lambda: False)
+    run(planted, out)
+    assert [path.name for path in out.iterdir()] == ["groups.csv"]
+
+
+def test_without_room_for_thumbnails_the_folder_and_the_remedy_are_named(
+    planted, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=23 * 12288))
+    told = f"12 KiB each, cannot be written to {re.escape(str(tmp_path))}.*set TMPDIR"
+    with pytest.raises(UserError, match=f"{told}|24 of them have no room"):
+        run(planted, tmp_path / "out")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+
+    def full(self, thumbs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ThumbFile, "append", full)
+    with pytest.raises(UserError, match=told):
+        run(planted, tmp_path / "out")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    with pytest.raises(UserError, match=r"absent: No such file.*set TMPDIR"):
+        run(planted, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_split_named_twice_is_refused(planted, tmp_path):
@@ -351,6 +417,57 @@ def test_features_fit_the_data_set_before_and_after_the_column(planted, tmp_path
     save_embeddings(tmp_path / "old.safetensors", rows_of(16), facts)
     words = ["--features", tmp_path / "old.safetensors", "--split", "train", "--no-column"]
     assert "2 groups of 4 of 16 samples" in run(planted, tmp_path / "out", *words)
+    # in another order
+    mixed = rows_of(16)
+    save_embeddings(tmp_path / "old.safetensors", mixed.rows(torch.arange(15, -1, -1)), facts)
+    assert "2 groups of 4 of 16 samples" in run(planted, tmp_path / "out", *words)
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+def test_a_data_set_that_another_program_wrote_keeps_its_sha256(planted, tmp_path, indent):
+    planted.write_text(json.dumps(json.loads(planted.read_text()), indent=indent))
+    before = load_index(planted).sha256
+    assert before == hashlib.sha256(planted.read_bytes()).hexdigest()
+    run(planted, tmp_path / "out")
+    run(planted, tmp_path / "out", "--split", "train")
+    index = load_index(planted)
+    assert index.sha256 == before
+    # of another data set, what was kept says nothing
+    tree = json.loads(planted.read_text())
+    tree["name"] = "renamed"
+    planted.write_text(json.dumps(tree))
+    assert load_index(planted).sha256 != before
+    # one that this program wrote since then, without the column, has its own
+    del tree["columns"]
+    planted.write_text(json.dumps(tree))
+    as_built(planted)
+    since = load_index(planted).sha256
+    run(planted, tmp_path / "out")
+    assert load_index(planted).sha256 == since
+
+
+def test_two_searches_at_once_leave_one_whole_column(planted, tmp_path):
+    index = load_index(planted)
+    found = []
+    for names in (("train", "test"), ("train",)):
+        samples = scan([index.split(name) for name in names], num_workers=0)
+        samples.pictures.thumbs.close()
+        found.append((samples, group(exact_duplicates(samples), len(samples))))
+
+    def write(number):
+        for turn in range(8):
+            write_column(index.folder, *found[(number + turn) % 2])
+
+    with ThreadPoolExecutor(2) as pool:  # each opens the folder: the lock holds threads apart, too
+        list(pool.map(write, range(2)))
+    index = load_index(planted)
+    for entry in index.manifest.columns.values():
+        for name in entry.splits:
+            index.split(name).column("duplicate_group").groups.whole_split()
+    named = {file.file for file in index.manifest.columns["duplicate_group"].files()}
+    folder = planted.parent
+    there = {path.relative_to(folder).as_posix() for path in folder.glob("columns/*/*.npy")}
+    assert there == named
 
 
 def test_features_name_the_pairs_that_brute_force_names_and_are_held_once():

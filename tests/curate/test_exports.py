@@ -219,7 +219,7 @@ def test_the_name_of_the_data_set_stands_in_the_script_as_it_is(tmp_path, data, 
 def test_columns_that_would_be_one_field_are_refused(tmp_path, data, rows, file, columns):
     table = tmp_path / "more" / f"{file}.csv"
     table.parent.mkdir()
-    table.write_text(f"split,id,{columns}\ntrain,1,x,y\n")
+    table.write_text(f"split,id,{columns}\ntrain,1,{columns.replace(' ', '')}\n")
     with pytest.raises(DataError, match="would be the field"):
         export(
             tmp_path / "out", "fiftyone", data, data.split("train"), rows, space="", tables=[table]
@@ -244,3 +244,25 @@ def test_what_does_not_fit_is_refused(tmp_path, data, rows):
     one = rows.rows(torch.tensor([0]))
     assert "nothing to export" in refused(tmp_path / "o", [tmp_path / "chosen.csv"], one)
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_an_export_that_was_ended_leaves_nothing_and_can_be_repeated(
+    tmp_path, data, rows, monkeypatch, was_there
+):
+    out = tmp_path / "out"
+    if was_there:
+        out.mkdir()
+
+    def full(*arguments, **options):
+        assert list((out / "images").iterdir())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        with pytest.raises(KeyboardInterrupt):
+            export(out, "lightly", data, data.split("train"), rows, space="")
+    assert out.exists() == was_there
+    assert not was_there or not list(out.iterdir())
+    export(out, "lightly", data, data.split("train"), rows, space="")
+    assert (out / "open_lightly_studio.py").is_file()

@@ -10,6 +10,7 @@ ROWS = [
     {"split": "train", "id": 4, "label": "a, b", "value": 0.25},
     {"split": "train", "id": 7, "label": None, "value": None},
     {"split": "test", "id": 4, "label": "ü\n2", "value": -1e-9},
+    {"split": "test", "id": 5, "label": 'a\rb\r\n"c"', "value": 1.0},
 ]
 
 
@@ -61,6 +62,13 @@ def test_wrong_tables_are_refused_with_row_and_remedy(tmp_path):
     )
     assert "row 3: sample 1 is 'a' and 'b'" in refused(tmp_path, head + "train,1,a\ntrain,1,b\n")
     assert "its column label is empty for split 'train'" in refused(tmp_path, head + "test,1,a\n")
+    # what a spreadsheet of another country saves, and what would be read as something else
+    other = refused(tmp_path, "split;id;label\ntrain;1;a\n")
+    assert "no column split, id, label; its cells are separated by ';': save it with" in other
+    assert "two columns 'label'" in refused(tmp_path, "split,id,label,label\ntrain,1,a,b\n")
+    assert "line 3 has more cells than columns" in refused(
+        tmp_path, head + "train,1,a,\ntrain,1,a,b"
+    )
     with pytest.raises(DataError, match="a table is named"):
         read_table(tmp_path / "labels.txt", ())
     with pytest.raises(DataError, match="cannot read the table"):
