@@ -19,9 +19,22 @@ THUMB_PX = 64
 GRID_PX = 32  # pictures are compared on a grid of as many
 FREQUENCIES = 8  # of either axis
 LEVELS = 127  # of a descriptor, int8: sums of products are whole numbers below 2^24, so exact
-CROP = 0.9  # of each side
-_STARTS = (0.0, 0.025, 0.05, 0.075, 0.1)  # of crops, on either axis
-VIEWS = 1 + len(_STARTS) ** 2
+# start and size of the parts of an axis: all of it, what crops to 90 % leave, and to 95 %
+_AXIS_PARTS = (
+    (0.0, 1.0),
+    *((start, 0.9) for start in (0.0, 0.025, 0.05, 0.075, 0.1)),
+    *((start, 0.95) for start in (0.0, 0.025, 0.05)),
+)
+# of each view, the part of the vertical and of the horizontal axis: the whole; 90 % of both sides;
+# 95 % of both (90 % of the area); 90 % of one. Trousers cut to 95 % are like neither of the first
+_VIEW_PARTS = (
+    (0, 0),
+    *((down, right) for down in range(1, 6) for right in range(1, 6)),
+    *((6, 6), (6, 8), (7, 7), (8, 6), (8, 8)),
+    *((part, 0) for part in (1, 3, 5)),
+    *((0, part) for part in (1, 3, 5)),
+)
+VIEWS = len(_VIEW_PARTS)
 FULL = 0  # the view that is the whole
 # views that are searched among all: the whole, and crops at the corners, the edges' middles and the
 # centre; with fewer, one in thirty crops of 20,000 garments was not among the WIDER of its source
@@ -36,7 +49,11 @@ Floats = NDArray[np.float32]
 
 # left, top, width and height of each view as shares of the sides, (VIEWS, 4)
 VIEW_BOXES: Floats = np.array(
-    [(0, 0, 1, 1), *((left, top, CROP, CROP) for top in _STARTS for left in _STARTS)], np.float32
+    [
+        (_AXIS_PARTS[right][0], _AXIS_PARTS[down][0], _AXIS_PARTS[right][1], _AXIS_PARTS[down][1])
+        for down, right in _VIEW_PARTS
+    ],
+    np.float32,
 )
 
 
@@ -131,10 +148,10 @@ def describe(thumbs: Thumbs) -> NDArray[np.int8]:
         part = thumbs[first : first + _AT_A_TIME]
         waves = (
             _FILTERS @ luminance(part) @ _FILTERS.T
-        )  # (n, 48, 48): each part of y with each of x
-        blocks = waves.reshape(-1, _PARTS, FREQUENCIES, _PARTS, FREQUENCIES).swapaxes(2, 3)
-        crops = blocks[:, 1:, 1:].reshape(len(part), VIEWS - 1, WIDTH)
-        views = np.concatenate([blocks[:, :1, 0].reshape(-1, 1, WIDTH), crops], axis=1)
+        )  # (n, 72, 72): each part of y with each of x
+        blocks = waves.reshape(-1, _PARTS, FREQUENCIES, _PARTS, FREQUENCIES)
+        views = np.stack([blocks[:, down, :, right] for down, right in _VIEW_PARTS], axis=1)
+        views = views.reshape(len(part), VIEWS, WIDTH)
         found[first : first + len(part)] = rounded(views * _WEIGHTS)
     return found
 
@@ -148,10 +165,8 @@ def rounded(rows: Floats) -> NDArray[np.int8]:
 
 
 _AT_A_TIME = 8  # thumbnails that a core's cache holds, with their waves
-_PARTS = 1 + len(_STARTS)
-_FILTERS = np.concatenate(
-    [_frequencies(*part) for part in [(0.0, 1.0), *((start, CROP) for start in _STARTS)]]
-)  # (6 * 8, 64)
+_PARTS = len(_AXIS_PARTS)
+_FILTERS = np.concatenate([_frequencies(*part) for part in _AXIS_PARTS])  # (9 * 8, 64)
 # natural pictures fall with the frequency, and without weights the lowest would be all; the mean 0
 _WEIGHTS = np.sqrt(np.hypot(np.arange(FREQUENCIES)[:, None], np.arange(FREQUENCIES)))
 _WEIGHTS = _WEIGHTS.astype(np.float32).ravel()
