@@ -58,6 +58,8 @@ class ByDescriptors(NamedTuple):
         pictures: M, whose descriptors are compared.
         low: (14, M) and (10, M), even and odd low frequencies of the wholes.
         whole: (M, 64) float32, even and then odd frequencies of the wholes.
+        length: (M,) float32 of those. Rounded descriptors are longer or shorter than 127 by up to
+            1 %, and of pictures that look alike cosines differ by less.
         num_workers: Threads that search; 0: the caller does.
         least: Cosine that a neighbour has at least.
     """
@@ -65,6 +67,7 @@ class ByDescriptors(NamedTuple):
     pictures: Pictures
     low: tuple[Tensor, Tensor]
     whole: Floats
+    length: Floats
     num_workers: int
     least: float
 
@@ -77,7 +80,7 @@ class ByDescriptors(NamedTuple):
         even, odd = _low_halves(wholes[:, None])
         whole = np.ascontiguousarray(wholes[:, _HALVED], np.float32)
         low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()
-        return cls(pictures, low, whole, num_workers, least)
+        return cls(pictures, low, whole, _lengths(whole), num_workers, least)
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples with its k nearest; see `Search`."""
@@ -127,7 +130,8 @@ class ByDescriptors(NamedTuple):
         )  # (VIEWS, near)
         np.abs(odd, out=odd)
         even += odd
-        alike = even.max(0)
+        even *= 1 / _lengths(views)[:, None]
+        alike = even.max(0) / self.length[near]
         sample = self.pictures.sample[row]
         others = self.pictures.sample[near]
         alike[others == sample] = 0
@@ -135,7 +139,7 @@ class ByDescriptors(NamedTuple):
             kept = np.flatnonzero(alike >= np.partition(alike, len(near) - k)[len(near) - k])
             near, others, alike = near[kept], others[kept], alike[kept]
         order = np.lexsort((near, -alike))[:k]
-        kept = others[order[alike[order] >= self.least * LEVELS**2]]
+        kept = others[order[alike[order] >= self.least]]
         return np.stack([np.full(len(kept), sample), kept], 1)
 
 
@@ -226,6 +230,12 @@ def _floors(rows: Floats, wide: int) -> Floats:
         np.maximum(maxima, rows[:, fold * width : (fold + 1) * width], out=maxima)
     floors: Floats = np.partition(maxima, width - wide, axis=1)[:, width - wide]
     return floors
+
+
+def _lengths(rows: Floats) -> Floats:
+    """Lengths of rows of whole numbers, (..., d) -> (...); 1 of zeros. The sums are exact."""
+    lengths: Floats = np.sqrt(np.maximum((rows**2).sum(-1), 1))
+    return lengths
 
 
 def similarities(

@@ -357,13 +357,38 @@ def test_few_views_leave_those_of_many_that_brute_force_finds_by_them():
             alike = np.stack([units[row, COARSE], units[row, COARSE] * sign[low]]) @ units[:, 0].T
             near = np.argsort(-alike.max((0, 1)))
             near = near[near != row][:64]
-            views = np.stack([descriptors[row], descriptors[row] * sign]).astype(np.float32)
-            fine = (views @ descriptors[:, 0].T.astype(np.float32)).max((0, 1))
+            views = np.stack([descriptors[row], descriptors[row] * sign]).astype(np.float64)
+            wholes = descriptors[:, 0].astype(np.float64)
+            views /= np.maximum(np.linalg.norm(views, axis=2, keepdims=True), 1)
+            fine = (views @ wholes.T).max((0, 1)) / np.maximum(np.linalg.norm(wholes, axis=1), 1)
             found = search.pairs(np.array([row]), 5)
             others = found[found != row]
             assert len(others) == 5
-            assert (np.sort(fine[others]) >= np.sort(fine[near])[-5:]).all()
+            assert (np.sort(fine[others]) >= np.sort(fine[near])[-5:] - 1e-6).all()
             assert alike.max((0, 1))[others].min() >= np.sort(alike.max((0, 1)))[-160]
+
+
+CUTS = {  # of 160 px: bottom, top, left and right
+    "a tenth of the area, at a corner": np.s_[8:, :152],
+    "a tenth of the area, around": np.s_[4:156, 4:156],
+    "a tenth of the height": np.s_[:144],
+    "a tenth of the width, around": np.s_[:, 8:152],
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_what_a_crop_leaves_is_like_a_view_of_the_whole(name):
+    rng = np.random.default_rng(0)
+    small = rng.integers(0, 256, (20, 8, 9, 3), dtype=np.uint8)
+    wholes = [Image.fromarray(each).resize((160, 160), Image.Resampling.BICUBIC) for each in small]
+    shown = [np.asarray(each) for each in wholes]
+    views = describe(np.stack([thumbnail(each) for each in shown])).astype(np.float64)
+    left = describe(np.stack([thumbnail(each[CUTS[name]]) for each in shown]))[:, 0]
+    products = (views @ left.astype(np.float64)[:, :, None])[:, :, 0]
+    lengths = (
+        np.linalg.norm(views, axis=2) * np.linalg.norm(left.astype(np.float64), axis=1)[:, None]
+    )
+    assert (products / lengths).max(1).min() > 0.998
 
 
 def test_a_frame_of_one_colour_is_taken_off():
