@@ -11,6 +11,7 @@ Source:
     bias of Baker, Gross and Matthews 2003, CMU-RI-TR-03-35; the Laplacian stands for sharpness.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -265,9 +266,8 @@ def _registered(trials: _Trials, seen: _Seen) -> tuple[_Trials, Floats]:
 
 
 def _joined(one: _Trials, other: _Trials) -> _Trials:
-    both = zip(one[:], other[:], strict=True)
-    columns: list[NDArray[Any]] = [np.concatenate(column) for column in both]
-    return _Trials(*columns)
+    columns: Iterable[Any] = zip(one, other, strict=True)
+    return _Trials._make(np.concatenate(both) for both in columns)
 
 
 def _all_of(trials: _Trials) -> Floats:
