@@ -1,6 +1,7 @@
 """`sslpipe evaluate`: a subcommand for each entry of EVALS, and `suite` for all."""
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.whiten import pca, whiten
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 from sslpipe.run.launch import end_processes
+
+MOST_DEFAULTS = 8  # of an option, that its help lists one by one
 
 
 class Evaluations(TyperGroup):
@@ -305,9 +308,17 @@ def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter:
     """A sequence becomes a repeatable option; everything else is as it is. text: its help."""
     annotation, default = parameter.annotation, parameter.default
+    shown: bool | str = True
     if get_origin(annotation) is Sequence:
-        annotation, default = GenericAlias(list, get_args(annotation)), list(default)
-    annotation = Annotated[annotation, typer.Option(help=text)]
+        annotation = GenericAlias(list, get_args(annotation))
+        if default is not parameter.empty:
+            default = list(default)
+            if len(default) > MOST_DEFAULTS:
+                ends = [f"{x:.3g}" if isinstance(x, float) else str(x) for x in default]
+                shown = f"{ends[0]}, {ends[1]}, ... {ends[-1]}: {len(ends)} values"
+    if text is not None:  # without what is meant for those who read the code
+        text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
+    annotation = Annotated[annotation, typer.Option(help=text, show_default=shown)]
     return parameter.replace(annotation=annotation, default=default)
 
 

@@ -44,6 +44,7 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
     "train": f"sslpipe status RUN while it runs, then {_SUITE}",
     "status": f"{_SUITE} when it is done",
     "slurm": "sslpipe status RUN",
+    "slurm shards": "sslpipe check RECIPE --data DIR/dataset.json",
     "embed": "sslpipe evaluate knn TRAIN.safetensors TEST.safetensors",
     "whiten": "sslpipe embed EXPORT --data DIR/dataset.json --split test --out test.safetensors",
     "evaluate": _REPORT,
@@ -52,6 +53,7 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
     "gallery": "sslpipe gallery identify GALLERY.safetensors IMAGE --model FOLDER",
     "gallery enrol": "sslpipe gallery calibrate GALLERY.safetensors STRANGERS --model FOLDER",
     "curate": _TRAIN,
+    "curate select": "sslpipe shards build DIR --source csv --csv FOLDER/chosen.csv",
 }
 
 

@@ -11,21 +11,29 @@ from sslpipe.sharding.cells import parse_columns
 from sslpipe.sharding.columns import check_name
 from sslpipe.sharding.gather import TarColumns, parse_pattern
 
-OutFolder = Annotated[Path, typer.Argument(help="folder of the data set", show_default=False)]
+OutFolder = Annotated[Path, typer.Argument(help="The data set's folder.", show_default=False)]
 DataSet = Annotated[
-    str, typer.Argument(help="dataset.json or its folder: a path or a URL", show_default=False)
+    str,
+    typer.Argument(
+        help="The data set's dataset.json or its folder: a path or a URL.", show_default=False
+    ),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="threads; the files do not depend on it")]
-ClassFile = Annotated[Path | None, typer.Option(help="text file, one class name a line, by label")]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--num-workers", "--workers", min=1, help="Threads; the files do not depend on them."
+    ),
+]
+ClassFile = Annotated[Path | None, typer.Option(help="Text file, one class name a line, by label.")]
 
 
 JsonFields = Annotated[
     str | None,
-    typer.Option(help="columns: keys of KEY.json, as sku,shot_at:time or sku=product.id:text"),
+    typer.Option(help="Columns: keys of KEY.json, as sku,shot_at:time or sku=product.id:text."),
 ]
 NamePattern = Annotated[
     str | None,
-    typer.Option(help="columns: a regular expression of the image's name with named groups"),
+    typer.Option(help="Columns: a regular expression of the image's name with named groups."),
 ]
 
 
@@ -41,31 +49,31 @@ def write_option(help: str, *names: str, **range: float) -> Any:
 
 CLASS_DISJOINT = (
     "cub, cars: train on the first half of the classes and test on the others, or split as for "
-    "classification"
+    "classification."
 )
 UNSEEN = (
-    "names, separated by commas: their images go to splits of their own, such as test_unseen "
-    "beside test"
+    "Names, separated by commas: their images go to splits of their own, such as test_unseen "
+    "beside test."
 )
 COLUMNS = (
-    "what else is known of an image, as patient,age:integer,shot_at:time; NAME=THEIRS:KIND "
-    "renames; kinds: text, integer, float, time; else inferred"
+    "Columns: what else is known of an image, as patient,age:integer,shot_at:time; "
+    "NAME=THEIRS:KIND renames; kinds: text, integer, float, time; else inferred."
 )
-LEVELS = "columns: names of the folders an image is in, as theme,size; - skips one"
-PATTERN = "columns: named groups of a pattern of the file name, `'(?P<theme>[^/]+)/.*'`"
-SPLIT_BY = "column whose groups --test-fraction does not cut, such as patient"
-GROUP_BY = "column whose groups lie side by side, so that partners are read together"
+LEVELS = "Columns: names of the folders an image is in, as theme,size; - skips one."
+PATTERN = "Columns: named groups of a pattern of the file name, `'(?P<theme>[^/]+)/.*'`"
+SPLIT_BY = "Column whose groups --test-fraction does not cut, such as patient."
+GROUP_BY = "Column whose groups lie side by side, so that partners are read together."
 SCATTER = (
-    "place each image once at random in its frame: 55-100 % of its size, shifted, rotated by up to "
-    "20 degrees, 50-100 % as bright"
+    "Place each image once at random in its frame: 55-100 % of its size, shifted, rotated by up to "
+    "20 degrees, 50-100 % as bright."
 )
 RESIZE = (
-    "reduce images whose shorter side is longer than this many px; JPEGs are written again with "
-    "quality 95, all others as PNG"
+    "Reduce images whose shorter side is longer than this many px; JPEGs are written again with "
+    "quality 95, all others as PNG."
 )
 BACKGROUND = (
-    "colour under transparent parts, such as white or '#ffffff'; else transparency is dropped, "
-    "which often leaves black"
+    "Colour under transparent parts, such as white or '#ffffff'; else transparency is dropped, "
+    "which often leaves black."
 )
 
 

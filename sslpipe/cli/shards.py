@@ -82,34 +82,36 @@ def _settings() -> None:
 def build(
     out: OutFolder,
     source: Annotated[str, _read(" | ".join(SOURCES.names()))] = "folder",
-    root: Annotated[Path | None, _read("folder of the images or files")] = None,
-    split: Annotated[str | None, _read("only this split; names it where none is")] = None,
+    root: Annotated[Path | None, _read("Folder of the images or files.")] = None,
+    split: Annotated[str | None, _read("Only this split; names it where none is.")] = None,
     name: Annotated[
         str | None,
-        _read("torchvision: the dataset, such as CIFAR10; else the data set's name"),
+        _read("torchvision: the dataset, such as CIFAR10; else the data set's name."),
     ] = None,
-    csv: Annotated[Path | None, _read("csv: a row an image")] = None,
+    csv: Annotated[Path | None, _read("csv: the file, one row an image.")] = None,
     delimiter: Annotated[
-        str | None, _read("csv: ';' or tab; else a comma, of a .tsv file a tab")
+        str | None, _read("csv: ';' or tab; else a comma, of a .tsv file a tab.")
     ] = None,
-    image_column: Annotated[str, _read("csv: path from the file; parquet: image")] = "path",
-    label_column: Annotated[str, _read("csv, parquet: class")] = "label",
-    split_column: Annotated[str | None, _read("csv: name of the split")] = None,
+    image_column: Annotated[
+        str, _read("Column: csv, of the paths from the file; parquet, of the images.")
+    ] = "path",
+    label_column: Annotated[str, _read("csv, parquet: column of the classes.")] = "label",
+    split_column: Annotated[str | None, _read("csv: column of the splits' names.")] = None,
     skip_missing: Annotated[
         bool,
-        _read("csv, parquet: list files that are not there and skip them", "--skip-missing"),
+        _read("csv, parquet: list files that are not there and skip them.", "--skip-missing"),
     ] = False,
-    classes: Annotated[Path | None, _read("idx: class names, one a line by label")] = None,
-    labels: Annotated[bool, _read("take folder names or --label-column")] = True,
+    classes: Annotated[Path | None, _read("idx: class names, one a line, by label.")] = None,
+    labels: Annotated[bool, _read("Take folder names or --label-column as classes.")] = True,
     columns: Annotated[str | None, _read(COLUMNS)] = None,
     folder_levels: Annotated[str | None, _read(LEVELS)] = None,
     name_pattern: Annotated[str | None, _read(PATTERN)] = None,
-    download: Annotated[bool, _read("torchvision: fetch it", "--download")] = False,
+    download: Annotated[bool, _read("torchvision: fetch it.", "--download")] = False,
     class_disjoint: Annotated[
         bool, _read(CLASS_DISJOINT, "--class-disjoint/--published-split")
     ] = True,
     test_fraction: Annotated[
-        float, _write("share of each class to cut from train as test", min=0, max=0.9)
+        float, _write("Share of each class to cut from train as test.", min=0, max=0.9)
     ] = 0.0,
     split_by: Annotated[str | None, _write(SPLIT_BY)] = None,
     unseen_classes: Annotated[str | None, _write(UNSEEN)] = None,
@@ -117,15 +119,17 @@ def build(
     scatter: Annotated[bool, _write(SCATTER, "--scatter")] = False,
     resize_shorter: Annotated[int | None, _write(RESIZE, min=1)] = None,
     background: Annotated[str | None, _write(BACKGROUND)] = None,
-    seed: Annotated[int, _write("of the shuffle, the cut and --scatter")] = 0,
-    samples_per_shard: Annotated[int, _write("at most", min=1)] = 1000,
-    max_shard_bytes: Annotated[int, _write("rough where images are converted", min=1)] = 10**9,
-    skip_bad: Annotated[bool, _write("list bad images and skip them", "--skip-bad")] = False,
-    overwrite: Annotated[bool, _write("replace these splits", "--overwrite")] = False,
-    origin: Annotated[str, _write("where the images come from, for the record")] = "",
-    license: Annotated[str, _write("of the images, for the record")] = "",
+    seed: Annotated[int, _write("Of the shuffle, the cut and --scatter.")] = 0,
+    samples_per_shard: Annotated[int, _write("Samples, at most.", min=1)] = 1000,
+    max_shard_bytes: Annotated[
+        int, _write("Bytes, at most; roughly where images are converted.", min=1)
+    ] = 10**9,
+    skip_bad: Annotated[bool, _write("List bad images and skip them.", "--skip-bad")] = False,
+    overwrite: Annotated[bool, _write("Replace these splits.", "--overwrite")] = False,
+    origin: Annotated[str, _write("Where the images come from, for the record.")] = "",
+    license: Annotated[str, _write("Of the images, for the record.")] = "",
     part: Annotated[
-        str | None, _write("I/N: a part of the shards, for one of N machines; see merge")
+        str | None, _write("I/N: a part of the shards, for one of N machines; see merge.")
     ] = None,
     workers: Workers = 2,
 ) -> None:
@@ -178,7 +182,7 @@ def merge(
     out: OutFolder,
     parts: Annotated[
         list[Path] | None,
-        typer.Argument(help="folders of the parts, in any order; else OUT", show_default=False),
+        typer.Argument(help="Folders of the parts, in any order; else OUT.", show_default=False),
     ] = None,
     workers: Workers = 2,
 ) -> None:
@@ -194,21 +198,22 @@ def merge(
 
 @app.command()
 def repack(
-    source: Annotated[Path, typer.Argument(help="a tar, or a folder of tars", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="A tar, or a folder of tars.", show_default=False)],
     out: OutFolder,
     split: Annotated[
-        str | None, typer.Option(help="of all tars; else by name: train-000000.tar is in train")
+        str | None, typer.Option(help="Of all tars; else by name: train-000000.tar is in train.")
     ] = None,
-    samples_per_shard: Annotated[int, typer.Option(min=1, help="at most")] = 1000,
-    max_shard_bytes: Annotated[int, typer.Option(min=1, help="unless one sample is larger")] = 10
-    ** 9,
+    samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples, at most.")] = 1000,
+    max_shard_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes, at most, unless one sample is larger.")
+    ] = 10**9,
     folder_labels: Annotated[
-        bool, typer.Option("--folder-labels", help="an image's folder in the tar is its class")
+        bool, typer.Option("--folder-labels", help="An image's folder in the tar is its class.")
     ] = False,
     classes: ClassFile = None,
     json_fields: JsonFields = None,
     name_pattern: NamePattern = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace these splits")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace these splits.")] = False,
     workers: Workers = 2,
 ) -> None:
     """Write tars again where `index` refuses them, and index them.
@@ -247,13 +252,13 @@ def repack(
 def index(
     folder: OutFolder,
     split: Annotated[
-        str | None, typer.Option(help="of all tars; else by name: train-000000.tar is in train")
+        str | None, typer.Option(help="Of all tars; else by name: train-000000.tar is in train.")
     ] = None,
     classes: ClassFile = None,
     json_fields: JsonFields = None,
     name_pattern: NamePattern = None,
     no_columns: Annotated[
-        bool, typer.Option("--no-columns", help="drop the columns that dataset.json has")
+        bool, typer.Option("--no-columns", help="Drop the columns that dataset.json has.")
     ] = False,
     workers: Workers = 2,
 ) -> None:
@@ -301,12 +306,12 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
 @app.command()
 def show(
     folder: DataSet,
-    split: Annotated[str, typer.Option(help="the split to look at")] = "train",
-    out: Annotated[Path, typer.Option(help="the PNG to write")] = Path("samples.png"),
-    count: Annotated[int, typer.Option(min=1, help="samples, chosen at random")] = 48,
+    split: Annotated[str, typer.Option(help="The split to look at.")] = "train",
+    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("samples.png"),
+    count: Annotated[int, typer.Option(min=1, help="Samples, chosen at random.")] = 48,
     ids: Ids = None,
     columns: Annotated[int, typer.Option(min=1)] = 8,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="of the choice")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of the choice.")] = 0,
 ) -> None:
     """A picture of samples with their classes, sizes, ids and keys; of --ids they are printed, too.
 
@@ -331,7 +336,7 @@ def show(
 @app.command()
 def stats(
     folder: DataSet,
-    looked_at: Annotated[int, typer.Option(min=1, help="samples whose size in px is read")] = 1000,
+    looked_at: Annotated[int, typer.Option(min=1, help="Samples whose size in px is read.")] = 1000,
 ) -> None:
     """Counts, classes, bytes, image sizes and columns of each split; nothing is decoded."""
     data = load_index(folder)
@@ -348,7 +353,7 @@ def stats(
 
 @app.command("cut-idx")
 def cut_idx_command(
-    root: Annotated[Path, typer.Argument(help="folder of train-*-ubyte.gz", show_default=False)],
+    root: Annotated[Path, typer.Argument(help="Folder of train-*-ubyte.gz.", show_default=False)],
     out: OutFolder,
     per_class: Annotated[int, typer.Option(min=1)] = 1000,
 ) -> None:

@@ -55,7 +55,7 @@ def linear_probe(
     Returns:
         details: C, C_at_edge (the grid may be too narrow), converged (the last fit reached its
         tolerance), holdout_top1 for each C, per-class accuracy (null where test has none), the
-        confusion matrix (rows: true class; null beyond CONFUSION_CLASSES), a bootstrap interval.
+        confusion matrix (rows: true class; null beyond 200 classes), a bootstrap interval.
 
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.

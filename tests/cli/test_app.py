@@ -313,3 +313,24 @@ def test_without_faiss_and_wandb_everything_but_they_works(data, tmp_path):
     assert "tracker 'wandb' did not start" in result.stderr
     assert "holdout_knn" in result.stderr
     assert (tmp_path / "backbone" / "config.json").is_file()
+
+
+def test_threads_are_num_workers_in_every_command_and_shards_takes_the_old_name():
+    def spellings(command):
+        inner = getattr(command, "commands", {}).values()
+        own = [opt for p in command.params for opt in p.opts if opt.endswith("workers")]
+        return own + [opt for each in inner for opt in spellings(each)]
+
+    names = [name for name in COMMANDS for name in spellings(load_command(name))]
+    assert names.count("--num-workers") >= 10
+    assert names.count("--workers") == 5  # of `shards`, whose first spelling it was
+    assert {*names} == {"--num-workers", "--workers"}
+
+
+def test_the_help_of_an_evaluation_lists_no_long_grid_and_no_name_of_the_code():
+    commands = load_command("evaluate").commands
+    (grid,) = (p for p in commands["linear"].params if p.name == "grid")
+    assert grid.show_default == "1e-06, 3.16e-06, ... 3.16e+03: 20 values"
+    assert len(grid.default) == 20
+    texts = [p.help or "" for command in commands.values() for p in command.params]
+    assert not [text for text in texts if "see `" in text]
