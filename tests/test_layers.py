@@ -1,6 +1,7 @@
 """Imports point downwards, packages do not import in circles, each outside library has one home."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,13 @@ def test_imports_point_downwards(path):
             if other != part:
                 message = f"{part} imports {module}, which is not under it"
                 assert HEIGHT[other] < HEIGHT[part], message
+
+
+def test_the_architecture_page_has_every_row_in_its_order():
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## The layers")[2]
+    rows = re.findall(r"^\| (`.*?`) \|", page.partition("\n## ")[0], re.MULTILINE)
+    shown = [set(re.findall(r"`(\w+)`", row)) for row in rows]
+    assert shown == [{"cli", "tools"}, *map(set, ROWS[2:])]
 
 
 def test_there_are_few_parts():
