@@ -118,7 +118,7 @@ def duplicates(
     from sslpipe.run.allocator import keep_freed_memory
 
     if column:
-        check_place(index.folder)
+        check_place(index)
     # read, compare, group
     splits = [index.split(name) for name in names]
     rows = None

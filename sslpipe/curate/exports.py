@@ -324,7 +324,9 @@ def _lightly(out: Path, index: DatasetIndex, space: str, samples: Sequence[Sampl
     ]
     _write_json(out / "samples.json", {"samples": documents})
     name = "open_lightly_studio.py"
-    title = json.dumps(index.manifest.name, ensure_ascii=False)[1:-1]
+    title, space = (
+        json.dumps(text, ensure_ascii=False)[1:-1] for text in (index.manifest.name, space)
+    )
     script = LIGHTLY_SCRIPT.format(name=name, title=title, space=space)
     write_atomically(out / name, script)
 

@@ -10,7 +10,7 @@ from sslpipe.curate.groups import KINDS, Groups
 from sslpipe.curate.scan import Samples
 from sslpipe.curate.tables import Kinds
 from sslpipe.data.column_files import MISSING_INTEGER
-from sslpipe.data.index import DERIVED_COLUMN, load_index
+from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import ColumnValues, add_columns
@@ -45,8 +45,18 @@ def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
     return rows
 
 
-def check_place(folder: str) -> None:
-    """Raise DataError where no column can be written beside a data set: it is remote, or locked."""
+def check_place(index: DatasetIndex) -> None:
+    """Check that the column can be written beside a data set.
+
+    Raises:
+        DataError: It is remote, or read-only, or has a column of that name that is another's.
+    """
+    folder, entry = index.folder, index.manifest.columns.get(COLUMN)
+    if entry is not None and entry.kind != "integer":
+        raise DataError(
+            f"{folder} has a column {COLUMN} of kind {entry.kind}, which would be lost; build the "
+            "data set with another name for it, or leave the column out with --no-column"
+        )
     if scheme(folder) or not os.access(folder, os.W_OK):
         raise DataError(
             f"{folder} is {'remote' if scheme(folder) else 'read-only'}, and the column {COLUMN} "
@@ -69,8 +79,8 @@ def write_column(folder: str, samples: Samples, groups: Groups) -> None:
     Raises:
         DataError: As `check_place`.
     """
-    check_place(folder)
     index = load_index(folder)
+    check_place(index)
     columns = {}
     for number, name in enumerate(samples.splits):
         here = samples.split == number

@@ -14,6 +14,7 @@ A sample's id is its place in its split: shards in index order, samples in file 
 import hashlib
 import io
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -22,7 +23,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sslpipe.data.column_files import COLUMN_NAME, ColumnEntry, find_column
 from sslpipe.data.columns import Column
@@ -46,6 +47,13 @@ SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one op
 Triple = tuple[float, float, float]
 Level = Annotated[float, Field(ge=-1000, le=1000)]
 Spread = Annotated[float, Field(ge=1e-6, le=1000)]  # images are divided by it
+
+
+def _split_name(name: str) -> str:
+    """Refuse a split's name that would lead files that it begins into another folder."""
+    if not name or re.search(r"[/\\\x00-\x1f]", name):
+        raise ValueError("a split's name begins names of files, and has no slash in it; rename it")
+    return name
 
 
 class ShardFile(BaseModel):
@@ -92,7 +100,7 @@ class Manifest(BaseModel):
     classes: tuple[str, ...] = ()
     mean: tuple[Level, Level, Level] = IMAGENET_MEAN
     std: tuple[Spread, Spread, Spread] = IMAGENET_STD
-    splits: dict[str, tuple[ShardFile, ...]]
+    splits: dict[Annotated[str, AfterValidator(_split_name)], tuple[ShardFile, ...]]
     columns: dict[Annotated[str, Field(pattern=f"^{COLUMN_NAME}$")], ColumnEntry] = {}
 
 

@@ -96,6 +96,8 @@ class Best:
         return {"best": {**entry, **kept}}
 
     def __str__(self) -> str:
+        if self.step is None:
+            return f"none of {self.since} evaluations had a number for run.keep_by = {self._by!r}"
         return f"no evaluation since step {self.step} was better by run.keep_by = {self._by!r}"
 
 

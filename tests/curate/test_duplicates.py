@@ -138,6 +138,24 @@ def test_a_column_that_cannot_be_written_is_refused_before_the_search(
         run(planted, tmp_path / "out")
 
 
+def test_a_column_of_that_name_that_somebody_else_made_is_not_lost(planted, tmp_path):
+    add_columns(planted, duplicate_group=["a"] * 16)
+    before = planted.read_bytes()
+    with pytest.raises(UserError, match="column duplicate_group of kind text, which would be lost"):
+        run(planted, tmp_path / "out")
+    assert "2 groups of 5" in run(planted, tmp_path / "out", "--no-column")
+    assert planted.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["../train", "a/b", "a\\b", "a\n", ""])
+def test_a_split_whose_files_would_lie_elsewhere_is_refused(planted, name):
+    tree = json.loads(planted.read_text())
+    tree["splits"] = {name: tree["splits"]["train"]}
+    planted.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="a split's name begins names of files, and has no slash"):
+        load_index(planted)
+
+
 def test_a_data_set_without_splits_is_refused(tmp_path):
     manifest = write_dataset(tmp_path, ())
     manifest.write_text(manifest.read_text().replace('{"train": []}', "{}"))

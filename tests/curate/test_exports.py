@@ -46,11 +46,11 @@ def rows():
     return Embeddings(features, ids % 4, ids)
 
 
-def call(tmp_path, tool, index, rows, **options):
+def call(tmp_path, tool, index, rows, space="sslpipe/x", **options):
     tables = [tmp_path / "outliers.csv", tmp_path / "chosen.csv"]
     out = tmp_path / "out"
     split = index.split("train")
-    total = export(out, tool, index, split, rows, space="sslpipe/x", tables=tables, **options)
+    total = export(out, tool, index, split, rows, space=space, tables=tables, **options)
     samples = json.loads((out / "samples.json").read_text())["samples"]
     assert total == len(samples)
     return out, samples
@@ -205,8 +205,10 @@ def test_a_reason_is_a_tag_though_no_sample_has_two(tmp_path, data, rows):
 @pytest.mark.parametrize("name", ["plain", 'a "quoted" \\ name', "{title}", "smile \U0001f600"])
 def test_the_name_of_the_data_set_stands_in_the_script_as_it_is(tmp_path, data, rows, name):
     data.manifest = data.manifest.model_copy(update={"name": name})
-    out, _ = call(tmp_path, "lightly", data, rows)
+    out, _ = call(tmp_path, "lightly", data, rows, space=name)  # of a file of features
     tree = ast.parse((out / "open_lightly_studio.py").read_text(encoding="utf-8"))
+    spaces = [n.value.value for n in ast.walk(tree) if getattr(n, "arg", "") == "space_key"]
+    assert spaces == [name]
     names = [
         n.args[0].value
         for n in ast.walk(tree)

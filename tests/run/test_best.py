@@ -95,6 +95,10 @@ def test_a_score_that_is_no_number_is_never_the_best():
     assert (best.step, best.since) == (4, 1)
     best.read(8, {})  # nobody could be scored
     assert (best.step, best.since) == (4, 2)
+    assert str(best) == "no evaluation since step 4 was better by run.keep_by = 'auto'"
+    none = after(Best(KEEP), float("nan"), float("nan"))
+    assert (none.step, none.wants_checkpoint, none.state()) == (None, False, {})
+    assert str(none) == "none of 2 evaluations had a number for run.keep_by = 'auto'"
 
 
 def test_a_checkpoint_that_was_not_written_is_not_the_best():
