@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from sslpipe.curate.threads import one_thread_an_operation
 from sslpipe.curate.thumbnails import (
-    THUMB_PX,
     VIEWS,
     WIDTH,
     ThumbFile,
@@ -31,7 +30,6 @@ from sslpipe.errors import DataError
 
 PART_SAMPLES = 64  # read and decoded together
 WINDOW_BYTES = 64 * 2**20
-THUMB_BYTES = THUMB_PX * THUMB_PX * 3
 
 Integers = NDArray[np.int64]
 Progress = Callable[[int], None]
@@ -153,8 +151,8 @@ def _temporary_file() -> Iterator[None]:
     except OSError as error:
         place = tempfile.tempdir or "a folder of temporary files"
         raise DataError(
-            f"thumbnails of the images, {THUMB_BYTES // 1024} KiB each, cannot be written to "
-            f"{place}: {error.strerror}; set TMPDIR to a folder that has room"
+            f"thumbnails of the images, {ThumbFile.ROW_BYTES // 1024} KiB each, cannot be written "
+            f"to {place}: {error.strerror}; set TMPDIR to a folder that has room"
         ) from error
 
 
@@ -168,7 +166,7 @@ class _Collected:
     def __init__(self, expected: int = 0) -> None:
         self.rows: list[_Seen] = []
         with _temporary_file():
-            if expected * THUMB_BYTES > shutil.disk_usage(tempfile.gettempdir()).free:
+            if expected * ThumbFile.ROW_BYTES > shutil.disk_usage(tempfile.gettempdir()).free:
                 raise OSError(errno.ENOSPC, f"{expected} of them have no room there")
             self._thumbs = ThumbFile()
         self._descriptors = [np.zeros((0, VIEWS, WIDTH), np.int8)]

@@ -185,6 +185,7 @@ class ThumbFile:
     _THUMB = np.dtype((np.uint8, (THUMB_PX, THUMB_PX, 3)))
     _GRID = np.dtype((np.float32, (GRID_PX, GRID_PX)))
     _ROW = np.dtype([("thumb", _THUMB), ("grid", _GRID)])
+    ROW_BYTES = _ROW.itemsize
 
     def __init__(self, folder: str | None = None) -> None:
         self._file: IO[Any] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (see close)
@@ -224,6 +225,6 @@ class ThumbFile:
         found = np.empty(len(wanted), kind)
         number = self._file.fileno()
         for place, row in zip(found, wanted.tolist(), strict=True):
-            raw = read_at(number, kind.itemsize, row * self._ROW.itemsize + start)
+            raw = read_at(number, kind.itemsize, row * self.ROW_BYTES + start)
             place[:] = np.frombuffer(raw, kind)[0]
         return found

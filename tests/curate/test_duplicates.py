@@ -191,7 +191,7 @@ def test_without_room_for_thumbnails_the_folder_and_the_remedy_are_named(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=23 * 12288))
-    told = f"12 KiB each, cannot be written to {re.escape(str(tmp_path))}.*set TMPDIR"
+    told = f"16 KiB each, cannot be written to {re.escape(str(tmp_path))}.*set TMPDIR"
     with pytest.raises(UserError, match=f"{told}|24 of them have no room"):
         run(planted, tmp_path / "out")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
