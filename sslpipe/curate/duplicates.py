@@ -37,6 +37,7 @@ from sslpipe.curate.groups import (
 from sslpipe.curate.losses import compare_with_losses
 from sslpipe.curate.scan import Pictures, Samples
 from sslpipe.curate.threads import one_thread_an_operation
+from sslpipe.curate.thumbnails import GRID_PX
 from sslpipe.curate.verify import Verdicts, compare
 from sslpipe.evaluation.features import Progress
 
@@ -46,6 +47,8 @@ Floats = NDArray[np.float32]
 PART_PAIRS = 256  # compared by their pixels at a time, in a thread
 CROWD = 0.4  # of a sample's candidates, that are surely copies and hide others
 DOUBTFUL = (0.93, 0.997)  # scores with which pairs are compared once more, with losses in both
+# and the least where one has fewer pixels than the grid, and than the other: it lost so much
+DOUBTFUL_SMALL = 0.8
 WIDENING, MOST_NEIGHBOURS = 4, 80  # more candidates at a time, and at most
 
 
@@ -198,8 +201,11 @@ def _compare_pictures(pairs: Integers, pictures: Pictures) -> Verdicts:
             found = compare(first[rows] + np.array(inside), pictures)
             found.cropped[:] |= sum(inside) == 1
             verdicts.take(found, rows)
-    best = verdicts.best()
-    rows = np.flatnonzero((best >= DOUBTFUL[0]) & (best < DOUBTFUL[1]))
+    best, sizes = verdicts.best(), pictures.sizes[first]
+    smaller = (sizes[:, 0] != sizes[:, 1]).any(1) & (sizes.max(2).min(1) < GRID_PX)
+    rows = np.flatnonzero(
+        (best >= np.where(smaller, DOUBTFUL_SMALL, DOUBTFUL[0])) & (best < DOUBTFUL[1])
+    )
     if len(rows):
         found = compare_with_losses(first[rows], verdicts.mirrored[rows], pictures)
         verdicts.take(found, rows)

@@ -1,4 +1,4 @@
-"""Give one picture the losses that another shows: fewer pixels, JPEG, whites that are cut off.
+"""Give one picture the losses that another shows: fewer pixels, JPEG, whites or blacks cut off.
 
 A shirt of 28 px that was saved at quality 30 differs more from itself than two shirts differ. But
 such a loss is no chance: where both are one picture, the same loss makes the other one equal to
@@ -32,11 +32,13 @@ LARGEST_PX = 128  # to which small pictures are enlarged: more do not show in a 
 STEPS = np.array([[32.0, 22.0], [24.0, np.inf]], np.float32)
 # share of blocks and frequencies that are as near as that, of what JPEG may have made
 WITHIN = 0.85
+FILTERS = (Image.Resampling.BICUBIC, Image.Resampling.BOX)  # the best one is taken
 QUALITIES, NEARBY = range(25, 96, 10), range(-5, 6)  # searched; then around the best
 DARKEST, LIGHTEST = 8.0, 225.0  # levels between which two pictures' brightness is compared
 LEAST_LEVELS = 50  # as many of a thumbnail's for it
-GAINS = (1.02, 1.3)  # of brightness
-WHITE = 250.0  # levels at least of what is cut off, in most places
+MOST_GAIN = 1.3  # of contrast, or its inverse
+LEAST_GAIN, LEAST_SHIFT = 1.02, 4.0  # and levels of brightness: less is no change
+WHITE, BLACK = 250.0, 5.0  # levels that at least, and at most, most of what is cut off has
 
 
 def compare_with_losses(
@@ -103,7 +105,7 @@ def _may_be_saved(thumbs: Pixels, sizes: Integers) -> NDArray[np.bool_]:
 
 
 def _may_be_lit(thumbs: Pixels) -> NDArray[np.bool_]:
-    """Say which picture of each pair, made as light as the other, is cut off where that is white.
+    """Say which picture of each pair, made as light as the other, is cut off where that one is.
 
     Args:
         thumbs: (P, 2, 64, 64, 3).
@@ -121,11 +123,13 @@ def _may_be_lit(thumbs: Pixels) -> NDArray[np.bool_]:
     squares, product = (about**2).sum(2), about[:, 0] * about[:, 1]
     for way in (0, 1):
         gain = product.sum(1) / np.maximum(squares[:, way], 1)
+        shift = means[:, 1 - way] - means[:, way]
         made = gain[:, None] * (levels[:, way] - means[:, way, None]) + means[:, 1 - way, None]
-        beyond = made > 256
-        white = (beyond & (levels[:, 1 - way] >= WHITE)).sum(1)
-        fits = (gain >= GAINS[0]) & (gain <= GAINS[1]) & (total >= LEAST_LEVELS)
-        may[:, way] = fits & (white > 0) & (white >= 0.5 * beyond.sum(1))
+        other, above, below = levels[:, 1 - way], made > 256, made < -1
+        cut_off = ((above & (other >= WHITE)) | (below & (other <= BLACK))).sum(1)
+        fits = (gain >= 1 / MOST_GAIN) & (gain <= MOST_GAIN) & (total >= LEAST_LEVELS)
+        fits &= (np.abs(gain - 1) >= LEAST_GAIN - 1) | (np.abs(shift) >= LEAST_SHIFT)
+        may[:, way] = fits & (cut_off > 0) & (cut_off >= 0.5 * (above | below).sum(1))
     return may
 
 
@@ -144,15 +148,16 @@ def _saved_likewise(shown: Pixels, other: Pixels, size: list[int], wanted: list[
     pixels = _pixels(shown, size)
     if size != wanted:
         height, width = (min(side, LARGEST_PX) for side in wanted)
-        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
-        pixels = np.asarray(image)
+        image, target = Image.fromarray(pixels), other.astype(np.float32)
+        ways = [np.asarray(image.resize((width, height), by)) for by in FILTERS]
+        pixels = min(ways, key=lambda way: float(((thumbnail(way) - target) ** 2).mean()))
     if max(wanted) <= THUMB_PX and min(wanted) >= BLOCK_PX:
         pixels = _saved_as(pixels, _pixels(other, wanted))
     return thumbnail(pixels)
 
 
 def _lit_likewise(shown: Pixels, other: Pixels) -> Pixels:
-    """Give a thumbnail the brightness and contrast of a lighter one; what is beyond is cut off."""
+    """Give a thumbnail the brightness and contrast of another; what is beyond is cut off."""
     levels, target = shown.astype(np.float32), other.astype(np.float32)
     seen = (np.minimum(levels, target) >= DARKEST) & (np.maximum(levels, target) <= LIGHTEST)
     few, many = levels[seen], target[seen]

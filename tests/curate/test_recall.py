@@ -75,6 +75,19 @@ def test_a_small_picture_that_was_halved_is_known_from_its_like(how):
     assert max(rest_of(c, s[:, ::-1]) for c, s in zip(copies, shown, strict=True)) < SURE
 
 
+@pytest.mark.parametrize("how", ["BILINEAR", "BICUBIC", "LANCZOS", "BOX"])
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_dots_that_a_halved_picture_has_lost_are_made_up_for(how, share):
+    rng = np.random.default_rng(0)
+    dots = np.zeros((4, 28, 28), np.uint8)
+    dots[:, 2:26, 6:22] = 255 * (rng.random((4, 24, 16)) < share)
+    shown = [each[..., None].repeat(3, 2) for each in dots]
+    filters = Image.Resampling[how]
+    copies = [np.asarray(Image.fromarray(each).resize((14, 14), filters)) for each in shown]
+    assert max(map(rest_of, shown, copies)) < NEAR
+    assert min(map(rest_of, shown, copies[1:])) > 4 * NEAR
+
+
 def test_colours_that_jpeg_drops_make_no_other_picture_and_a_tint_does():
     rng = np.random.default_rng(0)
     tints = np.stack([forms(rng, 9, 256) for _ in range(3)], 2)
@@ -100,6 +113,14 @@ def test_a_light_drawing_whose_whites_are_cut_off_is_found():
     drawing = np.asarray(image)
     assert rest_of(drawing, lit(drawing, 1.1)) < SURE
     assert rest_of(lit(drawing, 1.1), drawing[:, ::-1]) < SURE
+
+
+def test_a_dark_picture_whose_blacks_are_cut_off_is_found():
+    shown = garments(4)
+    copies = [np.uint8(np.maximum(each - 25.5, 0)) for each in shown]
+    assert max(map(rest_of, shown, copies)) < NEAR
+    assert max(rest_of(c, s[:, ::-1]) for c, s in zip(copies, shown, strict=True)) < NEAR
+    assert min(map(rest_of, shown, copies[1:])) > 4 * NEAR
 
 
 @pytest.mark.parametrize("seed", range(4))
