@@ -232,9 +232,13 @@ def test_features_of_no_samples_of_the_split_are_refused(
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_without_a_file_half_written(
-    capsys, unlabelled, tmp_path, monkeypatch, number, expected
+    request, capsys, unlabelled, tmp_path, monkeypatch, number, expected
 ):
-    before, replace = signal.getsignal(signal.SIGTERM), os.replace
+    replace = os.replace
+    # a shell has jobs in the background ignore Ctrl-C, and so the tests that such a job runs
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, ours))
+    before = signal.getsignal(signal.SIGTERM)
 
     def ended(*paths):
         os.kill(os.getpid(), number)
