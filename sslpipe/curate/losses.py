@@ -20,6 +20,7 @@ from scipy.fft import dct
 from sslpipe.curate.scan import Pictures
 from sslpipe.curate.thumbnails import THUMB_PX, luminance, resampling, thumbnail
 from sslpipe.curate.verify import Verdicts, compare_wholes, same_shape
+from sslpipe.data.decode import MAX_PIXELS, decode
 
 Integers = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
@@ -198,7 +199,7 @@ def _saved_as(pixels: Pixels, target: Pixels) -> Pixels:
     def saved(quality: int) -> tuple[float, int, Pixels]:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        again = np.asarray(Image.open(file).convert("RGB"))
+        again = decode(file.getvalue(), MAX_PIXELS).transpose(1, 2, 0)
         return float(((again - wanted) ** 2).mean()), quality, again
 
     def first(each: tuple[float, int, Pixels]) -> tuple[float, int]:
