@@ -1,10 +1,13 @@
 """Pixels decide: what must not depend on how pairs are compared."""
 
+import io
 from contextlib import closing
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from sslpipe.curate.duplicates import Limits
 from sslpipe.curate.scan import scan_pictures
 from sslpipe.curate.thumbnails import ThumbFile
 from sslpipe.curate.verify import compare
@@ -53,6 +56,21 @@ def test_copies_are_told_by_what_was_done_to_them(samples):
         assert (found.best() > 0.98).all()
         assert (found.mirrored == mirrored).all()
         assert (found.cropped == cropped).all()
+
+
+def test_what_jpeg_left_does_not_end_the_registration_of_a_crop():
+    made = [np.asarray(Image.fromarray(shown).resize((224, 192))) for shown in pictures(6, seed=1)]
+    for shown in made[:6]:
+        file = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(shown[12:185, 9:211])).save(file, "JPEG", quality=10)
+        made.append(np.asarray(Image.open(file).convert("RGB")))
+    samples = scan_pictures(made)
+    with closing(samples.pictures.thumbs):
+        first, _ = samples.pictures.of(np.arange(12))
+        found = compare(first.reshape(2, 6).T, samples.pictures)
+    # up to a rest of twice the limit a pair tells how far other pictures are
+    assert (found.best() > 1 - 2 * Limits().rest).all()
+    assert found.cropped.all()
 
 
 def test_pictures_without_colours_have_the_score_that_colours_would_give(samples, monkeypatch):
