@@ -86,7 +86,7 @@ class MoCoLoss(ContrastiveObjective):
     def unlike(
         self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
     ) -> str | None:
-        """Find all calls alike: what the queue holds, and where it goes on, is on the device."""
+        """Find all calls alike: the queue and its next row are on the device."""
         del ids, labels, groups
         return None
 
