@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,20 @@ FARS, FOLDS = (1e-1, 1e-2, 1e-3), 10
 RETRIEVAL_K = (1, 5, 10)
 
 
+class FormResults(NamedTuple):
+    """What was measured of a set in one of its two forms.
+
+    Args:
+        whitened: The form: whitened, or plain.
+        results: Each with its column.
+        geometry: Results that are no accuracies.
+    """
+
+    whitened: bool
+    results: Columns
+    geometry: list[Result]
+
+
 class Protocols:
     """What is measured of each set: the same for all, by what the first one's samples allow.
 
@@ -53,7 +67,8 @@ class Protocols:
         draws: int,
         seed: int,
     ) -> None:
-        self._first, self._search, self._seed = first, search, seed
+        self._first, self._search = first, search
+        self.left_out, self.seed = left_out, seed
         self.enough = ClassesWithEnough(*first, classes, left_out)
         self._few = [n for n in LABELS_PER_CLASS if self.enough.few(n)]
         self._fewer = [n for n in FEWER_LABELS if self.enough.few(n)]
@@ -75,12 +90,8 @@ class Protocols:
 
     def measure(
         self, name: str, plain: Pair, say: Callable[[str], None], progress: Progress | None
-    ) -> list[tuple[bool, Columns, list[Result]]]:
-        """Measure a set, plain and whitened.
-
-        Returns:
-            Whether it is whitened, results with their columns, and its geometry; twice.
-        """
+    ) -> list[FormResults]:
+        """Measure a set, plain and whitened."""
         found = []
         bar = nullcontext() if progress is None else progress(f"evaluate {name}", 2)
         with bar as advance:
@@ -98,10 +109,10 @@ class Protocols:
                 if not whitened and self._linear:
                     say(f"{name}: linear probes")
                     pair = self.enough.rows(bank, queries, 2)
-                    results += _probe_rows(*pair, self.enough, self._seed)
+                    results += _probe_rows(*pair, self.enough, self.seed)
                 # geometry takes pairs of one label
-                shapes = geometry(bank, queries, seed=self._seed) if self._inside else []
-                found.append((whitened, results, shapes))
+                shapes = geometry(bank, queries, seed=self.seed) if self._inside else []
+                found.append(FormResults(whitened, results, shapes))
                 if advance is not None:
                     advance(1)
         return found

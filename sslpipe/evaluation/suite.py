@@ -1,7 +1,7 @@
 """Every evaluation for several sets of features, by the same protocols: the table of a report."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.leakage import LeakRows
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.nuisance import nuisance_rows
-from sslpipe.evaluation.protocols import Pair, Protocols
+from sslpipe.evaluation.protocols import FormResults, Pair, Protocols
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
@@ -84,82 +84,138 @@ def run_suite(
     left_out = [*not_measured]
     ready = {n: _labelled(pair, left_out) for n, pair in sets.items() if not callable(pair)}
     _check_same_samples(ready)
-    first = next(iter(ready))
-    protocols = Protocols(ready[first], facts.get("classes") or (), left_out, search, draws, seed)
+    first = next(iter(ready.values()))
+    protocols = Protocols(first, facts.get("classes") or (), left_out, search, draws, seed)
     leaks = LeakRows(leaked, leaked_by, protocols.scored_ids())
-    scores = Scores({}, {}, queries_with_a_match(ready[first][1].labels.cpu().numpy()))
+    scores = Scores({}, {}, queries_with_a_match(first[1].labels.cpu().numpy()))
 
-    # every set, plain and whitened: one is in the report as a whole, or not at all
+    # the numbers of every set
+    measured = _measure(sets, ready, protocols, columns, say, progress)
     rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
-    known_of: list[dict[str, Any]] = []
-    measured: dict[str, Pair] = {}
-    incomplete: dict[str, str] = {}  # what is not in the report -> why
-    try:
-        for name, given in sets.items():
-            try:
-                if callable(given):
-                    say(f"{name}: features")
-                    pair = _labelled(given(), left_out)
-                    _check_same_samples({first: ready[first], name: pair})
-                else:
-                    pair = ready[name]
-                found = protocols.measure(name, pair, say, progress)
-            except FAILURES as error:
-                if name == first:
-                    raise
-                incomplete[name] = one_line(str(error) or type(error).__name__)
-                continue
-            measured[name] = pair
-            for whitened, results, geometries in found:
-                rows += [_row(name, whitened, column, result) for column, result in results]
-                shapes += [_row(name, whitened, None, result) for result in geometries]
-                scores.take(name, whitened, results)
-                leaks.take(name, whitened, results)
-
-        # what else the features know
-        if columns:
-            say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
-        known_of = [
-            _row(name, False, result.details["column"], result)
-            for name, result in nuisance_rows(measured, columns, left_out, seed=seed)
-        ]
-    except KeyboardInterrupt:  # what was measured is kept; a second one ends it
-        if not measured:
-            raise
-        waiting = [*sets, *(("probes of columns",) if columns else ())]
-        incomplete |= {n: "interrupted" for n in waiting if n not in {**measured, **incomplete}}
-        say(f"interrupted; kept: {', '.join(measured)}")
+    for name, (_, forms) in measured.sets.items():
+        for whitened, results, geometries in forms:
+            rows += [_row(name, whitened, column, result) for column, result in results]
+            shapes += [_row(name, whitened, None, result) for result in geometries]
+            scores.take(name, whitened, results)
+            leaks.take(name, whitened, results)
 
     # the answers
-    left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
-    missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
-    against = [name for name in against if name in measured]
+    left_out += [f"{n}: {why}" for n, why in measured.incomplete.items() if n not in against]
+    compared, missing = _compare(measured, protocols, scores, against, start)
     known = protocols.enough.known_classes()
-    others = [*against, *(() if known else (name for name in BASELINES if name in measured))]
-    ours = [name for name in measured if name not in (*against, *BASELINES)]
-    forms = {name: whitening_helps(measured[name][0], seed) for name in [*ours, *others] if others}
-    compared = compare_all(ours, others, start, scores, forms, known_classes=known)
-    met = {each["against"] for each in compared}
-    unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
-    missing += [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
     report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
         "columns": protocols.columns(),
         "rows": rows,
         "geometry": shapes,
-        "nuisance": known_of,
+        "nuisance": [_row(n, False, one.details["column"], one) for n, one in measured.nuisance],
         "left_out": list(dict.fromkeys(left_out)),
         "comparisons": comparisons(rows, scores.top1, without=against) if known else [],
         "against": compared,
         "not_compared": [*not_compared, *missing],
-        **({"incomplete": incomplete} if incomplete else {}),
+        **({"incomplete": measured.incomplete} if measured.incomplete else {}),
     }
     if leaked is not None:
-        report["leakage"] = leaks.report(len(ready[first][1].ids))
+        report["leakage"] = leaks.report(len(first[1].ids))
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
+
+
+class _Measured(NamedTuple):
+    """What became of the sets.
+
+    Args:
+        sets: Name -> train and test, and what was measured of them.
+        nuisance: The set's name and the result, column by column.
+        incomplete: Name -> why this set, or the probes of columns, are not there.
+    """
+
+    sets: dict[str, tuple[Pair, list[FormResults]]]
+    nuisance: list[tuple[str, Result]]
+    incomplete: dict[str, str]
+
+    def pairs(self) -> dict[str, Pair]:
+        """Return the features that were measured."""
+        return {name: pair for name, (pair, _) in self.sets.items()}
+
+
+def _measure(
+    sets: Mapping[str, Pair | Callable[[], Pair]],
+    ready: Mapping[str, Pair],
+    protocols: Protocols,
+    columns: Sequence[GroupCodes],
+    say: Callable[[str], None],
+    progress: Progress | None,
+) -> _Measured:
+    """Measure each set as a whole or not at all, then probe columns; until Ctrl-C, if one comes.
+
+    Args:
+        sets: As in `run_suite`, and so are columns, say and progress.
+        ready: The labelled rows of those that are made; the first must not fail.
+        protocols: Of all sets.
+        columns: That are probed.
+        say: Called with what comes next.
+        progress: Makes a progress bar for each set.
+    """
+    measured = _Measured({}, [], {})
+    first = next(iter(ready))
+    try:
+        for name, given in sets.items():
+            try:
+                if callable(given):
+                    say(f"{name}: features")
+                    pair = _labelled(given(), protocols.left_out)
+                    _check_same_samples({first: ready[first], name: pair})
+                else:
+                    pair = ready[name]
+                measured.sets[name] = pair, protocols.measure(name, pair, say, progress)
+            except FAILURES as error:
+                if name == first:
+                    raise
+                measured.incomplete[name] = one_line(str(error) or type(error).__name__)
+
+        # what else the features know
+        if columns:
+            say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
+        probed = nuisance_rows(measured.pairs(), columns, protocols.left_out, seed=protocols.seed)
+        measured.nuisance.extend(probed)
+    except KeyboardInterrupt:  # what was measured is kept; a second one ends it
+        if not measured.sets:
+            raise
+        done = {*measured.sets, *measured.incomplete}
+        for name in (*sets, *(("probes of columns",) if columns else ())):
+            if name not in done:
+                measured.incomplete[name] = "interrupted"
+        say(f"interrupted; kept: {', '.join(measured.sets)}")
+    return measured
+
+
+def _compare(
+    measured: _Measured,
+    protocols: Protocols,
+    scores: Scores,
+    against: Sequence[str],
+    start: str | None,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Compare ours with other networks, and with baselines where train has not test's classes.
+
+    Returns:
+        What `compare_all` found, and sentences on what is not compared.
+    """
+    incomplete, pairs = measured.incomplete, measured.pairs()
+    known = protocols.enough.known_classes()
+    others = [name for name in against if name in pairs]
+    others += [] if known else [name for name in BASELINES if name in pairs]
+    ours = [name for name in pairs if name not in (*against, *BASELINES)]
+    forms = {n: whitening_helps(pairs[n][0], protocols.seed) for n in [*ours, *others] if others}
+    compared = compare_all(ours, others, start, scores, forms, known_classes=known)
+    missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
+    met = {each["against"] for each in compared}
+    unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
+    missing += [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
+    return compared, missing
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
