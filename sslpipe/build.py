@@ -36,6 +36,7 @@ from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_
 from sslpipe.run.session import Run
 
 Model = SimCLR | MomentumPair
+CachedBackward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # see run.gradient_cache
 
 MOST_HELD_OUT = 1 / 4  # of a split, before a warning
 
@@ -118,7 +119,7 @@ def build_loss(recipe: Recipe) -> Objective:
 
 def build_gradient_cache(
     recipe: Recipe, model: Model, ddp: nn.Module, run: Run, crop_px: int
-) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
+) -> CachedBackward | None:
     """Return `cached_backward` over the recipe's micro-batches; None without data.micro_batch."""
     data, world = recipe.data, run.process.world_size
     if data.micro_batches == 1:

@@ -1,15 +1,18 @@
 """Pretraining: images become views, views become embeddings, embeddings become a loss."""
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslpipe.augment.build import build_augment
 from sslpipe.augment.two_views import Views
 from sslpipe.build import (
+    CachedBackward,
+    Model,
     backbones,
     build_gradient_cache,
     build_loss,
@@ -24,7 +27,7 @@ from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
-from sslpipe.data.pipeline import Batch, Prepare
+from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import all_gather_rows
@@ -91,8 +94,9 @@ def train(
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         model, loss_fn = build_model(recipe, augment.crop_px, init_from), build_loss(recipe)
         recorded = will_record(recipe, run.process.world_size, loss_fn)
-        held = {"others": [loss_fn], "recorded": recorded}
-        warn_of_memory(recipe, augment.crop_px, model, run.process, **held)
+        warn_of_memory(
+            recipe, augment.crop_px, model, run.process, others=[loss_fn], recorded=recorded
+        )
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
@@ -115,56 +119,27 @@ def train(
         )
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
         launch = run.device.type, run.process.world_size, loss_fn, run.precision
-        unrecorded = graph_refusal(recipe, *launch, on_device=run.guard.on_device)
-        run.announce(size + describe_init(init_from, recipe.tune), [*warnings, unrecorded])
+        not_recorded = graph_refusal(recipe, *launch, on_device=run.guard.on_device)
+        run.announce(size + describe_init(init_from, recipe.tune), [*warnings, not_recorded])
         canvas_px = recipe.data.canvas_px
         held_out = HeldOut(view, split, holdout_ids(recipe, split), canvas_px)
         run.monitor(monitor, model.backbone, held_out, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
 
-        def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
-            # the views' parameters are a function of (seed, epoch, sample, view)
-            return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
-
-        def make_views(batch: Batch) -> Tensor:
-            views: Tensor = augment(batch, dtype=run.view_dtype)
-            return views  # (2B, 3, S, S), first views first
-
-        def take_step(
-            batch: Batch, seed: Seed, momentum: Number, decay: Number, views: Tensor | None = None
-        ) -> Step:  # all that differs between steps: run.cuda_graph records the rest
-            run.guard.remember()  # the buffers, for a step that is skipped
-            compute_loss = partial(loss_fn, **loss_arguments(loss_fn, batch))  # ids, labels
-            if cached is None:
-                views = make_views(batch) if views is None else views
-                z_a, z_b = ddp(views).chunk(2)  # 2 x (B, D), one forward
-                loss = compute_loss(z_a, z_b)  # (), over all ranks
-                run.backward(loss)
-            else:  # the same negatives and gradient, a slice of every stream at a time
-                some = partial(views_of_rows, augment, batch, run.view_dtype)
-                z_a, z_b, loss = cached(make_views=some, compute_loss=compute_loss, seed=seed)
-
-            # a non-finite step moves no weight and restores the buffers; it counts as a step
-            with run.optimizer_step(loss) as decision:
-                if isinstance(model, MomentumPair):
-                    model.follow(momentum)
-                if model.ema is not None:
-                    follow(model.ema, model.backbone, decay, buffers=True)
-            return Step(z_a, z_b, decision)
-
-        stream = open_batches(recipe, split, order, run, first_step, jpeg, plan_views, pairing)
-        take: TakeStep = take_step
-        if recipe.run.cuda_graph and not unrecorded:
-            parts = optimizer.optimizer, loss_fn, run.guard
-            take = StepGraph(take_step, make_views, *parts, canvas_px, run.reporter.warn)
+        # batches, their views planned; a step, replayed from a CUDA graph where that is possible
+        stream = open_batches(recipe, split, order, run, first_step, jpeg, augment, pairing)
+        training_step = TrainingStep(run, augment, model, ddp, loss_fn, cached)
+        take_step: TakeStep = training_step
+        if recipe.run.cuda_graph and not not_recorded:
+            parts = training_step.make_views, optimizer.optimizer, loss_fn, run.guard
+            take_step = StepGraph(training_step, *parts, canvas_px, run.reporter.warn)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
-            words = recipe.seed, step, run.process.rank
-            seed = partial(seed_torch, run.device, *words)  # dropout and the like
-            seed(0)
+            seed = partial(seed_torch, run.device, recipe.seed, step, run.process.rank)
+            seed(0)  # dropout and the like
             # views, embeddings, loss, gradient, weights
-            z_a, z_b, decision = take(batch.to(run.device), seed, *rates_at(step, recipe))
+            z_a, z_b, decision = take_step(batch.to(run.device), seed, *rates_at(step, recipe))
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 health = embedding_health(z_a, z_b)
@@ -174,6 +149,69 @@ def train(
         return run.finish()
 
 
+@dataclass(frozen=True)
+class TrainingStep:
+    """Takes a step, from images to weights.
+
+    What differs between two steps comes with the call: `run.cuda_graph` records all else.
+
+    Args:
+        run: Of this process.
+        augment: Makes the views.
+        model: What is trained.
+        ddp: The same, wrapped.
+        loss_fn: The objective.
+        cached: Takes the place of one forward and backward, see `build_gradient_cache`; or None.
+    """
+
+    run: Run
+    augment: Views
+    model: Model
+    ddp: nn.Module
+    loss_fn: Objective
+    cached: CachedBackward | None
+
+    def make_views(self, batch: Batch) -> Tensor:
+        """Make both views of a batch, (2B, 3, S, S), first views first; the same ones each time."""
+        views: Tensor = self.augment(batch, dtype=self.run.view_dtype)
+        return views
+
+    def __call__(
+        self, batch: Batch, seed: Seed, momentum: Number, decay: Number, views: Tensor | None = None
+    ) -> Step:
+        """Take the step.
+
+        Args:
+            batch: On the device.
+            seed: Sets torch's generators for a micro-batch.
+            momentum: How much a momentum encoder keeps of itself.
+            decay: How much an average of the backbone keeps.
+            views: Of the batch; None: they are made.
+        """
+        run, model = self.run, self.model
+        run.guard.remember()  # the buffers, for a step that is skipped
+        compute_loss = partial(self.loss_fn, **loss_arguments(self.loss_fn, batch))  # ids, labels
+        if self.cached is None:
+            views = self.make_views(batch) if views is None else views
+            z_a, z_b = self.ddp(views).chunk(2)  # 2 x (B, D), one forward
+            loss = compute_loss(z_a, z_b)  # (), over all ranks
+            run.backward(loss)
+        else:  # the same negatives and gradient, a slice of every stream at a time
+            z_a, z_b, loss = self.cached(
+                make_views=lambda rows: self.make_views(batch.rows(rows)),
+                compute_loss=compute_loss,
+                seed=seed,
+            )
+
+        # a non-finite step moves no weight and restores the buffers; it counts as a step
+        with run.optimizer_step(loss) as decision:
+            if isinstance(model, MomentumPair):
+                model.follow(momentum)
+            if model.ema is not None:
+                follow(model.ema, model.backbone, decay, buffers=True)
+        return Step(z_a, z_b, decision)
+
+
 def rates_at(step: int, recipe: Recipe) -> tuple[float, float]:
     """Return how much a momentum encoder and an average keep of themselves in a step; 1: all."""
     momentum, decay = recipe.momentum, recipe.optim.ema
@@ -181,12 +219,6 @@ def rates_at(step: int, recipe: Recipe) -> tuple[float, float]:
         momentum_at(step, momentum, recipe.total_steps) if momentum else 1.0,
         decay_at(step, decay) if decay else 1.0,
     )
-
-
-def views_of_rows(augment: Views, batch: Batch, dtype: torch.dtype, rows: Tensor) -> Tensor:
-    """Make both views of some of the batch's rows, (2b, 3, S, S): the same whenever it is done."""
-    views: Tensor = augment(batch.rows(rows), dtype=dtype)
-    return views
 
 
 def loss_arguments(loss_fn: Objective, batch: Batch) -> dict[str, Tensor]:
@@ -218,10 +250,15 @@ def open_batches(
     run: Run,
     first_step: int,
     jpeg: JpegDecoder | None,
-    prepare: Prepare,
+    augment: Views,
     pairing: Pairing | None = None,
 ) -> Generator[Batch]:
     """Open this rank's part of every global step, from `first_step` on, its views planned."""
+
+    def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
+        # their parameters are a function of (seed, epoch, sample, view)
+        return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
+
     on_device = recipe.run.cache == "device"
     if on_device:
         run.reporter.say(f"decoding {order.samples} images into the {run.device.type}'s memory")
@@ -235,6 +272,6 @@ def open_batches(
         device=run.device,
         on_bad=run.quarantine.add,
         jpeg=jpeg,
-        prepare=prepare,
+        prepare=plan_views,
         pairing=pairing,
     )
