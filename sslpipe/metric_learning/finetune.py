@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.build import build_augment
+from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.pipeline import Batch, Prepare
+from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.evaluation.geometry import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
@@ -91,8 +92,7 @@ def finetune(
         augment, task = augment.to(run.device), run.place(task)
         neighbours = class_neighbours(recipe, task, order, run)
         ddp, optimizer = run.prepare(task, freeze_and_optimize(task, recipe))
-        first_steps = recipe.tune.projector_first_steps
-        head_first = ProjectorFirst([task.backbone.network], first_steps)
+        head_first = ProjectorFirst([task.backbone.network], recipe.tune.projector_first_steps)
 
         # resume: weights, optimizer, losses, queue; then the data from that step on
         first_step = run.restore(
@@ -111,22 +111,13 @@ def finetune(
         run.monitor(retrieval_monitor, task.backbone, held_out, ema=task.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
-
-        def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
-            # a sample may come twice in an epoch, never twice in a step: the step names its numbers
-            return augment.prepare(batch, seed=recipe.seed, number=step)
-
-        stream = open_batches(recipe, split, order, run, first_step, plan_views)
+        stream = open_batches(recipe, split, order, run, first_step, augment)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             run.guard.remember()  # the buffers, for a step that is skipped
             head_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
-            words = recipe.seed, step, run.process.rank
-            seed_torch(run.device, *words)  # dropout and the like
-            labels = index_of[batch.labels].repeat(recipe.views)  # (views * B,), on the host
-            counts = count_labels(labels)
-            labels = to_device(labels, run.device)
-            ids = to_device(batch.source_ids.repeat(recipe.views), run.device)
+            seed_torch(run.device, recipe.seed, step, run.process.rank)  # dropout and the like
+            labels, ids, counts = view_labels(batch, index_of, recipe.views, run.device)
             use_queue = recipe.queue is not None and step >= recipe.queue.start_step
 
             views = augment(batch.to(run.device), dtype=run.view_dtype)  # (views * B, 3, S, S)
@@ -195,9 +186,14 @@ def open_batches(
     order: PKOrder,
     run: Run,
     first_step: int,
-    prepare: Prepare,
+    augment: Views,
 ) -> Generator[Batch]:
     """Open this rank's rows of every step's batch, from `first_step` on, their views planned."""
+
+    def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
+        # a sample may come twice in an epoch, never twice in a step: the step names its numbers
+        return augment.prepare(batch, seed=recipe.seed, number=step)
+
     return pk_batches(
         split,
         order,
@@ -207,7 +203,7 @@ def open_batches(
         first_step=first_step,
         device=run.device,
         on_bad=run.quarantine.add,
-        prepare=prepare,
+        prepare=plan_views,
     )
 
 
@@ -230,6 +226,25 @@ def image_by_image(rows: int, views: int, device: torch.device) -> Tensor:
     Rows come view by view; in this order the ranks' rows, concatenated, are one process's.
     """
     return torch.arange(rows, device=device).view(views, -1).T.flatten()
+
+
+def view_labels(
+    batch: Batch, index_of: Tensor, views: int, device: torch.device
+) -> tuple[Tensor, Tensor, LabelCounts]:
+    """Label each of the views that are made of a batch. Collective.
+
+    Args:
+        batch: Of this rank, B images.
+        index_of: (labels,) int64, as `class_index` returns it.
+        views: Of each image.
+        device: Where the labels are wanted.
+
+    Returns:
+        Class indices, -1 for a class that is not trained on, and sample ids: both (views * B,)
+        int64, view by view. And what losses ask of the labels of all ranks.
+    """
+    labels, ids = index_of[batch.labels].repeat(views), batch.source_ids.repeat(views)
+    return to_device(labels, device), to_device(ids, device), count_labels(labels)
 
 
 def count_labels(labels: Tensor) -> LabelCounts:
