@@ -21,10 +21,10 @@ from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weight
 from sslpipe.cli.suite_tables import print_suite, renamed
 from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
 from sslpipe.curate.leaks import Leaks, find_leaks
-from sslpipe.data.index import load_index
+from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.baselines import random_backbone
-from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.embed import check_comparable, load_embeddings
 from sslpipe.evaluation.features import (
     data_metadata,
     embed_pair,
@@ -37,7 +37,7 @@ from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite import check_labelled, run_suite
 from sslpipe.evaluation.suite_file import own_name
 from sslpipe.evaluation.verdict import BASELINES, unfinished
-from sslpipe.export.load import checkpoint_metadata, load_backbone
+from sslpipe.export.load import FrozenBackbone, checkpoint_metadata, load_backbone
 from sslpipe.recipe.shortened import shortened_note
 
 Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what embeds them
@@ -95,11 +95,7 @@ def suite(
     """
     target = start_alone("suite", device)
     sets: Sets = {}  # the most wanted first: what is interrupted has these
-    given: Sets = {}
-    for name, pair in map(_load_features, features or []):
-        if name in given or (model is not None and name in ("ssl", *BASELINES)):
-            raise DataError(f"--features {name}=: the name {name} is taken; give it another one")
-        given[name] = pair
+    given = _load_features(features or [], taken=() if model is None else ("ssl", *BASELINES))
     probed = probed_columns(model, data, (train_split, test_split), columns)
     if model is None and against:
         raise DataError("--against is compared with a model; name an export or a run before it")
@@ -269,28 +265,34 @@ def _embed_model(
     if untrained is not None:
         sets["random"] = partial(embed_pair, "random", untrained, **own)
     sets["pixels"] = partial(embed_pixels, **own)
+    facts = _origin(backbone, index, names, canvas)
+    if others:
+        facts["against"] = [other.metadata() for other in others]
+    return sets, facts, compared
+
+
+def _origin(
+    backbone: FrozenBackbone, index: DatasetIndex, names: tuple[str, str], canvas_px: int
+) -> dict[str, Any]:
+    """Return what eval.json says of where the features come from: weights, view, data."""
+    config, (train, test) = backbone.config, names
     trained = config.facts.get("recipe")
-    known = trained if isinstance(trained, dict) else {}
-    note = shortened_note(known)
-    return (
-        sets,
-        {
-            "name": config.facts.get("name", ""),
-            "backbone": config.backbone.model_dump(),
-            "backbone_sha256": config.weights_sha256,
-            "view": backbone.view.config(),
-            "canvas_px": canvas,
-            **data_metadata(index, splits[1].name),
-            **checkpoint_metadata(backbone),
-            **({"step": config.facts["step"]} if "step" in config.facts else {}),
-            **({"steps": known["steps"]} if "steps" in known else {}),
-            **({"shortened": note} if note else {}),
-            "train_split": splits[0].name,
-            "classes": list(index.manifest.classes),
-            **({"against": [other.metadata() for other in others]} if others else {}),
-        },
-        compared,
-    )
+    recipe = trained if isinstance(trained, dict) else {}
+    note = shortened_note(recipe)
+    return {
+        "name": config.facts.get("name", ""),
+        "backbone": config.backbone.model_dump(),
+        "backbone_sha256": config.weights_sha256,
+        "view": backbone.view.config(),
+        "canvas_px": canvas_px,
+        **data_metadata(index, test),
+        **checkpoint_metadata(backbone),
+        **({"step": config.facts["step"]} if "step" in config.facts else {}),
+        **({"steps": recipe["steps"]} if "steps" in recipe else {}),
+        **({"shortened": note} if note else {}),
+        "train_split": train,
+        "classes": list(index.manifest.classes),
+    }
 
 
 def _find_leaks(data: str, names: tuple[str, str], sets: Sets, num_workers: int) -> Leaks:
@@ -310,12 +312,22 @@ def _find_leaks(data: str, names: tuple[str, str], sets: Sets, num_workers: int)
     return find_leaks((train, test), rows, pixels, num_workers=num_workers, progress=progress)
 
 
-def _load_features(text: str) -> tuple[str, tuple[Embeddings, Embeddings]]:
-    """Read NAME=TRAIN,TEST: the name, and the features of both files."""
-    name, _, files = text.partition("=")
-    train_file, comma, test_file = files.partition(",")
-    if not (name and train_file and comma and test_file):
-        raise DataError(f"--features {text!r} is not NAME=TRAIN.safetensors,TEST.safetensors")
-    (train, train_metadata), (test, test_metadata) = map(load_embeddings, (train_file, test_file))
-    check_comparable(train_metadata, test_metadata, itself=False)
-    return name, (train, test)
+def _load_features(texts: Sequence[str], taken: Collection[str]) -> Sets:
+    """Read the features of each NAME=TRAIN,TEST, whose names must differ from each other's.
+
+    Args:
+        texts: As they are typed.
+        taken: Further names that they must not have.
+    """
+    found: Sets = {}
+    for text in texts:
+        name, _, files = text.partition("=")
+        train_file, comma, test_file = files.partition(",")
+        if not (name and train_file and comma and test_file):
+            raise DataError(f"--features {text!r} is not NAME=TRAIN.safetensors,TEST.safetensors")
+        (train, train_facts), (test, test_facts) = map(load_embeddings, (train_file, test_file))
+        check_comparable(train_facts, test_facts, itself=False)
+        if name in (*found, *taken):
+            raise DataError(f"--features {name}=: the name {name} is taken; give it another one")
+        found[name] = train, test
+    return found
