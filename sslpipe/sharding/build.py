@@ -27,7 +27,7 @@ from sslpipe.sharding.record import (
     recorded_plan,
     shards_in,
 )
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_classes, cut_test, relabel
 from sslpipe.sharding.writer import (
     Layout,
@@ -154,8 +154,7 @@ def build_dataset(
         columns={name: each.kind for own in columns.values() for name, each in own.items()},
         done=written,
     )
-    ignored = sum((Counter(value.ignored) for value in images.values()), Counter[str]())
-    notes = (*_describe_ignored(ignored), *describe(columns), *_describe_cut(splits, split_by))
+    notes = (*_describe_ignored(images), *describe(columns), *_describe_cut(splits, split_by))
     if part is None:
         built = finish(out, manifest, facts, workers=workers)
         return built._replace(notes=(*notes, *built.notes))
@@ -164,8 +163,9 @@ def build_dataset(
     return Built(manifest, _skipped(written), facts.missing, notes)
 
 
-def _describe_ignored(ignored: Counter[str]) -> list[str]:
+def _describe_ignored(images: Mapping[str, Images]) -> list[str]:
     """Say how many files of a folder are no images, by suffix, the most frequent first."""
+    ignored = sum((Counter(value.ignored) for value in images.values()), Counter[str]())
     if not ignored:
         return []
     kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))
