@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 from rich.console import Console
@@ -33,7 +33,7 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
-from sslpipe.evaluation.embed import check_comparable, load_embeddings
+from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import check_one_split, two_splits, view_canvas_px
 from sslpipe.evaluation.result import Result, caveats
@@ -186,6 +186,45 @@ def _print_results(title: str, results: list[Result], prefix: str = "") -> None:
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+class _Map(NamedTuple):
+    """What is done to the features of both files before they are evaluated.
+
+    Args:
+        erased: Columns whose values are, in this order.
+        whitened: Whether they are, after that.
+        axes: Principal axes that they are projected to; None: as they are.
+    """
+
+    erased: Sequence[str]
+    whitened: bool
+    axes: int | None
+
+    def of_rows(self, rows: ColumnRows) -> tuple[Embeddings, Embeddings]:
+        """Map the rows of both files, by what those of the first say."""
+        bank, queries = rows.bank.rows, rows.queries.rows
+        if self.erased:
+            codes = {column: rows.codes("erase", column).bank for column in self.erased}
+            bank, queries = erase(bank, queries, columns=codes)
+        if self.whitened:
+            bank, queries = whiten(bank, queries)
+        if self.axes is not None:
+            bank, queries = pca(bank, queries, dims=self.axes)
+        return bank, queries
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the protocols in a table."""
+        erased = f"erased={','.join(self.erased)} " if self.erased else ""
+        axes = "" if self.axes is None else f"pca={self.axes} "
+        return erased + ("whitened " if self.whitened else axes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what stands beside each number."""
+        axes = {} if self.axes is None else {"pca": self.axes}
+        erased = {"erased": self.erased} if self.erased else {}
+        return {"whitened": self.whitened, **axes, **erased}
+
+
 def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Result]]) -> None:
     """A subcommand whose options are the evaluation's own keyword arguments."""
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
@@ -215,7 +254,6 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
         files = ((train, bank, bank_metadata), (test, queries, query_metadata))
         rows = ColumnRows(files, data, gallery, query)
-        bank, queries = rows.bank.rows, rows.queries.rows
         if name != "stability":  # two backbones are its purpose
             itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
             check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
@@ -224,32 +262,20 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         for column in columns:
             if options[column] is not None:
                 options[column] = rows.codes(column, options[column])
-        if erased:
-            codes = {column: rows.codes("erase", column).bank for column in erased}
-            bank, queries = erase(bank, queries, columns=codes)
-        if whiten_both:
-            bank, queries = whiten(bank, queries)
-        if axes is not None:
-            bank, queries = pca(bank, queries, dims=axes)
+        mapped = _Map(erased or [], whiten_both, axes)
+        bank, queries = mapped.of_rows(rows)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
             results = evaluate(bank, queries.to(target), **options)
         results = [replace(result, protocol=result.protocol + rows.protocol) for result in results]
         if process.rank == 0:
-            prefix = f"erased={','.join(erased)} " if erased else ""
-            prefix += "whitened " if whiten_both else "" if axes is None else f"pca={axes} "
-            _print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
+            _print_results(f"{name}: {train.name} -> {test.name}", results, mapped.prefix)
             print_values(results)
             for kept in rows.kept:
                 Console().print(kept, highlight=False, markup=False, soft_wrap=True)
             if out is not None:
-                mapped: dict[str, Any] = {
-                    "whitened": whiten_both,
-                    **({} if axes is None else {"pca": axes}),
-                }
-                mapped |= {"erased": erased} if erased else {}
-                write_json(out, [{**mapped, **result.to_json()} for result in results])
+                write_json(out, [{**mapped.to_json(), **result.to_json()} for result in results])
         end_processes()
         after_evaluation(name, train, test)
 
