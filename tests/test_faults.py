@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from sslpipe.run.checkpoint import checkpoint_names
+from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.run.log import RunLog, read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes

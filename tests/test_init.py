@@ -21,7 +21,7 @@ from sslpipe.export.write import export_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
-from sslpipe.run.checkpoint import latest, read_state
+from sslpipe.run.checkpoint_files import latest, read_state
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import png, write_dataset
 from tests.helpers.finetunes import RECIPE as METRIC

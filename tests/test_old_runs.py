@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import sslpipe
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.run.checkpoint import latest
+from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.status import status
 from tests.helpers.runs import command_line, final_weights
 

@@ -13,7 +13,7 @@ import torch
 
 from sslpipe.errors import ExportError, UserError
 from sslpipe.export.load import load_backbone
-from sslpipe.run.checkpoint import latest
+from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
 from tests.helpers import finetunes

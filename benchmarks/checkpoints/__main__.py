@@ -59,7 +59,7 @@ from sslpipe.export.load import Weights, load_run
 from sslpipe.models.backbones import Backbone
 from sslpipe.portable import write_atomically
 from sslpipe.recipe import load_recipe
-from sslpipe.run.checkpoint import checkpoint_names
+from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.train import train
 
 DATA_SETS = ("clothes", "drawings", "letters")

@@ -24,7 +24,7 @@ from benchmarks.gpu.training import (
     run_training,
 )
 from sslpipe.data.index import load_index
-from sslpipe.run.checkpoint import latest
+from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.log import read_metrics
 from sslpipe.train import train
 

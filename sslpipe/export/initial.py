@@ -22,7 +22,7 @@ from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.recipe.base import Component, Tune, Weights
-from sslpipe.run.checkpoint import checkpoint_names
+from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.weights.fit import fit_tensors
 from sslpipe.weights.source import HUBS, parse_source
 

@@ -27,7 +27,7 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import REFUSALS, build
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.best import choose
-from sslpipe.run.checkpoint import read_state
+from sslpipe.run.checkpoint_files import read_state
 from sslpipe.run.evaluated import read_suite
 from sslpipe.run.records import parse_object, plugins_of, read_description
 from sslpipe.weights.hub import fetch

@@ -10,7 +10,7 @@ from PIL import Image
 
 from sslpipe.errors import UserError
 from sslpipe.recipe import is_finetune
-from sslpipe.run.checkpoint import BestOf
+from sslpipe.run.checkpoint_files import BestOf
 from sslpipe.run.evaluated import read_suite
 from sslpipe.run.log import QUARANTINED, read_metrics, unreadable_lines, without_secrets
 from sslpipe.run.records import is_number, read_description, read_records

@@ -9,7 +9,7 @@ from sslpipe.distributed import broadcast_object
 from sslpipe.errors import CheckpointError, RecipeError
 from sslpipe.evaluation.label_free import NUMBERS, SCORES
 from sslpipe.recipe.base import RunConfig, Weights
-from sslpipe.run.checkpoint import best_of, checkpoint_names, latest, named
+from sslpipe.run.checkpoint_files import best_of, checkpoint_names, latest, named
 
 EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights
 HOLDOUT = "holdout_"  # before the names of numbers of held-out images

@@ -18,14 +18,13 @@ again before it is removed. What a kill leaves of either goes at the next start 
 
 import json
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -34,15 +33,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sslpipe.distributed import Rank, broadcast_object
-from sslpipe.errors import CheckpointError, UserError
+from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
 from sslpipe.portable import sha256_of, sync, write_atomically
-from sslpipe.recipe.base import Weights
 from sslpipe.recipe.identity import differences, same_run
+from sslpipe.run.checkpoint_files import best_of, checkpoint_names, damage_of, read_state
 from sslpipe.run.fsdp import load_whole_state, whole_state
-from sslpipe.run.records import read_object
 
-FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
 MAX_FAILED_SAVES = 3  # in a row; then the run stops
 _TEMPORARY = ".tmp-"  # how folders begin that are not whole yet, or no more
 
@@ -225,134 +222,6 @@ def _alone(value: Any) -> Any:
     return value
 
 
-def checkpoint_names(folder: Path) -> list[str]:
-    """List the names of the checkpoints in RUN/checkpoints, oldest first.
-
-    Raises:
-        CheckpointError: It is no folder.
-    """
-    if not folder.exists():
-        return []
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file where a folder should be; move it away")
-    names = [p.name for p in folder.iterdir() if re.fullmatch(r"step-\d{8,}", p.name)]
-    return sorted(names, key=_step_of)
-
-
-def describe_newest(run_dir: Path) -> str:
-    """Say, in a message about a run that ended, which checkpoint it left."""
-    names = checkpoint_names(run_dir / "checkpoints")
-    return f"the last checkpoint is {names[-1]}" if names else "no checkpoint was written yet"
-
-
-class BestOf(NamedTuple):
-    """The best checkpoint of a run, and which of its weights were."""
-
-    name: str
-    weights: Weights
-
-
-def best_of(checkpoint: Path) -> BestOf | None:
-    """Read which checkpoint was the best when this one was written; None: none was kept."""
-    with suppress(CheckpointError):
-        best = read_state(checkpoint).get("best")
-        if isinstance(best, dict) and isinstance(best.get("name"), str):
-            return BestOf(best["name"], best.get("weights", "trained"))
-    return None
-
-
-def latest(run_dir: Path) -> Path:
-    """Find a run's newest checkpoint, whole.
-
-    Raises:
-        CheckpointError: There is none, or the newest is damaged, or was and the run has not come
-            as far again: older weights are never taken for the run's last.
-    """
-    folder = run_dir / "checkpoints"
-    names = checkpoint_names(folder)
-    aside = [p.name for p in folder.glob("bad-step-*")] if names else []
-    lost = [name for name in aside if _step_of(name) > _step_of(names[-1])]
-    if not names:
-        raise CheckpointError(f"{run_dir} holds no checkpoint; has it saved one yet?")
-    damage = damage_of(folder / names[-1])
-    if damage is None and not lost:
-        return folder / names[-1]
-    found = (
-        f"newest checkpoint, {names[-1]}, is damaged ({damage})"
-        if damage
-        else f"last checkpoint was damaged ({max(lost, key=_step_of)}), and it has not come as far "
-        "again"
-    )
-    older = [name for name in reversed(names) if damage_of(folder / name) is None]
-    other = f", or take an older one by --checkpoint {older[0]}" if older else ""
-    raise CheckpointError(
-        f"{folder}: the {found}; resume the run with its own `sslpipe train` command, restore a "
-        f"copy{other}"
-    )
-
-
-def named(run_dir: Path, name: str) -> Path:
-    """Find one checkpoint of a run, whole.
-
-    Args:
-        run_dir: The run directory.
-        name: As the folder is called, "step-00000012"; fewer zeros, or the number alone, will do.
-
-    Raises:
-        CheckpointError: It is not there, or damaged.
-    """
-    folder = run_dir / "checkpoints"
-    names = checkpoint_names(folder)
-    match = re.fullmatch(r"(?:step-)?(\d{1,18})", name)
-    full = f"step-{int(match[1]):08d}" if match else name
-    if full not in names:
-        raise CheckpointError(
-            f"{folder} has no checkpoint {name!r}; there are: {', '.join(names) or 'none'}"
-        )
-    damage = damage_of(folder / full)
-    if damage is not None:
-        others = [each for each in names if damage_of(folder / each) is None]
-        raise CheckpointError(
-            f"{folder / full} is damaged ({damage}); whole ones: {', '.join(others) or 'none'}"
-        )
-    return folder / full
-
-
-def damage_of(checkpoint: Path) -> str | None:
-    """Say what is wrong with a checkpoint's files, by size and sha256; None: they are whole."""
-    try:
-        manifest = read_object(checkpoint / "MANIFEST.json")
-    except UserError:
-        return "no readable MANIFEST.json"
-    if set(manifest) != FILES:
-        return "MANIFEST.json does not list its files"
-    for name, entry in manifest.items():
-        path = checkpoint / name
-        size, sha256 = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
-        if not path.is_file() or path.stat().st_size != size:
-            return f"{name} is missing or has another size than in MANIFEST.json"
-        if sha256_of(path) != sha256:
-            return f"{name} has another sha256 than in MANIFEST.json"
-    return None
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read state.json of a checkpoint whose files are whole.
-
-    Raises:
-        CheckpointError: It was not written by this program.
-    """
-    path = checkpoint / "state.json"
-    try:
-        state = read_object(path)
-    except UserError as error:
-        raise CheckpointError(str(error)) from error
-    identity = state.get("identity")
-    if not isinstance(identity, dict) or not {"digest", "recipe", "index_sha256"} <= set(identity):
-        raise CheckpointError(f"{path} says nothing of its run; was it written by this program?")
-    return state
-
-
 def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
     """Load a checkpoint's files into the parts. Returns the step it was written after."""
     states = torch.load(checkpoint / "parts.pt", map_location="cpu", weights_only=True)
@@ -360,11 +229,6 @@ def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
     for name, part in parts.items():
         load_whole_state(part, states[name])
     return int(read_state(checkpoint)["step"])
-
-
-def _step_of(name: str) -> int:
-    match = re.search(r"step-(\d+)", name)
-    return int(match[1]) if match else -1
 
 
 def _remove(checkpoint: Path) -> None:

@@ -21,7 +21,7 @@ from sslpipe.errors import UserError
 from sslpipe.optim import takes_found_inf
 from sslpipe.recipe.base import Optim
 from sslpipe.run.advice import advice
-from sslpipe.run.checkpoint import describe_newest
+from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.log import read_metrics, read_skipped
 from sslpipe.run.records import append_records
 

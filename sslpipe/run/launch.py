@@ -26,7 +26,7 @@ from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run import fsdp
 from sslpipe.run.allocator import keep_freed_memory
-from sslpipe.run.checkpoint import checkpoint_names, damage_of, read_state
+from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, read_state
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
 from sslpipe.run.records import read_description
 

@@ -9,7 +9,7 @@ import torch
 from sslpipe.errors import UserError
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.registry.plugins import describe_error, made_with
-from sslpipe.run.checkpoint import describe_newest
+from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.console import run_console, say_last
 from sslpipe.run.launch import deterministic_algorithms, start_processes, training_device
 from sslpipe.run.lock import take_lock

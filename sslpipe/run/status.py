@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 
 from sslpipe.errors import UserError
-from sslpipe.run.checkpoint import BestOf, best_of, checkpoint_names
+from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names
 from sslpipe.run.lock import holder_of, read_lock
 from sslpipe.run.log import (
     bad_step_files,

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslpipe.run.checkpoint import latest
+from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.log import read_metrics
 from tests.fakecuda.test_training import train_and_count
 from tests.helpers.dataset import write_dataset

@@ -58,7 +58,7 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> tuple[int, dict
     from sslpipe.metric_learning.finetune import finetune
     from sslpipe.recipe import load_recipe
     from sslpipe.recipe.pretrain import Recipe
-    from sslpipe.run.checkpoint import latest
+    from sslpipe.run.checkpoint_files import latest
     from sslpipe.run.log import read_metrics
     from sslpipe.train import train
 

@@ -14,7 +14,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.recipe import load_recipe
-from sslpipe.run.checkpoint import latest
+from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.session import Run
 from tests.helpers.processes import free_port, run_processes, run_program
 

@@ -9,7 +9,7 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.metric_learning.build import labelled_split, plan_batches, trained_labels
 from sslpipe.recipe import load_recipe
-from sslpipe.run.checkpoint import latest
+from sslpipe.run.checkpoint_files import latest
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import finetune_in_rank, write_recipe

@@ -12,7 +12,7 @@ from sslpipe.export.load import load_run
 from sslpipe.export.write import load_for_export
 from sslpipe.models.averaged import averaged, decay_at, follow_average
 from sslpipe.models.backbones import small_resnet
-from sslpipe.run.checkpoint import checkpoint_names
+from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes

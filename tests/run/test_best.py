@@ -21,7 +21,7 @@ from sslpipe.export.load import load_backbone, load_run
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import KeepBy, RunConfig
 from sslpipe.run.best import HOLDOUT, Best, check_keeping, choose
-from sslpipe.run.checkpoint import checkpoint_names, latest
+from sslpipe.run.checkpoint_files import checkpoint_names, latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.records import read_records
 from sslpipe.run.session import Run

@@ -10,7 +10,8 @@ from torch import nn
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import CheckpointError
-from sslpipe.run.checkpoint import Checkpointer, checkpoint_names, damage_of, latest, named
+from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, latest, named
 
 IDENTITY = {"digest": "a", "recipe": {"loss": {"temperature": 0.1}}, "index_sha256": "x"}
 

@@ -14,7 +14,7 @@ from sslpipe.models.backbones import small_resnet
 from sslpipe.models.simclr import SimCLR
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Projector
-from sslpipe.run.checkpoint import latest
+from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.fsdp import check_precision, check_recipe, gathered, shard
 from sslpipe.run.log import read_metrics
 from sslpipe.run.session import Run

@@ -8,7 +8,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import CheckpointError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest, index_sha256s
-from sslpipe.run.checkpoint import read_state
+from sslpipe.run.checkpoint_files import read_state
 from sslpipe.run.saving import RunCheckpoints
 from tests.helpers.columns import add_columns, as_built
 from tests.helpers.dataset import write_dataset
