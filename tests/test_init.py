@@ -13,12 +13,12 @@ import sslpipe.api
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError, WeightsError
-from sslpipe.evaluation.embed import module_sha256
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.initial import copy_weights, keep_init, open_init
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.models.backbones import build_backbone
+from sslpipe.models.state import module_sha256
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.run.checkpoint_files import latest, read_state

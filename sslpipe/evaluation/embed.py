@@ -4,8 +4,7 @@ import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +22,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.store import OnBad
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
+from sslpipe.models.state import evaluating, hash_tensors, module_sha256
 from sslpipe.portable import replacing
 from sslpipe.precision import wide_dtype
 
@@ -182,25 +182,6 @@ def joined(parts: list[Embeddings]) -> Embeddings:
     return Embeddings(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Set eval mode inside; afterwards every submodule is in the mode it was in."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
-
-
-def module_sha256(module: nn.Module) -> str:
-    """Compute a sha256 over names, types, shapes and bytes of all parameters and buffers."""
-    state = hashlib.sha256()
-    _hash_tensors(state, {**dict(module.named_parameters()), **dict(module.named_buffers())})
-    return state.hexdigest()
-
-
 def _gather(
     local: Embeddings, device: torch.device | str, rows_on: torch.device | str
 ) -> Embeddings:
@@ -338,15 +319,8 @@ def check_comparable(train: dict[str, Any], test: dict[str, Any], *, itself: boo
 def content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:
     """Compute a sha256 over the facts and the tensors' names, types, shapes and bytes."""
     state = hashlib.sha256(facts.encode("utf-8", "surrogatepass"))
-    _hash_tensors(state, tensors)
+    hash_tensors(state, tensors)
     return state.digest()
-
-
-def _hash_tensors(state: Any, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in sorted(tensors.items()):
-        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        state.update(np.from_dlpack(raw).data)  # .numpy() would forbid FSDP to free the memory
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:

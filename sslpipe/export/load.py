@@ -12,13 +12,13 @@ from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.index import Manifest
 from sslpipe.errors import CheckpointError, ExportError, UserError
-from sslpipe.evaluation.embed import module_sha256
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.model import Config, FrozenBackbone, freeze
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.limits import within_memory
 from sslpipe.models.simclr import build_projector
+from sslpipe.models.state import module_sha256
 from sslpipe.portable import sha256_of
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.base import Component, Weights

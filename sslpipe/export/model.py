@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.evaluation.embed import module_sha256
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.models.backbones import Backbone
+from sslpipe.models.state import module_sha256
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
 

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from sslpipe.errors import ExportError, did_you_mean
-from sslpipe.evaluation.embed import evaluating
 from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
 from sslpipe.export.verify import TOLERANCE, outputs, proof_images, relative_difference
 from sslpipe.models.backbones import ONNX
+from sslpipe.models.state import evaluating
 from sslpipe.portable import process_start
 
 __all__ = [

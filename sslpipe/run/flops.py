@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sslpipe.evaluation.embed import evaluating
+from sslpipe.models.state import evaluating
 
 # Dense peak in TFLOP/s, without sparsity; "fp32" is that of the CUDA cores. Written from memory and
 # still to be compared with NVIDIA's data sheets of each (B200: HGX, a GPU's eighth); for GeForce

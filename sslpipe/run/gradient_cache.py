@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from sslpipe.distributed import current_rank, local_part, to_device
-from sslpipe.evaluation.embed import evaluating
+from sslpipe.models.state import evaluating
 from sslpipe.models.sync_batchnorm import SyncBatchNorm
 from sslpipe.precision import to_float64, wide_dtype
 

@@ -26,11 +26,12 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
-from sslpipe.evaluation.embed import embed, load_embeddings, module_sha256, save_embeddings
+from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.whiten import fit_pca, fit_whitening, pca, whiten
 from sslpipe.export.write import export_backbone, load_backbone
 from sslpipe.metric_learning.finetune import finetune
+from sslpipe.models.state import module_sha256
 from sslpipe.recipe import load_recipe
 from sslpipe.train import train
 from tests.evaluation.test_knn import random_rows

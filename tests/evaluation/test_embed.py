@@ -15,16 +15,10 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation import embed_file
 from sslpipe.evaluation.baselines import pixel_features, random_backbone
-from sslpipe.evaluation.embed import (
-    Embeddings,
-    embed,
-    evaluating,
-    load_embeddings,
-    module_sha256,
-    save_embeddings,
-)
+from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.models.averaged import averaged
+from sslpipe.models.state import evaluating, module_sha256
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.processes import run_processes

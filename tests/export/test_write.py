@@ -22,13 +22,13 @@ import sslpipe
 import sslpipe.export
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError
-from sslpipe.evaluation.embed import module_sha256
 from sslpipe.export import verify
 from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.load import FrozenBackbone, freeze
 from sslpipe.export.write import FORMATS, export_model, load_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import build_projector
+from sslpipe.models.state import module_sha256
 from sslpipe.portable import process_start
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
