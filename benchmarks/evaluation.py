@@ -35,7 +35,8 @@ import torch
 from benchmarks.memory import memory_mb
 from benchmarks.nt_xent import machine
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
-from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.few_shot import few_shot_knn
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import C_GRID, PENALTY_GRID, linear_probe, ridge_probe
 from sslpipe.evaluation.logistic import fit_logistic
 from sslpipe.evaluation.neighbours import nearest

@@ -50,7 +50,8 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.difference import paired_means
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
-from sslpipe.evaluation.knn import few_rows, knn_results
+from sslpipe.evaluation.few_shot import few_rows
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.result import bootstrap_means95
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.evaluation.whiten import fit_whitening

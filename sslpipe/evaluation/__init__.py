@@ -7,8 +7,9 @@ For whoever compares backbones: from arrays (`knn.knn`), from files of embedding
 
 from collections.abc import Callable
 
+from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.geometry import geometry, stability
-from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result

@@ -12,11 +12,10 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.exact import Neighbours
-from sslpipe.evaluation.groups import GroupCodes, by_value, check_room, hidden_ids, worst_value
+from sslpipe.evaluation.groups import GroupCodes, by_value, check_room, hidden_ids
 from sslpipe.evaluation.neighbours import Search
-from sslpipe.evaluation.result import Result, accuracy, bootstrap95
+from sslpipe.evaluation.result import Result, accuracy
 from sslpipe.evaluation.shared_search import nearest_shared
-from sslpipe.random import permutation
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]
@@ -227,105 +226,6 @@ def protocol_id(k: int, temperature: float, vote: Vote) -> str:
     """Name the protocol, as a `Result` carries it."""
     weighting = f" T={temperature:g}" if vote == "weighted" else ""
     return f"knn-{vote} k={k}{weighting} cosine"
-
-
-def few_shot_knn(
-    bank: Embeddings,
-    queries: Embeddings,
-    *,
-    labels_per_class: int,
-    k: Sequence[int] = (10,),
-    draws: int = 5,
-    seed: int = 0,
-    temperature: float = INSTDISC_TEMPERATURE,
-    vote: Vote = "weighted",
-    search: Search = "torch",
-    by: GroupCodes | None = None,
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-) -> list[Result]:
-    """Average top-1 over banks of a few labels a class; one result for each k.
-
-    Draw d takes labels_per_class rows of each class, chosen by hashes of seed, d and the row's
-    place among the sorted ids: the same rows for every backbone.
-
-    Args:
-        bank: Labelled rows to draw from.
-        queries: Labelled rows to score.
-        labels_per_class: Rows of each class in a bank.
-        k: Numbers of neighbours.
-        draws: Banks, at least 2.
-        seed: Of the draws.
-        temperature: T > 0 of the weighted vote.
-        vote: "weighted" or "majority".
-        search: "torch" or "faiss"; both find the same neighbours.
-        by: A column: the accuracy of its worst value beside each; see `groups.worst_value`.
-        process: This process; see `knn_results`.
-
-    Returns:
-        details["draws"]: the accuracy of each; details["spread"]: their standard deviation (n - 1).
-        The interval is over queries and draws.
-
-    Raises:
-        DataError: A class has fewer rows.
-    """
-    check_pair(bank, queries)
-    if draws < 2:
-        raise DataError(f"draws = {draws}: a spread needs at least 2")
-    labels = queries.labels.cpu().numpy()
-    right: dict[int, list[NDArray[np.bool_]]] = {each: [] for each in sorted(set(k))}
-    size = 0
-    for draw in range(draws):
-        few = bank.rows(few_rows(bank, labels_per_class, seed, draw))
-        size = len(few.ids)
-        predicted = knn_predictions(
-            few,
-            queries,
-            k=k,
-            temperature=temperature,
-            vote=vote,
-            search=search,
-            process=process,
-        )
-        for each, rows in predicted.items():
-            right[each].append(rows == labels)
-    results = []
-    for each, per_draw in right.items():
-        hits = np.stack(per_draw)  # (draws, Q)
-        accuracies = hits.mean(axis=1)
-        results.append(
-            Result(
-                f"{protocol_id(each, temperature, vote)} "
-                f"{labels_per_class}/class draws={draws} seed={seed}",
-                "top1",
-                float(accuracies.mean()),
-                bootstrap95(hits),
-                len(labels),
-                size,
-                {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))},
-                draw_hits=hits,
-            )
-        )
-        if by is not None:
-            results.append(worst_value(results[-1], by, draws=hits))
-    return results
-
-
-def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> Tensor:
-    """Choose the rows of one draw, sorted, (classes * labels_per_class,) int64."""
-    order = torch.argsort(bank.ids).cpu().numpy()  # so that the rows' own order does not matter
-    shuffled = order[permutation(len(order), seed, draw)]
-    labels = bank.labels.cpu().numpy()
-    chosen = []
-    for label in np.unique(labels):
-        members = shuffled[labels[shuffled] == label][:labels_per_class]
-        if len(members) < labels_per_class:
-            raise DataError(
-                f"class {label} has {len(members)} rows in the bank, fewer than the "
-                f"{labels_per_class} labels a class requested"
-            )
-        chosen.append(members)
-    rows = np.sort(np.concatenate(chosen))
-    return torch.from_numpy(rows).to(bank.features.device)
 
 
 def check_pair(bank: Embeddings, queries: Embeddings) -> None:

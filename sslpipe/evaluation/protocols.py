@@ -13,8 +13,9 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.against import KNN, LINEAR
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
+from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.geometry import geometry
-from sslpipe.evaluation.knn import DINO_K, few_shot_knn, knn_results, protocol_id
+from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result

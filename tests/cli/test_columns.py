@@ -14,8 +14,9 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed, save_embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import data_metadata
+from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_value
-from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result

@@ -6,8 +6,9 @@ import torch
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation import shared_search
+from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.geometry import stability
-from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.shared_search import nearest_shared
 from tests.evaluation.test_knn import random_rows, tied_rows
 from tests.helpers.processes import run_processes
