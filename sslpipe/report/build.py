@@ -17,10 +17,11 @@ from sslpipe.report.embeddings import (
     embedding_quality,
     nearest_neighbours,
 )
+from sslpipe.report.label_curve import few_shot_chart
 from sslpipe.report.leakage import leakage
 from sslpipe.report.page import html_page
 from sslpipe.report.pictures import png_uri
-from sslpipe.report.results import few_shot_chart, result_table
+from sslpipe.report.results import result_table
 from sslpipe.report.run import RunFiles
 from sslpipe.report.sections import alarms, header, missing, quarantine, settings
 from sslpipe.report.tables import task_tables

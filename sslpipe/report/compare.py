@@ -12,6 +12,7 @@ import numpy as np
 from sslpipe.report.charts import Series, line_chart, number
 from sslpipe.report.curves import CHARTS, SPEED_CHARTS, Chart, with_average
 from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
+from sslpipe.report.label_curve import few_shot_chart
 from sslpipe.report.leakage import leakage_of_runs
 from sslpipe.report.over_seeds import (
     SAME_TEST,
@@ -28,7 +29,6 @@ from sslpipe.report.results import (
     BASELINES,
     NAMES,
     accuracy_sentence,
-    few_shot_chart,
     result_table,
     unfinished_sentence,
     verdict_sentence,

@@ -1,17 +1,14 @@
-"""Show what eval.json holds: verdict, table, few-shot curve."""
+"""Show what eval.json holds: verdict, sentences, tables."""
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import cycle
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sslpipe.evaluation.against import KNN
 from sslpipe.evaluation.result import caveats, measured_columns
 from sslpipe.evaluation.verdict import answer_text, form_names, unfinished, verdict
-from sslpipe.report.charts import Marks, Series, line_chart, number
+from sslpipe.report.charts import number
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.run.records import is_number
 
@@ -20,8 +17,6 @@ BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 OTHER_COLOURS = tuple(f"var(--series-{number})" for number in (4, 5, 6))
 SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
-_FEW_PROTOCOL = re.compile(r"knn-weighted .* (\d+)/class ")
-_FEW = re.compile(rf"{KNN}, (\d+)/class")
 
 
 class Line(NamedTuple):
@@ -242,75 +237,6 @@ def feature_table(
     )
 
 
-def few_shot_chart(
-    evaluation: Tree,
-    colours: Mapping[str, str] | None = None,
-    *,
-    whitened: bool = True,
-    dashed: Collection[str] = (),
-) -> str:
-    """Draw the accuracy of the kNN columns over the labelled images a class.
-
-    Args:
-        evaluation: eval.json.
-        colours: Of features, instead of the usual ones.
-        whitened: Whether whitened features are shown, too.
-        dashed: Features whose line is.
-
-    Returns:
-        '' where there is a single column.
-    """
-    # rows of more labels a class than the table shows are taken in by their protocol
-    colours = {**feature_colours(evaluation["rows"]), **(colours or {})}
-    classes = _classes(evaluation)
-    series: list[Series] = []
-    counts: dict[float, str] = {}  # labels a class -> text of the tick
-    rows = [
-        {**row, "column": f"{KNN}, {few.group(1)}/class"}
-        if row["column"] is None
-        and (few := _FEW_PROTOCOL.match(row["protocol"]))
-        and _of_most_classes(row["protocol"])
-        else row
-        for row in evaluation["rows"]
-    ]
-    # a line for each kind of features
-    for line in table_lines({"rows": rows}):
-        points = sorted(_labels_a_class(line, classes))
-        if len(points) < 2 or (line.whitened and not whitened):
-            continue
-        counts |= {count: text for count, text, _ in points}
-        cells = [cell for *_, cell in points]
-        at = 0.012 * (len(series) - 2.5)  # side by side, so that no interval hides another
-        series.append(
-            Series(
-                line.title,
-                np.log10([count for count, *_ in points]) + at,
-                np.array([100 * cell["value"] for cell in cells]),
-                colours[line.features],
-                np.array([100 * cell["interval95"][0] for cell in cells]),
-                np.array([100 * cell["interval95"][1] for cell in cells]),
-                line.whitened or line.features in dashed,
-            )
-        )
-    if not series:
-        return ""
-    places = sorted(counts)
-    ticks = Marks(np.log10(places).tolist(), [counts[place] for place in places])
-    return line_chart(
-        "kNN top-1 in %",
-        series,
-        x_label="labelled train images a class",
-        x_marks=ticks,
-        last_values=False,
-    )
-
-
-def _of_most_classes(protocol: str) -> bool:
-    """Say whether a number is of at least half of the classes."""
-    some = re.search(r" classes=(\d+)/(\d+)", protocol)
-    return not some or 2 * int(some[1]) >= int(some[2])
-
-
 def _relation(ours: list[float], theirs: list[float]) -> str:
     if ours[0] > theirs[1]:
         return "above"
@@ -367,27 +293,3 @@ def _all_numbers(evaluation: Tree) -> str:
         "<div class='wide'><table><thead><tr><th>features</th><th>protocol</th><th>metric</th>"
         f"<th>value</th><th>queries</th><th>bank</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
-
-
-def _classes(evaluation: Tree) -> int:
-    """Count the classes in the bank: few-shot banks hold n labels of each, or of the larger ones.
-
-    The bank with the fewest labels a class has the most classes.
-    """
-    banks = {
-        int(few.group(1)): int(row["bank"])
-        for row in evaluation["rows"]
-        if (few := _FEW_PROTOCOL.match(row["protocol"]) or _FEW.fullmatch(row["column"] or ""))
-    }
-    return banks[min(banks)] // min(banks) if banks else 0
-
-
-def _labels_a_class(line: Line, classes: int) -> Iterator[tuple[float, str, Tree]]:
-    """Yield (labels a class, text of its tick, result) of each kNN column; all labels: the mean."""
-    for column, cell in line.cells.items():
-        few = _FEW.fullmatch(column)
-        if few:
-            yield float(few.group(1)), few.group(1), cell
-        elif column == KNN and classes:
-            mean = cell["bank"] / classes
-            yield mean, f"all ({number(round(mean))})", cell

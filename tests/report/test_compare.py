@@ -13,8 +13,9 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.verification import verification
 from sslpipe.report.compare import merged, names_apart
 from sslpipe.report.embeddings import evaluated_curves, measured_curve, spectrum
+from sslpipe.report.label_curve import few_shot_chart
 from sslpipe.report.pictures import unit_rows
-from sslpipe.report.results import clear_best, few_shot_chart, result_table, table_lines
+from sslpipe.report.results import clear_best, result_table, table_lines
 from sslpipe.report.run import RunFiles
 from sslpipe.report.tables import task_tables
 from sslpipe.run.evaluated import read_suite

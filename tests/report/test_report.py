@@ -29,6 +29,7 @@ from sslpipe.report.compare import charts as compared_charts
 from sslpipe.report.compare import differences, results
 from sslpipe.report.confusion import confusion
 from sslpipe.report.curves import CHARTS, charts
+from sslpipe.report.label_curve import few_shot_chart
 from sslpipe.report.leakage import leakage, leakage_of_runs
 from sslpipe.report.pictures import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows, thumbnails
 from sslpipe.report.results import (
@@ -36,7 +37,6 @@ from sslpipe.report.results import (
     accuracy_sentence,
     clear_best,
     feature_colours,
-    few_shot_chart,
     result_table,
     verdict_sentence,
 )
