@@ -132,8 +132,8 @@ def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Ch
 
     Args:
         run_dir: The run directory.
-        checkpoint: As `checkpoint.named` takes it; "best": what the newest one says is the best so
-            far; None: the newest.
+        checkpoint: As `checkpoint_files.named` takes it; "best": what the newest one says is the
+            best so far; None: the newest.
         weights: None: of "best" those that were better there, else the trained ones.
 
     Raises:

@@ -123,7 +123,7 @@ def take_lock(run_dir: Path, process: Rank) -> Iterator[dict[str, bytes]]:
     The markers of the start before are removed, since this one leaves its own.
 
     Yields:
-        Those markers, on rank 0; see `put_back`.
+        Those markers, on rank 0; see `restore_markers`.
 
     Raises:
         UserError: On every rank, where rank 0 cannot have it.

@@ -15,7 +15,7 @@ from sslpipe.run.launch import deterministic_algorithms, start_processes, traini
 from sslpipe.run.lock import take_lock
 from sslpipe.run.records import plugins_of
 from sslpipe.run.session import Run
-from sslpipe.run.stop import put_back, write_failure, write_refusal
+from sslpipe.run.stop import restore_markers, write_failure, write_refusal
 from sslpipe.run.watchdog import Watchdog
 
 _LESS_MEMORY = (
@@ -64,7 +64,7 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator[Run]:
             if refused:
                 write_refusal(text)
             if process.rank == 0:
-                put_back(run_dir, markers)
+                restore_markers(run_dir, markers)
                 if stopped:
                     say_last("stopped before the first step; the same command starts it")
             raise

@@ -73,7 +73,7 @@ def clear_markers(run_dir: Path) -> dict[str, bytes]:
     return said
 
 
-def put_back(run_dir: Path, markers: Mapping[str, bytes]) -> None:
+def restore_markers(run_dir: Path, markers: Mapping[str, bytes]) -> None:
     """Leave the markers that `clear_markers` has removed, and no others."""
     with suppress(OSError):  # the directory is gone, or full: no second error
         clear_markers(run_dir)
