@@ -1,4 +1,4 @@
-"""Wider floating-point arithmetic than training uses, where a device has it."""
+"""Dtypes of the precisions of a training, and wider ones where a device has them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the others compute as weights are
 
 
 def wide_dtype(device: torch.device | str) -> torch.dtype:

@@ -22,6 +22,7 @@ from sslpipe.augment.fused_views import FusedViews
 from sslpipe.build import build_model, recipe_flops
 from sslpipe.data.index import load_index
 from sslpipe.losses.base import InBatchLoss
+from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run import session
@@ -40,7 +41,6 @@ STAGES: list[tuple[str, Any, str]] = [
     ("guard", StepGuard, "remember"),
     ("guard", StepGuard, "step"),  # the optimizer steps inside
 ]
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
@@ -215,7 +215,7 @@ def bare_encoder(bench: Bench, recipe: Recipe, precision: str) -> Figures:
     views = views.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     scaler = torch.amp.GradScaler(bench.device.type, enabled=precision == "fp16")
-    dtype = _AUTOCAST.get(precision)
+    dtype = AUTOCAST.get(precision)
 
     def step() -> None:
         with torch.autocast(bench.device.type, dtype=dtype, enabled=dtype is not None):

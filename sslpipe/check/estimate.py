@@ -13,8 +13,8 @@ from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass, open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import DataError
+from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.memory import AUTOCAST
 
 _LONG_ENOUGH_S = 0.3  # a measured step that takes this long is not grown further
 

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from sslpipe.distributed import Rank, broadcast_object, current_rank, host_group, pick_device
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.sync_batchnorm import sync_batchnorm
+from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run import fsdp
@@ -31,7 +32,6 @@ from sslpipe.run.launcher import launch_command, launched_processes, watch_launc
 from sslpipe.run.records import read_description
 
 _COMPRESSION = {"none": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 _SHARDED = {  # what accelerate's launcher sets, and who would cut the model into parts
     fsdp.VARIABLE: "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -43,8 +43,9 @@ _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 def start_processes(recipe: RunRecipe) -> Rank:
     """Join the process group, if a launcher made one. Called once, before anything else.
 
-    Raises: UserError where the launcher's processes are not the ones accelerate sees, or it asks
-        for FSDP and the recipe for what that cannot do.
+    Raises:
+        UserError: The launcher's processes are not the ones accelerate sees, or it asks for FSDP
+            and the recipe for what that cannot do.
     """
     fsdp.check_recipe(recipe)
     cpu = training_device(recipe).type == "cpu"
@@ -65,8 +66,9 @@ def join_processes(*, cpu: bool, timeout_s: float, sharded: bool = False) -> Ran
         timeout_s: Of a collective, in seconds.
         sharded: Whether the caller can do what FSDP asks for.
 
-    Raises: UserError where the launcher's processes are not the ones accelerate sees, or it asks
-        for a model that is cut into parts otherwise.
+    Raises:
+        UserError: The launcher's processes are not the ones accelerate sees, or it asks for a model
+            that is cut into parts otherwise.
     """
     for variable, name in _SHARDED.items():
         asked = os.environ.get(variable, "").lower() == "true"
@@ -108,7 +110,7 @@ def end_processes() -> None:
 
 
 def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
-    """The Accelerator over the group that start_processes joined. Raises: RecipeError."""
+    """Make the Accelerator over the group that start_processes joined. Raises: RecipeError."""
     fsdp.check_precision(precision)
     check_precision(precision, PartialState().device.type)
     AcceleratorState._reset_state()  # else a process's second run gets its first one's precision
@@ -202,11 +204,18 @@ def check_precision(precision: str, device: str) -> None:
 
 
 def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: int) -> str:
-    """fp64, fp32, bf16 or fp16; `auto` is what the run was started with, else the faster one.
+    """Choose fp64, fp32, bf16 or fp16; `auto` is what the run began with, else the faster one.
 
-    Under FSDP '' where it has none yet, as timing takes the whole model. Collective.
+    Collective.
 
-    model: bare, on any device; its weights and buffers are as before afterwards.
+    Args:
+        recipe: Its optim.precision.
+        run_dir: Where the run may have begun.
+        model: Bare, on any device; its weights and buffers are as before afterwards.
+        crop_px: Side of the views.
+
+    Returns:
+        Its name. '' under FSDP where `auto` has none yet, as timing takes the whole model.
     """
     if recipe.optim.precision != "auto":
         return recipe.optim.precision
@@ -228,7 +237,7 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
 
 
 def stored_precision(run_dir: Path) -> str:
-    """The precision that the run in this directory was started with, or '': it has none yet.
+    """Read the precision that the run in this directory was started with; '': it has none yet.
 
     A checkpoint says it; before the first one run.json does, and one that is damaged is reported.
     """
@@ -253,7 +262,8 @@ def _time_precisions(
 ) -> dict[str, float]:
     """Seconds of one forward and backward in each candidate; infinite where memory is too small.
 
-    Raises: torch.OutOfMemoryError where none of them fits.
+    Raises:
+        torch.OutOfMemoryError: None of them fits.
     """
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model = model.to(device).to(memory_format=torch.channels_last)
@@ -263,7 +273,7 @@ def _time_precisions(
     failure: torch.OutOfMemoryError | None = None
     for name in (_half_precision(device), "fp32"):  # the one that takes less memory first
         try:
-            times_s[name] = _time_step(model, views, _AUTOCAST[name])
+            times_s[name] = _time_step(model, views, AUTOCAST.get(name))
         except torch.OutOfMemoryError as error:
             times_s[name] = math.inf
             failure = error.with_traceback(None)  # its frames would hold the step's tensors
@@ -298,7 +308,7 @@ def _half_precision(device: torch.device) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and devices that a result depends on; nothing of the shell or its user."""
+    """List versions and devices that a result depends on; nothing of the shell or its user."""
     import platform
     from importlib.metadata import version  # importing them all would take seconds
 

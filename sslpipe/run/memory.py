@@ -13,13 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
 from sslpipe.portable import free_memory_bytes, total_memory_bytes
+from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.fsdp import is_asked_for
 from sslpipe.run.launch import training_device
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the others compute as weights are
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
 
 
