@@ -230,10 +230,10 @@ def loss_arguments(loss_fn: Objective, batch: Batch) -> dict[str, Tensor]:
 
 
 def partner_shares(batch: Batch) -> dict[str, float]:
-    """Shares of the global batch whose second view is a partner's, and who has none. Collective.
+    """Count whose second view is a partner's in the global batch, and who has none. Collective.
 
     Returns:
-        `partners` and `without_partner`; nothing without [pairs].
+        `partners` and `without_partner`, shares of the batch; nothing without [pairs].
     """
     if batch.pairs is None:
         return {}

@@ -102,7 +102,7 @@ def paired_seeds(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
 
 
 def mean_over_seeds(values: Sequence[float]) -> tuple[float, float, Interval]:
-    """Mean, standard deviation and the mean's t interval of two or more trainings' numbers."""
+    """Return mean, standard deviation and the mean's t interval of two or more trainings."""
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
     half = float(stdtrit(len(values) - 1, 0.975)) * spread / math.sqrt(len(values))
     return mean, spread, (mean - half, mean + half)

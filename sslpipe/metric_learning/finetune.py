@@ -260,7 +260,7 @@ def count_labels(labels: Tensor) -> LabelCounts:
 
 
 def mining_stats(task: MetricTask) -> Mapping[str, float]:
-    """What the step's losses compared, and how much of it still costs something.
+    """Count what the step's losses compared, and how much of it still costs something.
 
     Returns:
         `compared` and `active`: pairs, triplets or tuples of the global batch, and those with a
@@ -279,7 +279,7 @@ def mining_stats(task: MetricTask) -> Mapping[str, float]:
 
 @torch.no_grad()
 def similarities(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
-    """Mean cosine of the global batch's pairs of one class and of two, and the effective rank.
+    """Average cosines of the global batch's pairs of one class and of two; the effective rank.
 
     Equal on all ranks; collective.
 

@@ -40,7 +40,7 @@ _WHOLE = "or launch without FSDP (launch/gpu8.yaml)"
 
 
 def is_asked_for() -> bool:
-    """Whether the launcher asks for it; one process alone holds everything as ever."""
+    """Say whether the launcher asks for it; one process alone holds everything as ever."""
     return os.environ.get(VARIABLE, "").lower() == "true" and launched_processes() > 1
 
 

@@ -17,9 +17,8 @@ MOST_IMAGES = 512  # both views of each: 1,024 rows
 
 # Healthy runs on small images keep a standard deviation near 1 and a rank share of 0.15 to 0.5.
 LEAST_STD = 0.1  # the mean cosine of two rows is 0.99 then
-LEAST_RANK_SHARE = (
-    0.05  # (effective rank - 1) / (highest possible - 1): 0 in one direction, 1 in all
-)
+# (effective rank - 1) / (highest possible - 1): 0 in one direction, 1 in all
+LEAST_RANK_SHARE = 0.05
 OVER = 2.0  # an alarm ends above OVER times its threshold
 PATIENCE = 3  # readings in a row that raise or end an alarm
 MOST_FALL = 0.02  # of held-out kNN or MAP@R, below what the run's weights had at the start

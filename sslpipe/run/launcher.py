@@ -92,7 +92,7 @@ def watch_launcher(last_words: Callable[[str], None] | None = None) -> None:
 
 
 def adopts(pid: int, command: str | None) -> bool:
-    """Whether a parent took over an orphan of torchrun or accelerate: process 1, a user's systemd.
+    """Say whether a parent took over an orphan of a launcher: process 1, or a user's systemd.
 
     In a container, process 1 may be the launcher itself.
 

@@ -85,7 +85,7 @@ def unseal(raw: bytes) -> Tree:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number that a float can hold; true and false are none."""
+    """Say whether a value of JSON is a number that a float can hold; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

@@ -300,7 +300,7 @@ class Run:
         self.reporter.step_done(self.last_step)
 
     def is_log_step(self, step: int) -> bool:
-        """Whether this step's numbers are logged; the same on all ranks."""
+        """Say whether this step's numbers are logged; the same on all ranks."""
         return self._is_due(step, self.recipe.run.log_steps)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
