@@ -113,10 +113,7 @@ def choose_c(
             dtype=torch.float32,
         )
     ]
-    scores = {
-        c: float((predict(fitted, check_x) == check.labels).double().mean())
-        for c, fitted in zip(path, solutions, strict=True)
-    }
+    scores = holdout_top1(path, solutions, check_x, check.labels)
     return min(c for c, score in scores.items() if score == max(scores.values())), scores
 
 
@@ -159,11 +156,7 @@ def ridge_probe(
     mean, scale = standardisation(fit.features)
     path = sorted(set(grid))
     solutions = fit_ridge((fit.features - mean) / scale, fit.labels, path, classes)
-    check_x = (check.features - mean) / scale
-    scores = {
-        penalty: float((predict(fitted, check_x) == check.labels).double().mean())
-        for penalty, fitted in zip(path, solutions, strict=True)
-    }
+    scores = holdout_top1(path, solutions, (check.features - mean) / scale, check.labels)
     chosen = max(penalty for penalty, score in scores.items() if score == max(scores.values()))
     mean, scale = standardisation(train.features)
     (fitted,) = fit_ridge((train.features - mean) / scale, train.labels, [chosen], classes)
@@ -249,6 +242,16 @@ def probe_result(
         per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
         confusion=confusion,
     )
+
+
+def holdout_top1(
+    grid: Sequence[float], solutions: Sequence[Linear], features: Tensor, labels: Tensor
+) -> dict[float, float]:
+    """Score the solution of each value of a grid on rows that are held out: value -> top-1."""
+    return {
+        value: float((predict(fitted, features) == labels).double().mean())
+        for value, fitted in zip(grid, solutions, strict=True)
+    }
 
 
 def chosen_by(holdout: float, grid: Sequence[float], seed: int) -> str:

@@ -12,6 +12,7 @@ from sslpipe.evaluation.linear_probe import (
     at_edge,
     chosen_by,
     holdout_rows,
+    holdout_top1,
     num_classes,
     probe_result,
 )
@@ -110,10 +111,7 @@ def sgd_results(
         held = holdout_rows(train, holdout, seed)
         check = train.rows(held)
         solutions = fit_sgd(epoch_features, (~held).nonzero()[:, 0], path, **options)
-        scores = {
-            rate: float((predict(fitted, check.features) == check.labels).double().mean())
-            for rate, fitted in zip(path, solutions, strict=True)
-        }
+        scores = holdout_top1(path, solutions, check.features, check.labels)
         chosen = min(rate for rate, score in scores.items() if score == max(scores.values()))
 
     # all of train, then test once
