@@ -131,7 +131,7 @@ class StepGraph:
         self._inputs: _Inputs | None = None
         self._recorded: _Recorded | None = None
         self._operations = _Operations()
-        self._gave_up = self._told = False
+        self._gave_up = self._warned = False
         # graphs are recorded on no default stream; what is launched before should be on the same
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -167,7 +167,7 @@ class StepGraph:
         if self._guard.last_may_end_it:
             reason = "it must know how the last step went"
         if reason:
-            self._tell_once(reason)
+            self._warn_once(reason)
             return self._take_step(batch, seed, *numbers, views=views)
 
         self._inputs.fill(batch, views)
@@ -187,7 +187,7 @@ class StepGraph:
         return self._recorded.step
 
     def _record(self, *call: Any, views: Tensor | None) -> "_Recorded | None":
-        """Record a step, which is not taken by that; None: it cannot be, and the reason is told."""
+        """Record a step, which is not taken by that; None: it cannot be, and a warning says why."""
         operations, graph = _Operations(), torch.cuda.CUDAGraph()
         groups = [group for group in self._optimizer.param_groups if "capturable" in group]
         for group in groups:
@@ -214,10 +214,10 @@ class StepGraph:
         self._warn(_launched_singly(reason))
         return None
 
-    def _tell_once(self, reason: str) -> None:
-        if not self._told:
+    def _warn_once(self, reason: str) -> None:
+        if not self._warned:
             self._warn(f"run.cuda_graph: a step is launched, not replayed: {reason} (told once)")
-        self._told = True
+        self._warned = True
 
 
 class _Recorded(NamedTuple):

@@ -25,8 +25,7 @@ from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.log import read_metrics, read_skipped
 from sslpipe.run.records import append_records
 
-TOLD = 3  # skipped steps of a start that are told one by one; then each doubling of their number
-
+WARNED_SINGLY = 3  # skipped steps of a start; then a warning at each doubling of their number
 
 _LOGGED = ("loss", "lr", "grad_norm")  # of a log line, and said where a run ends
 
@@ -96,7 +95,7 @@ class StepGuard:
     ) -> None:
         self._accelerator, self._optimizer = accelerator, optimizer
         self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
-        self._in_a_row = self._told_of = self.overflows = 0
+        self._in_a_row = self._skipped_since_start = self.overflows = 0
         self._optim, self._precision = optim, precision
         self._warn, self._moved = warn, first_step > 0  # whether a step has changed the weights
         self.skipped = len({step for step in read_skipped([self._file]) if step < first_step})
@@ -203,7 +202,7 @@ class StepGuard:
             self.skipped += 1
             self._in_a_row += 1
             record.write(self._file, loss=str(value), grad_norm=str(norm))
-            self._tell(record.step + 1, value, norm)
+            self._warn_of_skipped(record.step + 1, value, norm)
         if self._in_a_row >= self._max_bad_steps:
             self._unread.clear()  # they changed nothing
             run_dir = self._file.parent
@@ -214,16 +213,16 @@ class StepGuard:
                 f"{last}){_before(run_dir)}. {remedy}"
             )
 
-    def _tell(self, done: int, loss: float, norm: float) -> None:
+    def _warn_of_skipped(self, done: int, loss: float, norm: float) -> None:
         """Warn of a skipped step, numbered as in the log; of many, now and then."""
-        self._told_of += 1
-        number = self._told_of
-        if self._warn is None or (number > TOLD and number & (number - 1)):
+        self._skipped_since_start += 1
+        number = self._skipped_since_start
+        if self._warn is None or (number > WARNED_SINGLY and number & (number - 1)):
             return
         what = f"gradient norm {norm}" if math.isfinite(loss) else f"loss {loss}"
         alone = self._accelerator.num_processes == 1
         files = self._file.name if alone else "bad_steps.*.jsonl"
-        so_far = f" ({number} skipped since this start)" if number > TOLD else ""
+        so_far = f" ({number} skipped since this start)" if number > WARNED_SINGLY else ""
         self._warn(f"step {done} skipped: {what}; its samples are in {files}{so_far}")
 
 

@@ -82,7 +82,7 @@ class RunLog:
         self._file = open_log(self.path)  # for the whole run
         self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
         self._steps = steps
-        self._timer, self._told_speed = StepTimer(), False
+        self._timer, self._said_speed = StepTimer(), False
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -122,8 +122,8 @@ class RunLog:
             if known and cheaper:
                 to_go = f"  more than {left} to go: the first {self._cheaper_steps} steps cost less"
             self.say(f"step {step}/{self._steps}  {status}{to_go}")
-        if known and not cheaper and not self._told_speed:
-            self._told_speed = True
+        if known and not cheaper and not self._said_speed:
+            self._said_speed = True
             self.say(
                 f"{1 / max(step_s, 1e-9):.3g} steps/s in the last {timed} steps: about {left} for "
                 f"the other {self._steps - step:,}, if the machine stays as busy as now, without "
