@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import UserError
 from sslpipe.portable import process_start
 from sslpipe.run.records import check_types, seal, unseal
 from sslpipe.run.stop import clear_markers
+
+if TYPE_CHECKING:  # `sslpipe status` needs no torch
+    from sslpipe.distributed import Rank
 
 TOUCH_EVERY_S = 60
 HOLDER: dict[str, type] = {"host": str, "pid": int}  # what a lock must say
@@ -117,7 +119,7 @@ def holder_of(run_dir: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def take_lock(run_dir: Path, process: Rank) -> Iterator[dict[str, bytes]]:
+def take_lock(run_dir: Path, process: "Rank") -> Iterator[dict[str, bytes]]:
     """Hold the run directory inside, on rank 0. Collective.
 
     The markers of the start before are removed, since this one leaves its own.
@@ -128,6 +130,8 @@ def take_lock(run_dir: Path, process: Rank) -> Iterator[dict[str, bytes]]:
     Raises:
         UserError: On every rank, where rank 0 cannot have it.
     """
+    from sslpipe.distributed import broadcast_object
+
     lock, problem, markers = None, None, {}
     if process.rank == 0:
         try:

@@ -9,14 +9,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sslpipe.distributed import Rank
 from sslpipe.portable import write_atomically
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import watch_launcher
 from sslpipe.run.records import check_types, seal, unseal
 from sslpipe.run.stop import write_failure
+
+if TYPE_CHECKING:  # `sslpipe status` needs no torch
+    from sslpipe.distributed import Rank
 
 WRITE_EVERY_S = 10
 BEAT: dict[str, type] = {  # what a heartbeat says, and in which types
@@ -45,7 +47,7 @@ class Watchdog:
         timeout_s: run.timeout_s, seconds without progress.
     """
 
-    def __init__(self, run_dir: Path, process: Rank, timeout_s: float) -> None:
+    def __init__(self, run_dir: Path, process: "Rank", timeout_s: float) -> None:
         self._run_dir, self._rank, self._timeout_s = run_dir, process.rank, timeout_s
         self._folder = run_dir / "heartbeat"
         self._path = self._folder / f"rank-{process.rank}.json"

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -37,6 +39,15 @@ def test_a_finished_run_is_reported_as_its_files_have_it(run_dir):
     assert actual["eta_s"] is None
     (beat,) = actual["ranks"]
     assert (beat["rank"], beat["step"], beat["phase"]) == (0, 8, "ended")
+
+
+def test_it_is_read_without_torch_which_takes_a_second_to_import(run_dir):
+    code = (
+        "import sys; from pathlib import Path; from sslpipe.run.status import render, status; "
+        "render(status(Path(sys.argv[1]))); print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(run_dir)]
+    assert subprocess.check_output(command, text=True, timeout=120) == "False\n"
 
 
 def test_the_time_to_go_is_the_steps_left_at_the_recent_speed(run_dir, tmp_path):
