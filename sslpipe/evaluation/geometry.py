@@ -15,7 +15,7 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Z95, Interval, Result, bootstrap_means95
 from sslpipe.evaluation.shared_search import nearest_shared
-from sslpipe.evaluation.verification import pairs_of
+from sslpipe.evaluation.verification import draw_pairs
 from sslpipe.precision import to_float64
 from sslpipe.random import permutation
 
@@ -67,7 +67,7 @@ def geometry(
     unit = features / features.norm(dim=1, keepdim=True).clamp_min(1e-300)
 
     # numbers
-    chosen = pairs_of(rows, pairs, seed)
+    chosen = draw_pairs(rows, pairs, seed)
     a, b = (torch.from_numpy(part[chosen.same]) for part in (chosen.first, chosen.second))
     squared = (unit[a] - unit[b]).square().sum(dim=1).cpu().numpy()
     some = unit[:most_rows]

@@ -20,7 +20,7 @@ from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
-from sslpipe.evaluation.verification import pairs_of, verification
+from sslpipe.evaluation.verification import draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
 
 Pair = tuple[Embeddings, Embeddings]  # train, test
@@ -207,8 +207,8 @@ def _inside_test(
 ) -> list[Callable[[Embeddings], list[Result]]]:
     """Retrieval and verification with the options that these samples allow."""
     try:
-        same = pairs_of(test, FOLDS, seed).same
-        different = int((~pairs_of(test, round(1 / min(FARS)), seed).same).sum())
+        same = draw_pairs(test, FOLDS, seed).same
+        different = int((~draw_pairs(test, round(1 / min(FARS)), seed).same).sum())
     except DataError as error:
         left_out.append(f"retrieval, verification and geometry: {error}")
         return []

@@ -210,7 +210,7 @@ def retrieval_per_query(
         cross=None if cross is None else cross.of_queries(part),
     )
     for tile in tiles:
-        values.append(metrics_of(tile, ks, denominator))
+        values.append(query_metrics(tile, ks, denominator))
         matches.append(tile.matches)
     labels = queries.labels.cpu().numpy()
     return PerQuery(names, ids, labels, np.concatenate(matches), np.concatenate(values))
@@ -226,7 +226,7 @@ def metric_names(ks: Sequence[int], denominator: Denominator) -> tuple[str, ...]
     return (*at, "map", "r_precision", "map_at_r", "mrr")
 
 
-def metrics_of(tile: Ranks, ks: Sequence[int], denominator: Denominator) -> Floats:
+def query_metrics(tile: Ranks, ks: Sequence[int], denominator: Denominator) -> Floats:
     """Compute (q, metrics) in the order of `metric_names`; zeros for a lone query."""
     ranks, total = tile.ranks, tile.matches[:, None].astype(np.float64)  # (q, M), (q, 1)
     precision = np.arange(1, ranks.shape[1] + 1) / ranks  # at each match; 0 behind the last

@@ -99,7 +99,7 @@ def verification(
     # pairs and their scores: each process scores its share
     if exclude_same is not None:
         exclude_same.check(bank, queries)
-    chosen = pairs_of(queries, pairs, seed, exclude_same)
+    chosen = draw_pairs(queries, pairs, seed, exclude_same)
     same_count = int(chosen.same.sum())
     different_count = len(chosen.same) - same_count
     for each in far:
@@ -108,7 +108,7 @@ def verification(
                 f"far = {each:g} of {different_count} different pairs is less than one; draw at "
                 f"least {1 / each:.0f} pairs, or name a larger far"
             )
-    scores = scores_of(queries, chosen, process)
+    scores = pair_cosines(queries, chosen, process)
     if process.world_size > 1:
         scores = gathered_scores(scores)
 
@@ -164,7 +164,7 @@ def _roc_numbers(
     return numbers().tolist(), intervals
 
 
-def pairs_of(
+def draw_pairs(
     rows: Embeddings, count: int, seed: int, unlike: GroupCodes | None = None
 ) -> LabelledPairs:
     """Draw `count` pairs of one label and `count` of two, each uniform among all, none twice.
@@ -264,7 +264,7 @@ def _distinct(first: Integers, second: Integers, count: int) -> Integers:
     return pairs[:, np.sort(at)[:count]]
 
 
-def scores_of(
+def pair_cosines(
     rows: Embeddings,
     pairs: LabelledPairs,
     process: Rank = Rank(),  # noqa: B008 (immutable)

@@ -12,10 +12,10 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.verification import (
     Roc,
     auc,
+    draw_pairs,
     fpr_at_tpr,
-    pairs_of,
+    pair_cosines,
     roc,
-    scores_of,
     tar_at_far,
 )
 from sslpipe.report.charts import (
@@ -76,8 +76,8 @@ def measured_curve(name: str, rows: Embeddings) -> Curve | None:
     classes = np.unique(labelled.labels.numpy(), return_counts=True)[1]
     if len(classes) < 2 or classes.max() < 2:
         return None
-    pairs = pairs_of(labelled, PAIRS, seed=0)
-    curve = roc(scores_of(labelled, pairs), pairs.same)
+    pairs = draw_pairs(labelled, PAIRS, seed=0)
+    curve = roc(pair_cosines(labelled, pairs), pairs.same)
     same = int(pairs.same.sum())
     others = len(pairs.same) - same
     tpr, fpr = 100 * tar_at_far(curve, 0.01), 100 * fpr_at_tpr(curve, 0.95)

@@ -25,7 +25,7 @@ from sslpipe.evaluation.knn import knn_predictions, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Result, wilson95
 from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query
-from sslpipe.evaluation.verification import pairs_of, verification
+from sslpipe.evaluation.verification import draw_pairs, verification
 from tests.evaluation.test_knn import brute_similarities, random_rows, tied_rows
 from tests.evaluation.test_retrieval import brute
 from tests.helpers.columns import add_columns
@@ -152,7 +152,7 @@ def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_dist
 def test_pairs_of_one_value_are_none_and_all_others_are_drawn(wanted):
     rows = random_rows(60, 4, 6, seed=1)
     codes = codes_for(rows, rows, values=3)
-    pairs = pairs_of(rows, wanted, 0, codes)
+    pairs = draw_pairs(rows, wanted, 0, codes)
     drawn = {0: set(), 1: set()}
     for a, b, same in zip(pairs.first, pairs.second, pairs.same, strict=True):
         drawn[int(same)].add((min(a, b), max(a, b)))
@@ -172,7 +172,7 @@ def test_pairs_are_drawn_evenly_where_most_share_their_value():
     rows = random_rows(4000, 2, 4, seed=1)
     codes = np.where(np.arange(4000) < 3950, 0, 1)
     column = GroupCodes("camera", codes, codes, ("a", "b"))
-    pairs = pairs_of(rows, 1500, 0, column)
+    pairs = draw_pairs(rows, 1500, 0, column)
     assert (codes[pairs.first] != codes[pairs.second]).all()
     assert int((~pairs.same).sum()) == 1500
     rare = np.where(codes[pairs.first] == 1, pairs.first, pairs.second)[~pairs.same]
@@ -181,9 +181,9 @@ def test_pairs_are_drawn_evenly_where_most_share_their_value():
     lonely = codes.copy()
     lonely[:3999] = 0
     with pytest.raises(DataError, match="ask for fewer than 1000 pairs"):
-        pairs_of(rows, 1000, 0, column._replace(queries=lonely))
+        draw_pairs(rows, 1000, 0, column._replace(queries=lonely))
     with pytest.raises(DataError, match="no pair of one label and two values of camera"):
-        pairs_of(rows, 5, 0, column._replace(queries=0 * codes))
+        draw_pairs(rows, 5, 0, column._replace(queries=0 * codes))
 
 
 @pytest.mark.parametrize("probe", [linear_probe, ridge_probe])

@@ -13,11 +13,11 @@ from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query
 from sslpipe.evaluation.verification import (
     auc,
     best_threshold,
+    draw_pairs,
     fpr_at_tpr,
     kfold_accuracy,
-    pairs_of,
+    pair_cosines,
     roc,
-    scores_of,
     tar_at_far,
     verification,
 )
@@ -107,7 +107,7 @@ def test_the_best_threshold_accepts_nothing_where_different_pairs_score_higher()
 def test_pairs_are_distinct_of_the_right_kind_and_the_same_for_every_order_of_rows():
     data = random_rows(200, 4, 5, seed=1)
     data = data._replace(labels=data.labels + 2**62)
-    pairs = pairs_of(data, 500, seed=3)
+    pairs = draw_pairs(data, 500, seed=3)
     assert pairs.same.tolist() == [True] * 500 + [False] * 500
     same = data.labels[pairs.first] == data.labels[pairs.second]
     assert same.tolist() == pairs.same.tolist()
@@ -115,24 +115,24 @@ def test_pairs_are_distinct_of_the_right_kind_and_the_same_for_every_order_of_ro
     assert len(named) == 1000
     assert all(len(pair) == 2 for pair in named)
     backwards = data.rows(torch.arange(199, -1, -1))
-    again = pairs_of(backwards, 500, seed=3)
+    again = draw_pairs(backwards, 500, seed=3)
     assert [
         {int(backwards.ids[a]), int(backwards.ids[b])} for a, b in zip(*again[:2], strict=True)
     ] == [{int(data.ids[a]), int(data.ids[b])} for a, b in zip(*pairs[:2], strict=True)]
-    assert not np.array_equal(pairs_of(data, 500, seed=4).first, pairs.first)
+    assert not np.array_equal(draw_pairs(data, 500, seed=4).first, pairs.first)
 
 
 def test_where_there_are_few_pairs_all_are_taken():
     data = rows(np.eye(5), [0, 0, 1, 1, 1])
-    pairs = pairs_of(data, 1000, seed=0)
+    pairs = draw_pairs(data, 1000, seed=0)
     actual = {
         (min(p), max(p)) for p in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
     }
     assert actual == set(combinations(range(5), 2))
     with pytest.raises(DataError, match="pairs = 0 must be at least 1"):
-        pairs_of(random_rows(40, 3, 4, seed=0), 0, 0)
+        draw_pairs(random_rows(40, 3, 4, seed=0), 0, 0)
     with pytest.raises(DataError, match="no pair of one label among 2 rows"):
-        pairs_of(rows(np.eye(2), [0, 1]), 10, 0)
+        draw_pairs(rows(np.eye(2), [0, 1]), 10, 0)
 
 
 def test_pairs_are_sampled_uniformly():
@@ -141,7 +141,7 @@ def test_pairs_are_sampled_uniformly():
     data = rows(np.eye(40), np.repeat([0, 1, 2], [4, 12, 24]))
     counts = np.zeros(3)
     for seed in range(300):
-        pairs = pairs_of(data, 20, seed)
+        pairs = draw_pairs(data, 20, seed)
         counts += np.bincount(data.labels[pairs.first[pairs.same]], minlength=3)
     expected = 300 * 20 * np.array([6, 66, 276]) / 348
     assert (abs(counts - expected) < 5 * np.sqrt(expected)).all()
@@ -150,16 +150,16 @@ def test_pairs_are_sampled_uniformly():
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
 def test_scores_are_the_exact_cosines(make):
     data = make(60, 5, 4, seed=2)
-    pairs = pairs_of(data, 200, seed=0)
+    pairs = draw_pairs(data, 200, seed=0)
     table = brute_similarities(data, data)
-    np.testing.assert_array_equal(scores_of(data, pairs), table[pairs.first, pairs.second])
+    np.testing.assert_array_equal(pair_cosines(data, pairs), table[pairs.first, pairs.second])
 
 
 def test_every_result_is_that_of_its_own_function_and_its_interval_holds_it():
     bank, queries = random_rows(10, 6, 4, seed=1), random_rows(200, 6, 4, seed=2)
     results = {r.metric: r for r in verification(bank, queries, pairs=800, far=(0.1,))}
-    pairs = pairs_of(queries, 800, 0)
-    curve = roc(scores_of(queries, pairs), pairs.same)
+    pairs = draw_pairs(queries, 800, 0)
+    curve = roc(pair_cosines(queries, pairs), pairs.same)
     expected = {"fpr@95tpr": fpr_at_tpr(curve, 0.95), "tar@far=0.1": tar_at_far(curve, 0.1)}
     for metric, value in {**expected, "auc": auc(curve)}.items():
         result = results[metric]
@@ -181,7 +181,7 @@ def in_rank(process, per_query):
     queries.labels[queries.labels == 5] = 6
     queries.labels[:2] = 5
     part = retrieval_per_query(gallery, queries, process=process)
-    scores = scores_of(gallery, pairs_of(gallery, 101, seed=0), process)
+    scores = pair_cosines(gallery, draw_pairs(gallery, 101, seed=0), process)
     options = {"process": process}
     results = retrieval(gallery, queries, per_query=per_query / f"{process.rank}", **options)
     results += verification(gallery, gallery, pairs=101, far=(0.1,), **options)

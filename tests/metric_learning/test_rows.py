@@ -17,7 +17,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import knn_predictions
 from sslpipe.evaluation.retrieval import metric_names, retrieval_per_query
 from sslpipe.evaluation.similarity import SIMILARITIES
-from sslpipe.evaluation.verification import pairs_of, scores_of
+from sslpipe.evaluation.verification import draw_pairs, pair_cosines
 from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import compare, positive_slots
 from tests.evaluation.test_knn import brute_knn, brute_similarities
@@ -414,11 +414,11 @@ def nearest_neighbours(gallery, queries):
 def verified(gallery, queries):
     if len(set(queries.labels.tolist())) < 2:
         with pytest.raises(DataError, match="there is no pair of two labels"):
-            pairs_of(queries, 50, 0)
+            draw_pairs(queries, 50, 0)
         return
-    pairs = pairs_of(queries, 50, 0)
+    pairs = draw_pairs(queries, 50, 0)
     table = brute_similarities(queries, queries)
-    np.testing.assert_array_equal(scores_of(queries, pairs), table[pairs.first, pairs.second])
+    np.testing.assert_array_equal(pair_cosines(queries, pairs), table[pairs.first, pairs.second])
 
 
 METRIC_CASES = {"knn": nearest_neighbours, "retrieval": retrieval, "verification": verified}
