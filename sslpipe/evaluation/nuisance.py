@@ -5,6 +5,7 @@ the same number of the pixels and of random weights.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -67,18 +68,7 @@ def nuisance(
             f"probe = {probe!r} is unknown{did_you_mean(probe, _PROBES)}; known: ridge, logistic"
         )
     column.check(train, test)
-    counts = np.bincount(column.bank[column.bank >= 0], minlength=len(column.values))
-    usable = np.flatnonzero(counts >= ROWS_OF_VALUE)
-    if len(usable) < 2:
-        raise DataError(
-            f"column {column.name!r}: {len(usable)} of its values have {ROWS_OF_VALUE} rows in "
-            "train; a probe tells two or more apart"
-        )
-    if most_rows < ROWS_OF_VALUE * len(usable):
-        raise DataError(
-            f"most_rows = {most_rows} is below {ROWS_OF_VALUE} for each of {len(usable)} values of "
-            f"column {column.name!r}"
-        )
+    usable = _usable_values(column, most_rows)
     bank, fitted_on = _rows_of(train, column.bank, usable)
     queries, asked = _rows_of(test, column.queries, usable)
     if not len(queries.ids):
@@ -100,18 +90,28 @@ def nuisance(
         "left_out": len(test.ids) - len(queries.ids),
     }
     protocol = f"nuisance column={column.name} values={len(usable)}{rows} {result.protocol}"
-    return [
-        Result(
-            protocol,
-            "top1",
-            result.value,
-            result.interval95,
-            result.queries,
-            result.bank,
-            details,
-            scores=result.scores,
+    return [replace(result, protocol=protocol, details=details)]
+
+
+def _usable_values(column: GroupCodes, most_rows: int) -> NDArray[np.int64]:
+    """Find the codes of values with enough rows in train to be told apart; two or more.
+
+    Raises:
+        DataError: There are fewer, or not all can be in `most_rows`.
+    """
+    counts = np.bincount(column.bank[column.bank >= 0], minlength=len(column.values))
+    usable = np.flatnonzero(counts >= ROWS_OF_VALUE)
+    if len(usable) < 2:
+        raise DataError(
+            f"column {column.name!r}: {len(usable)} of its values have {ROWS_OF_VALUE} rows in "
+            "train; a probe tells two or more apart"
         )
-    ]
+    if most_rows < ROWS_OF_VALUE * len(usable):
+        raise DataError(
+            f"most_rows = {most_rows} is below {ROWS_OF_VALUE} for each of {len(usable)} values of "
+            f"column {column.name!r}"
+        )
+    return usable
 
 
 def choose_columns(
