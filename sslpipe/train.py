@@ -138,7 +138,7 @@ def train(
             projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             seed = partial(seed_torch, run.device, recipe.seed, step, run.process.rank)
             seed(0)  # dropout and the like
-            # views, embeddings, loss, gradient, weights
+            # views, embeddings, loss, gradient, weights: TrainingStep, or its recorded graph
             z_a, z_b, decision = take_step(batch.to(run.device), seed, *rates_at(step, recipe))
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
