@@ -92,7 +92,8 @@ def finetune(
         augment, task = augment.to(run.device), run.place(task)
         neighbours = class_neighbours(recipe, task, order, run)
         ddp, optimizer = run.prepare(task, freeze_and_optimize(task, recipe))
-        head_first = ProjectorFirst([task.backbone.network], recipe.tune.projector_first_steps)
+        first_steps = recipe.tune.projector_first_steps
+        projector_first = ProjectorFirst([task.backbone.network], first_steps)
 
         # resume: weights, optimizer, losses, queue; then the data from that step on
         first_step = run.restore(
@@ -115,20 +116,22 @@ def finetune(
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             run.guard.remember()  # the buffers, for a step that is skipped
-            head_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
+            projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             seed_torch(run.device, recipe.seed, step, run.process.rank)  # dropout and the like
             labels, ids, counts = view_labels(batch, index_of, recipe.views, run.device)
             use_queue = recipe.queue is not None and step >= recipe.queue.start_step
 
+            # views, embeddings, losses, gradient
             views = augment(batch.to(run.device), dtype=run.view_dtype)  # (views * B, 3, S, S)
             loss, embeddings = ddp(views, labels, ids, use_queue, counts)  # (), (views * B, D)
             run.backward(loss)
 
+            # queue, weights, their average: a skipped step changes nothing
             rows = image_by_image(len(ids), recipe.views, ids.device)
             embeddings, labels, ids = embeddings[rows], labels[rows], ids[rows]
             if task.queue is not None:
                 task.queue.push(embeddings, labels, ids)
-            with run.optimizer_step(loss) as decision:  # a skipped one changes nothing
+            with run.optimizer_step(loss) as decision:
                 if task.ema is not None and recipe.optim.ema:
                     follow_average(task.ema, task.backbone, recipe.optim.ema, step)
                 taken = labels.masked_fill(decision.skipped, -1)
