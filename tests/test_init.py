@@ -243,11 +243,12 @@ def test_weights_of_others_start_at_the_evaluations_size_if_their_network_takes_
     settings = ["augment.crop_px=32", "tune.eval_crop_px=48"]
     recipe, index = load_recipe(write_short(tmp_path), settings), load_index(str(data))
     given = {}
-    for name in ("test_resnet", "test_vit"):
+    for name in ("test_resnet", "regnetx_002", "test_vit"):  # a RegNet reads what it computes
         torch.save(timm.create_model(name).state_dict(), tmp_path / f"{name}.pth")
         given[name] = open_init(recipe, f"timm/{name}@{tmp_path / name}.pth")
         assert given[name].view.crop_px == 48
     check_pretraining(recipe, index, given["test_resnet"])
+    check_pretraining(recipe, index, given["regnetx_002"])
     with pytest.raises(RecipeError, match=r"tune.eval_crop_px = 48, but a timm/test_vit trained"):
         check_pretraining(recipe, index, given["test_vit"])
 

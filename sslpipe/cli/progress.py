@@ -47,9 +47,11 @@ def working(task: str) -> Iterator[Callable[[str], None]]:
 
     On a terminal alone, by the first process alone, and gone at the end.
     """
+    if not console.is_terminal or os.environ.get("RANK", "0") != "0":
+        yield lambda text: None
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    quiet = not console.is_terminal or os.environ.get("RANK", "0") != "0"
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         number = bar.add_task(task, total=None)
         yield lambda text: bar.update(number, description=f"{task}: {text}")
 

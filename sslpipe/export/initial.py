@@ -202,20 +202,29 @@ def _needs_init(recipe: Recipe | FinetuneRecipe) -> None:
 
 def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int) -> None:
     """Raise RecipeError for a network that is another one for images of another size."""
-    with torch.device("meta"):
-        trained = build_backbone(component, crop_px=crop_px).eval()
-        evaluated = build_backbone(component, crop_px=eval_crop_px)
-        tensors, others = trained.state_dict(), evaluated.state_dict()
-        same = {k: v.shape for k, v in tensors.items()} == {k: v.shape for k, v in others.items()}
-        try:
-            trained(torch.empty(1, 3, eval_crop_px, eval_crop_px))
-        except (AssertionError, RuntimeError, ValueError):
-            same = False
+    try:
+        same = _is_same_network(component, crop_px, eval_crop_px, "meta")
+    except RecipeError:  # some constructors read what they compute, which meta tensors are without
+        same = _is_same_network(component, crop_px, eval_crop_px, "cpu")
     if not same:
         raise RecipeError(
             f"tune.eval_crop_px = {eval_crop_px}, but a {component.kind} trained on {crop_px} px "
             "takes images of no other size; leave it out, or set augment.crop_px to it"
         )
+
+
+def _is_same_network(component: Component, crop_px: int, eval_crop_px: int, device: str) -> bool:
+    """Say whether a network for images of one size has the weights for another, and takes them."""
+    with torch.device(device):
+        trained = build_backbone(component, crop_px=crop_px).eval()
+        tensors = trained.state_dict()
+        others = build_backbone(component, crop_px=eval_crop_px).state_dict()
+        try:
+            with torch.no_grad():
+                trained(torch.empty(1, 3, eval_crop_px, eval_crop_px))
+        except (AssertionError, RuntimeError, ValueError):
+            return False
+    return {k: v.shape for k, v in tensors.items()} == {k: v.shape for k, v in others.items()}
 
 
 def _fitted(wanted: Component | None, init_from: FrozenBackbone) -> Component:

@@ -78,6 +78,11 @@ const char* nvrtcGetErrorString(int e) { return "fake NVRTC"; }
 
 #ifdef CUDA
 int cuCtxGetCurrent(void** context) { *context = &handle; return 0; }
+/* the numbers of both enumerations are the same; Triton refuses kernels by the shared memory */
+int cuDeviceGetAttribute(int* value, int attribute, int d) {
+  int (*of_runtime)(int*, int, int) = (int (*)(int*, int, int))dlsym(RTLD_DEFAULT, "cudaDeviceGetAttribute");
+  return of_runtime ? of_runtime(value, attribute, d) : 500;
+}
 int cuDeviceGetCount(int* n) { *n = 1; return 0; }
 int cuDevicePrimaryCtxGetState(int d, unsigned* flags, int* active) { *flags = 0; *active = 1; return 0; }
 int cuDriverGetVersion(int* version) { *version = 13000; return 0; }

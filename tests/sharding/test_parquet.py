@@ -20,6 +20,9 @@ from sslpipe.sharding.sources import Images, SourceOptions
 from tests.sharding.test_shards import error_of, run
 
 WORDS = ["cat", "dog", "ape", "dog"]
+WRITES_VIEWS = pytest.mark.skipif(
+    int(pa.__version__.partition(".")[0]) < 21, reason="needs pyarrow 21, which writes string_view"
+)
 
 
 def image(level: int) -> bytes:
@@ -43,7 +46,7 @@ def read(root: Path, **options: Any) -> dict[str, Images]:
     [
         pa.array(WORDS, pa.string()),
         pa.array(WORDS, pa.large_string()),
-        pa.array(WORDS, pa.string_view()),
+        pytest.param(pa.array(WORDS, pa.string_view()), marks=WRITES_VIEWS),
         pa.array(WORDS).dictionary_encode(),
         pa.array(WORDS, pa.large_string()).dictionary_encode(),
         pa.chunked_array([pa.array(WORDS[:1]), pa.array(WORDS[1:])]),
