@@ -115,7 +115,10 @@ def unfinished_sentence(run: RunFiles) -> str:
 
 
 def accuracy_sentence(run: RunFiles) -> str:
-    """Say how good the plain features are by kNN, against the stronger form of each baseline."""
+    """Say how good the plain features are by kNN, beside the stronger form of each baseline.
+
+    Which is better is the verdict's to say, by paired intervals; those of the table overlap sooner.
+    """
     if run.evaluation is None:
         return "It has not been evaluated yet."
     lines = table_lines(run.evaluation)
@@ -123,20 +126,17 @@ def accuracy_sentence(run: RunFiles) -> str:
     if ours is None or KNN not in ours.cells:
         return "Its own features have not been evaluated."
     cell = ours.cells[KNN]
-    groups: dict[str, list[str]] = {"above": [], "below": [], "not distinguishable from": []}
+    beside = []
     for name in BASELINES:
         theirs = [line for line in lines if line.features == name and KNN in line.cells]
         if theirs:
             strongest = max(theirs, key=lambda line: float(line.cells[KNN]["value"]))
-            other = strongest.cells[KNN]
-            text = f"{escape(strongest.title)} ({_percent(other['value'])} %)"
-            groups[_relation(cell["interval95"], other["interval95"])].append(text)
-    against = [f"{word} {' and '.join(texts)}" for word, texts in groups.items() if texts]
+            beside.append(f"{escape(strongest.title)}: {_percent(strongest.cells[KNN]['value'])} %")
     low, high = map(_percent, cell["interval95"])
     return (
         f"kNN on its frozen features gets <b>{_percent(cell['value'])} %</b> of "
-        f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high})"
-        + (f": {', '.join(against)}." if against else "; no baseline was measured.")
+        f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high}); "
+        f"{'; '.join(beside) or 'no baseline was measured'}."
     )
 
 
@@ -235,12 +235,6 @@ def feature_table(
         f"<thead><tr><th scope='col'>features</th>{head}</tr></thead><tbody>{body}</tbody>"
         "</table></div>"
     )
-
-
-def _relation(ours: list[float], theirs: list[float]) -> str:
-    if ours[0] > theirs[1]:
-        return "above"
-    return "below" if ours[1] < theirs[0] else "not distinguishable from"
 
 
 def _percent(value: float) -> str:
