@@ -1,7 +1,9 @@
 """Measure what makes a picture useless whatever it shows: darkness, blur, a size of a few pixels.
 
 Measures and limits are cleanvision's 0.3.7 where it has one. The package itself reads files through
-pandas and brings matplotlib; these are its formulas on Pillow, a line or two each.
+pandas and brings matplotlib; these are its formulas on Pillow, a line or two each. Its score of
+blur rises with contrast and with the number of tones, so that most blurred photographs and drawings
+pass it; `fineness` is a share of the contrast, and finds those.
 """
 
 from typing import NamedTuple
@@ -12,6 +14,9 @@ from PIL import Image, ImageFilter, ImageStat
 
 CANVAS_PX = 256  # longer side at which brightness is measured
 SHARPNESS_PX = 64  # longer side at which edges are, as in cleanvision's utils/constants.py
+FINE_PX = 4  # what blur takes first is finer than this
+LEAST_CONTRAST = 0.02  # five of 256 levels, several times the noise of a JPEG of one colour
+ROUNDING = 1 / 12  # variance of a level's rounding error: no detail
 FEW_TONES = 0.18  # a histogram score up to this counts as none: cleanvision's color_threshold
 
 
@@ -45,6 +50,7 @@ class Measures(NamedTuple):
         darkest: Its 5th percentile.
         contrast: Its standard deviation, 0 to 0.5.
         sharpness: cleanvision's score of edges and tones, 0 (blurred) to 1.
+        fineness: The share of contrast in detail finer than FINE_PX px, 0 (blurred) to about 1.
         shorter_side: In px, of the stored picture.
         aspect: The shorter side by the longer one, above 0 to 1.
     """
@@ -53,6 +59,7 @@ class Measures(NamedTuple):
     darkest: float
     contrast: float
     sharpness: float
+    fineness: float
     shorter_side: float
     aspect: float
 
@@ -65,14 +72,15 @@ def checks(tiny_px: float) -> tuple[Check, ...]:
 
     Source:
         cleanvision 0.3.7, issue_managers/image_property_issue_manager.py, get_default_params: dark
-        0.32, light 0.05 from white, odd aspect ratio 0.35, blurry 0.29. `constant` is this
-        project's: five of 256 levels, several times the noise of a JPEG of one colour.
+        0.32, light 0.05 from white, odd aspect ratio 0.35, blurry 0.29. `constant` and `no fine
+        detail` are this project's.
     """
     return (
         Check("dark", "brightest", 0.32, False, "99th percentile of brightness"),
         Check("bright", "darkest", 0.95, True, "5th percentile of brightness"),
-        Check("constant", "contrast", 0.02, False, "standard deviation of brightness"),
+        Check("constant", "contrast", LEAST_CONTRAST, False, "standard deviation of brightness"),
         Check("blurred", "sharpness", 0.29, False, "score of edges and tones"),
+        Check("no fine detail", "fineness", 0.025, False, "share of contrast finer than 4 px"),
         Check("tiny", "shorter_side", tiny_px, False, "shorter side in px"),
         Check("odd aspect", "aspect", 0.35, False, "shorter by longer side"),
     )
@@ -86,13 +94,14 @@ def measure(pixels: NDArray[np.uint8], height: int, width: int) -> Measures:
         height: Of the stored picture, in px.
         width: As height.
     """
-    tones = brightness(pixels)
+    tones, image = brightness(pixels), Image.fromarray(pixels)
     darkest, brightest = np.percentile(tones, [5, 99])
     return Measures(
         float(brightest),
         float(darkest),
         float(tones.std()),
-        sharpness(Image.fromarray(pixels)),
+        sharpness(image),
+        fineness(image),
         min(height, width),
         min(height, width) / max(height, width),
     )
@@ -124,3 +133,21 @@ def sharpness(image: Image.Image) -> float:
     tones = 1 - np.exp(-0.01 * np.std(grey.histogram()))
     score = 1 - np.exp(-0.01 * edges) + (tones if tones > FEW_TONES else 0.0)
     return min(1.0, float(score))
+
+
+def fineness(image: Image.Image) -> float:
+    """Compute how much of a picture's contrast is lost where it is reduced FINE_PX times.
+
+    Returns:
+        The standard deviation of what it loses by that, as a share of its own, 0 to about 1; 1 of a
+        picture that is nearly constant, which has nothing to lose.
+    """
+    grey = image.convert("L").convert("F")
+    before = np.asarray(grey, np.float64)
+    if before.std() < 255 * LEAST_CONTRAST:
+        return 1.0
+    width, height = (side / FINE_PX for side in grey.size)  # the last pixels may be narrower
+    small = grey.reduce(FINE_PX)
+    again = small.resize(grey.size, Image.Resampling.BICUBIC, box=(0, 0, width, height))
+    lost = np.square(before - np.asarray(again)).mean() - ROUNDING
+    return float(np.sqrt(max(lost, 0.0)) / before.std())

@@ -30,7 +30,8 @@ def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
     sections = {}
     for reason, own in reasons.items():
         more = f", {MOST_SHOWN} of them shown" if len(own) > MOST_SHOWN else ""
-        limit = f"; limit {number(own[0].limit)}" if np.isfinite(own[0].limit) else ""
+        side = "above" if own[0].value > own[0].limit else "below"
+        limit = f" {side} {number(own[0].limit)}" if np.isfinite(own[0].limit) else ""
         head = own[0].detail if limit else "no decoder reads them"
         captions = {one.id: _caption(one) for one in own[:MOST_SHOWN]}
         sections[f"{reason[0].upper()}{reason[1:]}"] = (

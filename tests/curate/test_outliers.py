@@ -103,6 +103,7 @@ def test_bad_pictures_have_their_reasons(split, num_workers):
         ("constant", 3),
         ("constant", 5),
         ("blurred", 6),
+        ("no fine detail", 6),
         ("tiny", 8),
         ("odd aspect", 9),
     ]

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from PIL import Image, ImageFilter
 
-from sslpipe.curate.quality import checks, measure
+from sslpipe.curate.quality import checks, fineness, measure
 
 # by cleanvision 0.3.7: BlurrinessProperty with its parameters, calc_percentile_brightness
 CLEANVISION = {
@@ -51,7 +52,7 @@ def noise(height=64, width=64, low=0, high=256):
         (noise(high=60), {"dark"}),
         (noise(low=246), {"bright", "constant"}),
         (np.full((64, 64, 3), 128, np.uint8), {"constant"}),
-        (pictures()["gradient"], {"blurred"}),
+        (pictures()["gradient"], {"blurred", "no fine detail"}),
         (noise(6, 12), {"tiny"}),
         (noise(20, 64), {"odd aspect"}),
     ],
@@ -59,3 +60,33 @@ def noise(height=64, width=64, low=0, high=256):
 )
 def test_a_planted_fault_has_its_reason_and_no_other(pixels, expected):
     assert reasons(pixels) == expected
+
+
+def drawing(side=200):
+    """Rectangles of many sizes on each other, as edges and tones of a photograph lie."""
+    rng = np.random.default_rng(3)
+    pixels = np.full((side, side, 3), 120, np.uint8)
+    for size in np.sort(rng.integers(3, side // 2, 400))[::-1]:
+        row, col = rng.integers(-size, side, 2).clip(0)
+        pixels[row : row + size, col : col + size] = rng.integers(0, 256, 3)
+    return pixels
+
+
+def test_a_blurred_picture_of_much_contrast_is_found():
+    sharp = Image.fromarray(drawing())
+    blurred = np.asarray(sharp.filter(ImageFilter.GaussianBlur(8)))
+    assert reasons(drawing()) == set()
+    assert measure(blurred, 200, 200).sharpness > 0.29, "cleanvision's score passes it"
+    assert reasons(blurred) == {"no fine detail"}
+
+
+def test_fineness_is_the_share_of_what_is_lost_in_blocks():
+    # stripes of 1 px are all lost, steps of 8 px are not: of equal variance, one half of the square
+    rows, cols = np.mgrid[:256, :256]
+    fine, coarse = 40 * (cols % 2 * 2 - 1), 40 * np.sign(np.sin(rows / 256 * 2 * np.pi + 0.01))
+    both = np.stack([128 + fine + coarse] * 3, 2).astype(np.uint8)
+    assert fineness(Image.fromarray(both)) == pytest.approx(0.5**0.5, abs=0.01)
+    assert fineness(Image.new("RGB", (9, 5), "gray")) == 1
+    ends = [(1, 1), (1, 300), (255, 3), (4, 4), (13, 7)]
+    assert all(0 < fineness(Image.fromarray(noise(*shape))) <= 1.2 for shape in ends[1:])
+    assert fineness(Image.fromarray(noise(*ends[0]))) == 1
