@@ -202,6 +202,17 @@ def test_numbers_of_other_protocols_or_other_test_data_are_not_averaged():
     assert group_by_recipe([a_run(0, 0.5), a_run(1, 0.6, facts=other)]) == []
 
 
+def test_recipes_are_compared_over_the_seeds_with_one_protocol():
+    ours = [a_run(seed, value) for seed, value in enumerate(A)]
+    theirs = [a_run(seed, value, temperature=0.5, protocol="q") for seed, value in enumerate(B)]
+    apart = group_by_recipe([*ours, *theirs])
+    assert verdicts(apart) == []
+    assert "<data value" not in over_seeds(apart).split("difference<")[1]
+    theirs[:2] = [a_run(seed, B[seed], temperature=0.5) for seed in (0, 1)]
+    (found,) = verdicts(group_by_recipe([*ours, *theirs]))
+    assert (found.difference.number, found.difference.value) == (2, pytest.approx(0.045))
+
+
 def test_single_seeds_say_that_nothing_is_known_of_seeds():
     recipes = group_by_recipe([a_run(0, 0.5), a_run(0, 0.6, temperature=0.5)])
     assert "is not known" in over_seeds(recipes)
