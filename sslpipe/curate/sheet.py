@@ -10,6 +10,7 @@ CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 10, 15, 20
 BACKGROUND, INK, REFUSED = (250, 250, 248), (34, 34, 34), (176, 0, 32)
 COLUMNS = 4  # pairs in a row
 MOST_PAIRS = 120
+FARTHEST = 3.0  # logarithm of a rest by its limit: from 20 times the limit on nobody doubts
 
 
 def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image.Image | None:
@@ -21,11 +22,12 @@ def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image
         most: Pairs drawn.
 
     Returns:
-        An RGB image; None where no pair was compared.
+        An RGB image; None where no pair is doubtful, so far from the limit are those refused.
     """
-    pairs = doubt.pairs[:most]
-    if not len(pairs):
+    doubtful = np.flatnonzero(doubt.distance < FARTHEST)[:most]
+    if not len(doubtful):
         return None
+    pairs, scores, verdicts = (x[doubtful] for x in (doubt.pairs, doubt.score, doubt.accepted))
     font = ImageFont.load_default(size=11)
     step_x, step_y = 2 * CELL_PX + 2 + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
     columns = min(COLUMNS, len(pairs))
@@ -40,8 +42,8 @@ def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image
         for side, thumb in enumerate(samples.pictures.thumbs.read(wholes)):
             size = _fitted(*samples.pictures.sizes[wholes[side]].tolist())
             sheet.paste(Image.fromarray(thumb).resize(size), (left + side * (CELL_PX + 2), top))
-        accepted = bool(doubt.accepted[place])
-        words = f"{'one picture' if accepted else 'refused'}, score {doubt.score[place]:.4f}"
+        accepted = bool(verdicts[place])
+        words = f"{'one picture' if accepted else 'refused'}, score {scores[place]:.4f}"
         colour = INK if accepted else REFUSED
         pen.text((left, top + CELL_PX + 1), words, fill=colour, font=font)
         names = ", ".join(f"{samples.splits[samples.split[k]]}:{samples.ids[k]}" for k in pair)
