@@ -136,8 +136,21 @@ def accuracy_sentence(run: RunFiles) -> str:
     return (
         f"kNN on its frozen features gets <b>{_percent(cell['value'])} %</b> of "
         f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high}); "
-        f"{'; '.join(beside) or 'no baseline was measured'}."
+        f"{'; '.join(beside) or 'no baseline was measured'}.{_leaked(run.evaluation)}"
     )
+
+
+def _leaked(evaluation: Tree) -> str:
+    """Say what the plain kNN is without the test images that train has, too; '' without any."""
+    found = evaluation.get("leakage")
+    if not found or not found["leaked"]:
+        return ""
+    said = f" {found['leaked']:,} of {found['samples']:,} test images are in train, too"
+    for row in found["rows"]:
+        if (row["features"], row["column"], row["whitened"]) == ("ssl", KNN, False):
+            clean = row["clean_value"]
+            said += "" if clean is None else f"; without them it gets {_percent(clean)} %"
+    return f"{said}."
 
 
 def result_table(evaluation: Tree) -> str:

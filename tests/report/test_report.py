@@ -428,6 +428,22 @@ def test_the_first_paragraph_names_the_stronger_form_of_each_baseline_and_judges
     assert not any(word in said for word in ("distinguish", "above", "below", "better"))
 
 
+def test_the_first_paragraph_says_what_leaked(whole):
+    evaluation = evaluation_of(row("ssl", 0.63, 0.61, 0.65), row("pixels", 0.6, 0.58, 0.62))
+    others = {"features": "pixels", "column": "kNN", "whitened": False, "clean_value": 0.1}
+    own = {**others, "features": "ssl", "clean_value": 0.55}
+    found = {"samples": 1000, "leaked": 340, "how": "by pixels", "rows": [others, own]}
+
+    def said(**leakage):
+        tree = {**evaluation, "leakage": {**found, **leakage}}
+        return accuracy_sentence(read_run(whole.run_dir)._replace(evaluation=tree))
+
+    without = "340 of 1,000 test images are in train, too; without them it gets 55.0 %."
+    assert said().endswith(f"raw pixels: 60.0 %. {without}")
+    assert said(leaked=0).endswith("raw pixels: 60.0 %.")
+    assert said(rows=[{**own, "clean_value": None}]).endswith("are in train, too.")
+
+
 def test_the_few_shot_curve_stands_at_the_labels_a_class():
     cells = {"kNN, 10/class": (0.5, 100), "kNN, 100/class": (0.6, 1000), "kNN": (0.7, 8000)}
     rows = [
