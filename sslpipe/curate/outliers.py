@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.curate.quality import CANVAS_PX, Measures, checks, measure
-from sslpipe.curate.scan import each_sample
+from sslpipe.curate.scan import each_part
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Raw
@@ -157,7 +157,7 @@ def bad_pictures(
         nothing = float("nan")
         unreadable.append(Outlier(bad.id, bad.key, UNREADABLE, nothing, nothing, bad.reason))
 
-    for part in each_sample(split, _look, num_workers=num_workers, on_bad=on_bad):
+    for part in each_part(split, _look, list, num_workers=num_workers, on_bad=on_bad):
         for seen in (one for one in part if one is not None):
             for check in listed:
                 value = getattr(seen.measures, check.measure)

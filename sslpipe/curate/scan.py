@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 
 from sslpipe.curate.threads import one_thread_an_operation
 from sslpipe.curate.thumbnails import (
+    THUMB_PX,
     VIEWS,
     WIDTH,
     ThumbFile,
+    Thumbs,
     describe,
     inside_frame,
     thumbnail,
+    thumbnails,
 )
 from sslpipe.data.decode import MAX_PIXELS, BadSample, decode
 from sslpipe.data.index import Split
@@ -34,6 +37,7 @@ WINDOW_BYTES = 64 * 2**20
 Integers = NDArray[np.int64]
 Progress = Callable[[int], None]
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Pictures(NamedTuple):
@@ -95,7 +99,22 @@ class _Seen(NamedTuple):
     bytes_sha256: bytes
     pixels_sha256: bytes
     sizes: list[tuple[int, int]]  # of the whole, and of what is inside its frame
-    thumbs: list[NDArray[np.uint8]]
+
+
+class _Part(NamedTuple):
+    """What is kept of the samples of a part.
+
+    Args:
+        samples: How many there are, with those that cannot be read.
+        seen: The others, in order.
+        thumbs: (m, 64, 64, 1 or 3) uint8, of all their pictures.
+        descriptors: (m, VIEWS, 64) int8.
+    """
+
+    samples: int
+    seen: list[_Seen]
+    thumbs: Thumbs
+    descriptors: NDArray[np.int8]
 
 
 def scan(
@@ -123,11 +142,13 @@ def scan(
     try:
         for number, split in enumerate(splits):
             before, some = len(found.rows), None if ids is None else ids[number]
-            parts = each_sample(split, _look, ids=some, num_workers=num_workers, on_bad=on_bad)
+            parts = each_part(
+                split, _look, _gathered, ids=some, num_workers=num_workers, on_bad=on_bad
+            )
             for part in parts:
-                found.take([seen for seen in part if seen is not None])
+                found.take(part)
                 if progress is not None:
-                    progress(len(part))
+                    progress(part.samples)
             counts.append(len(found.rows) - before)
     except BaseException:
         found.close()
@@ -139,7 +160,7 @@ def scan_pictures(pictures: Iterable[NDArray[np.uint8]], name: str = "pictures")
     """Do as `scan` with pictures in memory, (h, w, 3) uint8 each; their bytes are their pixels."""
     found = _Collected()
     for number, pixels in enumerate(pictures):
-        found.take([_see(number, str(number), pixels.tobytes(), pixels)])
+        found.take(_gathered([_see(number, str(number), pixels.tobytes(), pixels)]))
     return found.samples([name], [len(found.rows)])
 
 
@@ -175,14 +196,11 @@ class _Collected:
         """Give up: what was seen is of no use."""
         self._thumbs.close()
 
-    def take(self, part: Sequence[_Seen]) -> None:
-        thumbs = [thumb for seen in part for thumb in seen.thumbs]
-        if thumbs:
-            whole = np.stack(thumbs)
-            with _temporary_file():
-                self._thumbs.append(whole)
-            self._descriptors.append(describe(whole))
-        self.rows += [seen._replace(thumbs=[]) for seen in part]
+    def take(self, part: _Part) -> None:
+        with _temporary_file():
+            self._thumbs.append(part.thumbs)
+        self._descriptors.append(part.descriptors)
+        self.rows += part.seen
 
     def samples(self, splits: Sequence[str], counts: Sequence[int]) -> Samples:
         """Put everything into arrays. counts: Rows of each split."""
@@ -203,19 +221,21 @@ class _Collected:
         return Samples(tuple(splits), split, ids, keys, of_bytes, of_pixels, pictures)
 
 
-def each_sample(
+def each_part(
     split: Split,
     look: Callable[[int, Raw], T],
+    gather: Callable[[list[T | None]], U],
     *,
     ids: Integers | None = None,
     num_workers: int = 2,
     on_bad: OnBad | None = None,
-) -> Iterator[list[T | None]]:
+) -> Iterator[U]:
     """Look at every sample of a split, or at some, a part at a time, in order.
 
     Args:
         split: Where they are.
         look: Makes of a sample's id and bytes what is kept; raises BadSample.
+        gather: Makes of what is kept of a part's samples what is yielded, where these were made.
         ids: The samples wanted, sorted; all by default.
         num_workers: Threads that look; 0: the caller does.
         on_bad: Called for each bad sample, from any thread; None stands in its place.
@@ -231,7 +251,7 @@ def each_sample(
         for first in range(0, len(own), PART_SAMPLES)
     ]
 
-    def look_at(shard: int, rows: NDArray[np.int64]) -> list[T | None]:
+    def look_at(shard: int, rows: NDArray[np.int64]) -> U:
         first = int(split.starts[shard])
         seen: list[T | None] = []
         for row, raw in zip(rows.tolist(), reader.rows(shard, rows), strict=True):
@@ -242,13 +262,13 @@ def each_sample(
                 if on_bad is not None:
                     file = split.shards[shard].file
                     on_bad(Quarantined(first + row, file, raw.key, str(error)))
-        return seen
+        return gather(seen)
 
     if not num_workers:
         yield from (look_at(*part) for part in parts)
         return
     with one_thread_an_operation(), ThreadPoolExecutor(num_workers, "sslpipe-scan") as pool:
-        ahead: deque[Future[list[T | None]]] = deque()
+        ahead: deque[Future[U]] = deque()
         for part in parts:
             ahead.append(pool.submit(look_at, *part))
             if len(ahead) > 2 * num_workers:
@@ -257,26 +277,40 @@ def each_sample(
             yield ahead.popleft().result()
 
 
-def _look(sample_id: int, raw: Raw) -> _Seen:
-    """What is kept of one sample. Raises: BadSample."""
+def _look(sample_id: int, raw: Raw) -> tuple[_Seen, list[Thumbs]]:
+    """See `_see`. Raises: BadSample."""
     if isinstance(raw.image, BadSample):
         raise raw.image
     pixels = decode(raw.image, MAX_PIXELS).transpose(1, 2, 0)  # (h, w, 3), at full size
     return _see(sample_id, raw.key, raw.image, pixels)
 
 
-def _see(sample_id: int, key: str, raw: bytes | memoryview, pixels: NDArray[np.uint8]) -> _Seen:
-    """What is kept of a picture, (h, w, 3) uint8."""
+def _see(
+    sample_id: int, key: str, raw: bytes | memoryview, pixels: Thumbs
+) -> tuple[_Seen, list[Thumbs]]:
+    """Look at a picture, (h, w, 3) uint8.
+
+    Returns:
+        What is kept of it; itself and what is inside its frame, what is larger than a thumbnail as
+        one, for a part of large pictures would need much memory.
+    """
     height, width, _ = pixels.shape
     of_pixels = hashlib.sha256(f"{height} {width} ".encode())
     of_pixels.update(np.ascontiguousarray(pixels).data)
     inside = inside_frame(pixels)
     shown = [pixels] if inside is None else [pixels, inside]
-    return _Seen(
+    seen = _Seen(
         sample_id,
         key,
         hashlib.sha256(raw).digest(),
         of_pixels.digest(),
         [(each.shape[0], each.shape[1]) for each in shown],
-        [thumbnail(each) for each in shown],
     )
+    return seen, [each if max(each.shape) <= THUMB_PX else thumbnail(each) for each in shown]
+
+
+def _gathered(looked: list[tuple[_Seen, list[Thumbs]] | None]) -> _Part:
+    """Compute what all pictures of a part are compared by."""
+    readable = [each for each in looked if each is not None]
+    thumbs = thumbnails([shown for _, pictures in readable for shown in pictures])
+    return _Part(len(looked), [seen for seen, _ in readable], thumbs, describe(thumbs))
