@@ -31,7 +31,8 @@ from sslpipe.data.reader import Raw, Reader
 from sslpipe.data.store import OnBad, Quarantined
 from sslpipe.errors import DataError
 
-PART_SAMPLES = 64  # read and decoded together
+# read and looked at together, at most; of few, threads would mostly wait for Python's lock
+PART_SAMPLES, PART_BYTES = 256, 8 * 2**20
 WINDOW_BYTES = 64 * 2**20
 
 Integers = NDArray[np.int64]
@@ -245,11 +246,11 @@ def each_part(
     """
     reader = Reader(split, window_bytes=WINDOW_BYTES)
     shards, rows = split.locate(np.arange(len(split)) if ids is None else ids)
-    parts = [
-        (shard, own[first : first + PART_SAMPLES])
-        for shard, own in ((int(k), rows[shards == k]) for k in np.unique(shards))
-        for first in range(0, len(own), PART_SAMPLES)
-    ]
+    parts = []
+    for shard in np.unique(shards).tolist():
+        entry, own = split.shards[shard], rows[shards == shard]
+        size = max(1, min(PART_SAMPLES, PART_BYTES * entry.samples // entry.bytes))
+        parts += [(shard, own[first : first + size]) for first in range(0, len(own), size)]
 
     def look_at(shard: int, rows: NDArray[np.int64]) -> U:
         first = int(split.starts[shard])

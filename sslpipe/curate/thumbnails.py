@@ -202,7 +202,7 @@ def rounded(rows: Floats) -> NDArray[np.int8]:
     return found
 
 
-_AT_A_TIME = 16  # thumbnails that a core's cache holds, with their waves
+_AT_A_TIME = 32  # thumbnails, so that their waves need little memory
 _PARTS = len(_AXIS_PARTS)
 _FILTERS = np.concatenate([_frequencies(*part) for part in _AXIS_PARTS])  # (9 * 8, 64)
 # natural pictures fall with the frequency, and without weights the lowest would be all; the mean 0

@@ -1,0 +1,69 @@
+"""What is kept of every sample, against one sample at a time."""
+
+import hashlib
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from sslpipe.curate.scan import scan
+from sslpipe.curate.thumbnails import describe, inside_frame, thumbnail
+from sslpipe.data.decode import MAX_PIXELS, decode
+from sslpipe.data.index import load_index
+from tests.helpers.dataset import png, write_dataset
+
+BAD = 13
+
+
+def shown_pixels():
+    """Pictures by id: grey and coloured, small and large, one framed of either size."""
+    rng = np.random.default_rng(0)
+    shapes = [(28, 28), (28, 28), (16, 40), (90, 70)]
+    pictures = {k: rng.integers(0, 256, (*shapes[k % 4], 1 + k % 3), np.uint8) for k in range(30)}
+    pictures = {k: np.resize(each, (*each.shape[:2], 3)) for k, each in pictures.items()}
+    for k in range(0, 30, 3):
+        pictures[k][:] = pictures[k][:, :, :1]
+    for k in (4, 7):
+        pictures[k][[0, -1]] = pictures[k][:, [0, -1]] = 99
+    return pictures
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("part_bytes", [1, 20_000, 2**23])
+def test_parts_and_threads_do_not_change_what_is_kept(
+    tmp_path, monkeypatch, part_bytes, num_workers
+):
+    files = {k: png(pixels) for k, pixels in shown_pixels().items()} | {BAD: b"no image"}
+    manifest = write_dataset(tmp_path, (24, 6), broken=files)
+    split = load_index(manifest).split("train")
+    monkeypatch.setattr("sslpipe.curate.scan.PART_BYTES", part_bytes)
+    done, bad = [], []
+    samples = scan([split], num_workers=num_workers, on_bad=bad.append, progress=done.append)
+    assert done[0] == {1: 1, 20_000: done[0], 2**23: 24}[part_bytes]
+    assert part_bytes != 20_000 or 1 < done[0] < 24
+    assert sum(done) == 30
+    assert [each.id for each in bad] == [BAD]
+    assert samples.ids.tolist() == [k for k in range(30) if k != BAD]
+    with closing(samples.pictures.thumbs) as thumbs:
+        row = 0
+        for place, number in enumerate(samples.ids.tolist()):
+            assert hashlib.sha256(files[number]).digest() == samples.bytes_sha256[place].tobytes()
+            whole = decode(files[number], MAX_PIXELS).transpose(1, 2, 0)
+            for pixels in (whole, inside_frame(whole)):
+                if pixels is None:
+                    continue
+                expected = thumbnail(pixels)
+                assert samples.pictures.sample[row] == place
+                assert samples.pictures.sizes[row].tolist() == list(pixels.shape[:2])
+                assert np.array_equal(thumbs.read([row])[0], expected)
+                found = samples.pictures.descriptors[row]
+                assert np.array_equal(found, describe(expected[None])[0])
+                row += 1
+        assert row == len(thumbs) == 31
+
+
+def test_a_split_of_which_nothing_can_be_read_has_no_samples(tmp_path):
+    manifest = write_dataset(tmp_path, (3,), broken=dict.fromkeys(range(3), b"no image"))
+    samples = scan([load_index(manifest).split("train")])
+    samples.pictures.thumbs.close()
+    assert len(samples) == len(samples.pictures.sample) == len(samples.pictures.thumbs) == 0
