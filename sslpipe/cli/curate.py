@@ -1,6 +1,5 @@
 """`sslpipe curate`: what is in a data set, before it is trained on."""
 
-import gc
 import signal
 from collections.abc import Sequence
 from contextlib import closing
@@ -62,7 +61,6 @@ def _group(context: typer.Context) -> None:
 
     before = signal.signal(signal.SIGTERM, stop)
     context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
-    context.call_on_close(gc.unfreeze)  # see `duplicates`
 
 
 @app.command(
@@ -112,7 +110,6 @@ def duplicates(
     check_model(run if init is None else init)
     check_features(features or [])
 
-    gc.disable()  # imports make hardly any garbage, and looking for it is a fifth of their time
     from sslpipe.curate.duplicates import find_duplicates
     from sslpipe.curate.groups import group
     from sslpipe.curate.results import COLUMN, FIELDS, check_place, group_rows, write_column
@@ -120,8 +117,6 @@ def duplicates(
     from sslpipe.curate.sheet import doubt_sheet
     from sslpipe.run.allocator import keep_freed_memory
 
-    gc.enable()
-    gc.freeze()  # what was imported is never garbage: not to be looked at again and again
     if column:
         check_place(index)
     # read, compare, group
