@@ -5,8 +5,9 @@ program finds among the pictures themselves, before anything is planted, are nat
 counted apart, their pictures are no sources of plants, and a plant is not wrong to be paired with
 what its source is paired with. Pictures that are nearly constant, or nearly a ramp, are no sources
 either: nothing can be found of them. Limits were chosen on the set "chosen" and are measured on
-"measured", of other files (of photographs, of another folder). Each part is kept in the JSON and
-not done again.
+"measured", of other files (of photographs, of another folder). With `--readings other` plants are
+made as other people may read the seven words, see `curate_readings.py`. Each part is kept in
+the JSON and not done again.
 
     python -m benchmarks.curate --fashion-mnist DIR --drawings DIR --photographs DIR \
         --photographs-measured DIR --out docs/measured/curate.json
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.curate_plants import KINDS, Picture, drawings, fashion_mnist, photographs
+from benchmarks.curate_readings import READINGS, Make
 from sslpipe.curate.duplicates import find_duplicates
 from sslpipe.curate.scan import scan_pictures
 from sslpipe.curate.thumbnails import luminance
@@ -27,15 +29,16 @@ from sslpipe.evaluation.result import wilson95
 from sslpipe.portable import write_atomically
 
 LEAST_DEVIATION = 12.0  # levels, see `detail`, of a source of plants
+KINDS_AT_ONCE = 7  # planted into one set; of more kinds, every so many-th are
 
 
-def pictures_of(source: str, folder: Path, count: int, measured: bool) -> list[Picture]:
+def pictures_of(source: str, folder: Path, count: int, measured: bool, px: int) -> list[Picture]:
     if source == "fashion_mnist":
         name, first = ("t10k", 5000) if measured else ("train", 0)
         return fashion_mnist(folder / f"{name}-images-idx3-ubyte.gz", first, count)
     if source == "drawings":
-        return drawings(folder, count, measured, skipped=int(measured))
-    return photographs(folder, count, None if measured else False)
+        return drawings(folder, count, measured, px, skipped=int(measured))
+    return photographs(folder, count, None if measured else False, px)
 
 
 def detail(picture: Picture) -> float:
@@ -56,7 +59,9 @@ def found_pairs(pictures: list[Picture], workers: int) -> set[tuple[int, int]]:
     return set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
 
 
-def measure(pictures: list[Picture], plants_each: int, seed: int, workers: int) -> dict:
+def measure(
+    pictures: list[Picture], kinds: dict[str, Make], plants_each: int, seed: int, workers: int
+) -> dict:
     start = time.process_time()
     natural = found_pairs(pictures, workers)
     known = {row for pair in natural for row in pair}
@@ -66,17 +71,45 @@ def measure(pictures: list[Picture], plants_each: int, seed: int, workers: int) 
         if row not in known and detail(picture) >= LEAST_DEVIATION
     ]
     rng = np.random.default_rng(seed)
-    everything, sources = list(pictures), list(range(len(pictures)))
-    kinds = [""] * len(pictures)
-    for kind, make in KINDS.items():
-        for row in rng.choice(fit, min(plants_each, len(fit)), replace=False).tolist():
-            everything.append(make(pictures[row], rng))
-            sources.append(row)
-            kinds.append(kind)
-    pairs = found_pairs(everything, workers)
+    sets, rows = -(-len(kinds) // KINDS_AT_ONCE), {}
+    for first in range(sets):
+        some = dict(list(kinds.items())[first::sets])
+        everything, sources, made = list(pictures), list(range(len(pictures))), [""] * len(pictures)
+        for kind, make in some.items():
+            for row in rng.choice(fit, min(plants_each, len(fit)), replace=False).tolist():
+                everything.append(make(pictures[row], rng))
+                sources.append(row)
+                made.append(kind)
+        rows |= _counts(found_pairs(everything, workers), natural, sources, made, list(some))
+    return {
+        "pictures": len(pictures),
+        "sources": len(fit),
+        "natural_pairs": len(natural),
+        "pictures_in_natural_pairs": len(known),
+        "cpu_s": round(time.process_time() - start, 1),
+        "kinds": {kind: rows[kind] for kind in kinds},
+    }
+
+
+def _counts(
+    pairs: set[tuple[int, int]],
+    natural: set[tuple[int, int]],
+    sources: list[int],
+    made: list[str],
+    kinds: list[str],
+) -> dict[str, dict]:
+    """Count what was found of each kind.
+
+    Args:
+        pairs: As found.
+        natural: Those that were found before.
+        sources: Of each picture, what it was made of.
+        made: Of each picture, its kind.
+        kinds: All of them.
+    """
     rows = {}
-    for kind in KINDS:
-        planted = {row for row, each in enumerate(kinds) if each == kind}
+    for kind in kinds:
+        planted = {row for row, each in enumerate(made) if each == kind}
         hits = {row for row in planted if (sources[row], row) in pairs}
         wrong = {
             pair
@@ -95,14 +128,7 @@ def measure(pictures: list[Picture], plants_each: int, seed: int, workers: int) 
             "precision": len(hits) / total if total else None,
             "precision_interval95": wilson95(len(hits), total) if total else None,
         }
-    return {
-        "pictures": len(pictures),
-        "sources": len(fit),
-        "natural_pairs": len(natural),
-        "pictures_in_natural_pairs": len(known),
-        "cpu_s": round(time.process_time() - start, 1),
-        "kinds": rows,
-    }
+    return rows
 
 
 def main() -> None:
@@ -113,6 +139,9 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=1500)
     parser.add_argument("--plants", type=int, default=150)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--readings", choices=("ours", "other"), default="ours")
+    parser.add_argument("--px", type=int, default=256, help="Of drawings and photographs.")
+    parser.add_argument("--only", choices=("chosen", "measured"))
     options = parser.parse_args()
     tree = json.loads(options.out.read_text()) if options.out.exists() else {}
     for source in ("fashion_mnist", "drawings", "photographs"):
@@ -121,11 +150,12 @@ def main() -> None:
             folders["measured"] = options.photographs_measured
         for name, folder in folders.items():
             key = f"{source}, {name}"
-            if folder is None or key in tree:
+            if folder is None or key in tree or options.only not in (None, name):
                 continue
-            pictures = pictures_of(source, folder, options.pictures, name == "measured")
-            seed = int(name == "measured")
-            tree[key] = measure(pictures, options.plants, seed, options.workers)
+            measured = name == "measured"
+            pictures = pictures_of(source, folder, options.pictures, measured, options.px)
+            kinds = KINDS if options.readings == "ours" else READINGS
+            tree[key] = measure(pictures, kinds, options.plants, int(measured), options.workers)
             write_atomically(options.out, json.dumps(tree, indent=1) + "\n")
             print(key, json.dumps(tree[key]["kinds"]), flush=True)
 
