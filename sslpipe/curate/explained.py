@@ -19,7 +19,9 @@ from sslpipe.curate.thumbnails import GRID_PX, luminance
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
-OVERLAID = 0.5  # least score of a picture that only a small text may hide
+# least score with which a text has not spoilt the fit; and, where it has, the least of a brightness
+# alone outside of the window
+UNSPOILT, OVERLAID = 0.9, 0.8
 # share unexplained outside of the window, of all that is fitted once more without it; of 10,000
 # pairs that came to 0.992 so, the most was 0.062 before
 OUTSIDE = 0.1
@@ -56,21 +58,27 @@ def explained(shown: Floats, target: Floats, sizes: Integers) -> tuple[Floats, F
     flat[:] = _without_ramp(wanted)
     shift = (means[:, :, 2] - means[:, :, 0])[:, :, 0, 0]  # (n, c)
     score, rest = _fit(made, shift, (least, most), None)
-    # a text hides little of a picture: where more is unexplained, nothing is left out
-    rows = np.flatnonzero(score >= OVERLAID)
-    outside = np.where(score >= OVERLAID, 0, score)
-    narrow = sizes[rows, 0] >= NARROW * sizes[rows, 1]
-    weights = np.empty((len(rows), INNER_PX, INNER_PX), np.float32)
+    # a text that is lighter or darker than all else spoils the fit: beside it little differs but a
+    # brightness
+    spoilt = np.flatnonzero(score < UNSPOILT)
+    differ = (wanted[spoilt] - source[spoilt]).reshape(len(spoilt), channels, INNER_PX**2)
+    differ -= np.median(differ, axis=2, keepdims=True)
+    rest[spoilt] = (differ**2).sum(1).reshape(len(spoilt), INNER_PX, INNER_PX)
+    narrow = sizes[:, 0] >= NARROW * sizes[:, 1]
+    weights = np.empty((count, INNER_PX, INNER_PX), np.float32)
     for own, window in ((narrow, WINDOW_NARROW), (~narrow, WINDOW)):
         if own.any():
-            weights[own] = _without_window(rest[rows[own]], window)
-    kept = (rest[rows] * weights).sum((1, 2)) / np.maximum(rest[rows].sum((1, 2)), 1e-6)
-    outside[rows] = 1 - (1 - score[rows]) * kept
-    few = outside[rows] >= 1 - OUTSIDE
-    rows, weights = rows[few], weights[few]
+            weights[own] = without_window(rest[own], window)
+    kept = (rest * weights).sum((1, 2))
+    outside = 1 - (1 - score) * kept / np.maximum(rest.sum((1, 2)), 1e-6)
+    few = outside >= 1 - OUTSIDE
+    outside[spoilt] = 0
+    others = (flat[spoilt] ** 2 * weights[spoilt, None]).sum((1, 2, 3))
+    few[spoilt] = kept[spoilt] <= (1 - OVERLAID) * others
+    rows = np.flatnonzero(few)
     if len(rows):
         limits = least[rows], most[rows]
-        outside[rows], _ = _fit(made[rows], shift[rows], limits, weights)
+        outside[rows], _ = _fit(made[rows], shift[rows], limits, weights[rows])
     return score, outside
 
 
@@ -148,13 +156,13 @@ def _without_ramp(levels: Floats) -> Floats:
     return flat
 
 
-def _without_window(rest: Floats, window: tuple[int, int]) -> Floats:
-    """Weights 0 in the window where most is unexplained, else 1. (n, y, x) -> (n, y, x)."""
-    high, wide = window
-    sums = _window_sums(high) @ rest @ _window_sums(wide).T
+def without_window(rest: Floats, window: tuple[int, int]) -> Floats:
+    """Weights 0 in the window where most is unexplained, else 1. (n, px, px) -> (n, px, px)."""
+    (high, wide), px = window, rest.shape[1]
+    sums = _window_sums(high, px) @ rest @ _window_sums(wide, px).T
     flat = sums.reshape(len(rest), sums.shape[1] * sums.shape[2])
     top, left = np.unravel_index(flat.argmax(1), sums.shape[1:])
-    places = np.arange(INNER_PX)
+    places = np.arange(px)
     rows = (places >= top[:, None]) & (places < top[:, None] + high)
     columns = (places >= left[:, None]) & (places < left[:, None] + wide)
     weights: Floats = (~(rows[:, :, None] & columns[:, None, :])).astype(np.float32)
@@ -162,9 +170,9 @@ def _without_window(rest: Floats, window: tuple[int, int]) -> Floats:
 
 
 @cache
-def _window_sums(px: int) -> Floats:
-    """What sums every window of an axis, (INNER_PX - px + 1, INNER_PX)."""
-    start = np.arange(INNER_PX - px + 1)[:, None]
-    place = np.arange(INNER_PX)
-    sums: Floats = ((place >= start) & (place < start + px)).astype(np.float32)
+def _window_sums(high: int, px: int) -> Floats:
+    """What sums every window of an axis, (px - high + 1, px)."""
+    start = np.arange(px - high + 1)[:, None]
+    place = np.arange(px)
+    sums: Floats = ((place >= start) & (place < start + high)).astype(np.float32)
     return sums

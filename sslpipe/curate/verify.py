@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.curate.candidates import similarities
-from sslpipe.curate.explained import explained
+from sslpipe.curate.explained import explained, without_window
 from sslpipe.curate.register import COARSE_PX, INNER_PX, cut, inner, register
 from sslpipe.curate.scan import Pictures
 from sslpipe.curate.thumbnails import (
@@ -36,7 +36,7 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-SIMILAR = 0.7  # least cosine of a view and a whole with which pictures are compared
+SIMILAR = 0.6  # least cosine of a view and a whole with which pictures are compared
 # least score after each step of registration that goes on, on the coarse grid and on the fine one;
 # what is refused there has no say in `duplicates.others_rests`, for which 0.975 is as good as 0.
 # Of 7,000 trials that came to 0.975 by a box, in three sources, the least were 0.81, 0.913 and
@@ -45,9 +45,11 @@ PROMISING_COARSE = (0.8, 0.9, 0.93)
 PROMISING = (0.93, 0.945, 0.95, 0.95)
 OUTWARD = 1.015  # share of both sides from which on the whole is rather a part of the part
 ALIKE = 0.7  # least squared correlation of wholes on the coarse grid with which they are compared
+# or outside of a window, height and width in px of the coarse grid, that a small text may hide
+ALIKE_OUTSIDE, WINDOW_COARSE = 0.9, (3, 8)
 LIKELY = 0.96  # least score by brightness with which colours are compared
 SURER = 0.05  # cosine by which one of both mirrorings is taken without a look at the other
-WHOLE_SIMILAR = 0.7  # least cosine of the wholes with which these are compared
+WHOLE_SIMILAR = 0.4  # least cosine of the wholes with which these are compared
 WHOLE_BOX = 0.97  # share of either side from which on a part is the whole
 _ASPECT = 0.06  # of the logarithm of shapes, beside a pixel's rounding
 WHOLE, PART = 0, 1  # sides of a trial
@@ -176,8 +178,7 @@ def compare(pairs: Integers, pictures: Pictures) -> Verdicts:
     trials, rows = _first_trials(pairs, pictures)
     seen = _Seen.of(pictures.thumbs, rows)
     wholes = trials.of(trials.same & trials._replace(box=_all_of(trials)).fitting())
-    alike = _correlation(*(seen.take(wholes, side, seen.coarse) for side in (WHOLE, PART)))
-    wholes = wholes._replace(box=_all_of(wholes)).of(alike >= ALIKE)
+    wholes = wholes._replace(box=_all_of(wholes)).of(_may_be_equal(wholes, seen))
     parts, grey = _registered(trials, seen)
 
     # all of it or a part, by brightness; then the better one by colours, where it may be a pair
@@ -286,13 +287,31 @@ def _channels(levels: NDArray[np.uint8]) -> Floats:
     return np.moveaxis(levels, 3, 1).astype(np.float32)
 
 
-def _correlation(one: Floats, other: Floats) -> Floats:
-    """Squared correlation of what counts of grids. (n, 16, 16), (n, 16, 16) -> (n,)."""
+def _may_be_equal(wholes: _Trials, seen: _Seen) -> Flags:
+    """Say of which trials both are alike on the coarse grid, or but for a small text, (n,)."""
+    one, other = (_counting(seen.take(wholes, side, seen.coarse)) for side in (WHOLE, PART))
+    alike = _correlation(one, other, np.ones((1, one.shape[1]), np.float32)) >= ALIKE
+    rows = np.flatnonzero(~alike)
+    one, other = one[rows], other[rows]
+    differ = one - other
+    differ -= np.median(differ, axis=1, keepdims=True)
+    px = INNER_PX * COARSE_PX // GRID_PX
+    weights = without_window((differ**2).reshape(len(rows), px, px), WINDOW_COARSE)
+    alike[rows] = _correlation(one, other, weights.reshape(len(rows), px**2)) >= ALIKE_OUTSIDE
+    return alike
+
+
+def _counting(grid: Floats) -> Floats:
+    """What counts of a coarse grid, in rows. (n, 16, 16) -> (n, 196)."""
+    return inner(grid).reshape(len(grid), (INNER_PX * COARSE_PX // GRID_PX) ** 2)
+
+
+def _correlation(one: Floats, other: Floats, weights: Floats) -> Floats:
+    """Squared correlation of rows where weights are 1, not 0, with its sign. (n, p) -> (n,)."""
+    total = weights.sum(1, keepdims=True)
     flat = [
-        inner(grid).reshape(len(grid), (INNER_PX * COARSE_PX // GRID_PX) ** 2)
-        for grid in (one, other)
+        (rows - (rows * weights).sum(1, keepdims=True) / total) * weights for rows in (one, other)
     ]
-    flat = [rows - rows.mean(1, keepdims=True) for rows in flat]
     product, *squares = (
         np.einsum("np,np->n", flat[a], flat[b]) for a, b in ((0, 1), (0, 0), (1, 1))
     )

@@ -140,6 +140,18 @@ def test_a_text_across_a_narrow_picture_is_a_small_one(seed):
     assert rest_of(drawing, np.asarray(image)) < SURE / 2
 
 
+@pytest.mark.parametrize("word", ["abc", "proof", "sample"])
+def test_a_white_text_on_a_dark_picture_hides_no_more_than_its_place(word):
+    rng = np.random.default_rng(0)
+    for seed in range(4):
+        dark = np.uint8(np.rint(30 + 20 * forms(rng, 6, 256)))[..., None].repeat(3, 2)
+        image = Image.fromarray(dark)
+        ImageDraw.Draw(image).text((20, 30 + 45 * seed), word, "white", font_size=26)
+        assert rest_of(dark, np.asarray(image)) < SURE / 2
+        other = np.uint8(np.rint(30 + 20 * forms(rng, 6, 256)))[..., None].repeat(3, 2)
+        assert rest_of(other, np.asarray(image)) > 4 * NEAR
+
+
 def test_copies_do_not_hide_a_further_one_among_pictures_that_are_alike():
     shown = garments(60, own=0.1, level=120, hills=60)
     one = shown[0]
