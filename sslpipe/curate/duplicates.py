@@ -232,6 +232,13 @@ def _rests(verdicts: Verdicts) -> Floats:
     return rests
 
 
+def _sure(verdicts: Verdicts, limits: Limits) -> NDArray[np.bool_]:
+    """Say which pairs are one picture whatever others are like, (P,)."""
+    whole, outside = _rests(verdicts)
+    sure: NDArray[np.bool_] = (whole <= limits.safe) | (outside <= limits.safe / 2)
+    return sure
+
+
 def _crowded_rows(
     pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits, k: int
 ) -> NDArray[np.bool_]:
@@ -250,7 +257,7 @@ def _crowded_rows(
     crowded[pairs] = True
     crowded[pairs[(rests > most).all(0)]] = False
     # copies take the places of what should be looked at, and of what tells how far others are
-    sure = pairs[(rests <= np.array([[limits.safe], [limits.safe / 2]])).any(0)]
+    sure = pairs[_sure(verdicts, limits)]
     many: NDArray[np.bool_] = np.bincount(sure.ravel(), minlength=rows) >= CROWD * k
     return crowded | many
 
@@ -259,7 +266,8 @@ def others_rests(pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits,
     """The least rest of each row's candidates that are other pictures, (2, N).
 
     Sorted by their rests, those before a gap may be the same picture, and the one behind it is
-    another; of several gaps the last counts. 0 for a row without a gap.
+    another; of several gaps the last counts. 0 for a row without a gap. Of candidates that surely
+    are one picture, each has the least of their rests: a further copy tells nothing of others.
 
     Args:
         pairs: (P, 2) candidates.
@@ -272,10 +280,15 @@ def others_rests(pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits,
     starts = np.append(np.searchsorted(np.sort(ends), np.arange(rows)), len(ends))
     few = np.diff(starts) < k
     found = np.zeros((2, rows), np.float32)
+    picture = _components(pairs[_sure(verdicts, limits)], rows)[1]
+    of_one = picture[np.concatenate([pairs[:, 1], pairs[:, 0]])]
+    kinds, kind = np.unique(ends * rows + of_one, return_inverse=True)
     for rest, most, of_row in zip(
         _rests(verdicts), (limits.rest, limits.overlay_rest), found, strict=True
     ):
-        both = np.tile(rest, 2)
+        least = np.ones(len(kinds), np.float32)
+        np.minimum.at(least, kind, np.tile(rest, 2))
+        both = least[kind]
         order = np.lexsort((both, ends))
         row, sorted_rests = ends[order], both[order]
         behind, last = np.ones_like(sorted_rests), np.ones(len(row), bool)
@@ -312,10 +325,16 @@ def _kinds(verdicts: Verdicts, rows: NDArray[np.bool_], limits: Limits) -> Integ
     return np.where(overlaid, OVERLAID, kinds).astype(np.int64)
 
 
+def _components(pairs: Integers, rows: int) -> tuple[int, Integers]:
+    """Count what hangs together by pairs, and number it, (N,)."""
+    graph = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(rows, rows))
+    count, label = connected_components(graph, directed=False)
+    return int(count), label.astype(np.int64)
+
+
 def _to_centres(found: Integers, rows: int) -> Integers:
     """Pair each row with the most connected one that it hangs together with by pairs, (P, 2)."""
-    graph = coo_array((np.ones(len(found)), (found[:, 0], found[:, 1])), shape=(rows, rows))
-    count, label = connected_components(graph, directed=False)
+    count, label = _components(found, rows)
     degree = np.bincount(found.ravel(), minlength=rows)
     order = np.lexsort((np.arange(rows), -degree, label))
     centre = np.empty(count, np.int64)

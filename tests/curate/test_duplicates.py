@@ -317,6 +317,22 @@ def test_a_gap_in_the_rests_parts_copies_from_pictures_that_are_alike():
     assert others_rests(pairs[[3, 4]], verdicts.of(np.array([3, 4])), 8, limits, k=3)[0, 4] == 1
 
 
+def test_a_further_copy_is_not_what_tells_how_far_other_pictures_are():
+    """2 was saved badly; 1 is its source, and 0 a copy of 1, from which 2 differs by more."""
+    rests = {(0, 1): 0.001, (1, 2): 0.011, (0, 2): 0.02, (2, 3): 1.0, (1, 3): 1.0, (0, 3): 1.0}
+    pairs = np.array(list(rests))
+    score = 1 - np.array(list(rests.values()), np.float32)
+    no = np.zeros(len(pairs), bool)
+    verdicts, limits = Verdicts(score, np.zeros_like(score), no, no), Limits()
+    others = others_rests(pairs, verdicts, 4, limits, k=3)
+    assert others[0, 1:3] == pytest.approx([1, 1])
+    assert accepted_pairs(pairs, verdicts, others, limits)[:3].tolist() == [True, True, False]
+    # where 0 is not surely 1, it may be what tells
+    apart = Limits(safe=0.0005)
+    others = others_rests(pairs, verdicts, 4, apart, k=3)
+    assert others[0, 2] == 0
+
+
 def test_descriptors_name_the_pairs_that_brute_force_names():
     rng = np.random.default_rng(0)
     thumbs = [thumbnail(smooth(k)) for k in range(30)]
