@@ -27,7 +27,7 @@ Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 BLOCK_PX = 8  # of JPEG
-LARGEST_PX = 128  # to which small pictures are enlarged: more do not show in a thumbnail
+LARGEST_PX = 128  # of a picture whose pixels are made of a thumbnail: more do not show in it
 # steps that JPEG's luma is rounded to at quality 25, of the lowest frequencies: the mean, and one
 # wave along either axis; half of them would do, but for what black and white cut off
 STEPS = np.array([[32.0, 22.0], [24.0, np.inf]], np.float32)
@@ -35,6 +35,8 @@ STEPS = np.array([[32.0, 22.0], [24.0, np.inf]], np.float32)
 WITHIN = 0.85
 FILTERS = (Image.Resampling.BICUBIC, Image.Resampling.BOX)  # the best one is taken
 QUALITIES, NEARBY = range(25, 96, 10), range(-5, 6)  # searched; then around the best
+# of a picture that a thumbnail reduces only the very quality, or the next one, shows
+QUALITIES_LARGE, NEARBY_LARGE = range(25, 96, 3), range(-2, 3)
 DARKEST, LIGHTEST = 8.0, 225.0  # levels between which two pictures' brightness is compared
 LEAST_LEVELS = 50  # as many of a thumbnail's for it
 MOST_GAIN = 1.3  # of contrast, or its inverse
@@ -92,7 +94,7 @@ def _may_be_saved(thumbs: Pixels, sizes: Integers) -> NDArray[np.bool_]:
     """
     differ = (sizes[:, 0] != sizes[:, 1]).any(1)
     may: NDArray[np.bool_] = differ & (sizes.max(2).min(1) <= THUMB_PX)
-    rows = np.flatnonzero(~differ & (sizes[:, 0].max(1) <= THUMB_PX))
+    rows = np.flatnonzero(~differ & (sizes[:, 0].max(1) <= LARGEST_PX))
     rows = rows[sizes[rows, 0].min(1) >= BLOCK_PX]
     kinds, kind = np.unique(sizes[rows, 0], axis=0, return_inverse=True)
     for number, (height, width) in enumerate(kinds.tolist()):
@@ -152,8 +154,8 @@ def _saved_likewise(shown: Pixels, other: Pixels, size: list[int], wanted: list[
         image, target = Image.fromarray(pixels), other.astype(np.float32)
         ways = [np.asarray(image.resize((width, height), by)) for by in FILTERS]
         pixels = min(ways, key=lambda way: float(((thumbnail(way) - target) ** 2).mean()))
-    if max(wanted) <= THUMB_PX and min(wanted) >= BLOCK_PX:
-        pixels = _saved_as(pixels, _pixels(other, wanted))
+    if max(wanted) <= LARGEST_PX and min(wanted) >= BLOCK_PX:
+        pixels = _saved_as(pixels, other)
     return thumbnail(pixels)
 
 
@@ -170,8 +172,8 @@ def _lit_likewise(shown: Pixels, other: Pixels) -> Pixels:
 
 
 def _pixels(thumb: Pixels, size: list[int]) -> Pixels:
-    """Undo the enlargement of a thumbnail. (64, 64, 3) -> size, of either axis at most 64 px."""
-    down, right = (_reduction(min(side, THUMB_PX)) for side in size)
+    """Undo what made a thumbnail. (64, 64, 3) -> size, of either axis at most LARGEST_PX."""
+    down, right = (_reduction(min(side, LARGEST_PX)) for side in size)
     levels = down @ np.moveaxis(thumb, 2, 0).astype(np.float32) @ right.T
     return np.moveaxis(np.rint(np.clip(levels, 0, 255)).astype(np.uint8), 0, 2)
 
@@ -187,24 +189,36 @@ def _low(px: int) -> Floats:
 
 @cache
 def _reduction(px: int) -> Floats:
-    """Return the inverse of what enlarges an axis of some pixels to a thumbnail's, (px, 64)."""
+    """Return the inverse of what makes of an axis of some pixels a thumbnail's, (px, 64)."""
     inverse: Floats = np.linalg.pinv(resampling(0.0, 1.0, THUMB_PX, px))
     return inverse
 
 
-def _saved_as(pixels: Pixels, target: Pixels) -> Pixels:
-    """Save a picture at the quality that makes it most like another; as it is where none does."""
-    image, wanted = Image.fromarray(np.ascontiguousarray(pixels)), target.astype(np.float32)
+def _saved_as(pixels: Pixels, other: Pixels) -> Pixels:
+    """Save a picture at the quality that makes it most like another; as it is where none does.
+
+    Args:
+        pixels: (h, w, 3), of either axis at most LARGEST_PX.
+        other: (64, 64, 3) thumbnail of the other one, of as many pixels.
+    """
+    image, size = Image.fromarray(np.ascontiguousarray(pixels)), list(pixels.shape[:2])
+    # pixels are compared that a thumbnail keeps
+    small = max(size) <= THUMB_PX
+    wanted = (_pixels(other, size) if small else other).astype(np.float32)
+    qualities, nearby = (QUALITIES, NEARBY) if small else (QUALITIES_LARGE, NEARBY_LARGE)
+
+    def differ(again: Pixels) -> float:
+        return float((((again if small else thumbnail(again)) - wanted) ** 2).mean())
 
     def saved(quality: int) -> tuple[float, int, Pixels]:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
         again = decode(file.getvalue(), MAX_PIXELS).transpose(1, 2, 0)
-        return float(((again - wanted) ** 2).mean()), quality, again
+        return differ(again), quality, again
 
     def first(each: tuple[float, int, Pixels]) -> tuple[float, int]:
         return each[:2]
 
-    best = min((saved(quality) for quality in QUALITIES), key=first)
-    best = min((saved(best[1] + by) for by in NEARBY), key=first)
-    return best[2] if best[0] < ((pixels - wanted) ** 2).mean() else pixels
+    best = min((saved(quality) for quality in qualities), key=first)
+    best = min((saved(best[1] + by) for by in nearby), key=first)
+    return best[2] if best[0] < differ(pixels) else pixels

@@ -65,6 +65,16 @@ def test_a_small_picture_saved_at_low_quality_is_known_from_its_like():
         assert min(map(rest_of, shown, copies[1:])) > 2 * NEAR
 
 
+@pytest.mark.parametrize("px", [80, 96])
+def test_what_jpeg_took_of_a_dull_picture_larger_than_a_thumbnail_is_made_up_for(px):
+    rng = np.random.default_rng(0)
+    greys = [60 + 15 * forms(rng, 6, px) + 20 * forms(rng, px // 4, px) for _ in range(4)]
+    shown = [np.uint8(np.rint(grey))[..., None].repeat(3, 2) for grey in greys]
+    copies = [saved(each, quality) for each, quality in zip(shown, (30, 31, 36, 40), strict=True)]
+    assert max(map(rest_of, shown, copies)) < SURE
+    assert min(map(rest_of, shown, copies[1:])) > 4 * NEAR
+
+
 @pytest.mark.parametrize("how", ["BILINEAR", "BICUBIC", "LANCZOS"])
 def test_a_small_picture_that_was_halved_is_known_from_its_like(how):
     shown = garments(4)
