@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 TILE_ROWS, TILE_COLUMNS = 32, 512  # of similarities, of ten views 640 KiB: a core's cache
 QUERIES = 2**15  # some features searched at a time, for which they are copied
 NEIGHBOURS = 5  # of each picture, at first; see `duplicates.find_duplicates`
-WIDER, WIDER_SHARE = 64, 1 / 64  # of each picture, by few views: at least, and of all
+WIDER, WIDER_SHARE = 256, 1 / 64  # of each picture, by few views: at least, and of all
 LEAST_SIMILAR = 0.6  # cosine of descriptors below which nothing was a duplicate
 
 # the lowest 5 x 5 frequencies, but the mean, of which a descriptor knows nothing

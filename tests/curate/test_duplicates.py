@@ -376,8 +376,9 @@ def test_tiles_and_threads_do_not_change_a_pair(monkeypatch):
     assert len(whole) > 700
 
 
-def test_few_views_leave_those_of_many_that_brute_force_finds_by_them():
+def test_few_views_leave_those_of_many_that_brute_force_finds_by_them(monkeypatch):
     """Of 700 pictures 64, or a few more, are looked at with all views: those nearest by few."""
+    monkeypatch.setattr(candidates, "WIDER", 64)
     rng = np.random.default_rng(0)
     descriptors = describe(np.stack([thumbnail(smooth(k)) for k in range(700)]))
     pictures = Pictures(np.arange(700), np.full((700, 2), 64), descriptors, ThumbFile())
@@ -400,6 +401,25 @@ def test_few_views_leave_those_of_many_that_brute_force_finds_by_them():
             assert len(others) == 5
             assert (np.sort(fine[others]) >= np.sort(fine[near])[-5:] - 1e-6).all()
             assert alike.max((0, 1))[others].min() >= np.sort(alike.max((0, 1)))[-160]
+
+
+def test_crops_of_one_side_are_named_among_hundreds_that_are_alike():
+    """None of the few views is such a crop, and among many that are alike others are nearer."""
+    rng = np.random.default_rng(0)
+
+    def forms(cells):
+        small = Image.fromarray(rng.uniform(-1, 1, (cells, cells)).astype(np.float32))
+        return np.asarray(small.resize((64, 64), Image.Resampling.BICUBIC))
+
+    common = 120 + 60 * forms(7)
+    greys = [np.clip(common + 16 * forms(5), 0, 255) for _ in range(900)]
+    shown = [np.uint8(grey)[..., None].repeat(3, 2) for grey in greys]
+    cuts = [each[6:] if row % 2 else each[:, :-6] for row, each in enumerate(shown[:100])]
+    descriptors = describe(np.stack([thumbnail(each) for each in (*shown, *cuts)]))
+    pictures = Pictures(np.arange(1000), np.full((1000, 2), 64), descriptors, ThumbFile())
+    with closing(pictures.thumbs):
+        found = ByDescriptors.of(pictures).pairs(np.arange(100), 5)
+    assert {(row, 900 + row) for row in range(100)} <= set(map(tuple, found.tolist()))
 
 
 CUTS = {  # of 160 px: bottom, top, left and right
