@@ -48,7 +48,7 @@ PART_PAIRS = 256  # compared by their pixels at a time, in a thread
 CROWD = 0.4  # of a sample's candidates, that are surely copies and hide others
 DOUBTFUL = (0.93, 0.997)  # scores with which pairs are compared once more, with losses in both
 # and the least where one has fewer pixels than the grid, and than the other: it lost so much
-DOUBTFUL_SMALL = 0.8
+DOUBTFUL_SMALL = 0.6
 WIDENING, MOST_NEIGHBOURS = 4, 80  # more candidates at a time, and at most
 
 
@@ -206,9 +206,12 @@ def _compare_pictures(pairs: Integers, pictures: Pictures) -> Verdicts:
     rows = np.flatnonzero(
         (best >= np.where(smaller, DOUBTFUL_SMALL, DOUBTFUL[0])) & (best < DOUBTFUL[1])
     )
-    if len(rows):
-        found = compare_with_losses(first[rows], verdicts.mirrored[rows], pictures)
-        verdicts.take(found, rows)
+    mirrored = verdicts.mirrored.copy()
+    # what has lost most of its pixels may be more like its mirror image
+    for some, ways in ((rows, mirrored), (rows[smaller[rows]], ~mirrored)):
+        if len(some):
+            found = compare_with_losses(first[some], ways[some], pictures)
+            verdicts.take(found, some)
     return verdicts
 
 

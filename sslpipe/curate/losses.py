@@ -34,6 +34,7 @@ STEPS = np.array([[32.0, 22.0], [24.0, np.inf]], np.float32)
 # share of blocks and frequencies that are as near as that, of what JPEG may have made
 WITHIN = 0.85
 FILTERS = (Image.Resampling.BICUBIC, Image.Resampling.BOX)  # the best one is taken
+STARTS = (0.0, 0.5)  # where in a target pixel lies the one that it is a copy of: programs differ
 QUALITIES, NEARBY = range(25, 96, 10), range(-5, 6)  # searched; then around the best
 # of a picture that a thumbnail reduces only the very quality, or the next one, shows
 QUALITIES_LARGE, NEARBY_LARGE = range(25, 96, 3), range(-2, 3)
@@ -151,12 +152,28 @@ def _saved_likewise(shown: Pixels, other: Pixels, size: list[int], wanted: list[
     pixels = _pixels(shown, size)
     if size != wanted:
         height, width = (min(side, LARGEST_PX) for side in wanted)
-        image, target = Image.fromarray(pixels), other.astype(np.float32)
-        ways = [np.asarray(image.resize((width, height), by)) for by in FILTERS]
+        target, ways = other.astype(np.float32), _resized(pixels, height, width)
         pixels = min(ways, key=lambda way: float(((thumbnail(way) - target) ** 2).mean()))
     if max(wanted) <= LARGEST_PX and min(wanted) >= BLOCK_PX:
         pixels = _saved_as(pixels, other)
     return thumbnail(pixels)
+
+
+def _resized(pixels: Pixels, height: int, width: int) -> list[Pixels]:
+    """Resize a picture in all the ways that differ: by filters, and of single or of four pixels."""
+    image, size = Image.fromarray(pixels), (width, height)
+    ways = [np.asarray(image.resize(size, by)) for by in FILTERS]
+    down, right = pixels.shape[0] / height, pixels.shape[1] / width
+    matrix = (right, 0, 0, 0, down, 0)
+    four = image.transform(size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
+    ways.append(np.asarray(four))
+    for start in STARTS:
+        rows, columns = (
+            ((np.arange(px) + start) * step).astype(np.int64)
+            for px, step in ((height, down), (width, right))
+        )
+        ways.append(pixels[rows][:, columns])
+    return ways
 
 
 def _lit_likewise(shown: Pixels, other: Pixels) -> Pixels:
