@@ -18,7 +18,7 @@ from PIL import Image
 from scipy.fft import dct
 
 from sslpipe.curate.scan import Pictures
-from sslpipe.curate.thumbnails import THUMB_PX, luminance, resampling, thumbnail
+from sslpipe.curate.thumbnails import GRID_PX, THUMB_PX, luminance, resampling, thumbnail
 from sslpipe.curate.verify import Verdicts, compare_wholes, same_shape
 from sslpipe.data.decode import MAX_PIXELS, decode
 
@@ -35,6 +35,15 @@ STEPS = np.array([[32.0, 22.0], [24.0, np.inf]], np.float32)
 WITHIN = 0.85
 FILTERS = (Image.Resampling.BICUBIC, Image.Resampling.BOX)  # the best one is taken
 STARTS = (0.0, 0.5)  # where in a target pixel lies the one that it is a copy of: programs differ
+BORDER_FILTERS = (
+    Image.Resampling.BILINEAR,
+    Image.Resampling.BICUBIC,
+    Image.Resampling.LANCZOS,
+    Image.Resampling.BOX,
+)
+MOST_BORDER = 0.05  # of the shorter side, but a px at least
+FRAMED = 0.4  # of what differs, that is left at most where a border is what was added
+MOST_SAVED = 0.1  # share of the variance that JPEG takes at most of what was resized
 QUALITIES, NEARBY = range(25, 96, 10), range(-5, 6)  # searched; then around the best
 # of a picture that a thumbnail reduces only the very quality, or the next one, shows
 QUALITIES_LARGE, NEARBY_LARGE = range(25, 96, 3), range(-2, 3)
@@ -64,6 +73,10 @@ def compare_with_losses(
     fits = same_shape(np.ones((len(pairs), 4), np.float32), sizes[:, 0], sizes[:, 1])
     saved, lit = fits & _may_be_saved(thumbs, sizes), fits[:, None] & _may_be_lit(thumbs)
     rows, made, others = [], [], []
+    for row, way, px in _may_be_framed(thumbs, sizes, fits).tolist():
+        made.append(_framed_likewise(thumbs[row, way], thumbs[row, 1 - way], sizes[row, 0], px))
+        others.append(thumbs[row, 1 - way])
+        rows.append(row)
     for way in (0, 1):
         for row in np.flatnonzero(saved | lit[:, way]).tolist():
             shown, other = thumbs[row, way], thumbs[row, 1 - way]
@@ -137,6 +150,52 @@ def _may_be_lit(thumbs: Pixels) -> NDArray[np.bool_]:
     return may
 
 
+def _may_be_framed(thumbs: Pixels, sizes: Integers, fits: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Say which small picture got a border and was reduced to the size it had, as the other is.
+
+    Args:
+        thumbs: (P, 2, 64, 64, 3).
+        sizes: (P, 2, 2) height and width in px.
+        fits: (P,) which have the same shape.
+
+    Returns:
+        (n, 3): row, which picture of the pair, and px of its border.
+    """
+    rows = np.flatnonzero(
+        fits & (sizes[:, 0] == sizes[:, 1]).all(1) & (sizes[:, 0].max(1) <= GRID_PX)
+    )
+    grid = thumbs[rows, :, ::2, ::2, 1].astype(np.float32)  # (n, 2, 32, 32), of two px one
+    plain = ((grid[:, 0] - grid[:, 1]) ** 2).mean((1, 2))
+    found = [np.zeros((0, 3), np.int64)]
+    sides = sizes[rows, 0].min(1)
+    tried = [
+        (side, px)
+        for side in np.unique(sides).tolist()
+        for px in range(1, max(1, round(MOST_BORDER * side)) + 1)
+    ]
+    for side, px in tried:
+        own, share = np.flatnonzero(sides == side), px / side
+        shrink = resampling((2 - GRID_PX * share) / 36, GRID_PX * (1 + 2 * share) / 36, GRID_PX, 36)
+        for way in (0, 1):
+            colour = grid[own, 1 - way, :1, :1]
+            levels = np.pad(grid[own, way] - colour, ((0, 0), (2, 2), (2, 2)))
+            differ = shrink @ levels @ shrink.T + colour - grid[own, 1 - way]
+            less = np.flatnonzero((differ**2).mean((1, 2)) <= FRAMED * plain[own])
+            found.append(np.stack([rows[own[less]], np.full_like(less, way), 0 * less + px], 1))
+    return np.concatenate(found)
+
+
+def _framed_likewise(shown: Pixels, other: Pixels, size: Integers, px: int) -> Pixels:
+    """Add a border of the colour that another thumbnail's corner has, and reduce to the size."""
+    height, width = size.tolist()
+    made = np.empty((height + 2 * px, width + 2 * px, 3), np.uint8)
+    made[:] = other[0, 0]
+    made[px:-px, px:-px] = _pixels(shown, [height, width])
+    image, target = Image.fromarray(made), other.astype(np.float32)
+    ways = [thumbnail(np.asarray(image.resize((width, height), by))) for by in BORDER_FILTERS]
+    return min(ways, key=lambda way: float(((way - target) ** 2).mean()))
+
+
 def _saved_likewise(shown: Pixels, other: Pixels, size: list[int], wanted: list[int]) -> Pixels:
     """Resize a picture to another's size, and save it as that one was, where JPEG shows.
 
@@ -153,7 +212,10 @@ def _saved_likewise(shown: Pixels, other: Pixels, size: list[int], wanted: list[
     if size != wanted:
         height, width = (min(side, LARGEST_PX) for side in wanted)
         target, ways = other.astype(np.float32), _resized(pixels, height, width)
-        pixels = min(ways, key=lambda way: float(((thumbnail(way) - target) ** 2).mean()))
+        differ = [float(((thumbnail(way) - target) ** 2).mean()) for way in ways]
+        pixels = ways[int(np.argmin(differ))]
+        if min(differ) > MOST_SAVED * target.var():
+            return thumbnail(pixels)
     if max(wanted) <= LARGEST_PX and min(wanted) >= BLOCK_PX:
         pixels = _saved_as(pixels, other)
     return thumbnail(pixels)

@@ -179,6 +179,20 @@ def test_a_border_of_the_grounds_own_colour_is_found(seed):
         assert rest_of(framed, drawing) < SURE
 
 
+@pytest.mark.parametrize("how", ["BILINEAR", "BICUBIC", "LANCZOS", "BOX"])
+@pytest.mark.parametrize("level", [0, 128, 255])
+def test_a_small_picture_reduced_with_its_border_is_known_from_its_like(how, level):
+    shown, copies = garments(4), []
+    for each in shown:
+        framed = np.pad(each, ((1, 1), (1, 1), (0, 0)), constant_values=level)
+        reduced = Image.fromarray(framed).resize((28, 28), Image.Resampling[how])
+        copies.append(np.asarray(reduced))
+    assert max(map(rest_of, shown, copies)) < SURE
+    if how != "BOX":  # which is not the same in a mirror
+        assert max(rest_of(c, s[:, ::-1]) for c, s in zip(copies, shown, strict=True)) < SURE
+    assert min(map(rest_of, shown, copies[1:])) > 2 * SURE
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_text_across_a_narrow_picture_is_a_small_one(seed):
     drawing = outline((100, 256), seed)
