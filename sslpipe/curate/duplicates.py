@@ -207,11 +207,14 @@ def _compare_pictures(pairs: Integers, pictures: Pictures) -> Verdicts:
         (best >= np.where(smaller, DOUBTFUL_SMALL, DOUBTFUL[0])) & (best < DOUBTFUL[1])
     )
     mirrored = verdicts.mirrored.copy()
+    if len(rows):
+        found = compare_with_losses(first[rows], mirrored[rows], pictures)
+        verdicts.take(found, rows)
     # what has lost most of its pixels may be more like its mirror image
-    for some, ways in ((rows, mirrored), (rows[smaller[rows]], ~mirrored)):
-        if len(some):
-            found = compare_with_losses(first[some], ways[some], pictures)
-            verdicts.take(found, some)
+    rows = rows[smaller[rows] & (verdicts.best()[rows] < DOUBTFUL[1])]
+    if len(rows):
+        found = compare_with_losses(first[rows], ~mirrored[rows], pictures)
+        verdicts.take(found, rows)
     return verdicts
 
 
@@ -270,7 +273,8 @@ def others_rests(pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits,
 
     Sorted by their rests, those before a gap may be the same picture, and the one behind it is
     another; of several gaps the last counts. 0 for a row without a gap. Of candidates that surely
-    are one picture, each has the least of their rests: a further copy tells nothing of others.
+    are one picture, each has the least of their rests, if the row has no sure copy itself: what
+    was saved badly is a little farther from a copy of its source than from its source.
 
     Args:
         pairs: (P, 2) candidates.
@@ -283,9 +287,12 @@ def others_rests(pairs: Integers, verdicts: Verdicts, rows: int, limits: Limits,
     starts = np.append(np.searchsorted(np.sort(ends), np.arange(rows)), len(ends))
     few = np.diff(starts) < k
     found = np.zeros((2, rows), np.float32)
-    picture = _components(pairs[_sure(verdicts, limits)], rows)[1]
-    of_one = picture[np.concatenate([pairs[:, 1], pairs[:, 0]])]
-    kinds, kind = np.unique(ends * rows + of_one, return_inverse=True)
+    sure = pairs[_sure(verdicts, limits)]
+    picture, lone = _components(sure, rows)[1], np.ones(rows, bool)
+    lone[sure] = False
+    of_one = np.concatenate([pairs[:, 1], pairs[:, 0]])
+    of_one = np.where(lone[ends], picture[of_one] + rows, of_one)
+    kinds, kind = np.unique(2 * ends * rows + of_one, return_inverse=True)
     for rest, most, of_row in zip(
         _rests(verdicts), (limits.rest, limits.overlay_rest), found, strict=True
     ):
