@@ -48,6 +48,7 @@ ALIKE = 0.7  # least squared correlation of wholes on the coarse grid with which
 # or outside of a window, height and width in px of the coarse grid, that a small text may hide
 ALIKE_OUTSIDE, WINDOW_COARSE = 0.9, (3, 8)
 LIKELY = 0.96  # least score by brightness with which colours are compared
+MISFIT = 0.03  # cosine that a view has less that is of another shape than the part
 SURER = 0.05  # cosine by which one of both mirrorings is taken without a look at the other
 WHOLE_SIMILAR = 0.4  # least cosine of the wholes with which these are compared
 WHOLE_BOX = 0.97  # share of either side from which on a part is the whole
@@ -227,6 +228,7 @@ def _first_trials(pairs: Integers, pictures: Pictures) -> tuple[_Trials, Integer
     ways = [similarities(pictures.descriptors, *side) for side in (pairs.T, pairs.T[::-1])]
     even, odd = (np.concatenate(parts, axis=1) for parts in zip(*ways, strict=True))  # (P, 2 VIEWS)
     alike = np.stack([even + odd, even - odd], 1)  # (P, mirrored or not, 2 VIEWS)
+    alike -= MISFIT * _of_other_shapes(pictures.sizes[pairs])[:, None]
     most = alike.max(2)
     pair, mirrored = np.nonzero(most >= np.maximum(most.max(1) - SURER, SIMILAR)[:, None])
     alike = alike[pair, mirrored]
@@ -239,6 +241,16 @@ def _first_trials(pairs: Integers, pictures: Pictures) -> tuple[_Trials, Integer
     return _Trials(
         pair, shown.reshape(sides.shape), turned, pictures.sizes[sides], VIEW_BOXES[view], same
     ), rows
+
+
+def _of_other_shapes(sizes: Integers) -> Flags:
+    """Say which views have not the shape of the other picture. (P, 2, 2) -> (P, 2 VIEWS)."""
+    shapes = np.log(sizes[:, :, 1] / sizes[:, :, 0])  # (P, 2)
+    views = np.log(VIEW_BOXES[:, 2] / VIEW_BOXES[:, 3])
+    differ = shapes - shapes[:, ::-1]
+    most = _tolerance(sizes[:, ::-1])[:, :, None]
+    found: Flags = np.abs(differ[:, :, None] + views) > most
+    return found.reshape(len(sizes), 2 * VIEWS)
 
 
 def _registered(trials: _Trials, seen: _Seen) -> tuple[_Trials, Floats]:
@@ -323,5 +335,11 @@ def same_shape(box: Floats, whole: Integers, part: Integers) -> NDArray[np.bool_
     """Say whether boxes of wholes have the shapes of parts. (n, 4), (n, 2), (n, 2) -> (n,)."""
     height, width = box[:, 3] * whole[:, 0], box[:, 2] * whole[:, 1]
     differ = np.abs(np.log(width / height) - np.log(part[:, 1] / part[:, 0]))
-    fits: NDArray[np.bool_] = differ <= _ASPECT + 1.5 / part.min(1)
+    fits: NDArray[np.bool_] = differ <= _tolerance(part)
     return fits
+
+
+def _tolerance(sizes: Integers) -> NDArray[np.float64]:
+    """By how much the logarithm of a shape may differ from that of some px. (..., 2) -> (...)."""
+    most: NDArray[np.float64] = _ASPECT + 1.5 / sizes.min(-1)
+    return most

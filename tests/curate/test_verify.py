@@ -86,5 +86,18 @@ def test_pictures_without_colours_have_the_score_that_colours_would_give(samples
     assert (found.best() > 0.9).sum() >= 9
 
 
+@pytest.mark.parametrize("cut", [np.s_[:, 24:], np.s_[:, :216]])
+def test_a_crop_along_a_shore_that_is_the_same_everywhere_is_found(cut):
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        shore = np.repeat(rng.uniform(40, 220, 12), 20)[:, None].repeat(240, 1)
+        reeds = rng.uniform(-1, 1, (12, 12)).repeat(20, 0).repeat(20, 1)
+        grey = np.uint8(np.clip(shore + 6 * reeds, 0, 255))[..., None].repeat(3, 2)
+        samples = scan_pictures([grey, np.ascontiguousarray(grey[cut])])
+        with closing(samples.pictures.thumbs):
+            first, _ = samples.pictures.of(np.arange(2))
+            assert compare(first[None], samples.pictures).best()[0] > 0.99
+
+
 def test_no_pairs_are_no_verdicts(samples):
     assert compare(np.zeros((0, 2), np.int64), samples.pictures).best().shape == (0,)
