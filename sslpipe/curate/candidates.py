@@ -248,6 +248,7 @@ def similarities(
         image the second counts negatively.
     """
     views = descriptors[whole].astype(np.float32)  # (P, VIEWS, 64)
-    other = descriptors[part, FULL].astype(np.float32)[:, :, None]  # (P, 64, 1)
-    even, odd = ((views[:, :, own] @ other[:, own])[:, :, 0] for own in (EVEN, ~EVEN))
-    return even / LEVELS**2, odd / LEVELS**2
+    other = descriptors[part, FULL].astype(np.float32)[:, :, None]
+    halves = views @ (other * np.stack([EVEN, ~EVEN], 1))  # (P, VIEWS, 2)
+    even, odd = np.moveaxis(halves / np.float32(LEVELS**2), 2, 0)
+    return even, odd

@@ -1,6 +1,7 @@
 """The share of a picture that another one explains, but for contrast, brightness and sharpness."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from sslpipe.curate.thumbnails import GRID_PX, luminance
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 # least score with which a text has not spoilt the fit; and, where it has, the least of a brightness
 # alone outside of the window
@@ -35,7 +37,10 @@ WHITE, BLACK = 220.0, 4.0
 MOST_OFFSET = 32.0  # levels that a channel's brightness may differ beside the gain
 WINDOW = (5, 14)  # height and width in px of the grid that a small text may hide
 NARROW, WINDOW_NARROW = 1.4, (5, 22)  # height by width from which on a line takes more of it
-_RAMP = AXES[GRID_PX] - np.float32(0.5)
+# of the pixels that count, ramps of length 1 to the right and down, (p, 2)
+_STEPS = AXES[GRID_PX] - np.float32(0.5)
+_RAMPS: NDArray[Any] = np.stack(np.meshgrid(_STEPS, _STEPS), 2).reshape(-1, 2)
+_RAMPS /= np.linalg.norm(_RAMPS, axis=0)
 
 
 def explained(shown: Floats, target: Floats, sizes: Integers) -> tuple[Floats, Floats]:
@@ -47,63 +52,61 @@ def explained(shown: Floats, target: Floats, sizes: Integers) -> tuple[Floats, F
         sizes: (n, 2), height and width of the target's picture.
     """
     count, channels = shown.shape[:2]
-    made = np.empty((count, channels, 4, INNER_PX, INNER_PX), np.float32)
-    source, sharp, wanted, flat = np.moveaxis(made, 2, 0)
-    source[:], sharp[:], wanted[:] = inner(shown), laplacian(shown), inner(target)
+    made = np.empty((count, channels, 4, INNER_PX**2), np.float32)
+    grids = made.reshape(count, channels, 4, INNER_PX, INNER_PX)
+    grids[:, :, 0], grids[:, :, 1], grids[:, :, 2] = inner(shown), laplacian(shown), inner(target)
+    source, _, wanted, flat = np.moveaxis(made, 2, 0)
     # what brightness has cut off in one of both is known to be at least, or at most, so bright
-    none, beyond = np.float32(0), np.float32(np.inf)
-    most = np.where((source >= WHITE) | (wanted <= BLACK), none, beyond)
-    least = np.where((wanted >= WHITE) | (source <= BLACK), none, -beyond)
-    means = made[:, :, :3].mean((3, 4), keepdims=True)
+    at_most = (source >= WHITE) | (wanted <= BLACK)
+    at_least = (wanted >= WHITE) | (source <= BLACK)
+    means = made[:, :, :3].mean(3, keepdims=True)
     made[:, :, :3] -= means
     flat[:] = _without_ramp(wanted)
-    shift = (means[:, :, 2] - means[:, :, 0])[:, :, 0, 0]  # (n, c)
-    score, rest = _fit(made, shift, (least, most), None)
+    shift = (means[:, :, 2] - means[:, :, 0])[:, :, 0]  # (n, c)
+    score, rest = _fit(made, shift, (at_least, at_most), None)
     narrow = sizes[:, 0] >= NARROW * sizes[:, 1]
     weights = _without_text(rest, narrow)
-    kept = (rest * weights).sum((1, 2)) / np.maximum(rest.sum((1, 2)), 1e-6)
+    kept = (rest * weights).sum(1) / np.maximum(rest.sum(1), 1e-6)
     outside = 1 - (1 - score) * kept
     few = outside >= 1 - OUTSIDE
     # a text that is lighter or darker than all else spoils the fit: beside it little differs but a
     # brightness
     spoilt = np.flatnonzero((score < UNSPOILT) & (kept <= SPOILING))
     if len(spoilt):
-        differ = (wanted[spoilt] - source[spoilt]).reshape(len(spoilt), channels, INNER_PX**2)
+        differ = wanted[spoilt] - source[spoilt]
         differ -= np.median(differ[:, :, ::5], axis=2, keepdims=True)  # a fifth of them will do
-        rest = (differ**2).sum(1).reshape(len(spoilt), INNER_PX, INNER_PX)
+        rest = (differ**2).sum(1)
         weights[spoilt] = _without_text(rest, narrow[spoilt])
-        others = (flat[spoilt] ** 2 * weights[spoilt, None]).sum((1, 2, 3))
-        few[spoilt] = (rest * weights[spoilt]).sum((1, 2)) <= (1 - OVERLAID) * others
+        others = (flat[spoilt] ** 2 * weights[spoilt, None]).sum((1, 2))
+        few[spoilt] = (rest * weights[spoilt]).sum(1) <= (1 - OVERLAID) * others
         outside[spoilt] = 0
     rows = np.flatnonzero(few)
     if len(rows):
-        limits = least[rows], most[rows]
+        limits = at_least[rows], at_most[rows]
         outside[rows], _ = _fit(made[rows], shift[rows], limits, weights[rows])
     return score, outside
 
 
 def _fit(
-    made: Floats, shift: Floats, limits: tuple[Floats, Floats], weights: Floats | None
+    made: Floats, shift: Floats, limits: tuple[Flags, Flags], weights: Floats | None
 ) -> tuple[Floats, Floats]:
-    """Fit contrast and sharpness of all, brightness of each channel; (n,) scores, (n, y, x) rest.
+    """Fit contrast and sharpness of all, brightness of each channel; (n,) scores, (n, p) rest.
 
     Args:
-        made: (n, c, 4, y, x): what the target may be made of, its Laplacian, the target, and the
-            target without a ramp.
+        made: (n, c, 4, p): what the target may be made of, its Laplacian, the target, and the
+            target without a ramp; of p pixels.
         shift: (n, c), mean of the target less that of what it is made of, before these were 0.
-        limits: (n, c, y, x) each, what is unexplained is at least, and at most, to count so.
-        weights: (n, y, x), 0 for what does not count; None: all does.
+        limits: (n, c, p) each, where what is unexplained counts only above 0, and only below.
+        weights: (n, p), 0 for what does not count; None: all does.
     """
-    count, channels, terms = made.shape[:3]
-    flat = made.reshape(count, channels, terms, INNER_PX**2)
+    count, channels, terms, pixels = made.shape
     # sums of products about the means of what counts, (n, 4, 4)
     if weights is None:
-        total = np.full(count, INNER_PX**2, np.float32)
-        products, sums = flat @ flat.swapaxes(2, 3), np.zeros(flat.shape[:3], np.float32)
+        total = np.full(count, pixels, np.float32)
+        products, sums = made @ made.swapaxes(2, 3), np.zeros((count, channels, terms), np.float32)
     else:
-        kept = weights.reshape(count, 1, 1, INNER_PX**2)
-        total, weighted = weights.sum((1, 2)), flat * kept
-        products, sums = weighted @ flat.swapaxes(2, 3), weighted.sum(3)
+        total, weighted = weights.sum(1), made * weights[:, None, None]
+        products, sums = weighted @ made.swapaxes(2, 3), weighted.sum(3)
     means = sums / total[:, None, None]  # (n, c, 4)
     about = (products - sums[..., None] * means[..., None, :]).sum(1)
     xx, xz, zz = about[:, 0, 0], about[:, 0, 1], about[:, 1, 1] + 1.0
@@ -111,19 +114,19 @@ def _fit(
     determinant = np.maximum(xx * zz - xz**2, 1e-6)
     gain = np.clip((xy * zz - zy * xz) / determinant, LEAST_GAIN, MOST_GAIN)
     sharpness = np.clip((zy - gain * xz) / zz, -0.5, 0.5)
-    base = means[..., 2] - gain[:, None] * means[..., 0] - sharpness[:, None] * means[..., 1]
-    rest = made[:, :, 2] - gain[:, None, None, None] * made[:, :, 0]
-    rest -= sharpness[:, None, None, None] * made[:, :, 1]
-    rest -= base[..., None, None]
-    np.clip(rest, *limits, out=rest)
+    shares = np.stack([-gain, -sharpness, np.ones_like(gain)], 1)[:, :, None]  # (n, 3, 1)
+    rest = (shares.swapaxes(1, 2)[:, None] @ made[:, :, :3])[:, :, 0]  # (n, c, p)
+    rest -= means[:, :, :3] @ shares
+    at_least, at_most = limits
+    rest[(at_most & (rest > 0)) | (at_least & (rest < 0))] = 0
     squares, tints = _luma_and_tints(rest)
     if weights is not None:
         squares, tints = squares * weights, tints * weights
     # another brightness or tint is a little one, or another colour
     beyond = np.maximum(np.abs(shift + means[..., 2] - means[..., 0]) - MOST_OFFSET, 0)
-    lost = squares.sum((1, 2)) - channels * NOISE**2 * total
+    lost = squares.sum(1) - channels * NOISE**2 * total
     lost = np.maximum(lost + (beyond**2).sum(1) * total, 0)
-    lost += np.maximum(tints.sum((1, 2)) - channels * TINT_NOISE**2 * total, 0)
+    lost += np.maximum(tints.sum(1) - channels * TINT_NOISE**2 * total, 0)
     squares += tints
     faint = about[:, 3, 3] < channels * FAINT**2 * total
     score = np.where(faint, 0, 1 - lost / np.maximum(about[:, 3, 3], 1))
@@ -134,34 +137,32 @@ def _luma_and_tints(rest: Floats) -> tuple[Floats, Floats]:
     """Sums over channels of the squares of the luma, and of what differs from it.
 
     Args:
-        rest: (n, c, y, x) of grey or of red, green and blue; of grey it is overwritten.
+        rest: (n, c, p) of grey or of red, green and blue; of grey it is overwritten.
 
     Returns:
-        (n, y, x) each.
+        (n, p) each.
     """
     if rest.shape[1] == 1:
         rest *= rest
         return rest[:, 0], np.zeros_like(rest[:, 0])
-    luma = luminance(np.moveaxis(rest, 1, 3))
+    luma = luminance(np.moveaxis(rest, 1, 2))
     tints: Floats = ((rest - luma[:, None]) ** 2).sum(1)
     return rest.shape[1] * luma**2, tints
 
 
 def _without_ramp(levels: Floats) -> Floats:
-    """Take a linear ramp off each channel, which all skies and walls share. (n, c, y, x)."""
-    energy = float((_RAMP**2).sum()) * INNER_PX
-    right = (levels @ _RAMP).sum(2)[..., None, None] / energy * _RAMP
-    down = (levels.sum(3) @ _RAMP)[..., None, None] / energy * _RAMP[:, None]
-    flat: Floats = levels - right - down
+    """Take a linear ramp off each channel, which all skies and walls share. (n, c, p)."""
+    flat: NDArray[Any] = levels - levels @ _RAMPS @ _RAMPS.T
     return flat
 
 
-def _without_text(rest: Floats, narrow: NDArray[np.bool_]) -> Floats:
-    """Weights 0 in the window of a small text, of narrow pictures or others. (n, y, x), (n,)."""
+def _without_text(rest: Floats, narrow: Flags) -> Floats:
+    """Weights 0 in the window of a small text, of narrow pictures or others. (n, p), (n,)."""
     weights = np.empty_like(rest)
     for own, window in ((narrow, WINDOW_NARROW), (~narrow, WINDOW)):
         if own.any():
-            weights[own] = without_window(rest[own], window)
+            grids = rest[own].reshape(-1, INNER_PX, INNER_PX)
+            weights[own] = without_window(grids, window).reshape(-1, INNER_PX**2)
     return weights
 
 

@@ -18,6 +18,7 @@ Floats = NDArray[np.float32]
 COARSE_PX = 16  # of the grid on which most pairs are refused, before that of GRID_PX
 EDGE = 2  # px of the grid, all around, that do not count: a border's blur reaches so far
 SMALLEST_BOX, LARGEST_BOX = 0.82, 1.02  # share of a side that is cut out
+_TAPS = 2 * int(np.ceil(2 * LARGEST_BOX))  # pixels that a triangle of `cut` may weigh
 FARTHEST = 0.03  # share of a side that a box may reach beyond the picture
 LEAST_GAIN, MOST_GAIN = 0.75, 1.3
 FAINT = 3.0  # levels; a picture that deviates less from a ramp is like nothing
@@ -45,24 +46,41 @@ def cut(pictures: Floats, box: Floats) -> Floats:
         (n, [c,] s / 2, s / 2).
     """
     side = pictures.shape[-1]
-    grid = side // 2
-    target = (np.arange(grid, dtype=np.float32) + 0.5) * 2
-    places = np.arange(side, dtype=np.float32) + 0.5
-    hats = []
-    for axis in (1, 0):  # rows, then columns
-        size = box[:, axis + 2, None]
-        centres = box[:, axis, None] * side + size * target
-        centres = np.clip(centres, 0.5, side - 0.5)  # edges repeated
-        hat = centres[:, :, None] - places
-        np.abs(hat, out=hat)
-        hat /= -2 * size[:, :, None]
-        hat += 1
-        np.maximum(hat, 0, out=hat)
-        hat /= hat.sum(2, keepdims=True)
-        hats.append(hat)
-    rows, columns = hats if pictures.ndim == 3 else (hat[:, None] for hat in hats)
+    rows, columns = _weights(box[:, :2] * side, box[:, 2:], side).transpose(1, 0, 2, 3)[::-1]
+    if pictures.ndim == 4:
+        rows, columns = rows[:, None], columns[:, None]
     found: NDArray[Any] = rows @ pictures @ columns.swapaxes(-1, -2)
     return found
+
+
+def _weights(start: Floats, size: Floats, side: int) -> Floats:
+    """Triangles that resample parts of axes to half their pixels; most weights are 0.
+
+    Args:
+        start: (n, 2) of the part, in px.
+        size: (n, 2) of the part, as a share of the axis, at most LARGEST_BOX.
+        side: px of the axis.
+
+    Returns:
+        (n, 2, side / 2, side).
+    """
+    target = (np.arange(side // 2, dtype=np.float32) + 0.5) * 2
+    centres = start[..., None] + size[..., None] * target  # (n, 2, side / 2)
+    centres = np.clip(centres, 0.5, side - 0.5)  # edges repeated
+    # of the few pixels around each centre; those first, for numpy is slow along a short last axis
+    first = np.floor(centres - 0.5) - (_TAPS // 2 - 1)
+    place = first + np.arange(_TAPS, dtype=np.float32)[:, None, None, None]  # (taps, n, 2, ...)
+    hat = np.abs(centres - 0.5 - place)
+    hat /= -2 * size[..., None]
+    hat += 1
+    np.maximum(hat, 0, out=hat)
+    hat *= (place >= 0) & (place < side)
+    hat /= hat.sum(0)
+    # with room on both sides for pixels beyond the picture, whose weights are 0
+    weights = np.zeros((*first.shape, side + 2 * _TAPS), np.float32)
+    line = np.arange(_TAPS, weights.size, weights.shape[-1]).reshape(first.shape)
+    weights.ravel()[line + place.astype(np.int64)] = hat
+    return weights[..., _TAPS:-_TAPS]
 
 
 def inner(grid: Floats, down: int = 0, right: int = 0) -> Floats:
@@ -75,10 +93,16 @@ def inner(grid: Floats, down: int = 0, right: int = 0) -> Floats:
 
 def laplacian(grid: Floats) -> Floats:
     """Of what counts of a grid."""
-    sums: Floats = inner(grid, -1) + inner(grid, 1) + inner(grid, 0, -1)
-    sums += inner(grid, 0, 1)
-    sums -= 4 * inner(grid)
-    return sums
+    # all rows in one line, along which numpy is fast: beside an edge is another row, but that does
+    # not count
+    line, px = grid.reshape(-1), grid.shape[-1]
+    sums = np.zeros_like(line)
+    middle, end = sums[px:-px], len(line)
+    np.add(line[: -2 * px], line[2 * px :], out=middle)
+    middle += line[px - 1 : end - px - 1]
+    middle += line[px + 1 : end - px + 1]
+    middle -= 4 * line[px:-px]
+    return inner(sums.reshape(grid.shape))
 
 
 def register(
@@ -97,32 +121,36 @@ def register(
     """
     box, alike, px = box.copy(), np.zeros(len(box), np.float32), part.shape[-1]
     axis = AXES[px]
-    target = inner(part).reshape(len(part), len(axis) ** 2)
-    target = target - target.mean(1, keepdims=True)
-    energy = (target**2).mean(1)
+    places = np.stack(np.meshgrid(axis, axis)).reshape(2, len(axis) ** 2)
+    target = inner(part) - inner(part).mean((1, 2), keepdims=True)
+    energy = (target**2).mean((1, 2))
     live = np.flatnonzero(energy >= FAINT**2)
     for least in promising:
         if not len(live):
             break
         shown = cut(whole[live] if len(live) < len(whole) else whole, box[live])
-        basis: NDArray[Any] = np.empty((len(live), 6, len(axis), len(axis)), np.float32)
-        basis[:, 0], basis[:, 5] = inner(shown), laplacian(shown)
-        np.subtract(inner(shown, 0, 1), inner(shown, 0, -1), out=basis[:, 1])
-        np.subtract(inner(shown, 1), inner(shown, -1), out=basis[:, 2])
-        basis[:, 1:3] *= 0.5  # central differences
-        np.multiply(basis[:, 1], axis, out=basis[:, 3])
-        np.multiply(basis[:, 2], axis[:, None], out=basis[:, 4])
-        basis = basis.reshape(len(live), 6, len(axis) ** 2)
-        basis -= basis.mean(2, keepdims=True)  # (n, 6, inner px)
-        gram, moments = basis @ basis.transpose(0, 2, 1), basis @ target[live][:, :, None]
+        # what the target is made of, the target, and 1
+        terms: NDArray[Any] = np.empty((len(live), 8, len(axis), len(axis)), np.float32)
+        np.subtract(inner(shown), shown.mean((1, 2), keepdims=True), out=terms[:, 0])
+        np.subtract(inner(shown, 0, 1), inner(shown, 0, -1), out=terms[:, 1])
+        np.subtract(inner(shown, 1), inner(shown, -1), out=terms[:, 2])
+        terms[:, 5], terms[:, 6], terms[:, 7] = laplacian(shown), target[live], 1
+        terms = terms.reshape(len(live), 8, len(axis) ** 2)
+        np.multiply(terms[:, 1:3], places, out=terms[:, 3:5])
+        # sums of products about the means, (n, 6, 7)
+        products = terms[:, :6] @ terms.transpose(0, 2, 1)
+        about = products[:, :, :7]
+        about[:, :, :6] -= products[:, :, 7:] * (products[:, None, :, 7] / len(axis) ** 2)
+        gram, moments = about[:, :, :6], about[:, :, 6]
         # a little of the diagonal: where a picture has no detail along an axis, it stays
         diagonal = 1e-4 * np.einsum("nii->ni", gram) + 1e-3
         gram += np.eye(6, dtype=np.float32) * diagonal[:, None]
-        solved = np.linalg.solve(gram, moments)[:, :, 0]  # (n, 6)
-        explained = (solved * moments[:, :, 0]).sum(1) / len(axis) ** 2
+        solved = np.linalg.solve(gram, moments[:, :, None])[:, :, 0]  # (n, 6)
+        explained = (solved * moments).sum(1) / len(axis) ** 2
         alike[live] = explained / energy[live]
         gain = np.clip(solved[:, :1], LEAST_GAIN, MOST_GAIN)
-        move = np.clip(solved[:, 1:5] / gain / px, -0.05, 0.05)
+        # differences were those of two pixels
+        move = np.clip(2 * solved[:, 1:5] / gain / px, -0.05, 0.05)
         box[live] = _allowed(box[live] + move)
         live = live[alike[live] >= least]
     return box, alike

@@ -165,7 +165,12 @@ class _Seen(NamedTuple):
     def grey(self, trials: _Trials, side: int) -> Floats:
         """Return the luma of one side of some trials, (n, 64, 64)."""
         which, place = np.unique(trials.shown[:, side], return_inverse=True)
-        grey = luminance(self.thumbs.read(self.rows[which]))
+        levels, coloured = (
+            self.thumbs.read(self.rows[which]),
+            self.thumbs.coloured(self.rows[which]),
+        )
+        grey = levels[..., 0].astype(np.float32)
+        grey[coloured] = luminance(levels[coloured])
         return _mirrored(grey[place.ravel()], trials.mirrored[:, side])
 
 
@@ -194,9 +199,10 @@ def compare(pairs: Integers, pictures: Pictures) -> Verdicts:
     score, outside = (each[order[first]] for each in found)
     coloured = pictures.thumbs.coloured(seen.rows[best.shown]).any(1)
     likely = np.flatnonzero((np.maximum(score, outside) >= LIKELY) & coloured)
-    shown, others = (_channels(seen.levels(best.of(likely), side)) for side in (WHOLE, PART))
-    sides = cut(shown, best.box[likely]), on_grid(others)
-    score[likely], outside[likely] = explained(*sides, best.sizes[likely, PART])
+    if len(likely):
+        shown, others = (_channels(seen.levels(best.of(likely), side)) for side in (WHOLE, PART))
+        sides = cut(shown, best.box[likely]), on_grid(others)
+        score[likely], outside[likely] = explained(*sides, best.sizes[likely, PART])
 
     none, no = np.zeros(len(pairs), np.float32), np.zeros(len(pairs), bool)
     verdicts = Verdicts(none, none.copy(), no, no.copy())
