@@ -74,12 +74,12 @@ def duplicates(
     ] = None,
     features: Annotated[
         list[Path] | None,
-        typer.Option(help="Search candidates by a file of `sslpipe embed`, one a split."),
+        typer.Option(help="Search by features, too: files of `sslpipe embed`, one a split."),
     ] = None,
     init: Annotated[
-        str | None, typer.Option(help="Search by these weights: what `sslpipe embed` takes.")
+        str | None, typer.Option(help="Search by these weights, too: what `sslpipe embed` takes.")
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Search by a run's backbone.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Search by a run's backbone, too.")] = None,
     column: Annotated[
         bool, typer.Option(help="Write the column duplicate_group beside the data set.")
     ] = True,
@@ -91,11 +91,12 @@ def duplicates(
     """Find the images that are one picture, inside a split and across splits.
 
     Exact ones by bytes and pixels; near ones (saved again, resized, cropped to 90 %, mirrored,
-    recoloured a little, with a border or a small text) by their lowest frequencies or by features,
-    and then by a comparison of their pixels. Writes groups.csv and groups.parquet, one row a sample
-    of a group, doubt.png, the pairs nearest to the limit, and the column duplicate_group, by which
-    training keeps one of each group, or none as another's negative. The shards stay as they are,
-    and what does not use the column, features and runs, fits the data set as before.
+    recoloured a little, with a border or a small text) by their lowest frequencies, by features if
+    these are given, and then by a comparison of their pixels. Writes groups.csv and groups.parquet,
+    one row a sample of a group, doubt.png, the pairs nearest to the limit, and the column
+    duplicate_group, by which training keeps one of each group, or none as another's negative. The
+    shards stay as they are, and what does not use the column, features and runs, fits the data set
+    as before.
     """
     check_folder(out)
     names = split or list(load_index(data).manifest.splits)

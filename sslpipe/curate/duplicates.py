@@ -109,8 +109,8 @@ def find_duplicates(
 
     Args:
         samples: As scanned.
-        features: (N, F) float32 of a backbone, by which candidates are searched, overwritten
-            meanwhile (see `ByFeatures.of`); None: by descriptors, which need no training.
+        features: (N, F) float32 of a backbone, by which candidates are searched, too, overwritten
+            meanwhile (see `ByFeatures.of`); None: by descriptors alone, which need no training.
         limits: What counts as one picture.
         num_workers: Threads that compare pixels; 0: the caller does.
         progress: Makes the progress bars of samples searched for and of pairs compared.
@@ -119,18 +119,22 @@ def find_duplicates(
     first = np.ones(len(samples), bool)
     first[exact.second] = False  # of equal pixels one is enough
     rows = np.flatnonzero(first)
-    search: Search
-    if features is None:
-        search = ByDescriptors.of(samples.pictures.of_some(first), num_workers=num_workers)
-    else:
-        search = ByFeatures.of(features, rows)
+    # a network may not know a mirrored or recoloured picture again, if it was not trained to
+    searches: list[Search] = [
+        ByDescriptors.of(samples.pictures.of_some(first), num_workers=num_workers)
+    ]
+    if features is not None:
+        searches.append(ByFeatures.of(features, rows))
 
     def bar(title: str, total: int) -> AbstractContextManager[Callable[[int], None] | None]:
         return nullcontext() if progress is None else progress(title, total)
 
     def near(rows: Integers, k: int) -> Integers:
-        with bar("search", len(rows)) as advance:
-            return search.pairs(rows, k, advance)
+        found = []
+        for search in searches:
+            with bar("search", len(rows)) as advance:
+                found.append(search.pairs(rows, k, advance))
+        return each_once(found)
 
     def look(pairs: Integers) -> Verdicts:
         with bar("compare", len(pairs)) as advance:

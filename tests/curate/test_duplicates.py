@@ -251,16 +251,19 @@ def with_text(pixels):
     return np.asarray(image)
 
 
-@pytest.mark.parametrize("by", ["descriptors", "features"])
-def test_every_kind_of_near_duplicate_is_grouped_with_its_source(by, tmp_path):
+@pytest.mark.parametrize("by", ["descriptors", "features alone", "features that know nothing"])
+def test_every_kind_of_near_duplicate_is_grouped_with_its_source(by, tmp_path, monkeypatch):
     pictures = {k: smooth(k) for k in range(40)}
     plants = {40 + k: make(smooth(k)) for k, (make, _) in enumerate(MADE.values())}
     raw = {k: png(np.ascontiguousarray(p)) for k, p in {**pictures, **plants}.items()}
     manifest = write_dataset(tmp_path / "data", (len(raw),), broken=raw)
     words = []
-    if by == "features":  # rows by which each plant is nearest to its source
-        rows = torch.randn(40, 8, generator=torch.manual_seed(0))
-        rows = torch.cat([rows, rows[: len(MADE)] + 0.01])
+    if by != "descriptors":
+        rows = torch.randn(len(raw), 8, generator=torch.manual_seed(0))
+        if by == "features alone":  # rows by which each plant is nearest to its source
+            rows[40:] = rows[: len(MADE)] + 0.01
+            none = np.zeros((0, 2), np.int64)
+            monkeypatch.setattr(ByDescriptors, "pairs", lambda *words: none)
         ids = torch.arange(len(rows))
         facts = data_metadata(load_index(manifest), "train")
         save_embeddings(tmp_path / "f.safetensors", Embeddings(rows, ids * 0, ids), facts)
@@ -634,5 +637,5 @@ def test_bars_of_search_and_comparison_end_where_the_work_does(by):
     with closing(samples.pictures.thumbs):
         find_duplicates(samples, features, num_workers=0, progress=bar)
     assert planned[0] == ("search", 51)  # of two with equal pixels, one
-    assert planned[1][0] == "compare"
+    assert planned[1 if features is None else 2][0] == "compare"  # each way of searching has a bar
     assert [total for _, total in planned] == done
