@@ -11,6 +11,7 @@ Source:
 
 import io
 from functools import cache
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,9 +199,8 @@ def _may_be_framed(thumbs: Pixels, sizes: Integers, fits: NDArray[np.bool_]) -> 
     rows = np.flatnonzero(
         fits & (sizes[:, 0] == sizes[:, 1]).all(1) & (sizes[:, 0].max(1) <= GRID_PX)
     )
-    grid = thumbs[rows, :, ::2, ::2, thumbs.shape[4] // 2].astype(
-        np.float32
-    )  # (n, 2, 32, 32), of two px one
+    green = thumbs[rows, :, ::2, ::2, thumbs.shape[4] // 2]  # or grey; of two px one
+    grid = green.astype(np.float32)  # (n, 2, 32, 32)
     plain = ((grid[:, 0] - grid[:, 1]) ** 2).mean((1, 2))
     found = [np.zeros((0, 3), np.int64)]
     sides = sizes[rows, 0].min(1)
@@ -210,11 +210,14 @@ def _may_be_framed(thumbs: Pixels, sizes: Integers, fits: NDArray[np.bool_]) -> 
         for px in range(1, max(1, round(MOST_BORDER * side)) + 1)
     ]
     for side, px in tried:
-        own, share = np.flatnonzero(sides == side), px / side
-        shrink = resampling((2 - GRID_PX * share) / 36, GRID_PX * (1 + 2 * share) / 36, GRID_PX, 36)
+        own, border = np.flatnonzero(sides == side), GRID_PX * px / side
+        pad = ceil(border)
+        whole = GRID_PX + 2 * pad
+        start, size = (pad - border) / whole, (GRID_PX + 2 * border) / whole
+        shrink = resampling(start, size, GRID_PX, whole)
         for way in (0, 1):
             colour = grid[own, 1 - way, :1, :1]
-            levels = np.pad(grid[own, way] - colour, ((0, 0), (2, 2), (2, 2)))
+            levels = np.pad(grid[own, way] - colour, ((0, 0), (pad, pad), (pad, pad)))
             differ = shrink @ levels @ shrink.T + colour - grid[own, 1 - way]
             less = np.flatnonzero((differ**2).mean((1, 2)) <= FRAMED * plain[own])
             found.append(np.stack([rows[own[less]], np.full_like(less, way), 0 * less + px], 1))

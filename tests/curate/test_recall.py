@@ -8,7 +8,9 @@ import pytest
 from PIL import Image, ImageDraw
 
 from sslpipe.curate.duplicates import compare_all, find_duplicates
+from sslpipe.curate.losses import _may_be_framed
 from sslpipe.curate.scan import scan_pictures
+from sslpipe.curate.thumbnails import thumbnail
 from sslpipe.curate.verify import compare
 
 NEAR, SURE = 0.0125, 0.003  # limits: a pair may be one picture, or is one
@@ -191,6 +193,17 @@ def test_a_small_picture_reduced_with_its_border_is_known_from_its_like(how, lev
     if how != "BOX":  # which is not the same in a mirror
         assert max(rest_of(c, s[:, ::-1]) for c, s in zip(copies, shown, strict=True)) < SURE
     assert min(map(rest_of, shown, copies[1:])) > 2 * SURE
+
+
+@pytest.mark.parametrize("px", [5, 8, 12])
+def test_a_border_is_seen_that_is_wide_beside_an_icon(px):
+    rng = np.random.default_rng(0)
+    icon = np.uint8(130 + 120 * forms(rng, 4, px))[..., None].repeat(3, 2)
+    framed = Image.fromarray(np.pad(icon, ((1, 1), (1, 1), (0, 0))))
+    reduced = np.asarray(framed.resize((px, px), Image.Resampling.BILINEAR))
+    pair = np.stack([thumbnail(icon), thumbnail(reduced)])[None]
+    found = _may_be_framed(pair, np.full((1, 2, 2), px), np.ones(1, bool))
+    assert found.tolist() == [[0, 0, 1]]  # of the first picture, a px
 
 
 @pytest.mark.parametrize("seed", range(4))
