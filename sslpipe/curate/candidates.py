@@ -55,7 +55,9 @@ class ByDescriptors(NamedTuple):
     neither tiles nor threads change a pair.
 
     Args:
-        pictures: M, whose descriptors are compared.
+        descriptors: (P, VIEWS, 64) int8, of all pictures; they are held once.
+        rows: (M,) int64 of those that are compared.
+        sample: (M,) int64 rows of samples, ascending.
         low: (14, M) and (10, M), even and odd low frequencies of the wholes.
         whole: (M, 64) float32, even and then odd frequencies of the wholes.
         length: (M,) float32 of those. Rounded descriptors are longer or shorter than 127 by up to
@@ -64,7 +66,9 @@ class ByDescriptors(NamedTuple):
         least: Cosine that a neighbour has at least.
     """
 
-    pictures: Pictures
+    descriptors: NDArray[np.int8]
+    rows: Integers
+    sample: Integers
     low: tuple[Tensor, Tensor]
     whole: Floats
     length: Floats
@@ -73,19 +77,27 @@ class ByDescriptors(NamedTuple):
 
     @classmethod
     def of(
-        cls, pictures: Pictures, *, num_workers: int = 2, least: float = LEAST_SIMILAR
+        cls,
+        pictures: Pictures,
+        samples: NDArray[np.bool_] | None = None,
+        *,
+        num_workers: int = 2,
+        least: float = LEAST_SIMILAR,
     ) -> "ByDescriptors":
-        """Prepare the search of some pictures."""
-        wholes = pictures.descriptors[:, FULL]
+        """Prepare the search of the pictures of some samples, (N,); None: of all."""
+        every = np.arange(len(pictures.sample))
+        rows = every if samples is None else every[samples[pictures.sample]]
+        wholes = pictures.descriptors[rows, FULL]
         even, odd = _low_halves(wholes[:, None])
         whole = np.ascontiguousarray(wholes[:, _HALVED], np.float32)
         low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()
-        return cls(pictures, low, whole, _lengths(whole), num_workers, least)
+        sample, length = pictures.sample[rows], _lengths(whole)
+        return cls(pictures.descriptors, rows, sample, low, whole, length, num_workers, least)
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples with its k nearest; see `Search`."""
-        rows = np.flatnonzero(np.isin(self.pictures.sample, samples))
-        first = np.diff(self.pictures.sample, prepend=-1) != 0  # of each sample
+        rows = np.flatnonzero(np.isin(self.sample, samples))
+        first = np.diff(self.sample, prepend=-1) != 0  # of each sample
         parts = [rows[at : at + TILE_ROWS] for at in range(0, len(rows), TILE_ROWS)]
 
         def near(part: Integers) -> Integers:
@@ -104,12 +116,12 @@ class ByDescriptors(NamedTuple):
 
     def _near(self, part: Integers, k: int) -> Integers:
         """Pair the samples of some pictures with their k nearest. -> (n k or fewer, 2)."""
-        count = len(self.pictures.sample)
+        count = len(self.sample)
         wide = min(max(WIDER, int(WIDER_SHARE * count), 4 * k), count - 1)
         if wide < 1:
             return np.zeros((0, 2), np.int64)
         alike = torch.empty(len(part), count)
-        descriptors = self.pictures.descriptors[part]
+        descriptors = self.descriptors[self.rows[part]]
         _most_alike(*_low_halves(descriptors[:, COARSE]), self.low, alike)
         near = alike.numpy()
         near[np.arange(len(part)), part] = -np.inf
@@ -132,8 +144,7 @@ class ByDescriptors(NamedTuple):
         even += odd
         even *= 1 / _lengths(views)[:, None]
         alike = even.max(0) / self.length[near]
-        sample = self.pictures.sample[row]
-        others = self.pictures.sample[near]
+        sample, others = self.sample[row], self.sample[near]
         alike[others == sample] = 0
         if len(near) > k:
             kept = np.flatnonzero(alike >= np.partition(alike, len(near) - k)[len(near) - k])

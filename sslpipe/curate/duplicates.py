@@ -120,9 +120,7 @@ def find_duplicates(
     first[exact.second] = False  # of equal pixels one is enough
     rows = np.flatnonzero(first)
     # a network may not know a mirrored or recoloured picture again, if it was not trained to
-    searches: list[Search] = [
-        ByDescriptors.of(samples.pictures.of_some(first), num_workers=num_workers)
-    ]
+    searches: list[Search] = [ByDescriptors.of(samples.pictures, first, num_workers=num_workers)]
     if features is not None:
         searches.append(ByFeatures.of(features, rows))
 

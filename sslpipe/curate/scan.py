@@ -61,13 +61,6 @@ class Pictures(NamedTuple):
         first = np.searchsorted(self.sample, samples)
         return first, np.searchsorted(self.sample, samples, side="right") - first
 
-    def of_some(self, samples: NDArray[np.bool_]) -> "Pictures":
-        """Return those of some samples, (N,); thumbnails stay those of all, and are not for use."""
-        kept = samples[self.sample]
-        return self._replace(
-            sample=self.sample[kept], sizes=self.sizes[kept], descriptors=self.descriptors[kept]
-        )
-
 
 class Samples(NamedTuple):
     """The readable samples of some splits, one split after the other, by id.
@@ -213,13 +206,24 @@ class _Collected:
         pictures = Pictures(
             np.repeat(np.arange(len(rows)), [len(row.sizes) for row in rows]),
             np.array([size for row in rows for size in row.sizes], np.int64).reshape(-1, 2),
-            np.concatenate(self._descriptors),
+            self._all_descriptors(),
             self._thumbs,
         )
         ids = np.array([row.id for row in rows], np.int64)
         split = np.repeat(np.arange(len(splits)), counts)
         keys = [row.key for row in rows]
         return Samples(tuple(splits), split, ids, keys, of_bytes, of_pixels, pictures)
+
+    def _all_descriptors(self) -> NDArray[np.int8]:
+        """Put the parts into one array; each is given up at once, that memory holds all once."""
+        parts, at = self._descriptors, 0
+        whole = np.empty((sum(map(len, parts)), VIEWS, WIDTH), np.int8)
+        parts.reverse()
+        while parts:
+            part = parts.pop()
+            whole[at : at + len(part)] = part
+            at += len(part)
+        return whole
 
 
 def each_part(

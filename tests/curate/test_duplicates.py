@@ -356,7 +356,7 @@ def test_descriptors_name_the_pairs_that_brute_force_names():
         found = ByDescriptors.of(pictures).pairs(np.arange(40), 5)
         assert set(map(tuple, found.tolist())) == expected
         assert {(k, 30 + k) for k in range(10)} <= expected
-        alone = ByDescriptors.of(pictures.of_some(np.arange(40) < 1))
+        alone = ByDescriptors.of(pictures, np.arange(40) < 1)
         assert alone.pairs(np.arange(1), 5).shape == (0, 2)
 
 
