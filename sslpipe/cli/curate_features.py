@@ -171,7 +171,8 @@ def select(
     """Choose the samples that are worth a label first; those with a label are not chosen.
 
     coverage: a typical sample of each cluster, for the first labels; balanced: as many of each
-    cluster; hard: those that a probe on the labels so far is least sure of.
+    cluster; hard: those that a probe on the labels so far is least sure of. Where `sslpipe curate
+    duplicates` has written its column, of copies one is chosen, and none of what has a label.
 
     Writes chosen.csv (and .parquet), in the order in which to label, with an empty column `label`;
     chosen.html, their pictures; with --images, images/ and the column `path`: fill in the labels
@@ -184,7 +185,10 @@ def select(
     _check_unlabelled(out / "chosen.csv")
     opened = _open(features, data, out)
 
-    from sslpipe.curate.labelling import balanced, by_coverage, hard
+    import torch
+
+    from sslpipe.curate.labelling import balanced, by_coverage, hard, one_of_each
+    from sslpipe.curate.results import COLUMN
     from sslpipe.report.curated import chosen_page
 
     split, rows = opened.split, opened.rows
@@ -197,6 +201,11 @@ def select(
             "a table of those that count with --labels, or choose as if there were none with "
             "--ignore-labels"
         )
+    if split.has_values(COLUMN):
+        kept = one_of_each(split.column(COLUMN).groups.code_of(rows.ids.numpy()), known >= 0)
+        if not kept.all():
+            _say(f"{(~kept).sum()} copies of other samples are left out, by {COLUMN}")
+        rows, known = rows.rows(torch.from_numpy(kept)), known[kept]
     with working(f"select by {how}"):
         if how == "coverage":
             chosen = by_coverage(rows, count, labelled=known >= 0, seed=seed)

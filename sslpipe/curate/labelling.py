@@ -38,6 +38,22 @@ class Choice(NamedTuple):
     value: float
 
 
+def one_of_each(groups: NDArray[np.int64], labelled: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say which rows to choose among: of copies one, and none of what has a label.
+
+    Args:
+        groups: (N,) group of each row, whose members are one picture; -1 for none.
+        labelled: (N,) which rows have a label; these stay.
+
+    Returns:
+        (N,).
+    """
+    kept = labelled | (groups < 0)
+    waiting = np.flatnonzero(~kept & ~np.isin(groups, groups[labelled]))
+    kept[waiting[np.unique(groups[waiting], return_index=True)[1]]] = True
+    return kept
+
+
 def by_coverage(
     rows: Embeddings, count: int, *, labelled: NDArray[np.bool_] | None = None, seed: int = 0
 ) -> list[Choice]:

@@ -70,7 +70,7 @@ def find_leaks(
     Raises:
         DataError: A shard cannot be read.
     """
-    if all(COLUMN in split.columns and _has_values(split) for split in splits):
+    if all(split.has_values(COLUMN) for split in splits):
         return Leaks(_by_column(*splits), f"by the column {COLUMN}")
     k = min(NEIGHBOURS, len(rows[0].ids))
     wanted, others_wanted = _near(rows, pixels(), k)
@@ -180,10 +180,6 @@ def _rows_of(samples: Samples, wanted: Integers) -> Integers:
         sides.append(np.where(known, found, -1))
     pairs = np.stack(sides, 1)
     return pairs[(pairs >= 0).all(1)]
-
-
-def _has_values(split: Split) -> bool:
-    return split.name in split.columns[COLUMN].splits
 
 
 def _by_column(train: Split, test: Split) -> Integers:

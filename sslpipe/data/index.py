@@ -154,6 +154,10 @@ class Split:
             labels[here] = self.offsets(shard)[rows[here], 2]
         return labels
 
+    def has_values(self, name: str) -> bool:
+        """Say whether a column of this name has values of this split."""
+        return name in self.columns and self.name in self.columns[name].splits
+
     def column(self, name: str, *, verify: bool = True) -> Column:
         """Open a column by its name.
 

@@ -13,6 +13,7 @@ import torch
 from sslpipe.cli.app import run
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from tests.helpers.columns import add_columns
 from tests.helpers.dataset import png, write_dataset
 
 SAMPLES = 40
@@ -104,6 +105,24 @@ def test_clusters_are_listed_and_mapped(capsys, labelled, tmp_path):
     assert "<svg class='map images'" in page
     names = load_index(labelled / "data").manifest.classes
     assert all(f"{name} 100 %" in page for name in names)
+
+
+@pytest.mark.parametrize("how", ["coverage", "balanced", "hard"])
+def test_of_copies_one_is_chosen_and_none_of_what_has_a_label(capsys, tmp_path, how):
+    data = write_dataset(tmp_path / "data", (20, 20))
+    add_columns(data, duplicate_group=(np.arange(SAMPLES) // 4).tolist())  # 0..3 are one picture
+    folder = write(tmp_path, data)
+    words = ["--ignore-labels"] if how != "hard" else ["--labels", tmp_path / "labels.csv"]
+    (tmp_path / "labels.csv").write_text("split,id,label\ntrain,1,a\ntrain,6,b\n")
+    words += ["--count", 8, "--how", how, "--clusters", 4, "--out", tmp_path / "out"]
+    status, shown, _ = curate(capsys, folder, "select", *words)
+    assert status == 0
+    left_out = 10 * 3  # of those with a label, the others
+    assert f"{left_out} copies of other samples are left out, by duplicate_group" in shown
+    chosen = [int(row["id"]) // 4 for row in table(tmp_path / "out" / "chosen.csv")]
+    assert len(set(chosen)) == 8
+    if how == "hard":
+        assert not {0, 1} & set(chosen)
 
 
 def test_what_is_chosen_and_labelled_becomes_a_data_set(capsys, unlabelled, tmp_path):

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import ttest_1samp
 
 from sslpipe.curate.clusters import cluster
-from sslpipe.curate.labelling import balanced, by_coverage, hard
+from sslpipe.curate.labelling import balanced, by_coverage, hard, one_of_each
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 
@@ -74,6 +74,13 @@ def test_hard_takes_what_lies_between_two_classes():
     margins = [one.value for one in chosen]
     assert margins == sorted(margins)
     assert margins[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_of_copies_one_is_chosen_and_none_of_what_has_a_label():
+    groups = np.array([-1, 3, 3, 5, -1, 5, 3, 7, 7])
+    labelled = np.isin(np.arange(9), [0, 5])
+    kept = one_of_each(groups, labelled)
+    assert np.flatnonzero(kept).tolist() == [0, 1, 4, 5, 7]
 
 
 def test_what_cannot_be_chosen_is_refused(rows):
