@@ -218,8 +218,8 @@ def compare_wholes(
     """Compare all of some thumbnails with all of others, by colours.
 
     Args:
-        shown: (n, 64, 64, 3).
-        other: (n, 64, 64, 3).
+        shown: (n, 64, 64, C), C 1 where all are grey, else 3.
+        other: (n, 64, 64, C).
         sizes: (n, 2), height and width in px of the pictures.
 
     Returns:
@@ -301,7 +301,7 @@ def _mirrored(pictures: NDArray[Any], which: Flags) -> NDArray[Any]:
 
 
 def _channels(levels: NDArray[np.uint8]) -> Floats:
-    """(n, y, x, 3) -> (n, 3, y, x) float32."""
+    """(n, y, x, C) -> (n, C, y, x) float32."""
     return np.moveaxis(levels, 3, 1).astype(np.float32)
 
 
