@@ -66,6 +66,40 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
     return split
 
 
+def embed_with_baselines(
+    backbone: nn.Module,
+    view: EvalView,
+    splits: tuple[Split, Split],
+    *,
+    untrained: nn.Module | None,
+    saved: Mapping[str, Embeddings] = MappingProxyType({}),
+    progress: Progress | None = None,
+    on_bad: OnBad | None = None,
+    **options: Any,
+) -> dict[str, tuple[Embeddings, Embeddings]]:
+    """Embed a train and a test split by a backbone, by the same network untrained, and as pixels.
+
+    Args:
+        backbone: (B, 3, S, S) images to (B, F) features; moved to options["device"].
+        view: What the backbone sees of an image.
+        splits: Train and test.
+        untrained: The same network with random weights; None: no baselines.
+        saved: Split -> what the backbone makes of it, where that is known: see `saved_embeddings`.
+        progress: Makes the progress bar of each pass over a split.
+        on_bad: Called with each sample that cannot be decoded.
+        options: Those of `embed`: batch_size, canvas_px, num_workers, device.
+
+    Returns:
+        Name ("ssl", "random", "pixels") -> train and test features, on the CPU.
+    """
+    options |= {"view": view, "splits": splits, "progress": progress, "on_bad": on_bad}
+    sets = {"ssl": embed_pair("ssl", backbone, saved=saved, **options)}
+    if untrained is not None:
+        sets["random"] = embed_pair("random", untrained, **options)
+        sets["pixels"] = embed_pixels(**options)
+    return sets
+
+
 def embed_pair(
     name: str,
     network: nn.Module,
@@ -77,20 +111,17 @@ def embed_pair(
     on_bad: OnBad | None = None,
     **options: Any,
 ) -> tuple[Embeddings, Embeddings]:
-    """Embed a train and a test split by one network.
+    """Embed a train and a test split by one network; see `embed_with_baselines`.
 
     Args:
         name: For the progress bars.
         network: (B, 3, S, S) images to (B, F) features; moved to options["device"].
         view: What it sees of an image.
         splits: Train and test.
-        saved: Split -> its features, where they are known: see `saved_embeddings`.
-        progress: Makes the progress bar of each pass over a split.
+        saved: As in `embed_with_baselines`, and so is all else.
+        progress: Makes the bars.
         on_bad: Called with each sample that cannot be decoded.
-        options: Those of `embed`: batch_size, canvas_px, num_workers, device.
-
-    Returns:
-        Features of train and test, on the CPU.
+        options: Those of `embed`.
     """
     network = network.to(options.get("device", "cpu"))
     rows = []
@@ -107,7 +138,7 @@ def embed_pair(
 def embed_pixels(
     *, view: EvalView, splits: tuple[Split, Split], **options: Any
 ) -> tuple[Embeddings, Embeddings]:
-    """Take the pixels of a train and a test split as features; options as in `embed_pair`."""
+    """Take the pixels of a train and a test split as features; see `embed_with_baselines`."""
     # the samples that cannot be decoded have been reported before
     options = {key: value for key, value in options.items() if key != "progress"}
     quiet = {**options, "on_bad": lambda bad: None}
