@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from sslpipe.data.storage import read_bytes, scheme, size_of
+from sslpipe.data.storage import load_array, read_bytes, scheme, size_of
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import sha256_of
 
@@ -156,11 +156,6 @@ def map_file(url: str, file: ColumnFile, *, verify: bool) -> NDArray[Any]:
         if digest != file.sha256:
             raise DataError(f"{url}: its sha256 is not the one in dataset.json; {REWRITE}")
     try:
-        array: NDArray[Any]
-        if remote:
-            array = np.load(io.BytesIO(raw), allow_pickle=False)
-        else:
-            array = np.load(url, mmap_mode="r", allow_pickle=False)
-        return array
+        return load_array(io.BytesIO(raw)) if remote else load_array(url, mapped=True)
     except Exception as error:  # numpy raises many kinds for a damaged header
         raise DataError(f"{url} is not a .npy file: {error}; {REWRITE}") from None

@@ -27,7 +27,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from sslpipe.data.column_files import COLUMN_NAME, ColumnEntry, find_column
 from sslpipe.data.columns import Column
-from sslpipe.data.storage import join, read_bytes, size_of
+from sslpipe.data.storage import join, load_array, read_bytes, size_of
 from sslpipe.errors import DataError
 from sslpipe.portable import forward_slashes
 from sslpipe.recipe.messages import explain_errors
@@ -179,7 +179,7 @@ class Split:
         if hashlib.sha256(raw).hexdigest() != entry.offsets_sha256:
             raise DataError(f"{url}: its sha256 is not the one in dataset.json; {_REINDEX}")
         try:
-            rows: NDArray[np.int64] = np.load(io.BytesIO(raw), allow_pickle=False)
+            rows: NDArray[np.int64] = load_array(io.BytesIO(raw))
         except Exception as error:  # numpy raises many kinds for a damaged header
             raise DataError(f"{url} is not a .npy file: {error}; {_REINDEX}") from None
         if rows.shape != (entry.samples, 3) or rows.dtype != np.int64:

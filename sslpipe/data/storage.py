@@ -3,9 +3,13 @@
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
 from sslpipe.faults import fault
@@ -17,6 +21,7 @@ SCHEMES = ("http", "https", "s3", "gs", "file")  # through fsspec; everything el
 RETRIES = 5
 FIRST_WAIT_S = 0.5  # doubled at each retry, and up to half as long again, by chance
 STALL_S = 60.0  # a connection that sends nothing for so long is tried again
+_ONE_HEADER = threading.Lock()
 
 
 def scheme(url: str) -> str:
@@ -81,6 +86,20 @@ def read_bytes(url: str) -> bytes:
         return bytes(_retry(lambda: filesystem.cat_file(path), url))
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise _cannot_read(url, error) from error
+
+
+def load_array(file: str | BinaryIO, *, mapped: bool = False) -> NDArray[Any]:
+    """Read or map a .npy file, one thread at a time.
+
+    numpy evaluates the header as Python, and where two threads do so before Python 3.11.8 or 3.12.2
+    one of them may fail with "AST constructor recursion depth mismatch" (python/cpython 106905).
+
+    Raises:
+        Exception: Of many kinds, where it is damaged.
+    """
+    with _ONE_HEADER:
+        array: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
+        return array
 
 
 def read_range(url: str, start: int, end: int) -> bytes:
