@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, one_line
-from sslpipe.evaluation.against import Scores, compare_all, queries_with_a_match, whitening_helps
+from sslpipe.evaluation.against import Scores, compare_all, queries_with_a_match
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
@@ -87,7 +87,7 @@ def run_suite(
     first = next(iter(ready.values()))
     protocols = Protocols(first, facts.get("classes") or (), left_out, search, draws, seed)
     leaks = LeakRows(leaked, leaked_by, protocols.scored_ids())
-    scores = Scores({}, {}, queries_with_a_match(first[1].labels.cpu().numpy()))
+    scores = Scores({}, queries_with_a_match(first[1].labels.cpu().numpy()))
 
     # the numbers of every set
     measured = _measure(sets, ready, protocols, columns, say, progress)
@@ -112,7 +112,7 @@ def run_suite(
         "geometry": shapes,
         "nuisance": [_row(n, False, one.details["column"], one) for n, one in measured.nuisance],
         "left_out": list(dict.fromkeys(left_out)),
-        "comparisons": comparisons(rows, scores.top1, without=against) if known else [],
+        "comparisons": comparisons(rows, scores.of, without=against) if known else [],
         "against": compared,
         "not_compared": [*not_compared, *missing],
         **({"incomplete": measured.incomplete} if measured.incomplete else {}),
@@ -209,8 +209,7 @@ def _compare(
     others = [name for name in against if name in pairs]
     others += [] if known else [name for name in BASELINES if name in pairs]
     ours = [name for name in pairs if name not in (*against, *BASELINES)]
-    forms = {n: whitening_helps(pairs[n][0], protocols.seed) for n in [*ours, *others] if others}
-    compared = compare_all(ours, others, start, scores, forms, known_classes=known)
+    compared = compare_all(ours, others, start, scores, known_classes=known)
     missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
     met = {each["against"] for each in compared}
     unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]

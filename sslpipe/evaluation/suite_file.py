@@ -20,11 +20,14 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
         features, against, start    ours, theirs, and whether the run started from theirs
         measure      "kNN", "linear", "Recall@1" or "MAP@R"
         primary      whether it decides: then it has an answer
-        whitened, against_whitened  in which form each is taken
+        whitened, against_whitened  in which form each is taken: both in the same one, but in files
+                     of earlier versions, which took each network in its own better form
         value, against_value, difference, interval95 (of the difference), p (two-sided)
         unit, count  what the interval is over, "images" or "classes", and how many
         answer, p_holm, of          "better", "no clear difference" or "worse", by Holm's method at
-                     5 % over all `of` deciding comparisons
+                     5 % over all `of` deciding comparisons, and in both forms; see `against`
+        other_form_value, other_form_difference  of a deciding one: what the network that is behind
+                     scores in its other form; the difference of both in that form
     leakage          test samples that have a near-duplicate in train; absent: nobody has looked
         samples, leaked, how        test samples, those of them, and how these were found
         rows         each number of the table: features, whitened, column, protocol, value,
@@ -126,11 +129,15 @@ class _Against(_Strict):
     count: Count
     answer: Literal["better", "no clear difference", "worse"] | None = None
     of: Count | None = None
+    other_form_value: Share | None = None
+    other_form_difference: Annotated[float, Field(ge=-1, le=1)] | None = None
 
     @model_validator(mode="after")
     def _answered(self) -> Self:
         if self.primary and None in (self.answer, self.of):
             raise ValueError("a deciding comparison has no answer")
+        if (self.other_form_value is None) != (self.other_form_difference is None):
+            raise ValueError("other_form_value and other_form_difference belong together")
         return self
 
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.evaluation.against import KNN, LINEAR
@@ -16,7 +15,7 @@ Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened an
 BASELINES = {"random": "random weights", "pixels": "raw pixels"}
 _COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
 
-Hits = Mapping[tuple[str, bool, str], NDArray[np.bool_]]  # (features, whitened, column) -> (Q,)
+Hits = Mapping[tuple[str, bool, str], NDArray[Any]]  # (features, whitened, column) -> (Q,)
 
 
 def unfinished(facts: Tree, steps: Any = None) -> str:
@@ -127,16 +126,36 @@ def against_sentences(evaluation: Tree) -> list[str]:
         }[each["answer"]]
         if each["against"] in BASELINES:
             answer = answer.partition(":")[0]
-        beyond = each["answer"] == "no clear difference" and (low > 0 or high < 0)
+        text = f"{each['features']}: {answer[0].lower()}{answer[1:]}" if named else answer
         sentences.append(
-            (f"{each['features']}: {answer[0].lower()}{answer[1:]}" if named else answer)
-            + f": {value_text(each)} ({100 * each['difference']:+.1f} points, "
-            f"95 % interval {low:+.1f} to {high:+.1f}"
-            + (f"; not clear among {each['of']} comparisons)." if beyond else ").")
+            f"{text}: {value_text(each)} ({100 * each['difference']:+.1f} points, "
+            f"95 % interval {low:+.1f} to {high:+.1f}{_held_back(each)})."
         )
     if len(deciding) > 1:
         sentences.append(f"These {len(deciding)} answers hold together at 5 % (Holm).")
+    if any(each["whitened"] != each["against_whitened"] for each in deciding):
+        sentences.append(
+            "An earlier version compared each network in its own better form, which favours one by "
+            "chance; run `sslpipe evaluate suite` again."
+        )
     return sentences
+
+
+def _held_back(each: Tree) -> str:
+    """Say why a difference whose interval excludes 0 is not clear; '' for others."""
+    low, high = each["interval95"]
+    if each["answer"] != "no clear difference" or low <= 0 <= high:
+        return ""
+    names = ("as it is", "whitened")
+    form, value = names[not each["whitened"]], each.get("other_form_value")
+    if value is not None:
+        if each["difference"] * each["other_form_difference"] < 0:
+            return f"; the other way round if both are taken {form}"
+        ahead = max(each["value"], each["against_value"])
+        behind = "theirs" if each["difference"] > 0 else "ours"
+        if each["of"] == 1 or value >= ahead:
+            return f"; not clear where {behind} is taken {form}, {100 * value:.1f} %"
+    return f"; not clear among {each['of']} comparisons"
 
 
 def value_text(each: Tree) -> str:

@@ -199,8 +199,8 @@ def against_table(compared: Sequence[Tree]) -> str:
     head = "".join(f"<th scope='col'>{text}</th>" for text in heads.split(", "))
     return (
         "<h3>Against other networks</h3><p class='note'>The answer stands on one measure that was "
-        "fixed before: each network as it is or whitened, whichever was better within the labelled "
-        "train images. It holds for all comparisons together (Holm, 5 %); each interval is a 95 % "
+        "fixed before, and must be clear in both forms, as they are and whitened. "
+        "It holds for all comparisons together (Holm, 5 %); each interval is a 95 % "
         "one of its own row, over test images or, where test images find each other, over "
         "classes.</p><div class='wide'><table class='numbers'><thead><tr>"
         f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
