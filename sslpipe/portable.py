@@ -11,7 +11,6 @@ import importlib
 import os
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -245,28 +244,6 @@ def c_function(name: str) -> Callable[..., int] | None:
     except (OSError, TypeError):  # Windows has no handle for "all that is loaded"
         return None
     return function
-
-
-class OtherPrograms:
-    """How many of the machine's cores other programs keep busy, from making it to `cores`."""
-
-    def __init__(self) -> None:
-        self._before = self._times()
-
-    def cores(self) -> float:
-        """Return the mean since then; where cores are shared out (containers), of all of them."""
-        busy_s, own_s, now_s = (
-            now - before for now, before in zip(self._times(), self._before, strict=True)
-        )
-        return max(0.0, (busy_s - own_s) / now_s) if now_s > 0 else 0.0
-
-    @staticmethod
-    def _times() -> tuple[float, float, float]:
-        psutil = _psutil()
-        times, own = psutil.cpu_times()._asdict(), psutil.Process().cpu_times()
-        not_busy = ("idle", "iowait", "guest", "guest_nice")  # guests' time is in user's, too
-        busy_s = sum(seconds for name, seconds in times.items() if name not in not_busy)
-        return busy_s, own.user + own.system, time.monotonic()
 
 
 def _psutil() -> Any:

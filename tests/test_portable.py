@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -25,7 +24,6 @@ from sslpipe.data.resident import free_bytes
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.portable import OtherPrograms
 from sslpipe.run.allocator import keep_freed_memory
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.lock import RunLock
@@ -89,24 +87,6 @@ def built(folder):
 def shards(tmp_path_factory):
     """What Linux writes, before anything is taken away from it."""
     return built(tmp_path_factory.mktemp("linux") / "data")
-
-
-def test_what_other_programs_compute_is_told_from_what_this_one_does():
-    busy = [sys.executable, "-c", "while True: pass"]
-    others, alone = OtherPrograms(), time.process_time()
-    with subprocess.Popen(busy) as other:
-        try:
-            child = psutil.Process(other.pid)
-            while child.cpu_times().user < 0.5:
-                sum(range(100_000))
-            theirs, own = child.cpu_times(), time.process_time() - alone
-            seen = others.cores()
-        finally:
-            other.kill()
-    elapsed_s = time.monotonic() - others._before[2]
-    # the clock of the machine counts hundredths of a second
-    assert seen * elapsed_s >= theirs.user - 0.1
-    assert seen * elapsed_s <= (os.cpu_count() or 1) * elapsed_s - own + 0.3
 
 
 def test_shards_are_built_and_read_alike(platform, shards, tmp_path):

@@ -1,7 +1,9 @@
 """What a step costs in seconds, measured on a small one; `run.memory` knows the bytes."""
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.pretrain import Recipe
 
 _LONG_ENOUGH_S = 0.3  # a measured step that takes this long is not grown further
+_EFFICIENCY = 0.8  # of threads that share a step: between 0.6 and 1 where measured
 
 
 def step_seconds(
@@ -38,25 +41,51 @@ def step_seconds(
     Returns:
         The precision (of "auto" the faster one) and the seconds.
     """
-    named = recipe.optim.precision
+    named, batch_size = recipe.optim.precision, recipe.data.batch_size
     model = model.to(device, memory_format=torch.channels_last).train()
     augment = augment.to(device)
+    cached = recipe.data.micro_batches > 1
+    seconds = _cpu_seconds if device.type == "cpu" else _device_seconds
     times = {}
     for precision in ("fp32", "bf16") if named == "auto" else (named,):
-        images = min(4, recipe.data.batch_size)
+        images, measured_s = min(4, batch_size), 0.0
         while True:
             some = _repeated(batch, images)
-            elapsed_s = min(
-                _one_step(model, augment, some, precision, device, recipe.data.micro_batches > 1)
-                for _ in range(3)
-            )
-            if elapsed_s >= _LONG_ENOUGH_S or images == recipe.data.batch_size:
+            step = partial(_one_step, model, augment, some, precision, device, cached)
+            measured_s = seconds(step)
+            if measured_s >= _LONG_ENOUGH_S or images == batch_size:
                 break
-            images = min(2 * images, recipe.data.batch_size)
-        times[precision] = elapsed_s * recipe.data.batch_size / images
+            images = min(2 * images, batch_size)
+        times[precision] = measured_s * batch_size / images
     model.zero_grad(set_to_none=True)
     fastest = min(times, key=lambda name: times[name])
     return fastest, times[fastest]
+
+
+def _device_seconds(step: Callable[[], None]) -> float:
+    return min(_elapsed(time.perf_counter, step) for _ in range(3))
+
+
+def _cpu_seconds(step: Callable[[], None]) -> float:
+    """Time a step on the CPU, also while other programs keep its cores busy.
+
+    On a busy machine threads spin while they wait for each other: neither the clock nor the CPU
+    time of all threads tells the cost (a step of 1.6 s was timed at 23 s). The CPU time of a single
+    thread does.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone_s = min(_elapsed(time.thread_time, step) for _ in range(2))
+    finally:
+        torch.set_num_threads(threads)
+    return alone_s / (1 if threads == 1 else _EFFICIENCY * threads)
+
+
+def _elapsed(clock: Callable[[], float], step: Callable[[], None]) -> float:
+    begin_s = clock()
+    step()
+    return clock() - begin_s
 
 
 def first_images(recipe: Recipe, split: Split) -> Batch:
@@ -100,8 +129,7 @@ def _one_step(
     precision: str,
     device: torch.device,
     cached: bool,
-) -> float:
-    begin_s = time.perf_counter()
+) -> None:
     numbers = draws(0, batch.epoch, batch.ids, batch.sizes, augment.specs)
     batch, dtype = batch.to(device), next(model.parameters()).dtype
     if cached:  # gradient caching embeds everything once without gradient
@@ -114,7 +142,6 @@ def _one_step(
     float(value.detach())  # waits for the device
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # backward too
-    return time.perf_counter() - begin_s
 
 
 def _repeated(batch: Batch, images: int) -> Batch:

@@ -122,7 +122,7 @@ def check_finetuning(
 
 
 def render_finetuning(result: FinetuneCheck) -> RenderableType:
-    """Make tables for a terminal: settings, views, sizes; then the warnings."""
+    """Make tables for a terminal: sizes and warnings first, then views and settings."""
     rows = [*_size_rows(result), *_plan_rows(result.plan)]
     return tables(result.recipe, result.views, ("sizes", rows), result.warnings)
 
@@ -132,6 +132,7 @@ def _size_rows(result: FinetuneCheck) -> Rows:
     images = f"{sampler.classes_per_batch} classes x {sampler.images_per_class}"
     images += f" + {sampler.random_images} of others" if sampler.random_images else ""
     rows = [
+        ("memory", memory_text(result.memory)),
         (
             "batch",
             f"{images} = {sampler.batch_size} images, {recipe.views} "
@@ -149,12 +150,12 @@ def _size_rows(result: FinetuneCheck) -> Rows:
         rows.append(("parameters of losses", f"{result.loss_parameters:,}"))
         rows.append(("parameters trained", f"{result.trained_parameters:,}"))
     rows += [("parameter group", line) for line in result.groups.splitlines()]
-    return [*rows, ("estimated memory", memory_text(result.memory))]
+    return rows
 
 
 def _plan_rows(plan: PlanCheck | None) -> Rows:
     if plan is None:
-        return [("data", "no --data: classes, steps per epoch and digest are not known")]
+        return [("data", "not given (--data): classes, steps per epoch, digest unknown")]
     order = plan.order
     return [
         ("data", f"{plan.name}: {order.samples:,} images of {len(order.classes):,} classes"),

@@ -1,13 +1,11 @@
 """What a run will do and cost, worked out before it: nothing is trained, nothing is written."""
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
@@ -36,7 +34,6 @@ from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
-from sslpipe.portable import OtherPrograms
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import digest, index_sha256s
 from sslpipe.recipe.pretrain import Recipe
@@ -83,7 +80,6 @@ class PretrainCheck:
     precision: str
     step_seconds: float
     timed_by: Path | None
-    busy_elsewhere: float  # cores that other programs kept busy while a step was timed
     steps: int | None  # None: the recipe gives epochs, and there is no index
     process_counts: tuple[int, ...]
     warnings: tuple[str, ...]
@@ -143,7 +139,6 @@ def check_pretraining(
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")
     flops = recipe_flops(recipe, model, crop_px)
-    others = OtherPrograms()
     if timed_by is None:
         precision, seconds = step_seconds(model, augment, images, recipe, device)
     else:
@@ -163,7 +158,6 @@ def check_pretraining(
         precision=precision,
         step_seconds=seconds,
         timed_by=timed_by,
-        busy_elsewhere=others.cores(),
         steps=recipe.steps,
         process_counts=tuple(divisors(recipe.data.num_streams)),
         warnings=_warnings(recipe, loss_fn, crop_px, data, index, pairing, too_much),
@@ -233,8 +227,8 @@ def _warnings(
         )
     if recipe.optim.precision == "auto":
         warnings.append(
-            "optim.precision = 'auto': the run takes the faster of fp32 and bf16 on its own "
-            "machine, which so decides roundings; name one to fix them"
+            "optim.precision = 'auto' picks fp32 or bf16 by speed, so results may differ between "
+            "machines; set optim.precision to pin it"
         )
     if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
         warnings.append(
@@ -254,77 +248,56 @@ def _warnings(
 
 
 def render_pretraining(result: PretrainCheck) -> RenderableType:
-    """Make tables for a terminal: settings, views, sizes; then the warnings."""
+    """Make tables for a terminal: estimates and warnings first, then views and settings."""
     rows = [*_size_rows(result), *_data_rows(result)]
-    return tables(result.recipe, result.views, ("sizes and estimates", rows), result.warnings)
+    return tables(result.recipe, result.views, ("estimates", rows), result.warnings)
 
 
 def _size_rows(result: PretrainCheck) -> Rows:
-    data = result.recipe.data
-    in_all = format_duration(result.step_seconds * result.steps) if result.steps else ""
-    batch = data.batch_size
-    rows = [
+    data, batch = result.recipe.data, result.recipe.data.batch_size
+    rows = [("time", _time_text(result)), ("memory", memory_text(result.memory))]
+    if result.steps:
+        rows.append(("steps", f"{result.steps:,}"))
+    if data.micro_batches > 1:
+        text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
+        rows.append(("micro-batches", f"{text} at a time, negatives of the whole batch"))
+    negatives = result.negatives_per_anchor
+    source = f"2 x {batch} - 2" if negatives == 2 * batch - 2 else "the full queue"
+    stem = f", stem {result.stem}" if result.stem else ""
+    return [
+        *rows,
         (
             "negatives per anchor",
-            f"{result.negatives_per_anchor} "
-            + (
-                f"(2 x {batch} - 2)"
-                if result.negatives_per_anchor == 2 * batch - 2
-                else "(the full queue)"
-                if result.negatives_per_anchor
-                else "(the objective uses none)"
-            ),
+            f"{negatives} ({source})" if negatives else "none (the objective uses no negatives)",
         ),
         ("starts from", start_text(result.recipe)),
         (
             "parameters",
-            f"backbone {result.backbone_parameters:,} ({result.num_features} features"
-            + (f", stem {result.stem}" if result.stem else "")
-            + f"), projector {result.projector_parameters:,}",
+            f"backbone {result.backbone_parameters:,} ({result.num_features} features{stem}), "
+            f"projector {result.projector_parameters:,}",
         ),
         *(("parameter group", line) for line in result.groups.splitlines()),
         ("FLOPs per step", f"{result.step_flops:.3g}, forward and backward of {2 * batch} views"),
-        (
-            "estimated memory",
-            memory_text(result.memory),
-        ),
-        (
-            "estimated time",
-            f"{result.step_seconds:.3g} s a step"
-            + (f", {in_all} in all" if in_all else "")
-            + (
-                f" on one {result.device} process here in {result.precision}: a few images timed "
-                "and scaled, reading and loss not counted"
-                f"{_busy_text(result.busy_elsewhere)}; the training's first log lines time it anew"
-                if result.timed_by is None
-                else f" in {result.precision}, as {result.timed_by} took"
-            ),
-        ),
         ("processes", f"{', '.join(map(str, result.process_counts))} (they divide num_streams)"),
     ]
-    if data.micro_batches > 1:
-        text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
-        rows.insert(1, ("micro-batches", f"{text} at a time, negatives of the whole batch"))
-    if result.steps:
-        rows.insert(0, ("total steps", f"{result.steps:,}"))
-    return rows
 
 
-def _busy_text(busy_elsewhere: float) -> str:
-    """Say that other programs took cores from the timing, where there were too few for all."""
-    cores = os.cpu_count() or 1
-    if busy_elsewhere + torch.get_num_threads() < cores + 0.25:
-        return ""
-    return f"; other programs kept {busy_elsewhere:.1f} of {cores} cores busy: alone it takes less"
+def _time_text(result: PretrainCheck) -> str:
+    seconds, steps = result.step_seconds, result.steps
+    total = f", {format_duration(seconds * steps)} in all" if steps else ""
+    how = (
+        f"as measured in {result.timed_by}"
+        if result.timed_by
+        else f"one {result.device} process of this machine, without reading, loss and optimizer"
+    )
+    return f"{seconds:.2g} s/step{total} ({result.precision}, {how})"
 
 
 def _data_rows(result: PretrainCheck) -> Rows:
     data = result.data
     if data is None:
-        return [("data", "no --data: steps per epoch, duplicates, mixing and digest are not known")]
-    mixing = (
-        "unlabelled or of one class: not known" if data.mixing is None else f"{data.mixing:.4f}"
-    )
+        return [("data", "not given (--data): steps per epoch, duplicates, mixing, digest unknown")]
+    mixing = "unknown (unlabelled, or one class)" if data.mixing is None else f"{data.mixing:.4f}"
     not_kept = f", {data.not_kept:,} not kept" if data.not_kept else ""
     looked = f"over {data.batches} planned batches of the first epoch"
     return [

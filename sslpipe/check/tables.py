@@ -18,21 +18,20 @@ def tables(
     sizes: tuple[str, Rows],
     warnings: tuple[str, ...],
 ) -> RenderableType:
-    """Put together what every check shows.
+    """Put together what every check shows: what decides first, the settings last.
 
     Args:
-        recipe: Its settings are the first table.
+        recipe: Its settings are the last table.
         views: The distribution of each view's parameters, presets and defaults resolved.
         sizes: A title and its rows.
-        warnings: Shown last.
+        warnings: Shown after the sizes.
     """
-    parts: list[RenderableType] = [
-        _table("settings", _leaves(recipe.model_dump(exclude_none=True))),
-        _table("views", _view_rows(views)),
+    return Group(
         _table(*sizes),
-    ]
-    parts += [Text(f"warning: {warning}", style="yellow") for warning in warnings]
-    return Group(*parts)
+        *(Text(f"warning: {warning}", style="yellow") for warning in warnings),
+        _table("views", _view_rows(views)),
+        _table("settings", _leaves(recipe.model_dump(exclude_none=True))),
+    )
 
 
 def _table(title: str, rows: Rows) -> Table:
@@ -73,12 +72,12 @@ def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
 
 def memory_text(memory: Memory) -> str:
     """Say what a step holds, part by part."""
-    names = {"batches": "images ahead up to", "recorded": "recorded step"}
+    names = {"batches": "images read ahead, at most", "recorded": "recorded step"}
     held = [(key, size) for key, size in memory._asdict().items() if size or key != "recorded"]
     parts = (f"{names.get(key, key)} {gib(size)}" for key, size in held)
     return (
-        f"{gib(memory.total)} on one process: {', '.join(parts)}; on W processes "
-        "activations, views and images are a W-th; workspaces come on top"
+        f"{gib(memory.total)} on one process, workspaces not included: {', '.join(parts)}; on W "
+        "processes activations, views and images are divided by W"
     )
 
 
