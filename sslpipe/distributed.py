@@ -250,3 +250,10 @@ def gather_objects(value: T) -> list[T]:
     gathered: list[Any] = [None] * world_size
     dist.all_gather_object(gathered, value, group=host_group())
     return gathered
+
+
+def end_processes() -> None:
+    """Leave the process group together: a rank that just exits can abort the others' threads."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

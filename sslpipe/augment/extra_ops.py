@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import kornia
 import torch
 from torch import Tensor, nn
 
@@ -74,6 +73,8 @@ class ExtraOps(nn.Module):
 
 def _augmentations() -> dict[str, type[nn.Module]]:
     """Return kornia's augmentations of single images by name."""
+    import kornia
+
     base: type[nn.Module] = kornia.augmentation.AugmentationBase2D
     members = vars(kornia.augmentation).items()
     return {name: cls for name, cls in members if inspect.isclass(cls) and issubclass(cls, base)}

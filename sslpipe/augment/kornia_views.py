@@ -1,6 +1,5 @@
 """The same views by kornia's ops, one image at a time: the reference for FusedViews."""
 
-import kornia
 import torch
 from torch import Tensor
 
@@ -21,6 +20,8 @@ class KorniaViews(BaseViews):
         self, batch: Batch, draws: Draws | None = None, dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """Return the views of a batch of B images: (2B, 3, S, S) of dtype, channels_last."""
+        import kornia
+
         draws = self.plan_of(batch, draws).draws
         images, shown = batch.images, batch.view_images(len(self.specs)).tolist()
         with torch.autocast(images.device.type, enabled=False):

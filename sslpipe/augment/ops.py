@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-import kornia
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -87,6 +86,8 @@ class CropFlip(Op):
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Cut one view out of its image."""
+        import kornia
+
         top, left, height, width = draw.boxes[0].tolist()
         right, bottom = left + width - 1, top + height - 1  # kornia's corners belong to the box
         corners = torch.tensor([[[left, top], [right, top], [right, bottom], [left, bottom]]])
@@ -123,6 +124,8 @@ class Rotation(Op):
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Rotate one view by kornia."""
+        import kornia
+
         if not spec.rotation_deg:
             return view
         return _tensor(kornia.geometry.transform.rotate(view, draw.angle_deg.to(view.device)))
@@ -161,6 +164,8 @@ class ColorJitter(Op):
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Call kornia's adjustments in the view's order."""
+        import kornia
+
         if not draw.jitter:
             return view
         adjust = (
@@ -203,6 +208,8 @@ class Grayscale(MaskedOp):
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Make one view gray by kornia."""
+        import kornia
+
         return _tensor(kornia.color.rgb_to_grayscale(view).expand(-1, 3, -1, -1))
 
 
@@ -230,6 +237,8 @@ class Blur(MaskedOp):
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Blur one view by kornia."""
+        import kornia
+
         sigma = draw.sigma[:, None].expand(1, 2).to(view.device)
         return _tensor(kornia.filters.gaussian_blur2d(view, spec.blur_kernel_px, sigma))
 
@@ -257,6 +266,8 @@ class Solarize(MaskedOp):
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Solarize one view by kornia."""
+        import kornia
+
         return _tensor(kornia.enhance.solarize(view, float(spec.solarize_threshold)))
 
 

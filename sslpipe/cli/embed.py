@@ -76,10 +76,10 @@ def main(
     import torch
 
     from sslpipe.cli.processes import start
+    from sslpipe.distributed import end_processes
     from sslpipe.evaluation.embed_file import embed_to_file
     from sslpipe.evaluation.features import view_canvas_px
     from sslpipe.export.load import load_backbone
-    from sslpipe.run.launch import end_processes
 
     target, process = start(device)
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights).to(target)

@@ -30,6 +30,7 @@ from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weight
 from sslpipe.cli.suite import suite
 from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
 from sslpipe.data.index import load_index
+from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
@@ -40,7 +41,6 @@ from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.whiten import pca, whiten
 from sslpipe.export.load import checkpoint_metadata, load_backbone
-from sslpipe.run.launch import end_processes
 
 MOST_DEFAULTS = 8  # of an option, that its help lists one by one
 

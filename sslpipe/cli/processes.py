@@ -1,20 +1,28 @@
 """Where a command computes, and its place among the processes of a launcher."""
 
+import os
+
 import torch
 
 from sslpipe.distributed import Rank, pick_device
 from sslpipe.errors import UserError
-from sslpipe.run.launch import join_processes
+from sslpipe.run.allocator import keep_freed_memory
 
 
 def start(device: str) -> tuple[str, Rank]:
-    """Join the launcher's processes; `sslpipe.run.launch.end_processes` leaves them.
+    """Join the launcher's processes; `sslpipe.distributed.end_processes` leaves them.
 
     Returns:
         The torch device of this process, and its place among the others.
     """
     target = pick_device(device, f"--device {device}")
-    process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
+    if any(name == "WORLD_SIZE" or name.startswith("ACCELERATE_") for name in os.environ):
+        from sslpipe.run.launch import join_processes  # imports accelerate
+
+        process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
+    else:  # no launcher
+        keep_freed_memory()
+        process = Rank()
     return f"cuda:{torch.cuda.current_device()}" if target == "cuda" else target, process
 
 

@@ -165,7 +165,7 @@ def train(
         say_once(note)
 
     from sslpipe.api import train as train_run
-    from sslpipe.run.launch import end_processes
+    from sslpipe.distributed import end_processes
 
     train_run(loaded, index, run_dir, init=init, checkpoint=checkpoint, weights=weights)
     end_processes()

@@ -102,13 +102,6 @@ def join_processes(*, cpu: bool, timeout_s: float, sharded: bool = False) -> Ran
     return Rank(state.process_index, state.num_processes)
 
 
-def end_processes() -> None:
-    """Leave the process group together: a rank that just exits can abort the others' threads."""
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-
-
 def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     """Make the Accelerator over the group that start_processes joined. Raises: RecipeError."""
     fsdp.check_precision(precision)
