@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sslpipe.data.index import Split
+from sslpipe.data.order import suggest_holdout
 from sslpipe.data.pairing import Pairing
-from sslpipe.data.plan import holdout_ids
+from sslpipe.data.plan import holdout_doubt, holdout_ids
 from sslpipe.errors import RecipeError
 from sslpipe.export.initial import copy_weights
 from sslpipe.export.load import FrozenBackbone
@@ -39,6 +39,7 @@ Model = SimCLR | MomentumPair
 CachedBackward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # see run.gradient_cache
 
 MOST_HELD_OUT = 1 / 4  # of a split, before a warning
+MOST_READ = 10**7  # labels that are read to suggest settings
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
@@ -151,16 +152,19 @@ def plan_warnings(
     """
     assert recipe.backbone is not None
     ids = holdout_ids(recipe, split)
-    has_labels = int((split.labels_of(ids) >= 0).sum()) > 1  # a single one has no neighbour
-    labels = split.labels_of(ids)
-    check_keeping(recipe.run, scored=len(ids) > 0, classes=len(np.unique(labels[labels >= 0])))
+    doubt = holdout_doubt(recipe, split, ids)
+    settings, tells = "data.holdout=2000", True
+    if len(split) <= MOST_READ:
+        settings, tells = suggest_holdout(split.labels)
+    remedy = f"set {settings}" if tells else ""
+    check_keeping(recipe.run, scored=len(ids) > 0, labels=split.labels_of(ids), remedy=remedy)
     warnings = [stem_warning(recipe.backbone, crop_px)]
     warnings += [rate_warning(recipe.optim, recipe.data.batch_size)]
     if len(ids) > MOST_HELD_OUT * len(split):
         warnings.append(
             f"data.holdout = {recipe.data.holdout} keeps {len(ids)} of the {len(split)} images of "
             f"the split {split.name!r} out of training ({len(ids) / len(split):.0%}); a tenth "
-            f"would be data.holdout={max(2, len(split) // 10)}"
+            f"would be {settings}"
         )
     if pairing is not None:
         split = pairing.split  # its labels are those of pairs.label
@@ -175,14 +179,16 @@ def plan_warnings(
         setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
         warnings.append(f"{setting}, but the split {split.name!r} has no labels: no effect")
     warnings += tune_warnings(recipe)
-    if recipe.init and not (has_labels and recipe.run.monitor_steps):
+    if recipe.init and not recipe.run.monitor_steps:
         warnings.append(
-            "the run starts from weights, and nothing watches whether it makes them worse: set "
-            "run.monitor_steps, and data.holdout where there are labels"
+            "no monitoring: you will not see if training damages the pretrained weights; set "
+            "run.monitor_steps" + ("" if len(ids) else f" and {settings}")
         )
-    if recipe.run.monitor_steps and not has_labels:
+    if recipe.run.monitor_steps and doubt:
+        logged = "scores without labels are logged" if len(ids) else "nothing is monitored"
         warnings.append(
-            "run.monitor_steps is set, but the data are unlabelled or data.holdout = 0: no kNN"
-            + ("" if len(ids) else ", and without data.holdout_from = 'all' no other score")
+            f"no useful held-out kNN: {doubt}; {logged}"
+            + (f"; set {settings}" if tells or not len(ids) else "")
+            + ("" if tells or len(ids) else " for scores without labels")
         )
     return [warning for warning in warnings if warning]

@@ -174,7 +174,8 @@ def test_unlabelled_images_train_without_the_monitor_and_it_says_so(tmp_path):
     command = ("train", str(recipe), "--data", str(data), "--run-dir", str(run_dir))
     result = command_line(*command, "steps=2", "run.monitor_steps=1", "loss.mask_labels=true")
     assert result.returncode == 0, result.stderr
-    assert "the data are unlabelled or data.holdout = 0: no kNN" in result.stderr
+    assert "no image has a label" in result.stderr
+    assert "data.holdout_from=all" in result.stderr
     assert "loss.mask_labels = true, but the split 'train' has no labels" in result.stderr
     assert read_metrics(run_dir, "eval") == []
 

@@ -45,7 +45,7 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
     if count >= len(labelled):
         raise DataError(
             f"data.holdout = {count} leaves nothing to train on; {len(labelled)} are labelled: use "
-            f"data.holdout={max(2, len(labelled) // 10)}, a tenth, or data.holdout=0 for none"
+            f"{suggest_holdout(labels)[0]}, about a tenth, or data.holdout=0 for none"
         )
     if groups is not None:
         whole = np.flatnonzero(choose_groups(groups, labels, count / len(labelled), _HOLDOUT))
@@ -61,6 +61,54 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
         share = round(count * len(members) / len(labelled))
         taken.append(members[np.argsort(hash_integers(_HOLDOUT, members), kind="stable")[:share]])
     return np.sort(np.concatenate(taken)).astype(np.int64)
+
+
+def class_groups(labels: Integers) -> Integers:
+    """Number the groups that hold out whole classes: (N,) labels -> (N,), unlabelled ones alone."""
+    return np.where(labels >= 0, labels, len(labels) + np.arange(len(labels)))
+
+
+def with_a_partner(labels: Integers) -> int:
+    """Count the samples of which another has the same label, so that a neighbour can be right."""
+    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
+    return int(counts[counts > 1].sum())
+
+
+def suggest_holdout(labels: Integers) -> tuple[str, bool]:
+    """Suggest settings that hold out about a tenth, at most 2,000, so that kNN can be scored.
+
+    Such a slice has two classes or more, and most of its samples have a partner. Whole classes are
+    held out where classes are too small for that.
+
+    Args:
+        labels: (N,) int64 of the whole split, -1 without.
+
+    Returns:
+        The settings, and whether kNN can be scored there: not with a single class, nor where each
+        class has one sample. Scores without labels always can.
+    """
+    settings = "data.holdout={}"
+    if not (labels >= 0).any():
+        labels, settings = np.zeros_like(labels), settings + " data.holdout_from=all"
+    sizes = np.unique(labels[labels >= 0], return_counts=True)[1]
+    total, tells = int(sizes.sum()), len(sizes) > 1 and sizes.max() > 1
+    if total < 4:
+        return "data.holdout=0", False
+    tenth = min(max(2, total // 10), 2000)
+    # of each class its share
+    shares = np.round(tenth * sizes / total)
+    if (shares > 0).sum() > 1 and max(tenth, shares.sum()) <= 2 * shares[shares > 1].sum():
+        return settings.format(tenth), True
+    # whole classes
+    chosen = choose_groups(class_groups(labels), labels, tenth / total, _HOLDOUT)
+    if len(np.unique(labels[chosen])) > 1:
+        return settings.format(tenth) + " data.holdout_by=class", tells
+    # more than a tenth of few samples
+    for count in range(tenth, total // 2 + 1) if tells else ():
+        shares = np.round(count * sizes / total)
+        if (shares > 0).sum() > 1 and shares.max() > 1 and shares.sum() <= total / 2:
+            return settings.format(count), True
+    return settings.format(tenth), False
 
 
 def repeated(groups: Integers, without: Integers) -> Integers:

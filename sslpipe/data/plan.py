@@ -7,11 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import Order, held_out, repeated
+from sslpipe.data.order import Order, class_groups, held_out, repeated, with_a_partner
 from sslpipe.data.pairing import plan_pairs
 from sslpipe.errors import naming
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
+
+CLASS = "class"  # data.holdout_by: whole classes, where no column has this name
 
 
 class RunPlan(Protocol):
@@ -51,11 +53,50 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     count, by = recipe.data.holdout, recipe.data.holdout_by
     if not count:
         return np.zeros(0, np.int64)
-    with naming("data.holdout_by"):
-        groups = split.column(by).groups.whole_split() if by else None
+    groups = None
+    if by == CLASS and CLASS not in split.columns:
+        groups = class_groups(split.labels)
+    elif by:
+        with naming("data.holdout_by"):
+            groups = split.column(by).groups.whole_split()
     # "all": those without a label, -1, are a class of their own
     labels = split.labels + 1 if recipe.data.holdout_from == "all" else split.labels
     return held_out(labels, count, groups)
+
+
+def holdout_doubt(recipe: Recipe, split: Split, ids: NDArray[np.int64]) -> str:
+    """Say why kNN among the held-out samples says nothing, or little; '' where it does.
+
+    Args:
+        recipe: Of the run.
+        split: That is trained on.
+        ids: Those of `holdout_ids`.
+    """
+    count, labels = recipe.data.holdout, split.labels_of(ids)
+    labels = labels[labels >= 0]
+    classes, paired = len(np.unique(labels)), with_a_partner(labels)
+    if not count:
+        return "data.holdout = 0"
+    if not len(ids):
+        known = split.labels[split.labels >= 0]
+        if not len(known):
+            return "no image has a label"
+        return (
+            f"data.holdout = {count} over {len(np.unique(known)):,} classes rounds to no image of "
+            "each, so none is held out"
+        )
+    if not len(labels):
+        return "no held-out image has a label"
+    if not paired:
+        return "no two held-out images are of one class, so no neighbour can be right"
+    if classes == 1:
+        return "all held-out images are of one class, so every neighbour is right"
+    if 2 * paired < len(labels):
+        return (
+            f"only {paired:,} of {len(labels):,} held-out images have another one of their class, "
+            "so no more can be right"
+        )
+    return ""
 
 
 def untrained_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:

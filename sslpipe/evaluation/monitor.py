@@ -10,6 +10,7 @@ from torch import nn
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.probe_view import ProbeViews, by_view
 from sslpipe.data.index import Split
+from sslpipe.data.order import with_a_partner
 from sslpipe.data.store import Quarantined
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import Embeddings, View, embed
@@ -45,7 +46,7 @@ def monitor(
 
     Returns:
         On rank 0 {"holdout_knn": top-1 in [0, 1] of the labelled samples, "holdout_" + each name of
-        `label_free.NUMBERS`}; without "holdout_knn" where fewer than two have a label. Empty on the
+        `label_free.NUMBERS`}; without "holdout_knn" where no two are of one class. Empty on the
         others, and where fewer than two samples can be decoded.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
@@ -57,7 +58,7 @@ def monitor(
     numbers = {}
     labelled = rows.rows(rows.labels >= 0)
     k = min(MONITOR_K, len(labelled.ids) - 1)
-    if k >= 1:
+    if with_a_partner(labelled.labels.cpu().numpy()):
         found = knn_accuracies(labelled, labelled, k=(k,), exclude_same_id=True)
         (numbers["holdout_knn"],) = found.values()
     free = label_free_numbers(rows.features, by_view(views.features))
@@ -85,10 +86,10 @@ def retrieval_monitor(
     Returns:
         On rank 0 {"validation_recall_at_1": share of queries whose nearest other sample is of their
         class, "validation_map_at_r": mean average precision within the first R, R the others of the
-        class}; empty on the others.
+        class}; empty on the others, and where no two samples are of one class.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
-    if process.rank != 0:
+    if process.rank != 0 or not with_a_partner(rows.labels.cpu().numpy()):
         return {}
     scores = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
     means = scores.values[scores.matches > 0].mean(0).tolist()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import ORDER_VERSION
+from sslpipe.data.order import ORDER_VERSION, with_a_partner
 from sslpipe.data.relabelled import RelabelledSplit
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.export.initial import copy_weights, with_init
@@ -285,7 +285,8 @@ def plan_warnings(
         )
     ids = validation_ids(split, classes, names)
     held = len(ids)
-    check_keeping(recipe.run, scored=False, classes=len(np.unique(split.labels_of(ids))))
+    labels = split.labels_of(ids)
+    check_keeping(recipe.run, scored=False, labels=labels, remedy="raise data.validation_classes")
     if more := len(untrained_ids(recipe, index)) - held:
         warnings.append(
             f"{more:,} samples of other classes share {recipe.data.holdout_by} with the validation "
@@ -293,4 +294,9 @@ def plan_warnings(
         )
     if recipe.run.monitor_steps and not held:
         warnings.append("run.monitor_steps is set, but data.validation_classes = 0: no validation")
+    elif recipe.run.monitor_steps and not with_a_partner(labels):
+        warnings.append(
+            "run.monitor_steps is set, but each validation class has one image: no validation; "
+            "raise data.validation_classes"
+        )
     return warnings

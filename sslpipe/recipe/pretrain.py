@@ -39,7 +39,7 @@ class Data(Section):
     held out teaches nothing."""
     holdout_by: str | None = None
     """A column, such as patient, whose groups data.holdout takes whole or not at all; then it is
-    rough. Without data.holdout it is refused."""
+    rough. class: whole classes, for many small ones. Without data.holdout it is refused."""
     keep: str | None = None
     """A column and the word first, as in "duplicate_group first": of the samples that share a value
     of it, only the one of the lowest id is trained on (of those that are not held out). A sample

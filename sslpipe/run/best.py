@@ -5,6 +5,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.order import with_a_partner
 from sslpipe.distributed import broadcast_object
 from sslpipe.errors import CheckpointError, RecipeError
 from sslpipe.evaluation.label_free import NUMBERS, SCORES
@@ -156,13 +160,17 @@ def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Ch
     return Chosen(named(run_dir, best.name), weights or best.weights)
 
 
-def check_keeping(config: RunConfig, *, scored: bool, classes: int) -> None:
+def check_keeping(
+    config: RunConfig, *, scored: bool, labels: NDArray[np.int64], remedy: str = ""
+) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide.
 
     Args:
         config: The recipe's [run].
         scored: Whether the monitor has images whose label-free scores it takes.
-        classes: Of its labelled images. With a single one every evaluation is right.
+        labels: Of its images, -1 without. With a single class every evaluation is right, and
+            without two images of one class none is.
+        remedy: Settings that give it such images.
 
     Raises:
         RecipeError: Naming setting and remedy.
@@ -176,11 +184,13 @@ def check_keeping(config: RunConfig, *, scored: bool, classes: int) -> None:
         return
     if not config.monitor_steps:
         raise RecipeError(f"run.{wanted[0]} needs evaluations to choose by; set run.monitor_steps")
-    if config.keep_by == "auto" and classes < 2:
+    classes = len(np.unique(labels[labels >= 0]))
+    if config.keep_by == "auto" and (classes < 2 or not with_a_partner(labels)):
+        names = " or ".join(map(repr, SCORES))
         raise RecipeError(
-            f"run.{wanted[0]} has no labelled held-out images of two classes to choose by; set "
-            "data.holdout (fine-tuning: data.validation_classes) to have some, or name a score "
-            f"without labels: run.keep_by = {' or '.join(map(repr, SCORES))}"
+            f"run.{wanted[0]} has no labelled held-out images of two classes, two of one class, to "
+            f"choose by; {remedy and remedy + ', or '}name a score without labels: "
+            f"run.keep_by = {names}"
         )
     if config.keep_by != "auto" and not scored:
         raise RecipeError(

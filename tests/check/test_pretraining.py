@@ -1,7 +1,9 @@
 import io
 import math
+import re
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,14 +15,14 @@ from torch import nn
 import sslpipe.check.estimate
 from sslpipe.augment.build import build_augment
 from sslpipe.augment.presets import view_specs
-from sslpipe.build import build_model
+from sslpipe.build import build_model, plan_warnings
 from sslpipe.check import pretraining
 from sslpipe.check.estimate import noise_batch, step_seconds
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import Split, load_index
 from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import ORDER_VERSION, Order
-from sslpipe.data.plan import plan_order
+from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import DataError, RecipeError, UserError
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import count_parameters
@@ -315,14 +317,54 @@ def test_unlabelled_data_say_so(recipe_of, tmp_path):
     assert result.data.mixing is None
     assert result.data.held_out == 0
     assert "unlabelled" in shown(result)
-    assert any("no kNN" in warning for warning in result.warnings)
+    assert any("no image has a label" in warning for warning in result.warnings)
+
+
+def monitor_warnings(recipe, index):
+    loss = SimpleNamespace(uses_labels=False)
+    said = plan_warnings(recipe, index.split("train"), loss, crop_px=16)
+    return [text for text in said if "held-out kNN" in text]
+
+
+@pytest.mark.parametrize(
+    ("shape", "holdout", "reason"),
+    [
+        ({"classes": 40, "sizes": (60, 60)}, 12, "rounds to no image of each"),
+        ({"classes": 40, "sizes": (60, 60)}, 24, "no neighbour can be right"),
+        ({"classes": 40, "sizes": (60, 60)}, 0, "data.holdout = 0"),
+        ({"classes": 1, "sizes": (60, 60)}, 12, "every neighbour is right"),
+        ({"classes": 120, "sizes": (60, 60)}, 12, "rounds to no image of each"),
+        ({"labelled": False, "sizes": (60, 60)}, 12, "no image has a label"),
+        ({"classes": 2, "sizes": (60, 60)}, 2, "no neighbour can be right"),
+        ({"classes": 2, "sizes": (4, 4)}, 0, "data.holdout = 0"),
+    ],
+)
+def test_why_the_monitor_says_nothing_is_told_and_the_advice_followed_works(
+    recipe_of, tmp_path, shape, holdout, reason
+):
+    index = load_index(write_dataset(tmp_path / "data", **shape))
+    small = ("data.batch_size=2", "data.num_streams=1", "run.monitor_steps=5")
+    (warning,) = monitor_warnings(recipe_of(*small, f"data.holdout={holdout}"), index)
+    assert reason in warning
+    advised = re.findall(r"data\.\w+=\w+", warning)
+    if not advised:  # a single class, held out already: nothing is left to set
+        assert "scores without labels are logged" in warning
+        return
+    recipe = recipe_of(*small, *advised)
+    ids = holdout_ids(recipe, index.split("train"))
+    assert 2 <= len(ids) <= 60
+    tells = shape.get("labelled", True) and 1 < shape["classes"] < 120
+    assert bool(monitor_warnings(recipe, index)) != tells
+    assert ("for scores without labels" in warning) != tells
+    if tells:  # what chooses the best checkpoint is there, too
+        monitor_warnings(recipe_of(*small, *advised, "run.keep=best"), index)
 
 
 def test_one_labelled_image_is_no_monitor_by_labels(recipe_of, index, monkeypatch):
     """Only the first of those held out has a label, so that it has no neighbour."""
     monkeypatch.setattr(Split, "labels_of", lambda self, ids: np.arange(len(ids)) * -1)
     settings = ("run.monitor_steps=5", "data.holdout=16")
-    assert any("no kNN" in text for text in check_pretraining(recipe_of(*settings), index).warnings)
+    assert monitor_warnings(recipe_of(*settings), index)
     with pytest.raises(RecipeError, match="keep = 'best' has no labelled held-out images"):
         check_pretraining(recipe_of(*settings, "run.keep=best"), index)
 
@@ -330,7 +372,7 @@ def test_one_labelled_image_is_no_monitor_by_labels(recipe_of, index, monkeypatc
 def test_images_of_one_class_choose_no_checkpoint(recipe_of, tmp_path):
     index = load_index(write_dataset(tmp_path / "one", classes=1))
     settings = ("run.monitor_steps=5", "data.holdout=16")
-    assert not any("no kNN" in t for t in check_pretraining(recipe_of(*settings), index).warnings)
+    assert "one class" in monitor_warnings(recipe_of(*settings), index)[0]
     with pytest.raises(RecipeError, match="patience has no labelled held-out images of two"):
         check_pretraining(recipe_of(*settings, "run.patience=2"), index)
 

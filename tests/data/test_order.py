@@ -3,7 +3,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sslpipe.data.order import Order, choose_groups, held_out, repeated
+from sslpipe.data.order import (
+    Order,
+    choose_groups,
+    class_groups,
+    held_out,
+    repeated,
+    suggest_holdout,
+    with_a_partner,
+)
 from sslpipe.errors import DataError
 
 GOLDEN = [[22, 23, 14, 12], [2, 3, 11, 10], [4, 0, 13, 12]]
@@ -106,8 +114,36 @@ def test_the_holdout_is_stratified_fixed_and_never_unlabelled():
 
 
 def test_a_holdout_of_everything_is_refused():
-    with pytest.raises(DataError, match=r"= 4 leaves nothing .* use data.holdout=2, a tenth"):
+    with pytest.raises(DataError, match=r"= 4 leaves nothing .* use data.holdout=2"):
         held_out(np.zeros(4, np.int64), 4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "tells"),
+    [
+        ([600, 300, 100], "data.holdout=100", True),
+        ([60_000], "data.holdout=2000", False),
+        ([3] * 490, "data.holdout=147 data.holdout_by=class", True),
+        ([4] * 490, "data.holdout=196 data.holdout_by=class", True),
+        ([1] * 500, "data.holdout=50 data.holdout_by=class", False),
+        ([1000] + [2] * 500, "data.holdout=200 data.holdout_by=class", True),
+        ([6, 6], "data.holdout=3", True),
+        ([1, 1, 1], "data.holdout=0", False),
+        ([], "data.holdout=25 data.holdout_from=all", False),
+    ],
+)
+def test_the_suggested_holdout_is_about_a_tenth_and_has_neighbours(sizes, settings, tells):
+    labels = np.repeat(np.arange(len(sizes)), sizes) if sizes else np.full(250, -1)
+    assert suggest_holdout(labels) == (settings, tells)
+    count = int(settings.partition("=")[2].partition(" ")[0])
+    if not count:
+        return
+    groups = class_groups(labels) if "by=class" in settings else None
+    taken = held_out(labels if sizes else labels + 1, count, groups)
+    assert count / 2 <= len(taken) <= 2 * count
+    assert tells == (with_a_partner(labels[taken]) > 0 and len(np.unique(labels[taken])) > 1)
+    if "by=class" in settings:
+        assert set(labels[taken]).isdisjoint(np.delete(labels, taken))
 
 
 def random_groups(rng):

@@ -12,7 +12,7 @@ from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.label_free import NUMBERS, label_free_numbers
-from sslpipe.evaluation.monitor import monitor
+from sslpipe.evaluation.monitor import monitor, retrieval_monitor
 from sslpipe.models.backbones import small_resnet
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
@@ -58,9 +58,19 @@ def test_two_processes_say_what_one_says(data):
         assert first[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
 
 
-def test_without_labels_all_but_knn_is_there(tmp_path):
-    unlabelled = write_dataset(tmp_path, labelled=False)
-    assert set(scored(Rank(), unlabelled)) == {f"holdout_{name}" for name in NUMBERS}
+@pytest.mark.parametrize("images", [{"labelled": False}, {"classes": 128}])
+def test_without_two_images_of_a_class_all_but_knn_is_there(tmp_path, images):
+    data = write_dataset(tmp_path, **images)
+    assert set(scored(Rank(), data)) == {f"holdout_{name}" for name in NUMBERS}
+
+
+def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
+    view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
+    options = {"canvas_px": 16, "num_workers": 0}
+    for ids, scores in ((np.arange(4), 0), (np.arange(8), 2)):  # 4 classes
+        found = retrieval_monitor(small_resnet((8, 16)), view, split, ids, Rank(), **options)
+        assert len(found) == scores
+        assert all(0 <= value <= 1 for value in found.values())
 
 
 def test_a_single_image_has_no_score(data):

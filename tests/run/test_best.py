@@ -154,29 +154,22 @@ def test_every_score_without_labels_can_be_named_and_decides():
 
 
 @pytest.mark.parametrize(
-    ("settings", "scored", "classes", "expected"),
+    ("settings", "scored", "labels", "expected"),
     [
-        ({"keep": "best", "monitor_steps": 0}, True, 2, "run.keep = 'best' needs evaluations"),
-        ({"patience": 2, "monitor_steps": 0}, True, 2, "run.patience needs evaluations"),
-        ({"keep": "best", "monitor_steps": 5}, True, 0, "run.keep_by = 'rankme' or 'lidar'"),
-        (
-            {"patience": 5, "monitor_steps": 5},
-            True,
-            1,
-            "no labelled held-out images of two classes",
-        ),
-        (
-            {"keep": "best", "monitor_steps": 5, "keep_by": "lidar"},
-            False,
-            2,
-            "run.keep_by = 'lidar' has no held-out images",
-        ),
+        ({"keep": "best", "monitor_steps": 0}, True, [0, 0, 1], "run.keep = 'best' needs"),
+        ({"patience": 2, "monitor_steps": 0}, True, [0, 0, 1], "run.patience needs evaluations"),
+        ({"keep": "best", "monitor_steps": 5}, True, [-1, -1], "run.keep_by = 'rankme' or 'lidar'"),
+        ({"patience": 5, "monitor_steps": 5}, True, [0, 0, -1], "set it, or .*run.keep_by ="),
+        ({"patience": 5, "monitor_steps": 5}, True, [0, 1, 2], "set it, or .*run.keep_by ="),
+        ({"keep": "best", "monitor_steps": 5, "keep_by": "lidar"}, False, [0, 0, 1], "'lidar' has"),
     ],
 )
-def test_what_no_evaluation_could_decide_is_refused(settings, scored, classes, expected):
+def test_what_no_evaluation_could_decide_is_refused(settings, scored, labels, expected):
     with pytest.raises(RecipeError, match=expected):
-        check_keeping(RunConfig(**settings), scored=scored, classes=classes)
-    check_keeping(RunConfig(monitor_steps=0), scored=False, classes=0)
+        check_keeping(
+            RunConfig(**settings), scored=scored, labels=np.array(labels), remedy="set it"
+        )
+    check_keeping(RunConfig(monitor_steps=0), scored=False, labels=np.zeros(0, np.int64))
 
 
 def saved(checkpoints, step, best=None):
