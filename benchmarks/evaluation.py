@@ -118,7 +118,7 @@ def retrieval_pml(rows: Embeddings, k: str | int | None) -> Run:
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     names = {
-        "precision_at_1": "hit_rate@1",
+        "precision_at_1": "Recall@1",
         "r_precision": "r_precision",
         "mean_average_precision_at_r": "map_at_r",
     }
@@ -143,15 +143,15 @@ def retrieval_torchmetrics(rows: Embeddings) -> Run:
 
     def run() -> dict[str, float]:
         count = len(rows.ids) // 40
-        sums = dict.fromkeys(("hit_rate@1", "hit_rate@10", "recall@10", "r_precision", "mrr"), 0.0)
+        sums = dict.fromkeys(("Recall@1", "Recall@10", "recall (IR)@10", "r_precision", "mrr"), 0.0)
         for query in range(count):
             others = rows.ids != query
             # above zero: torchmetrics takes a score of 0 or less for irrelevant
             scores = 2 + (rows.features @ rows.features[query])[others]
             same = (rows.labels == rows.labels[query])[others]
-            sums["hit_rate@1"] += float(retrieval_hit_rate(scores, same, top_k=1))
-            sums["hit_rate@10"] += float(retrieval_hit_rate(scores, same, top_k=10))
-            sums["recall@10"] += float(retrieval_recall(scores, same, top_k=10))
+            sums["Recall@1"] += float(retrieval_hit_rate(scores, same, top_k=1))
+            sums["Recall@10"] += float(retrieval_hit_rate(scores, same, top_k=10))
+            sums["recall (IR)@10"] += float(retrieval_recall(scores, same, top_k=10))
             sums["r_precision"] += float(retrieval_r_precision(scores, same))
             sums["mrr"] += float(retrieval_reciprocal_rank(scores, same))
         return {f"{name} of 1/40": value / count for name, value in sums.items()}

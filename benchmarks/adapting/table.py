@@ -207,7 +207,7 @@ def score_set(rows: Embeddings) -> Scores:
     labels = rows.labels.numpy()
     values = {
         metric: found.values[has_match, found.names.index(name)]
-        for metric, name in (("Recall@1", "hit_rate@1"), ("MAP@R", "map_at_r"))
+        for metric, name in (("Recall@1", "Recall@1"), ("MAP@R", "map_at_r"))
     }
     # kNN: the mean over those draws in which an image is asked and does not vote
     known, counts = torch.unique(rows.labels, return_counts=True)

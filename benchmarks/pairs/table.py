@@ -216,7 +216,7 @@ def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings)
         for split, each in zip(splits, (train_rows, rows), strict=True)
     ]
     return Scores(
-        found.values[has_match, found.names.index("hit_rate@1")],
+        found.values[has_match, found.names.index("Recall@1")],
         rows.labels.numpy()[has_match],
         int((~has_match).sum()),
         probe.value,

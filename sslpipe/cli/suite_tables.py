@@ -44,8 +44,9 @@ def print_suite(report: dict[str, Any]) -> None:
 
 def suite_table(report: dict[str, Any]) -> Table:
     """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
-    queries = report["rows"][0]["queries"]
-    title = f"Top-1 accuracy in %, 95 % interval; {queries} test samples"
+    first = next((row for row in report["rows"] if row["column"] is not None), None)
+    what = "Top-1 accuracy" if first is None or first["metric"] == "top1" else "Shares"
+    title = f"{what} in %, 95 % interval; {first['queries'] if first else 0} test samples"
     note = report["facts"].get("shortened")
     table = Table(title=f"{title}; {note}" if note else title)
     table.add_column("features")

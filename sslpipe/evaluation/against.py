@@ -26,7 +26,7 @@ from sslpipe.evaluation.result import Result
 Tree = dict[str, Any]
 
 KNN, LINEAR, RECALL, MAP = "kNN", "linear", "Recall@1", "MAP@R"
-PER_QUERY = {"hit_rate@1": RECALL, "map_at_r": MAP}  # metrics of retrieval that are compared
+PER_QUERY = {"Recall@1": RECALL, "map_at_r": MAP}  # metrics of retrieval that are compared
 LEVEL = 0.05
 
 
@@ -52,10 +52,10 @@ class Scores(NamedTuple):
                 self.of[features, whitened, measure] = result.scores
 
 
-def queries_with_a_match(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the labels of the rows that retrieval inside a split scores: the class has two."""
+def has_a_match(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say which rows retrieval inside a split scores: their class has two. (n,) -> (n,)."""
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    found: NDArray[np.int64] = labels[counts[places] > 1]
+    found: NDArray[np.bool_] = counts[places] > 1
     return found
 
 

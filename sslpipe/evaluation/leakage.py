@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.evaluation.against import KNN
+from sslpipe.evaluation.against import KNN, PER_QUERY
 from sslpipe.evaluation.result import Result, bootstrap95, wilson95
+from sslpipe.evaluation.retrieval import means95
 
 
 class LeakRows:
@@ -17,6 +18,7 @@ class LeakRows:
         leaked: (L,) int64 ids of test samples; None: nobody has looked for them.
         how: By what they were found.
         scored: Column of the table -> (Q,) ids of the test samples that it scores.
+        classes: (q,) labels of those that retrieval inside test scores.
     """
 
     def __init__(
@@ -24,9 +26,10 @@ class LeakRows:
         leaked: NDArray[np.int64] | None,
         how: str,
         scored: Mapping[str, NDArray[np.int64]],
+        classes: NDArray[np.int64],
     ) -> None:
         self.how, self.rows = how, list[dict[str, Any]]()
-        self._leaked = leaked
+        self._leaked, self._classes = leaked, classes
         none = np.zeros(0, np.int64)
         self._clean = {
             column: ~np.isin(ids, none if leaked is None else leaked)
@@ -41,7 +44,8 @@ class LeakRows:
             if self._leaked is None or column is None:
                 continue
             clean = self._clean[column]
-            value, interval = _restricted(result, clean)
+            classes = self._classes if result.metric in PER_QUERY else None
+            value, interval = _restricted(result, clean, classes)
             self.rows.append(
                 {
                     "features": features,
@@ -84,13 +88,19 @@ def leakage_sentence(leakage: dict[str, Any]) -> str:
     )
 
 
-def _restricted(result: Result, kept: NDArray[np.bool_]) -> tuple[float | None, list[float] | None]:
+def _restricted(
+    result: Result, kept: NDArray[np.bool_], classes: NDArray[np.int64] | None
+) -> tuple[float | None, list[float] | None]:
     """The number over some of its queries, and its interval as in `result`."""
     if not kept.any():
         return None, None
     if result.draw_hits is not None:
         hits = result.draw_hits[:, kept]
         return float(hits.mean(axis=1).mean()), list(bootstrap95(hits))
-    assert result.scores is not None  # numbers of the table are shares of right answers
-    right, total = int(result.scores[kept].sum()), int(kept.sum())
+    assert result.scores is not None
+    scores = result.scores[kept]
+    if classes is not None:  # of retrieval
+        (interval,), _ = means95(scores[:, None], classes[kept])
+        return float(scores.mean()), list(interval)
+    right, total = int(scores.sum()), len(scores)
     return right / total, list(wilson95(right, total))

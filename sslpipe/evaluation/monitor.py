@@ -95,7 +95,7 @@ def retrieval_monitor(
     means = scores.values[scores.matches > 0].mean(0).tolist()
     values = dict(zip(scores.names, means, strict=True))
     return {
-        "validation_recall_at_1": values["hit_rate@1"],
+        "validation_recall_at_1": values["Recall@1"],
         "validation_map_at_r": values["map_at_r"],
     }
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.against import KNN, LINEAR
+from sslpipe.evaluation.against import KNN, LINEAR, PER_QUERY, has_a_match
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.few_shot import few_shot_knn
@@ -71,20 +71,33 @@ class Protocols:
         self._first, self._search = first, search
         self.left_out, self.seed = left_out, seed
         self.enough = ClassesWithEnough(*first, classes, left_out)
-        self._few = [n for n in LABELS_PER_CLASS if self.enough.few(n)]
-        self._fewer = [n for n in FEWER_LABELS if self.enough.few(n)]
-        self._linear = self.enough.linear()
+        known = self.enough.known()
+        if not known:
+            left_out.append("kNN and linear probes: no test class occurs in train")
+        elif known < 0.5:
+            total = len(first[1].ids)
+            left_out.append(
+                "kNN and linear probes in the table: train has the classes of only "
+                f"{round(known * total):,} of {total:,} test samples"
+            )
+        self._few = [n for n in LABELS_PER_CLASS if known and self.enough.few(n)]
+        self._fewer = [n for n in FEWER_LABELS if known and self.enough.few(n)]
+        self._linear = known > 0 and self.enough.linear()
         self._inside = _inside_test(first[1], seed, left_out)
         self._drawn: dict[str, Any] = {"draws": draws, "seed": seed, "search": search}
 
     def columns(self) -> list[str]:
-        """Return the headings of the table."""
+        """Return the headings of the table; they begin with what decides."""
+        if not self.enough.known_classes():
+            return list(PER_QUERY.values()) if self._inside else []
         return [KNN, *(few_column(n) for n in self._few), LINEAR]
 
     def scored_ids(self) -> dict[str, NDArray[np.int64]]:
         """Return each column's (q,) ids of the test samples that it scores."""
         needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in self._few}}  # labels a class
-        return {
+        test = self._first[1]
+        matched = test.ids.cpu().numpy()[has_a_match(test.labels.cpu().numpy())]
+        return dict.fromkeys(PER_QUERY.values(), matched) | {
             column: self.enough.rows(*self._first, n)[1].ids.cpu().numpy()
             for column, n in needed.items()
         }
@@ -99,20 +112,30 @@ class Protocols:
             for whitened in (False, True):
                 bank, queries = whiten(*plain) if whitened else plain
                 say(f"{name}{', whitened' if whitened else ''}: kNN, retrieval, verification")
-                results: Columns = _knn_rows(bank, queries, search=self._search)
+                results: Columns = []
+                if self.enough.known():
+                    results += _knn_rows(bank, queries, search=self._search)
                 for n in [*self._few, *self._fewer]:
                     column = few_column(n) if n in self._few and self.enough.most(n) else None
                     pair = self.enough.rows(bank, queries, n)
                     k = [min(20, n)]
                     for result in few_shot_knn(*pair, labels_per_class=n, k=k, **self._drawn):
                         results.append((column, self.enough.named(result, n)))
-                results += [(None, result) for score in self._inside for result in score(queries)]
+                results += [
+                    (PER_QUERY.get(result.metric), result)
+                    for score in self._inside
+                    for result in score(queries)
+                ]
                 if not whitened and self._linear:
                     say(f"{name}: linear probes")
                     pair = self.enough.rows(bank, queries, 2)
                     results += _probe_rows(*pair, self.enough, self.seed)
                 # geometry takes pairs of one label
                 shapes = geometry(bank, queries, seed=self.seed) if self._inside else []
+                columns = self.columns()
+                results = [
+                    (column if column in columns else None, result) for column, result in results
+                ]
                 found.append(FormResults(whitened, results, shapes))
                 if advance is not None:
                     advance(1)
@@ -149,9 +172,13 @@ class ClassesWithEnough:
         """Say whether linear probes can be: each class needs a row to fit and one to check."""
         return self._measurable(2, "linear probes")
 
+    def known(self) -> float:
+        """Return the share of the test samples whose class the bank has."""
+        return float(np.isin(self.test_labels, self.labels).mean())
+
     def known_classes(self) -> bool:
         """Say whether the bank has the classes of at least half of the test samples."""
-        return bool(np.isin(self.test_labels, self.labels).mean() >= 0.5)
+        return self.known() >= 0.5
 
     def rows(
         self, bank: Embeddings, queries: Embeddings, count: int

@@ -20,7 +20,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
-from sslpipe.evaluation.result import Result, bootstrap_means95
+from sslpipe.evaluation.result import Interval, Result, bootstrap_means95
 from sslpipe.evaluation.similarity import SIMILARITIES, Similarity
 
 Denominator = Literal["min(k,R)", "R", "hits"]
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 LEAST_CLASSES = 10  # for an interval over classes; of fewer, their spread is hardly known
 
 _OVER = " interval={}"  # in the protocol: what is taken anew for the interval
-_BY_VALUE = re.compile(r"hit_rate@\d+|map|map_at_r")  # of which the worst value is shown
+_BY_VALUE = re.compile(r"Recall@\d+|map|map_at_r")  # of which the worst value is shown
 
 
 class PerQuery(NamedTuple):
@@ -85,7 +85,7 @@ def retrieval(
             missing value excludes nothing.
         cross: A column (camera, say), as re-identification counts: a query does not see rows of its
             own label and its own value of it; those of other labels stay as distractors.
-        by: A column: hit_rate@k, map and map_at_r of its worst value beside them; see
+        by: A column: Recall@k, map and map_at_r of its worst value beside them; see
             `groups.worst_value`.
         ignore: A CSV file without heading: in each line a query's id and a gallery id that it does
             not see.
@@ -93,10 +93,10 @@ def retrieval(
         process: This process.
 
     Returns:
-        hit_rate@k: a match among the k nearest (Recall@k of metric learning, CMC@k of
-        re-identification, whose mAP is map). recall@k: matches among them / R, R all matches of the
-        query. precision@k: the same / k. map@k: mean over queries of sum of precision@i at the
-        matches i <= k / denominator. map: over all ranks, / R. r_precision: precision@R.
+        Recall@k: a match among the k nearest (the hit rate; CMC@k of re-identification, whose mAP
+        is map). recall (IR)@k: matches among them / R, R all matches of the query. precision@k: the
+        same / k. map@k: mean over queries of sum of precision@i at the matches i <= k /
+        denominator. map: over all ranks, / R. r_precision: precision@R.
         map_at_r: sum of precision@i at the matches i <= R / R. mrr: 1 / rank of the first match.
 
     Raises:
@@ -221,7 +221,7 @@ def metric_names(ks: Sequence[int], denominator: Denominator) -> tuple[str, ...]
     at = [
         name
         for k in ks
-        for name in (f"hit_rate@{k}", f"recall@{k}", f"precision@{k}", f"map@{k} /{denominator}")
+        for name in (f"Recall@{k}", f"recall (IR)@{k}", f"precision@{k}", f"map@{k} /{denominator}")
     ]
     return (*at, "map", "r_precision", "map_at_r", "mrr")
 
@@ -275,15 +275,21 @@ def summary(scores: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int =
     if len(values) == 0:
         raise DataError(f"none of {len(alone)} queries has a match in the gallery")
     details: dict[str, Any] = {"lone": int(alone.sum())}
-    by_class = len(np.unique(labels)) >= LEAST_CLASSES
-    intervals = class_means95(values, labels) if by_class else bootstrap_means95(values)
-    protocol += _OVER.format("classes" if by_class else "queries")
+    intervals, over = means95(values, labels)
+    protocol += _OVER.format(over)
     return [
         Result(protocol, name, float(mean), interval, len(values), bank, details, scores=each)
         for name, mean, interval, each in zip(
             scores.names, values.mean(axis=0), intervals, values.T, strict=True
         )
     ]
+
+
+def means95(values: Floats, labels: Integers) -> tuple[list[Interval], str]:
+    """Compute 95 % intervals of the columns' means, and say over what: "classes" or "queries"."""
+    if len(np.unique(labels)) >= LEAST_CLASSES:
+        return class_means95(values, labels), "classes"
+    return bootstrap_means95(values), "queries"
 
 
 def read_pairs(path: Path) -> Integers:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, one_line
-from sslpipe.evaluation.against import Scores, compare_all, queries_with_a_match
+from sslpipe.evaluation.against import Scores, compare_all, has_a_match
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
@@ -48,10 +48,11 @@ def run_suite(
     """Run every evaluation on each set of features.
 
     kNN with all, 100, 10, 5 and 1 labels a class (of the classes that have so many), retrieval and
-    verification inside test, plain and whitened, two linear probes and the geometry. The table's
-    kNN has k = 20, or as many as there are labels a class where those are fewer; nothing is chosen
-    on test. The linear probes standardise, so they are run on plain features only. Verification and
-    retrieval take pairs of test samples, each sample against all others.
+    verification inside test, plain and whitened, two linear probes and the geometry. The table has
+    kNN with k = 20, or as many as there are labels a class where those are fewer, and the linear
+    probe; Recall@1 and MAP@R where train has not the classes of most test samples. Nothing is
+    chosen on test. The linear probes standardise, so they are run on plain features only.
+    Verification and retrieval take pairs of test samples, each sample against all others.
 
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
@@ -86,8 +87,9 @@ def run_suite(
     _check_same_samples(ready)
     first = next(iter(ready.values()))
     protocols = Protocols(first, facts.get("classes") or (), left_out, search, draws, seed)
-    leaks = LeakRows(leaked, leaked_by, protocols.scored_ids())
-    scores = Scores({}, queries_with_a_match(first[1].labels.cpu().numpy()))
+    labels = first[1].labels.cpu().numpy()
+    scores = Scores({}, labels[has_a_match(labels)])
+    leaks = LeakRows(leaked, leaked_by, protocols.scored_ids(), scores.classes)
 
     # the numbers of every set
     measured = _measure(sets, ready, protocols, columns, say, progress)

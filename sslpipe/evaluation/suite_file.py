@@ -4,12 +4,14 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
 
     schema_version   1
     facts            where the features come from: plain values, whatever the caller gave
-    columns          headings of the table, in order
+    columns          headings of the table, in order: kNN, few-shot kNN and linear, or Recall@1 and
+                     MAP@R where train has not the classes of most test samples
     rows             one object a number:
         features     "ssl" (the model's own), "pixels", "random", ...
         whitened     whether PCA whitening, learned on train features, went before
         column       the heading this number stands under; null: not in the table
-        protocol, metric, value, interval95, queries, bank, details, unit    see result.Result
+        protocol, metric, value, interval95, queries, bank, details, unit    see result.Result;
+                     Recall@k and recall (IR)@k are of earlier files hit_rate@k and recall@k
     geometry         the same objects for numbers that are no accuracies: alignment and so on
     nuisance         the same objects, of probes of what is no label: `column` names a column of
                      the data set; details have its values and chance, see nuisance.nuisance
@@ -41,6 +43,7 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -180,7 +183,7 @@ class _Report(_Strict):
 
     facts: _Facts
     columns: list[str]
-    rows: Annotated[list[_Row], Field(min_length=1)]
+    rows: list[_Row]
     geometry: list[_Row] = []
     nuisance: list[_Nuisance] = []
     left_out: list[str]
@@ -208,6 +211,25 @@ def check_report(report: dict[str, Any]) -> None:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{place}: {first['msg']}") from None
+
+
+def with_present_names(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report of any version with the names of metrics that this one has.
+
+    Earlier versions wrote the hit rate, which metric learning calls Recall@k, as "hit_rate@k", and
+    recall as information retrieval counts it as "recall@k". Where that was so, `notes` says it.
+    """
+    rows = []
+    for row in report["rows"]:
+        metric = re.sub(r"^hit_rate@(?=\d)", "Recall@", row["metric"])
+        rows.append({**row, "metric": re.sub(r"^recall@(?=\d)", "recall (IR)@", metric)})
+    if [row["metric"] for row in rows] == [row["metric"] for row in report["rows"]]:
+        return report
+    note = (
+        "An earlier version wrote this file. In it hit_rate@k is what is called Recall@k here, and "
+        "recall@k is recall (IR)@k, the share of all matches that are among the k nearest."
+    )
+    return {**report, "rows": rows, "notes": [note]}
 
 
 def content_sha256(report: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from sslpipe.evaluation.against import KNN, LINEAR
+from sslpipe.evaluation.against import KNN, LINEAR, RECALL
 from sslpipe.evaluation.difference import paired_top1
 from sslpipe.evaluation.result import Interval
 
@@ -181,7 +181,7 @@ def answer_text(each: Tree) -> str:
 
 
 def _baseline_sentences(evaluation: Tree) -> list[str]:
-    if not any(row["column"] in (KNN, LINEAR) for row in evaluation["rows"]):
+    if not any(row["column"] in (KNN, LINEAR, RECALL) for row in evaluation["rows"]):
         return ["No accuracy was measured, so nothing is known about how good the features are."]
     others = [other["name"] for other in evaluation.get("facts", {}).get("against", ())]
     compared = evaluation.get("comparisons") or comparisons(evaluation["rows"], without=others)

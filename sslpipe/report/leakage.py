@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-from sslpipe.evaluation.against import KNN
+from sslpipe.evaluation.against import KNN, RECALL
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.report.results import NAMES
 from sslpipe.report.run import Tree
@@ -44,14 +44,14 @@ def leakage_of_runs(evaluations: Mapping[str, Tree]) -> str:
         found = evaluation.get("leakage")
         if found:
             own = [row for row in found["rows"] if row["features"] == "ssl"]
-            plain = [row for row in own if row["column"] == KNN and not row["whitened"]]
+            plain = [row for row in own if row["column"] in (KNN, RECALL) and not row["whitened"]]
             shown = [(f"{100 * row['value']:.1f}", _clean(row)) for row in plain] or [("–", "–")]
             cells = (f"{found['leaked']:,} of {found['samples']:,}", found["how"], *shown[0])
             filled = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
             rows += f"<tr><th scope='row'>{escape(name)}</th>{filled}</tr>"
     if not rows:
         return ""
-    heads = "run; leaked test samples; found; kNN, all, %; kNN without, %, 95 % interval"
+    heads = "run; leaked test samples; found; kNN or Recall@1, all, %; without, %, 95 % interval"
     head = "".join(f"<th scope='col'>{text}</th>" for text in heads.split("; "))
     return (
         "<h3>Test samples in train</h3><div class='wide'><table class='numbers'>"

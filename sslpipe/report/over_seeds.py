@@ -5,7 +5,7 @@ from html import escape
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from sslpipe.evaluation.against import KNN, LEVEL, LINEAR
+from sslpipe.evaluation.against import KNN, LEVEL, LINEAR, RECALL
 from sslpipe.evaluation.difference import Difference, holm, mean_over_seeds, paired_seeds
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.identity import digest
@@ -14,7 +14,8 @@ from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import flat
 
 SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
-DECIDING = ((KNN, False), (LINEAR, False))  # column, whitened: the first that both recipes have
+# column, whitened: the first that both recipes have; Recall@1 where train has not test's classes
+DECIDING = ((KNN, False), (LINEAR, False), (RECALL, False))
 
 Cell = tuple[str, bool]  # column of eval.json, whitened
 
@@ -47,7 +48,7 @@ class Verdict(NamedTuple):
     Args:
         ours: Name of the recipe.
         theirs: Name of the other one.
-        measure: "kNN" or "linear".
+        measure: "kNN", "linear" or "Recall@1".
         means: Of both, over the seeds that both have.
         difference: Over these seeds.
         answer: "better", "no clear difference" or "worse", for all pairs together (Holm, 5 %).
@@ -193,8 +194,8 @@ def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> str:
         f"over test images know nothing of it.</p>{warned}{_table(recipes)}"
         "<p class='note'>Differences are of equal seeds, in points, each with the 95 % interval of "
         "the paired t test. The answer at the top is of the plain kNN alone (of the linear "
-        "probe where there is none), a measure fixed before; it holds for all pairs of recipes "
-        "together at 5 % (Holm).</p>"
+        "probe where there is none, of Recall@1 where train has not the classes of test), a "
+        "measure fixed before; it holds for all pairs of recipes together at 5 % (Holm).</p>"
     )
 
 

@@ -5,7 +5,7 @@ from html import escape
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from sslpipe.evaluation.against import KNN
+from sslpipe.evaluation.against import KNN, RECALL
 from sslpipe.evaluation.result import caveats, measured_columns
 from sslpipe.evaluation.verdict import answer_text, form_names, unfinished, verdict
 from sslpipe.report.charts import number
@@ -115,26 +115,27 @@ def unfinished_sentence(run: RunFiles) -> str:
 
 
 def accuracy_sentence(run: RunFiles) -> str:
-    """Say how good the plain features are by kNN, beside the stronger form of each baseline.
+    """Say how good the features are by the first number, beside the baselines in the same form.
 
     Which is better is the verdict's to say, by paired intervals; those of the table overlap sooner.
     """
     if run.evaluation is None:
         return "It has not been evaluated yet."
-    lines = table_lines(run.evaluation)
+    lines = [line for line in table_lines(run.evaluation) if not line.whitened]
     ours = next((line for line in lines if line.features not in BASELINES), None)
-    if ours is None or KNN not in ours.cells:
+    measure = next((each for each in (KNN, RECALL) if ours and each in ours.cells), None)
+    if ours is None or measure is None:
         return "Its own features have not been evaluated."
-    cell = ours.cells[KNN]
-    beside = []
-    for name in BASELINES:
-        theirs = [line for line in lines if line.features == name and KNN in line.cells]
-        if theirs:
-            strongest = max(theirs, key=lambda line: float(line.cells[KNN]["value"]))
-            beside.append(f"{escape(strongest.title)}: {_percent(strongest.cells[KNN]['value'])} %")
+    cell = ours.cells[measure]
+    beside = [
+        f"{escape(line.title)}: {_percent(line.cells[measure]['value'])} %"
+        for line in lines
+        if line.features in BASELINES and measure in line.cells
+    ]
     low, high = map(_percent, cell["interval95"])
+    what = "kNN on its frozen features gets" if measure == KNN else "The nearest other image gets"
     return (
-        f"kNN on its frozen features gets <b>{_percent(cell['value'])} %</b> of "
+        f"{what} <b>{_percent(cell['value'])} %</b> of "
         f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high}); "
         f"{'; '.join(beside) or 'no baseline was measured'}.{_leaked(run.evaluation)}"
     )
@@ -147,7 +148,7 @@ def _leaked(evaluation: Tree) -> str:
         return ""
     said = f" {found['leaked']:,} of {found['samples']:,} test images are in train, too"
     for row in found["rows"]:
-        if (row["features"], row["column"], row["whitened"]) == ("ssl", KNN, False):
+        if row["features"] == "ssl" and not row["whitened"] and row["column"] in (KNN, RECALL):
             clean = row["clean_value"]
             said += "" if clean is None else f"; without them it gets {_percent(clean)} %"
     return f"{said}."
@@ -156,19 +157,20 @@ def _leaked(evaluation: Tree) -> str:
 def result_table(evaluation: Tree) -> str:
     """Tabulate features by the columns of eval.json, in percent with intervals; protocols below."""
     lines, columns = table_lines(evaluation), measured_columns(evaluation)
-    first = evaluation["rows"][0]
+    queries = next((row["queries"] for row in evaluation["rows"] if row["column"]), 0)
     left_out = escape("; ".join(evaluation["left_out"]))
     not_measured = f"<p class='note'>Not measured: {left_out}.</p>" if left_out else ""
+    notes = "".join(f"<p class='note'>{escape(n)}</p>" for n in evaluation.get("notes", []))
     shortened = evaluation["facts"].get("shortened")
     mark = f"<p class='missing'>{escape(str(shortened).capitalize())}.</p>" if shortened else ""
     return (
         f"{mark}"
-        f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {first['queries']:,} "
+        f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {queries:,} "
         "test images (over classes where the protocol says so). <b class='best'>Marked</b> only "
         "where the whole interval is better than those of all other features; a column without a "
         "mark has no clear best.</p>"
         f"{feature_table(lines, columns)}{against_table(evaluation.get('against', []))}"
-        f"{_caveats(evaluation)}{not_measured}"
+        f"{_caveats(evaluation)}{not_measured}{notes}"
         f"{_protocols(evaluation)}{_all_numbers(evaluation)}"
     )
 

@@ -9,8 +9,8 @@ TABLES = {  # heading -> what it is, and metric -> title of its column
     "Retrieval": (
         "Each test image against all others, in %.",
         {
-            "hit_rate@1": "hit rate@1",
-            "hit_rate@10": "hit rate@10",
+            "Recall@1": "Recall@1",
+            "Recall@10": "Recall@10",
             "precision@10": "precision@10",
             "r_precision": "R-precision",
             "map_at_r": "MAP@R",

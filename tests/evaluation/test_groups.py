@@ -140,7 +140,7 @@ def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_dist
     options = {"k": (1, 2, 3), "similarity": "euclidean"}
     by_name = {r.metric: r for r in retrieval(gallery, query, cross=cameras, **options)}
     # seen: person 3 in the query's camera (a distractor), 7 in 1, 9 in 1, 7 in 2
-    assert [by_name[f"hit_rate@{k}"].value for k in (1, 2, 3)] == [0, 1, 1]
+    assert [by_name[f"Recall@{k}"].value for k in (1, 2, 3)] == [0, 1, 1]
     assert by_name["map"].value == pytest.approx((1 / 2 + 2 / 4) / 2)
     assert "cross=camera" in by_name["map"].protocol
     # no row of its camera at all: the distractor is gone, too
@@ -293,7 +293,7 @@ def test_retrieval_says_how_the_worst_value_fares(lone):
     table = retrieval_per_query(gallery, queries, k=(1, 5))
     counted = (table.matches > 0) | (lone == "zero")
     worst = {one.metric: one for one in results if " by=" in one.protocol}
-    names = ("hit_rate@1", "hit_rate@5", "map", "map_at_r")
+    names = ("Recall@1", "Recall@5", "map", "map_at_r")
     assert list(worst) == [f"{name} of the worst camera" for name in names]
     for name, one in zip(names, worst.values(), strict=True):
         scores = table.values[:, table.names.index(name)]

@@ -51,8 +51,8 @@ def brute(gallery, queries, ks, denominator, removed=()):
                     first = first or rank
                 if rank in ks:
                     below = {"min(k,R)": min(rank, total), "R": total, "hits": max(hits, 1)}
-                    values[f"hit_rate@{rank}"] = float(hits > 0)
-                    values[f"recall@{rank}"] = hits / total
+                    values[f"Recall@{rank}"] = float(hits > 0)
+                    values[f"recall (IR)@{rank}"] = hits / total
                     values[f"precision@{rank}"] = hits / rank
                     values[f"map@{rank} /{denominator}"] = sums / below[denominator]
                 if rank == total:
@@ -126,14 +126,14 @@ def average_precision(relevant, k):
 
 @pytest.mark.parametrize("k", [1, 3, 50])
 def test_recall_divides_by_the_relevant_rows_not_by_the_gallery(k):
-    for value, relevant in beside(f"recall@{k}"):
+    for value, relevant in beside(f"recall (IR)@{k}"):
         assert value == pytest.approx(sum(relevant[:k]) / sum(relevant))
         assert value != sum(relevant[:k]) / len(relevant) or value == 0
 
 
 @pytest.mark.parametrize("k", [1, 3, 50])
 def test_the_hit_rate_is_one_match_among_k_and_another_number_than_recall(k):
-    pairs = beside(f"hit_rate@{k}")
+    pairs = beside(f"Recall@{k}")
     assert all(value == float(any(relevant[:k])) for value, relevant in pairs)
     recall = [sum(relevant[:k]) / sum(relevant) for _, relevant in pairs]
     assert np.mean([value for value, _ in pairs]) > np.mean(recall) + 0.01
@@ -174,7 +174,7 @@ def test_cmc_is_the_share_of_queries_not_of_gallery_rows_and_rises_with_k():
     gallery, queries = mixed(random_rows)
     seen = [relevant for relevant in ranked(gallery, queries) if any(relevant)]
     ours = retrieval(gallery, queries, k=range(1, 20))
-    curve = [r.value for r in ours if r.metric.startswith("hit_rate@")]
+    curve = [r.value for r in ours if r.metric.startswith("Recall@")]
     first = [relevant.index(True) for relevant in seen]
     assert curve == pytest.approx([sum(f < k for f in first) / len(seen) for k in range(1, 20)])
     assert curve == sorted(curve)
@@ -217,14 +217,14 @@ def test_lone_queries_are_counted_and_handled_by_the_named_rule(lone, share, tmp
     queries = rows([*np.eye(3), [1, 0.1, 0], [0.1, 1, 0], [0, 1, 0]], [0, 1, 2, 0, 2, 9], 10)
     results = retrieval(gallery, queries, k=(1,), lone=lone, per_query=tmp_path / "q.safetensors")
     assert {r.details["lone"] for r in results} == {1}
-    assert results[0].metric == "hit_rate@1"
+    assert results[0].metric == "Recall@1"
     assert results[0].value == pytest.approx(share)
     assert results[0].queries == (5 if lone == "skip" else 6)
     assert f"lone={lone}" in results[0].protocol
     kept = load_file(tmp_path / "q.safetensors")
     assert kept["ids"].tolist() == list(range(10, 16))
     assert kept["matches"].tolist() == [1, 1, 1, 1, 1, 0]
-    assert kept["hit_rate@1"].tolist() == [1, 1, 1, 1, 0, 0]
+    assert kept["Recall@1"].tolist() == [1, 1, 1, 1, 0, 0]
 
 
 def test_of_ten_classes_the_interval_leaves_out_a_class_at_a_time_of_fewer_it_is_over_queries():
@@ -268,9 +268,9 @@ def test_intervals_over_classes_hold_the_mean_of_other_classes_and_those_over_qu
         noise = rng.uniform(0.5, 1.5, classes)[labels, None] * rng.standard_normal((200, 12))
         labelled = rows(rng.standard_normal((classes, 12))[labels] + noise, labels)
         scores = retrieval_per_query(labelled, labelled, k=(1,), exclude_same_id=True)
-        columns = [scores.names.index(name) for name in ("hit_rate@1", "map_at_r")]
+        columns = [scores.names.index(name) for name in ("Recall@1", "map_at_r")]
         values = scores.values[:, columns]
-        found = summary(PerQuery(("hit_rate@1", "map_at_r"), *scores[1:4], values), "p")
+        found = summary(PerQuery(("Recall@1", "map_at_r"), *scores[1:4], values), "p")
         means.append([result.value for result in found])
         of_classes.append([result.interval95 for result in found])
         of_queries.append(bootstrap_means95(values, resamples=200))

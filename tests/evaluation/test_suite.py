@@ -1,9 +1,12 @@
 """The table: the same protocols, samples and draws for every set of features."""
 
+import io
 import json
+from html import unescape
 
 import pytest
 import torch
+from rich.console import Console
 
 from sslpipe.cli.suite_tables import suite_table
 from sslpipe.errors import DataError
@@ -15,10 +18,11 @@ from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite import run_suite
-from sslpipe.evaluation.suite_file import check_report
+from sslpipe.evaluation.suite_file import check_report, content_sha256
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.report.results import result_table
+from sslpipe.run.evaluated import read_suite
 from tests.evaluation.test_knn import random_rows
 
 
@@ -140,9 +144,13 @@ def with_small_classes():
 @pytest.mark.parametrize(
     ("labels", "tested", "reason"),
     [
-        ([0] * 40, [0] * 20, "only one class of the bank has so many rows"),
-        ([0] * 30 + [1] * 10, [2] * 20, "no test sample is of a class that has so many"),
-        ([0] * 38 + [1] * 2, [0] * 10 + [1] * 10, "only one class of the bank has so many rows"),
+        ([0] * 40, [0] * 20, "kNN with 10 labels a class: only one class of the bank has so many"),
+        ([0] * 30 + [1] * 10, [2] * 20, "kNN and linear probes: no test class occurs in train"),
+        (
+            [0] * 38 + [1] * 2,
+            [0] * 10 + [1] * 10,
+            "kNN with 10 labels a class: only one class of the bank has so many",
+        ),
     ],
 )
 def test_what_is_not_measured_has_its_own_reason(labels, tested, reason):
@@ -151,7 +159,67 @@ def test_what_is_not_measured_has_its_own_reason(labels, tested, reason):
         for own in (labels, tested)
     )
     said = run_suite({"ssl": (bank, queries)}, {})["left_out"]
-    assert any(text.startswith(f"kNN with 10 labels a class: {reason}") for text in said)
+    assert sum(text.startswith(reason) for text in said) == 1
+
+
+@pytest.mark.parametrize("unseen", [20, 15])
+def test_where_train_has_not_the_classes_of_test_the_table_has_what_decides(unseen):
+    """20 classes of 5; kNN there would be 0 for every network, or the share that train has."""
+    train, test = pair()
+    labels = torch.arange(100) // 5
+    test = test._replace(labels=torch.where(labels < unseen, labels + 100, labels % 4))
+    sets = {"ssl": (train, test), "pixels": (noise_of(train), noise_of(test))}
+    leaked = test.ids[:7].numpy()
+    report = run_suite(sets, {}, leaked=leaked, leaked_by="by pixels")
+    check_report(json.loads(json.dumps(report)))
+    assert report["columns"] == ["Recall@1", "MAP@R"]
+    inside = {r.metric: r for r in retrieval(test, test, exclude_same_id=True)}
+    cells = {r["column"]: r for r in report["rows"] if r["features"] == "ssl" and r["column"]}
+    assert set(cells) == {"Recall@1", "MAP@R"}
+    for column, metric in (("Recall@1", "Recall@1"), ("MAP@R", "map_at_r")):
+        plain = next(r for r in report["rows"] if r["features"] == "ssl" and r["column"] == column)
+        assert plain["value"] == inside[metric].value
+        clean = next(r for r in report["leakage"]["rows"] if r["column"] == column)
+        assert clean["clean_value"] == pytest.approx(inside[metric].scores[7:].mean())
+        assert clean["clean_interval95"][0] <= clean["clean_value"] <= clean["clean_interval95"][1]
+    assert report["leakage"]["leaked"] == 7
+    assert any("kNN" in r["protocol"] or "knn" in r["protocol"] for r in report["rows"]) == (
+        unseen < 20
+    )
+    assert sum("train" in text for text in report["left_out"]) == 1
+    assert next(e for e in report["against"] if e["primary"])["measure"] == "Recall@1"
+    shown = f"{100 * inside['Recall@1'].value:.1f}"
+    assert shown in result_table(report)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(suite_table(report))
+    assert shown in console.export_text()
+
+
+def test_a_file_of_an_earlier_version_is_read_with_the_names_of_this_one(report, tmp_path):
+    earlier = json.loads(json.dumps(report))
+    for row in earlier["rows"]:
+        name = row["metric"].replace("recall (IR)@", "recall@")
+        row["metric"] = name.replace("Recall@", "hit_rate@")
+    earlier["sha256"] = content_sha256(earlier)
+    (tmp_path / "eval.json").write_text(json.dumps(earlier))
+    read = read_suite(tmp_path / "eval.json")
+    assert [r["metric"] for r in read["rows"]] == [r["metric"] for r in report["rows"]]
+    (note,) = read["notes"]
+    assert "hit_rate@k" in note
+    assert note in unescape(result_table(read))
+    (tmp_path / "eval.json").write_text(json.dumps(report))
+    assert read_suite(tmp_path / "eval.json") == json.loads(json.dumps(report))
+
+
+def test_recall_at_1_means_one_thing(report):
+    """The hit rate, as metric learning has it; what else is called recall says so."""
+    named = [r for r in report["rows"] if "recall" in r["metric"].lower()]
+    assert {r["metric"].partition("@")[0] for r in named} == {"Recall", "recall (IR)"}
+    assert not any(r["metric"].startswith(("hit_rate", "recall@")) for r in report["rows"])
+    values = {
+        r["metric"]: r["value"] for r in named if r["features"] == "ssl" and not r["whitened"]
+    }
+    assert values["Recall@1"] > values["recall (IR)@1"]
 
 
 def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():

@@ -393,8 +393,8 @@ def retrieval(gallery, queries):
             known = dict(zip(actual.names, values.tolist(), strict=True))
             for k in (1, 5):
                 hits = sum(r <= k for r in at)
-                assert known[f"hit_rate@{k}"] == (hits > 0)
-                assert known[f"recall@{k}"] == pytest.approx(hits / some)
+                assert known[f"Recall@{k}"] == (hits > 0)
+                assert known[f"recall (IR)@{k}"] == pytest.approx(hits / some)
                 assert known[f"precision@{k}"] == pytest.approx(hits / k)
                 assert known[f"map@{k} /min(k,R)"] == pytest.approx(
                     sum(precisions[:hits]) / min(k, some)

@@ -412,7 +412,7 @@ def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
     assert clear_best(lines, "linear") == []
 
 
-def test_the_first_paragraph_names_the_stronger_form_of_each_baseline_and_judges_once(whole):
+def test_the_first_paragraph_names_baselines_in_the_same_form_and_judges_once(whole):
     # paired, they are apart; one by one their intervals overlap
     evaluation = evaluation_of(
         row("random", 0.4, 0.38, 0.42),
@@ -424,7 +424,7 @@ def test_the_first_paragraph_names_the_stronger_form_of_each_baseline_and_judges
     )
     said = accuracy_sentence(read_run(whole.run_dir)._replace(evaluation=evaluation))
     assert "<b>63.0 %</b> of 1,000 test images" in said
-    assert said.endswith("raw pixels: 60.0 %; random weights, whitened: 50.0 %.")
+    assert said.endswith("raw pixels: 60.0 %; random weights: 40.0 %.")
     assert not any(word in said for word in ("distinguish", "above", "below", "better"))
 
 
