@@ -25,7 +25,6 @@ from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import Reader
 from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.embed import embed
-from sslpipe.evaluation.features import view_canvas_px
 from sslpipe.evaluation.result import wilson95
 from sslpipe.export.load import load_backbone
 from sslpipe.portable import write_atomically
@@ -60,7 +59,7 @@ def recall(run: Path, data: str, each: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         index = planted(train, each, Path(folder))
         splits = train, index.split("test")
-        canvas_px = view_canvas_px(backbone.view)
+        canvas_px = backbone.view.canvas_px
         rows = [embed(backbone.backbone, backbone.view, s, canvas_px=canvas_px) for s in splits]
         pixels = pixel_features(*splits, view=backbone.view, canvas_px=canvas_px)
         leaks = find_leaks(splits, (rows[0], rows[1]), lambda: (pixels[0], pixels[1]))

@@ -94,6 +94,11 @@ class EvalView(nn.Module):
         self.register_buffer("mean", torch.tensor(self._config["mean"]), persistent=False)
         self.register_buffer("std", torch.tensor(self._config["std"]), persistent=False)
 
+    @property
+    def canvas_px(self) -> int:
+        """Longer side to decode to, in px: no picture of at most 2 : 1 loses anything by it."""
+        return max(256, 2 * self.resize_px)
+
     def config(self) -> dict[str, Any]:
         """Return plain values; EvalView(**view.config()) is the same view."""
         return dict(self._config)

@@ -17,7 +17,7 @@ from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
-from sslpipe.evaluation.features import data_metadata, saved_embeddings, view_canvas_px
+from sslpipe.evaluation.features import data_metadata, saved_embeddings
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.recipe.base import Component
 from sslpipe.weights.source import HUBS, parse_source
@@ -202,7 +202,7 @@ def embed_others(
     sets: dict[str, tuple[Embeddings, Embeddings]] = {}
     for other in others:
         view, config = other.backbone.view, other.backbone.config
-        canvas = canvas_px or view_canvas_px(view)
+        canvas = canvas_px or view.canvas_px
         network = other.backbone.backbone.to(device)
         rows = []
         for split in splits:
@@ -223,6 +223,7 @@ def embed_others(
                     view,
                     split,
                     facts,
+                    network=other.name,
                     canvas_px=canvas,
                     device=device,
                     bar=partial(progress, f"{other.name}: {split.name}"),

@@ -185,7 +185,6 @@ def _features(
         return [found[split.name] for split in splits]
 
     from sslpipe.cli.processes import start_alone
-    from sslpipe.evaluation.features import view_canvas_px
     from sslpipe.export.load import load_backbone
 
     target = start_alone("curate", device)
@@ -197,11 +196,12 @@ def _features(
                 backbone.backbone,
                 backbone.view,
                 split,
-                canvas_px=view_canvas_px(backbone.view),
+                canvas_px=backbone.view.canvas_px,
                 num_workers=num_workers,
                 device=target,
                 progress=advance,
                 on_bad=lambda bad: None,  # reported where pixels are read
+                network=backbone.name,
             )
         every.append(rows)
     return every

@@ -78,7 +78,6 @@ def main(
     from sslpipe.cli.processes import start
     from sslpipe.distributed import end_processes
     from sslpipe.evaluation.embed_file import embed_to_file
-    from sslpipe.evaluation.features import view_canvas_px
     from sslpipe.export.load import load_backbone
 
     target, process = start(device)
@@ -94,11 +93,12 @@ def main(
             view,
             index.split(name),
             features_metadata(backbone, view, index, name),
+            network=f"{backbone.name} of {model}",
             process=process,
             dtype=getattr(torch, dtype),
             finish=None if backbone.whitening is None else backbone.whitening.__call__,
             batch_size=batch_size,
-            canvas_px=canvas_px or view_canvas_px(view),
+            canvas_px=canvas_px or view.canvas_px,
             num_workers=num_workers,
             device=target,
             bar=partial(progress, title),

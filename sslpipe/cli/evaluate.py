@@ -36,7 +36,7 @@ from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.erase import erase
-from sslpipe.evaluation.features import check_one_split, two_splits, view_canvas_px
+from sslpipe.evaluation.features import check_one_split, two_splits
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
 from sslpipe.evaluation.whiten import pca, whiten
@@ -148,7 +148,7 @@ def sgd_augmented(
         crop_area=(smallest_crop, 1.0),
         flip_prob=flip_prob,
         say=console.print,
-        canvas_px=canvas_px or view_canvas_px(backbone.view),
+        canvas_px=canvas_px or backbone.view.canvas_px,
         num_workers=num_workers,
         device=target,
         on_bad=report_bad,

@@ -30,7 +30,6 @@ from sslpipe.evaluation.features import (
     embed_pair,
     embed_pixels,
     two_splits,
-    view_canvas_px,
 )
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.protocols import Pair
@@ -239,7 +238,7 @@ def _embed_model(
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
     index = load_index(data)
-    config, canvas = backbone.config, canvas_px or view_canvas_px(backbone.view)
+    config, canvas = backbone.config, canvas_px or backbone.view.canvas_px
     compared = load_compared(against, model, backbone, taken)
     splits = two_splits(index, *names)
     for split in splits:

@@ -66,7 +66,7 @@ def decode(
     kind = _known_kind(raw)
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
-    _check_size(*header_size(raw))
+    check_size(*header_size(raw))
     try:
         if decoded is not None:
             pixels = decoded
@@ -77,7 +77,7 @@ def decode(
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
         raise BadSample(f"cannot decode the {kind}: {first_line(error)}") from error
-    result = _reduce(np.ascontiguousarray(pixels), canvas_px)
+    result = reduce_to(np.ascontiguousarray(pixels), canvas_px)
     return (result if slot is None else _placed(result, slot)).transpose(2, 0, 1)
 
 
@@ -108,7 +108,7 @@ def is_plain_jpeg(raw: Buffer) -> bool:
     if image_kind(raw) != "jpg" or raw[-2:] != b"\xff\xd9":  # no end: cut short
         return False
     try:
-        _check_size(*header_size(raw))
+        check_size(*header_size(raw))
         colours = simplejpeg.decode_jpeg_header(raw)[2]
         return colours in ("Gray", "YCbCr") and _orientation(_jpeg_exif(raw)) == 1
     except ValueError:  # BadSample is one
@@ -188,7 +188,12 @@ def _decode_by_pillow(raw: Buffer, kind: Kind) -> Pixels:
     if kind == "png" and (plain := _decode_plain_png(raw)) is not None:
         return plain
     image = _PILLOW[kind](io.BytesIO(raw))
-    _check_size(*image.size)  # a PNG may hold a second header
+    check_size(*image.size)  # a PNG may hold a second header
+    return rgb_pixels(image)
+
+
+def rgb_pixels(image: Image.Image) -> Pixels:
+    """Convert a Pillow image as `decode` does: (h, w, 3) uint8 RGB, EXIF-oriented."""
     image.load()
     if image.mode.startswith("I"):  # 16-bit grey
         grey = (np.asarray(image).astype(np.int32) >> 8).astype(np.uint8)  # (h, w)
@@ -213,7 +218,7 @@ def _reduced_size(height: int, width: int, canvas_px: int) -> list[int]:
     return [max(1, round(side * canvas_px / longer)) for side in (height, width)]
 
 
-def _reduce(pixels: Pixels, canvas_px: int) -> Pixels:
+def reduce_to(pixels: Pixels, canvas_px: int) -> Pixels:
     """(h, w, 3) uint8 -> the same, or reduced to fit canvas_px."""
     height, width = pixels.shape[:2]
     size = _reduced_size(height, width, canvas_px)
@@ -240,7 +245,8 @@ def _placed(pixels: Pixels, slot: Pixels) -> Pixels:
     return part
 
 
-def _check_size(width: int, height: int) -> None:
+def check_size(width: int, height: int) -> None:
+    """Check that an image is neither empty nor over the limit. Raises: BadSample."""
     if width < 1 or height < 1:
         raise BadSample(f"the header says {width} x {height} px")
     if width * height > MAX_PIXELS:

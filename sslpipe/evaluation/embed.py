@@ -22,7 +22,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.store import OnBad
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
-from sslpipe.models.state import evaluating, hash_tensors, module_sha256
+from sslpipe.models.state import check_finite, evaluating, hash_tensors, module_sha256
 from sslpipe.portable import replacing
 from sslpipe.precision import wide_dtype
 
@@ -83,6 +83,7 @@ def embed(
     progress: Callable[[int], None] | None = None,
     on_bad: OnBad | None = None,
     reader: Reader | None = None,
+    network: str | None = "the backbone",
 ) -> Embeddings:
     """Compute features of each sample, exactly once, in id order. Collective.
 
@@ -102,9 +103,11 @@ def embed(
         on_bad: Called for each sample that cannot be decoded, which then has no row; without it, a
             DataError.
         reader: Of the split, where how it reads matters; see `one_pass`.
+        network: Names the backbone where features are not finite; None: they need not be.
 
     Raises:
-        DataError: No sample can be read, or one that is bad where there is no `on_bad`.
+        DataError: No sample can be read, one is bad where there is no `on_bad`, or features are not
+            finite.
     """
     local = embed_here(
         backbone,
@@ -126,7 +129,16 @@ def embed(
         raise DataError(f"split {split.name!r}: no sample of it could be read")
     together = together.rows(torch.argsort(together.ids))
     assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
+    if network is not None:
+        check_rows(together, split.name, network)
     return together
+
+
+def check_rows(rows: Embeddings, split: str, network: str) -> None:
+    """Check that a network's features of a split are finite. Raises: DataError."""
+    if not bool(torch.isfinite(rows.features.sum())):  # else no row needs a name
+        names = [f"sample {number} of split {split!r}" for number in rows.ids.tolist()]
+        check_finite(rows.features, names, network)
 
 
 def embed_here(

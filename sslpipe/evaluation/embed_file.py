@@ -23,6 +23,7 @@ from sslpipe.distributed import Rank, agree
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import (
     Embeddings,
+    check_rows,
     embed_here,
     joined,
     read_embeddings,
@@ -42,6 +43,7 @@ def embed_to_file(
     split: Split,
     facts: dict[str, Any],
     *,
+    network: str = "the backbone",
     process: Rank = Rank(),  # noqa: B008 (immutable)
     dtype: torch.dtype = torch.float32,
     finish: Finish | None = None,
@@ -61,6 +63,7 @@ def embed_to_file(
         split: Where the samples are.
         facts: What decides the features, plain values; parts of other facts are thrown away. The
             file carries them, and `left_out`: the samples that could not be decoded.
+        network: Names the backbone in messages.
         process: This process, which embeds every world_size-th part.
         dtype: Of the features in the file, float32 or float16.
         finish: What is done to the rows of each part: whitening, say.
@@ -73,7 +76,7 @@ def embed_to_file(
         on_bad: As in `embed`.
 
     Raises:
-        DataError: As `embed`; what was done until then is kept.
+        DataError: As `embed`, or features are not finite; what was done until then is kept.
     """
     # which parts are missing: one answer on all processes
     parts = out.with_name(f".{out.name}.parts")
@@ -104,6 +107,7 @@ def embed_to_file(
                 progress=progress,
                 on_bad=None if on_bad is None else _both(on_bad, bad),
             )
+            check_rows(rows, split.name, network)
             if finish is not None and len(rows.ids):
                 rows = finish(rows)
             left_out = [one._asdict() for one in sorted(bad)]

@@ -131,7 +131,11 @@ def embed_pair(
             continue
         title = f"{name}: {split.name}"
         with nullcontext() if progress is None else progress(title, len(split)) as advance:
-            rows.append(embed(network, view, split, progress=advance, on_bad=on_bad, **options))
+            rows.append(
+                embed(
+                    network, view, split, progress=advance, on_bad=on_bad, network=name, **options
+                )
+            )
     return rows[0], rows[1]
 
 
@@ -177,14 +181,6 @@ def saved_embeddings(
     ids = torch.arange(len(split))
     same = torch.equal(rows.ids, ids) and torch.equal(rows.labels, torch.from_numpy(split.labels))
     return rows if same else None
-
-
-def view_canvas_px(view: EvalView) -> int:
-    """Return a canvas by which no picture of at most 2 : 1 loses anything, in px.
-
-    It bounds the longer side, the view's resize_px the shorter one.
-    """
-    return max(256, 2 * view.resize_px)
 
 
 def check_one_split(train: dict[str, Any], test: dict[str, Any]) -> None:

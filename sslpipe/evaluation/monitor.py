@@ -111,9 +111,8 @@ def _embedded(
     """Embed on options["device"]; the rows stay there, to be searched, where it has float64."""
     device = torch.device(options.get("device", "cpu"))
     rows_on = device if wide_dtype(device) == torch.float64 else "cpu"
-    return embed(
-        backbone, view, split, ids=ids, process=process, on_bad=_skip, rows_on=rows_on, **options
-    )
+    options = options | {"on_bad": _skip, "rows_on": rows_on, "network": None}  # a run may diverge
+    return embed(backbone, view, split, ids=ids, process=process, **options)
 
 
 def _skip(bad: Quarantined) -> None:

@@ -1,16 +1,25 @@
 """A backbone to use, with everything that an export writes beside it."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.decode import BadSample, check_size, decode, reduce_to, rgb_pixels
+from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.models.backbones import Backbone
-from sslpipe.models.state import module_sha256
+from sslpipe.models.state import check_finite, module_sha256
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
+
+Picture = str | Path | Image.Image | Tensor
+ENCODED_AT_ONCE = 64  # images of a list
 
 
 class Config(Section):
@@ -77,18 +86,120 @@ class FrozenBackbone(nn.Module):
         features: Tensor = self.backbone(images)  # (B, F)
         return features
 
+    @property
+    def name(self) -> str:
+        """For messages: the run's name, or the architecture."""
+        return str(self.config.facts.get("name", self.config.backbone.kind))
+
     @torch.no_grad()
-    def encode(self, images: Tensor) -> Tensor:
+    def encode(self, images: Picture | Sequence[Picture]) -> Tensor:
         """Compute features of images as they are, through `view` and its crops.
 
         Whitened where the export has a whitening. Without gradient.
 
-        Shape:
-            images: (B, 3, H, W) uint8 RGB, all of one size; the result: (B, num_features).
+        Args:
+            images: The path of a JPEG, PNG or WebP file, which is decoded as `sslpipe embed` does;
+                a PIL image; uint8 RGB or grey pixels, (C, H, W) or (B, C, H, W); or a list of
+                these, of any sizes.
+
+        Returns:
+            (B, num_features), a row an image; a single image has one row.
+
+        Raises:
+            UserError: Something else is given, a file cannot be decoded, or features are not
+                finite.
         """
-        sizes = torch.tensor(images.shape[-2:]).expand(len(images), 2)
-        features = self.view.reduced(self.forward(self.view(images, sizes)))
-        return features if self.whitening is None else self.whitening.apply(features)
+        device = self.view.mean.device
+        if isinstance(images, Tensor):
+            pixels = _rgb(images, "images").to(device)  # (B, 3, H, W)
+            sizes = torch.tensor(pixels.shape[-2:]).expand(len(pixels), 2)
+            return self._features(self.view(pixels, sizes), range(len(pixels)))
+        given = [images] if isinstance(images, str | Path | Image.Image) else images
+        if not isinstance(given, list | tuple) or not given:
+            raise UserError(_refusal(given, "images"))
+        rows = []
+        for first in range(0, len(given), ENCODED_AT_ONCE):
+            views, samples = [], []
+            for number, picture in enumerate(given[first : first + ENCODED_AT_ONCE], first):
+                for pixels in self._pixels(picture, f"images[{number}]"):  # (3, H, W)
+                    image = pixels[None].to(device)
+                    views.append(self.view(image, torch.tensor([image.shape[-2:]])))  # (n, 3, S, S)
+                    samples.append(picture if isinstance(picture, str | Path) else number)
+            if views:
+                # all first crops, then all second
+                batch = torch.stack(views, dim=1).flatten(0, 1)  # (n B, 3, S, S)
+                batch = batch.contiguous(memory_format=torch.channels_last)
+                rows.append(self._features(batch, samples))
+        if not rows:
+            raise UserError("encode: images holds no image; give at least one")
+        return torch.cat(rows)
+
+    def _features(self, views: Tensor, samples: Sequence[object]) -> Tensor:
+        """Compute one row a sample from all their views, (n B, 3, S, S)."""
+        features = self.view.reduced(self.forward(views))  # (B, F)
+        if self.whitening is not None:
+            features = self.whitening.apply(features)
+        check_finite(features, [f"image {sample}" for sample in samples], self.name)
+        return features
+
+    def _pixels(self, picture: Picture, what: str) -> Tensor:
+        """Take one entry of a list as pixels, (B, 3, H, W) uint8; B is 1 but of a batch."""
+        if isinstance(picture, Tensor):
+            return _rgb(picture, what)
+        if not isinstance(picture, str | Path | Image.Image):
+            raise UserError(_refusal(picture, what))
+        try:
+            if isinstance(picture, Image.Image):
+                if picture.mode == "F":
+                    raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
+                check_size(*picture.size)
+                pixels = reduce_to(np.ascontiguousarray(rgb_pixels(picture)), self.view.canvas_px)
+                pixels = pixels.transpose(2, 0, 1)
+            else:
+                what = str(picture)
+                pixels = decode(Path(picture).read_bytes(), self.view.canvas_px)
+        except OSError as error:
+            raise UserError(f"cannot read {what}: {error.strerror or error}") from error
+        except ValueError as error:  # BadSample is one, and Pillow's own
+            raise UserError(f"{what} cannot be encoded: {error}") from error
+        return torch.from_numpy(pixels)[None]  # (1, 3, h, w)
+
+
+def _rgb(images: Tensor, what: str) -> Tensor:
+    """Take uint8 pixels as a batch of RGB images, (B, 3, H, W). Raises: UserError."""
+    batch = images[None] if images.ndim == 3 else images
+    if images.dtype != torch.uint8 or batch.ndim != 4 or batch.shape[1] not in (1, 3):
+        raise UserError(_refusal(images, what))
+    if 0 in batch.shape[2:]:
+        raise UserError(f"encode: {what} is {tuple(images.shape)}: an image has no pixels")
+    return batch.expand(-1, 3, -1, -1)  # grey is repeated, as where a file is decoded
+
+
+def _refusal(value: object, what: str) -> str:
+    """Say why `encode` does not take a value, and what to give instead."""
+    shape = f" of shape {tuple(getattr(value, 'shape', ()))}" if hasattr(value, "shape") else ""
+    remedy = "give paths, PIL images, uint8 tensors (C, H, W) or (B, C, H, W), or a list of these"
+    if isinstance(value, Tensor) and value.dtype != torch.uint8:
+        given = f"a tensor of {value.dtype}{shape}"
+        remedy = (
+            "give uint8 pixels in 0..255, as in (x * 255).round().to(torch.uint8) for x in [0, 1]; "
+            "normalised images are for backbone(x)"
+        )
+    elif isinstance(value, Tensor):
+        given = f"a tensor{shape}"
+        if value.ndim in (3, 4) and value.shape[-1] in (1, 3, 4):
+            order = "2, 0, 1" if value.ndim == 3 else "0, 3, 1, 2"
+            remedy = f"channels come first: x.permute({order})"
+        elif value.ndim in (3, 4):
+            remedy = "it takes 3 channels, or 1 of grey: choose them, as in x[..., :3, :, :]"
+    elif hasattr(value, "__array_interface__"):
+        given = f"a {type(value).__name__}{shape}"
+        remedy = "give torch.from_numpy(x).permute(2, 0, 1) of (H, W, 3) uint8 pixels"
+    elif isinstance(value, list | tuple):
+        given, remedy = "an empty list", "give at least one image"
+    else:
+        given = f"a {type(value).__name__} ({shown(value)})"
+    return f"encode: {what} is {given}; {remedy}"
 
 
 def freeze(

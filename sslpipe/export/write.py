@@ -239,7 +239,10 @@ def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
         expected = outputs(model, images)
     for key, value in expected.items():
         if not (torch.isfinite(value).all() and value.any()):
-            raise ExportError(f"the backbone's {key} are not finite, or all zero")
+            raise ExportError(
+                f"the {key} of {model.name} are not finite, or all zero: its weights are damaged "
+                "or diverged; export other weights"
+            )
     return images, expected
 
 

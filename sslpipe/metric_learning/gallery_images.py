@@ -8,8 +8,8 @@ from torch import Tensor
 
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.errors import UserError
-from sslpipe.evaluation.features import view_canvas_px
 from sslpipe.export.load import FrozenBackbone
+from sslpipe.models.state import check_finite
 
 
 def embed_images(
@@ -38,7 +38,7 @@ def embed_images(
     """
     kept: list[int] = []
     rows: list[Tensor] = []
-    device = next(backbone.parameters()).device
+    device = backbone.view.mean.device  # an ONNX file has no parameters
     for start in range(0, len(paths), batch_size):
         views = []
         for place in range(start, min(start + batch_size, len(paths))):
@@ -52,6 +52,7 @@ def embed_images(
         if views:
             with torch.no_grad():
                 rows.append(backbone(torch.cat(views).to(device)).float().cpu())  # (b, D)
+            check_finite(rows[-1], [str(paths[n]) for n in kept[-len(views) :]], backbone.name)
         advance(len(paths[start : start + batch_size]))
     if not kept:
         raise UserError("no image could be read")
@@ -64,7 +65,7 @@ def _view_of_file(backbone: FrozenBackbone, path: Path) -> Tensor:
         raw = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    pixels = decode(raw, canvas_px=view_canvas_px(backbone.view))
+    pixels = decode(raw, canvas_px=backbone.view.canvas_px)
     image = torch.from_numpy(pixels)[None]
     view: Tensor = backbone.view.cpu()(image, torch.tensor([image.shape[-2:]]))
     return view

@@ -1,13 +1,15 @@
-"""What must be as before after an evaluation: a module's modes, and its weights, by a hash."""
+"""Modes and weights of a module, which an evaluation leaves as they were; and finite features."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from sslpipe.errors import DataError, shown
 
 
 @contextmanager
@@ -40,3 +42,27 @@ def hash_tensors(state: Any, tensors: Mapping[str, Tensor]) -> None:
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         state.update(np.from_dlpack(raw).data)  # .numpy() would forbid FSDP to free the memory
+
+
+def check_finite(features: Tensor, samples: Sequence[object], network: str) -> None:
+    """Check that features are numbers.
+
+    Args:
+        features: (N, F).
+        samples: Names each row's sample.
+        network: Names what computed them.
+
+    Raises:
+        DataError: NaN or infinity; it names the first sample and the network.
+    """
+    if bool(torch.isfinite(features.sum())):  # a fifth of the time of asking each number
+        return
+    bad = (~torch.isfinite(features)).any(dim=1).nonzero()[:, 0].tolist()
+    if not bad:  # only the sum overflows
+        return
+    others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    raise DataError(
+        f"features of {samples[bad[0]]}{others}, of {len(features)} samples, are not finite; "
+        f"network: {shown(network)}. Its weights are damaged or diverged, or overflow in this "
+        "precision: load other weights, or compute in float32"
+    )

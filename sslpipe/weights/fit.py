@@ -65,6 +65,8 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
             raise WeightsError(f"{what}: {key} was saved without its values, on the meta device")
         if not torch.isfinite(given[key]).all():
             raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
+        if key.endswith("running_var") and bool((given[key] < 0).any()):
+            raise WeightsError(f"{what}: {key} has negative variances; it is damaged")
     network.load_state_dict({key: given[key] for key in own if key in given}, strict=False)
     dropped = [] if given.keys() - tensors.keys() else [key for key in tensors if key not in given]
     return {

@@ -84,6 +84,10 @@ MISFITS = {
         r"the backbone has no 'layer5\.0\.weight'",
     ),
     "not finite": (lambda s: changed(s, bn1__bias=torch.full((64,), float("nan"))), "not finite"),
+    "a negative variance": (
+        lambda s: changed(s, bn1__running_var=torch.full((64,), -1.0)),
+        "bn1.running_var has negative",
+    ),
     "without values": (
         lambda s: changed(s, bn1__bias=torch.ones(64, device="meta")),
         "without its values, on the meta device",

@@ -1,0 +1,176 @@
+"""`encode` takes images in every usual form, as they are embedded, and refuses the rest."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import sslpipe.cli.embed
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.decode import decode
+from sslpipe.errors import UserError
+from sslpipe.export.load import load_backbone
+from sslpipe.export.write import export_model
+from sslpipe.models.backbones import build_backbone
+from sslpipe.recipe.base import Component
+from tests.export.test_load import OLD
+from tests.export.test_write import trained
+
+
+@pytest.fixture(scope="module")
+def model():
+    return trained()
+
+
+def pixels(height=40, width=52, channels=3, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def through(model, image):
+    """The oracle: one RGB image (3, H, W) through the view and the network."""
+    view = model.view(image[None], torch.tensor([image.shape[-2:]]))
+    return model.view.reduced(model(view))
+
+
+def first(image):
+    return torch.from_numpy(image.copy()).permute(2, 0, 1)
+
+
+def test_files_and_pil_images_are_decoded_as_they_are_embedded(model, tmp_path):
+    colour, grey, deep = pixels(), pixels(channels=1)[..., 0], pixels(channels=1)[..., 0]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    cases = {
+        "rgb.png": (Image.fromarray(colour), {}, colour),
+        "exif.png": (Image.fromarray(colour), {"exif": exif}, np.rot90(colour, -1)),
+        "grey.png": (Image.fromarray(grey), {}, np.repeat(grey[..., None], 3, 2)),
+        "deep.png": (
+            Image.fromarray(deep.astype(np.uint16) * 257),
+            {},
+            np.repeat(deep[..., None], 3, 2),
+        ),
+        "alpha.png": (Image.fromarray(np.dstack([colour, grey])), {}, colour),
+        "lossless.webp": (Image.fromarray(colour), {"lossless": True}, colour),
+    }
+    for name, (image, options, expected) in cases.items():
+        path = tmp_path / name
+        image.save(path, **options)
+        wanted = through(model, first(expected))
+        with Image.open(path) as opened:
+            for given in (path, str(path), opened, [path], first(expected), first(expected)[None]):
+                torch.testing.assert_close(
+                    model.encode(given), wanted, rtol=1e-5, atol=1e-6, msg=name
+                )
+    Image.fromarray(pixels(900, 700)).save(tmp_path / "large.jpg")
+    canvas = torch.from_numpy(
+        decode((tmp_path / "large.jpg").read_bytes(), model.view.canvas_px).copy()
+    )
+    torch.testing.assert_close(model.encode(tmp_path / "large.jpg"), through(model, canvas))
+
+
+@pytest.mark.parametrize("crops", ["center", "five"])
+def test_a_list_of_any_sizes_and_forms_gives_a_row_an_image_in_order(model, tmp_path, crops):
+    model = trained()
+    config = model.view.config()
+    model.view = EvalView(**config | {"resize_px": config["crop_px"] + 8, "crops": crops})
+    sizes = [(40, 52), (33, 90), (64, 64)]
+    images = [first(pixels(*size, seed=n)) for n, size in enumerate(sizes)]
+    Image.fromarray(images[1].permute(1, 2, 0).numpy()).save(tmp_path / "a.png")
+    pil = Image.fromarray(images[2].permute(1, 2, 0).numpy())
+    rows = model.encode([images[0], tmp_path / "a.png", pil, torch.stack([images[2]] * 2)])
+    expected = torch.cat([through(model, images[n]) for n in (0, 1, 2, 2, 2)])
+    torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
+    many = model.encode([images[n % 3] for n in range(70)])
+    torch.testing.assert_close(many[69], expected[0], rtol=1e-5, atol=1e-6)
+
+
+def test_grey_pixels_are_repeated(model):
+    grey = first(pixels(channels=1))
+    assert torch.equal(model.encode(grey), model.encode(grey.repeat(3, 1, 1)))
+    assert torch.equal(model.encode(grey[None]), model.encode(grey.repeat(3, 1, 1)))
+
+
+X = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "remedy"),
+    [
+        (X.float() / 255, "torch.float32", "uint8"),
+        (X.half(), "torch.float16", "uint8"),
+        (X.long(), "torch.int64", "uint8"),
+        (X.bool(), "torch.bool", "uint8"),
+        ([X[0], X[1].float()], r"images\[1\] is a tensor of torch.float32", "uint8"),
+        (torch.zeros(2, 5, 40, 40, dtype=torch.uint8), r"\(2, 5, 40, 40\)", "3 channels"),
+        (torch.zeros(4, 40, 40, dtype=torch.uint8), r"\(4, 40, 40\)", "3 channels"),
+        (X.permute(0, 2, 3, 1), r"\(2, 40, 40, 3\)", r"permute\(0, 3, 1, 2\)"),
+        (X[0].permute(1, 2, 0), r"\(40, 40, 3\)", r"permute\(2, 0, 1\)"),
+        (X[0, 0], r"\(40, 40\)", "give paths"),
+        (X[None], r"\(1, 2, 3, 40, 40\)", "give paths"),
+        (X[:, :, :0], r"\(2, 3, 0, 40\)", "no pixels"),
+        (pixels(), "ndarray", "from_numpy"),
+        ([pixels()], "ndarray", "from_numpy"),
+        ([], "empty list", "at least one"),
+        ([X[:0]], "no image", "at least one"),
+        (None, "NoneType", "give paths"),
+        (3, "int", "give paths"),
+        (b"raw", "bytes", "give paths"),
+        ({"images": X}, "dict", "give paths"),
+        ([None], r"images\[0\] is a NoneType", "give paths"),
+        ("nowhere.png", "nowhere.png", "No such file"),
+        (Image.new("F", (9, 9)), "'F'", "levels"),
+    ],
+    ids=str,
+)
+def test_what_is_no_image_is_refused_by_name_with_the_remedy(model, given, named, remedy):
+    with pytest.raises(UserError, match=named) as caught:
+        model.encode(given)
+    assert caught.match(remedy)
+
+
+def test_a_file_that_is_no_image_is_named(model, tmp_path):
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "folder.png").mkdir()
+    for name in ("text.png", "folder.png"):
+        with pytest.raises(UserError, match=name):
+            model.encode([X[0], tmp_path / name])
+
+
+def broken(damage):
+    model = trained()
+    state = model.backbone.state_dict()
+    if damage == "negative variance":
+        state["network.1.running_var"].fill_(-1)
+    else:
+        for tensor in state.values():
+            tensor.mul_(1e38 if tensor.is_floating_point() else 1)
+    return model
+
+
+@pytest.mark.parametrize("damage", ["negative variance", "1e38"])
+def test_features_that_are_not_finite_are_refused_before_they_are_written(damage, tmp_path):
+    model = broken(damage)
+    with pytest.raises(UserError, match=rf"image 0 .*not finite.*{model.name}"):
+        model.encode(X + 100)
+    with pytest.raises(UserError, match="not finite"):
+        export_model(model, tmp_path / "out", ["safetensors"])
+    assert not any(tmp_path.iterdir())
+
+
+def test_embed_writes_no_features_that_are_not_finite(tmp_path):
+    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=224)
+    state = backbone.network.state_dict()
+    state["layer4.1.bn2.weight"].fill_(1e38)
+    state["layer4.1.bn2.running_mean"].fill_(-1e3)
+    file, out = tmp_path / "weights.pth", tmp_path / "x.safetensors"
+    torch.save(state, file)
+    assert load_backbone(f"torchvision/resnet18@{file}").config.num_features == 512
+    data = ["--data", str(OLD / "data" / "dataset.json"), "--device", "cpu", "--num-workers", "0"]
+    words = [f"torchvision/resnet18@{file}", *data, "--split", "test", "--out", str(out)]
+    result = CliRunner().invoke(sslpipe.cli.embed.app, words)
+    assert isinstance(result.exception, UserError)
+    assert "sample 0 of split 'test'" in str(result.exception)
+    assert "resnet18" in str(result.exception)
+    assert not out.exists()
