@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.documented import compare
 from benchmarks.memory import memory_mb
 from benchmarks.nt_xent import machine
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
@@ -279,6 +280,16 @@ def in_fresh_process(part: str, contender: str, size: float, threads: int) -> di
     return result
 
 
+def ratios(report: dict[str, Any]) -> dict[str, float]:
+    """Times as fast as each peer, by CPU time."""
+    took = {(r["part"], r["contender"]): r["cpu_s"] for r in report["records"]}
+    return {
+        f"{part}: {name}": cpu_s / took[part, "ours"]
+        for (part, name), cpu_s in took.items()
+        if (part, "ours") in took and not name.startswith("ours")
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", default=",".join([*PARTS, "suite"]))
@@ -329,6 +340,8 @@ def main() -> None:
         print("\nspeed: by cpu, of each against ours, above 1 is faster; memory: times ours")
     if absent:
         print(f"skipped: {', '.join(absent)}")
+    if arguments.size == 1:
+        compare("evaluation.json", {"records": records}, ratios)
     if arguments.json:
         message = {"machine": machine(arguments.threads), "records": records}
         arguments.json.write_text(json.dumps(message, indent=1) + "\n")

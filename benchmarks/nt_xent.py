@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.documented import compare
 from benchmarks.memory import memory_mb
 from benchmarks.nt_xent_plot import plot
 from benchmarks.views import in_turns, quietest, serve
@@ -242,6 +243,23 @@ def show(records: list[dict[str, Any]]) -> None:
         )
 
 
+def ratios(report: dict[str, Any]) -> dict[str, float]:
+    """Times as fast as lightly, and the share of the bare products' speed."""
+    took = {(r["rows"], r["contender"]): r["ms"] for r in report["records"]}
+    floors = {(r["rows"], r["contender"]): r["floor_ms"] for r in report["records"]}
+    of_peer = {
+        f"{rows} rows, {name}": took[rows, "lightly"] / ms
+        for (rows, name), ms in took.items()
+        if name.startswith("ours") and (rows, "lightly") in took
+    }
+    of_limit = {
+        f"{rows} rows, {name}, of the bare products": floor / took[rows, name]
+        for (rows, name), floor in floors.items()
+        if floor
+    }
+    return {**of_peer, **of_limit}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", default="512,2048,8192")
@@ -276,6 +294,7 @@ def main() -> None:
         if sizes:
             message = {"machine": machine(arguments.threads), "records": records}
             arguments.json.write_text(json.dumps(message, indent=1) + "\n")
+    compare("nt_xent.json", {"records": records}, ratios)
     print("speed and memory: against lightly (where absent, the textbook version) in the same run")
     if absent:
         print(f"skipped, not installed (extra `bench`): {', '.join(absent)}")

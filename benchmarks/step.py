@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.documented import compare
 from benchmarks.views import MEAN, STD, Case, chosen, hardware, in_turns, quietest, serve
 from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
@@ -146,6 +147,17 @@ def contenders(images: Tensor) -> dict[str, Callable[[], Call]]:
     }
 
 
+def ratios(report: dict[str, Any]) -> dict[str, float]:
+    """Times as fast as the naive step, and the share of the bare encoder's speed."""
+    seconds = report["seconds"]
+    found = {}
+    for name in (each for each in seconds if each.startswith("ours")):
+        for other in ("naive", name.replace("ours", "bare encoder")):
+            if other in seconds:
+                found[f"{name}, {other}"] = seconds[other] / seconds[name]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch", type=int, default=64)
@@ -193,6 +205,7 @@ def main() -> None:
             print(f"views and loss: {share:.2%} of the step of `{name}`")
     machine = hardware() | {"threads": str(arguments.threads), "batch": str(arguments.batch)}
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    compare("step_speed.json", {"seconds": seconds}, ratios)
     if absent:
         print("skipped, not installed (extra `bench`): lightly")
     if arguments.json:

@@ -37,6 +37,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.documented import compare
 from sslpipe.augment.params import draws
 from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import FusedViews
@@ -322,6 +323,7 @@ def main() -> None:
         report = json.loads(arguments.json.read_text())
     elif arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    compare("views_speed.json", report, ratios)
     print(machine_line(report["machine"]))
     if arguments.markdown:
         arguments.markdown.write_text(markdown(report))
@@ -352,6 +354,17 @@ process a contender, one core, in turns; CPU time of the median call in the quie
 the limit keep freed memory, as every run does.
 """
     return f"{head}{machine_line(report['machine'])}.\n" + "\n".join(tables) + "\n"
+
+
+def ratios(report: dict[str, Any]) -> dict[str, float]:
+    """Times as fast as each peer, by case."""
+    rates = {(row["case"], row["contender"]): row["images_per_s"] for row in report["results"]}
+    return {
+        f"{case}: {name}, {peer}": rate / rates[case, peer]
+        for (case, name), rate in rates.items()
+        for peer in CONTENDERS
+        if name.startswith("ours") and not peer.startswith("ours") and (case, peer) in rates
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:

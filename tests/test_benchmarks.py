@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import trainings
+from benchmarks import evaluation, nt_xent, step, trainings, views
 from benchmarks.adapting import data as adapting
 from benchmarks.adapting.table import score_set
 from benchmarks.checkpoints import table as checkpoints
 from benchmarks.checkpoints.__main__ import DATA_SETS
 from benchmarks.checkpoints.plot import plot
 from benchmarks.checkpoints.runs import BASE, RUNS
+from benchmarks.documented import MEASURED, compare
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, WrongError, check
@@ -57,6 +58,30 @@ def test_the_table_of_speeds_shows_ratios_to_each_peer() -> None:
     assert "torch 9.9, kornia 1.2.\n\n## tiny\n" in markdown(
         {"machine": {"torch": "9.9", "kornia": "1.2"}, "results": rows}
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (nt_xent, "nt_xent.json"),
+        (step, "step_speed.json"),
+        (views, "views_speed.json"),
+        (evaluation, "evaluation.json"),
+    ],
+)
+def test_a_benchmark_prints_the_docs_figures_and_their_quotients(module, name, capsys) -> None:
+    documented = json.loads((MEASURED / name).read_text())
+    expected = module.ratios(documented)
+    assert any(ratio > 1 for ratio in expected.values())
+    compare(name, documented, module.ratios)
+    lines = capsys.readouterr().out.splitlines()
+    assert documented["machine"]["cpu"] in lines[1]
+    rows = [line.rsplit(maxsplit=3) for line in lines[2:]]
+    shown = {key: [float(text) for text in figures] for key, *figures in rows}
+    for key, (now, before, quotient) in shown.items():
+        assert now == before == pytest.approx(expected[key], abs=0.005)
+        assert quotient == 1
+    assert shown.keys() == expected.keys()
 
 
 @pytest.fixture(scope="module")
