@@ -25,7 +25,7 @@ from benchmarks.curate_readings import READINGS, Make
 from sslpipe.curate.duplicates import find_duplicates
 from sslpipe.curate.scan import scan_pictures
 from sslpipe.curate.thumbnails import luminance
-from sslpipe.evaluation.result import wilson95
+from sslpipe.evaluation.difference import wilson95
 from sslpipe.portable import write_atomically
 
 LEAST_DEVIATION = 12.0  # levels, see `detail`, of a source of plants

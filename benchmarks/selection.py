@@ -25,11 +25,11 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.curate.labelling import Choice, balanced, by_coverage, hard
+from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.knn import knn_predictions
 from sslpipe.evaluation.linear_probe import standardisation
 from sslpipe.evaluation.logistic import fit_logistic, predict
-from sslpipe.evaluation.result import bootstrap95
 from sslpipe.random import permutation
 
 DEMO = Path("out/demo/run/features")

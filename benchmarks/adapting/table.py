@@ -48,11 +48,10 @@ from benchmarks.trainings import (
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
 from sslpipe.evaluation.baselines import pixel_features
-from sslpipe.evaluation.difference import paired_means
+from sslpipe.evaluation.difference import bootstrap_means95, paired_means
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.few_shot import few_rows
 from sslpipe.evaluation.knn import knn_results
-from sslpipe.evaluation.result import bootstrap_means95
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone

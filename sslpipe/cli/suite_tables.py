@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.cli.columns import nuisance_table, percent
+from sslpipe.evaluation.against import RECALL
 from sslpipe.evaluation.result import measured_columns
 from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.evaluation.verdict import answer_text, form_names
@@ -44,13 +45,13 @@ def print_suite(report: dict[str, Any]) -> None:
 
 def suite_table(report: dict[str, Any]) -> Table:
     """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
-    first = next((row for row in report["rows"] if row["column"] is not None), None)
-    what = "Top-1 accuracy" if first is None or first["metric"] == "top1" else "Shares"
-    title = f"{what} in %, 95 % interval; {first['queries'] if first else 0} test samples"
+    columns = measured_columns(report)
+    queries = next((row["queries"] for row in report["rows"] if row["column"] is not None), 0)
+    what = "Shares" if RECALL in columns else "Top-1 accuracy"
+    title = f"{what} in %, 95 % interval; {queries} test samples"
     note = report["facts"].get("shortened")
     table = Table(title=f"{title}; {note}" if note else title)
     table.add_column("features")
-    columns = measured_columns(report)
     for column in columns:
         table.add_column(column, justify="right")
     cells: dict[tuple[str, bool], dict[str, str]] = {}

@@ -18,12 +18,12 @@ NO_CORRELATION = 1e-8  # with the values: rounding
 
 
 class Erasure(NamedTuple):
-    """An affine map of features: x - left right^T (x - mean), for columns `left` and `right`.
+    """An affine map of features: x - left right^T (x - mean), all float64.
 
     Args:
-        mean: (F,) float64.
-        left: (F, R) float64, the directions that are taken away.
-        right: (F, R) float64, what reads how much of each there is; right^T left is the identity.
+        mean: (F,).
+        left: (F, R), the directions that are taken away.
+        right: (F, R), what reads how much of each there is; right^T left is the identity.
     """
 
     mean: Tensor
@@ -50,16 +50,14 @@ class Erasure(NamedTuple):
 
 
 def fit_erasure(train: Embeddings, columns: Mapping[str, ArrayLike]) -> Erasure:
-    """Fit the smallest change of `train` after which all values of a column have one mean.
+    """Fit the smallest change of `train`, in mean squares, after which all values have one mean.
 
     No linear probe that is fitted on these rows, by any convex loss, then tells the values apart
-    better than a constant does; among the affine maps of which this holds, none moves the rows less
-    (in mean squares). A reader that is not linear still may, and on other rows a little is left.
+    better than a constant does. A reader that is not linear may, and on other rows a little stays.
 
     Args:
         train: Rows.
-        columns: Name -> (N,) integers, >= 0 for a value; negative: the row has none, and says
-            nothing of the column. All columns are erased.
+        columns: Name -> (N,) integers, negative where the row has no value. All are erased.
 
     Raises:
         DataError: A column has other than N numbers or fewer than two values, or nothing is left.

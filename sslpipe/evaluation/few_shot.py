@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import (
@@ -19,7 +20,7 @@ from sslpipe.evaluation.knn import (
     protocol_id,
 )
 from sslpipe.evaluation.neighbours import Search
-from sslpipe.evaluation.result import Result, bootstrap95
+from sslpipe.evaluation.result import Result
 from sslpipe.random import permutation
 
 

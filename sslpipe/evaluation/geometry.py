@@ -10,10 +10,11 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import Z95, Interval, bootstrap_means95
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import Search
-from sslpipe.evaluation.result import Z95, Interval, Result, bootstrap_means95
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.shared_search import nearest_shared
 from sslpipe.evaluation.verification import draw_pairs
 from sslpipe.precision import to_float64
@@ -34,22 +35,15 @@ def geometry(
 
     None of these is an accuracy, and more is not always better.
 
-    Args:
-        bank: Checked only.
-        queries: Labelled rows.
-        pairs: Of one label, for alignment.
-        most_rows: Samples, at most, for uniformity.
-        seed: Of the pairs and of the rows' order.
-
     Returns:
         alignment: mean squared distance of unit features of two samples of one label, over `pairs`
         seeded pairs; 0 to 4 (training logs that of two views of one image).
         uniformity: log of the mean of exp(-2 squared distance) over all pairs of at most
         `most_rows` samples; 0 (one point) to -4 (a sphere).
         effective_rank: exp of the entropy of the normalised singular values of all features, not
-        centred; 1 to F. details["singular_values"]: of the features.
+        centred; 1 to F. Both it and std have the whole spectrum in details.
         std: mean over the dimensions of the standard deviation of unit features, times sqrt(F); 0
-        (collapsed) to 1. details["std_spectrum"]: the sorted standard deviations.
+        (collapsed) to 1.
         Intervals: bootstrap over pairs (alignment), else a jackknife over samples.
 
     Source:
@@ -71,7 +65,12 @@ def geometry(
     a, b = (torch.from_numpy(part[chosen.same]) for part in (chosen.first, chosen.second))
     squared = (unit[a] - unit[b]).square().sum(dim=1).cpu().numpy()
     some = unit[:most_rows]
-    values, ranks = _singular_values(features)
+    tall, kept = len(features) >= features.shape[1], _without_groups(features)
+    gram = features.T @ features if tall else features @ features.T
+    grams = (
+        gram - features[~each].T @ features[~each] if tall else gram[each][:, each] for each in kept
+    )
+    values, ranks = singular_values(gram), [float(rank_of(singular_values(g))) for g in grams]
 
     def result(name: str, value: float, interval: Interval, count: int, **details: Any) -> Result:
         protocol = f"geometry seed={seed}"
@@ -93,7 +92,7 @@ def geometry(
         ),
         result(
             "std",
-            *_jackknife95(_spread(unit), [_spread(unit[kept]) for kept in _without_groups(unit)]),
+            *_jackknife95(_spread(unit), [_spread(unit[each]) for each in kept]),
             len(unit),
             std_spectrum=unit.std(dim=0, correction=0).sort(descending=True).values.tolist(),
         ),
@@ -110,8 +109,9 @@ def stability(
 ) -> list[Result]:
     """Measure how many of a sample's k nearest neighbours are the same in both files, 0 to 1.
 
-    A sample is not its own neighbour. Collective: of several processes, each searches its share of
-    the samples; all get the results of one process, bit for bit.
+    The mean of the shared neighbours / k; k / (N - 1) for unrelated features. A sample is not its
+    own neighbour. Collective: of several processes, each searches its share of the samples; all get
+    the results of one process, bit for bit.
 
     Args:
         before: Features of some samples from one checkpoint (TRAIN on the command line).
@@ -119,9 +119,6 @@ def stability(
         k: Neighbours of a sample.
         search: "torch" or "faiss"; both find the same neighbours.
         process: This process.
-
-    Returns:
-        The mean over the samples of the shared neighbours / k; k / (N - 1) for unrelated features.
 
     Raises:
         DataError: The ids differ.
@@ -164,19 +161,6 @@ def _uniformities(unit: Tensor) -> list[float]:
     sums = ((kept @ potentials_less_one(unit)) * kept).sum(dim=1)
     rows = kept.sum(dim=1)
     return (sums / (rows * (rows - 1))).log1p().tolist()
-
-
-def _singular_values(features: Tensor) -> tuple[Tensor, list[float]]:
-    """Of all features, and the effective rank without each group, all from one Gram matrix."""
-    groups = _without_groups(features)
-    if len(features) >= features.shape[1]:
-        gram = features.T @ features
-        parts = (gram - features[~kept].T @ features[~kept] for kept in groups)
-    else:
-        gram = features @ features.T
-        parts = (gram[kept][:, kept] for kept in groups)
-    ranks = [float(rank_of(singular_values(part))) for part in parts]
-    return singular_values(gram), ranks
 
 
 def _spread(unit: Tensor) -> float:

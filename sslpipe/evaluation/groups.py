@@ -17,12 +17,14 @@ from torch import Tensor
 from sslpipe.data.column_files import is_missing
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import Interval, bootstrap95, wilson95
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.result import Interval, Result, bootstrap95, caveats, wilson95
+from sslpipe.evaluation.result import Result, caveats
 
 LEAST_QUERIES = 20  # of a value that is scored by itself: below, an interval spans most of [0, 1]
 MOST_FITS = 64  # of a probe that is fitted again for each value
 RESAMPLES = 500  # of a value's queries and draws
+FIT_DETAILS = ("C", "penalty", "C_at_edge", "penalty_at_edge", "converged")
 
 Integers = NDArray[np.int64]
 
@@ -59,12 +61,7 @@ class GroupCodes(NamedTuple):
 def group_codes(
     name: str, bank: tuple[Split, ArrayLike], queries: tuple[Split, ArrayLike]
 ) -> GroupCodes:
-    """Look up a column for some samples of one or two splits of a data set.
-
-    Args:
-        name: Of a text, integer or time column.
-        bank: The split, and (N,) ids in it.
-        queries: The split, and (Q,) ids in it.
+    """Look up a text, integer or time column for some ids of one or two splits of a data set.
 
     Raises:
         DataError: There is no such column, or it holds floats, which make no groups.
@@ -91,16 +88,15 @@ def group_codes(
 def hidden_ids(
     bank: Embeddings, queries: Embeddings, *, same_id: bool, same: GroupCodes | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Number the rows so that a query may not find the rows of its own number.
+    """Number the rows, (N,) and (Q,) int64, so that a query finds none of its own number.
+
+    None and None where nothing is excluded.
 
     Args:
         bank: The rows that are searched.
         queries: The rows that search.
         same_id: Exclude the row of the query's own id: both are of one split.
         same: Exclude the rows that have the query's value.
-
-    Returns:
-        (N,) and (Q,) int64, or None and None where nothing is excluded.
     """
     if same is None:
         return (bank.ids, queries.ids) if same_id else (None, None)
@@ -146,10 +142,10 @@ def worst_value(
 ) -> Result:
     """Find the value of a column at which a score is lowest, among those of enough queries.
 
-    The lowest of several accuracies measured is below the lowest true one more often than not: it
-    was selected. The interval is therefore simultaneous: each of the G values has an interval of
-    level 1 - 0.05 / G (Bonferroni), so that all hold together in 95 % of samples, and then the
-    lowest true accuracy lies between the lowest of their lower and of their upper ends.
+    The lowest of several measured accuracies was selected, so it is mostly below the lowest true
+    one. The interval is therefore simultaneous: each of the G values has one of level 1 - 0.05 / G
+    (Bonferroni), and the lowest true accuracy lies between the lowest of their lower and of their
+    upper ends.
 
     Args:
         result: A mean over queries, each of which scores 0 to 1: an accuracy, say.
@@ -158,10 +154,9 @@ def worst_value(
         least: Queries that a value needs.
 
     Returns:
-        details: "worst", the value; "values", for each value counted its mean, queries and own 95 %
-        interval (Wilson's, wider than needed where scores lie between 0 and 1, whose variance is
-        less; of several draws the wider of it and a bootstrap), the worst first;
-        "too_few", values with fewer than `least` queries; "missing", queries without a value.
+        details: "worst", the value; "values", each with mean, queries and its own 95 % interval
+        (Wilson's; of several draws the wider of it and a bootstrap), the worst first; "too_few",
+        values with fewer than `least` queries; "missing", queries without a value.
 
     Raises:
         DataError: No value has enough queries.
@@ -232,16 +227,7 @@ def fit_unlike(
     """Score a probe whose every prediction was learned from rows of other values than its own.
 
     One fit for each value that test has, on the train rows that do not have it; test rows without
-    a value meet a fit on all of train.
-
-    Args:
-        probe: (train, test) -> one accuracy.
-        train: Labelled rows.
-        test: Labelled rows.
-        unlike: The column.
-
-    Returns:
-        The accuracy over all of test; details["fits"] has each value's.
+    a value meet a fit on all of train. details["fits"] has each value's accuracy.
 
     Raises:
         DataError: There are more than MOST_FITS values, or all of train has one of them.
@@ -253,27 +239,21 @@ def fit_unlike(
             f"column {unlike.name!r} has {len(codes)} values in test, and a probe is fitted for "
             f"each; at most {MOST_FITS}: choose rows with --query, or use knn"
         )
-    hits = np.zeros(len(test.ids), bool)
+    hits, fitted = np.zeros(len(test.ids), bool), list[Result]()
     fits: dict[str, dict[str, Any]] = {}
-    fitted: list[Result] = []
     for code in codes.tolist():
         kept = np.flatnonzero((unlike.bank != code) | (code < 0))
         rows = np.flatnonzero(unlike.queries == code)
         name = unlike.values[code] if code >= 0 else "missing"
         if not len(kept):
             raise DataError(f"all of train has {unlike.name} = {name}; nothing is left to fit on")
-        (one,) = probe(train.rows(_index(kept, train)), test.rows(_index(rows, test)))
+        (one,) = probe(_rows(train, kept), _rows(test, rows))
         assert one.scores is not None
         hits[rows] = one.scores
-        summary = {"value": one.value, "interval95": one.interval95}
-        fits[name] = {**summary, "queries": one.queries, "bank": one.bank}
+        fits[name] = {k: getattr(one, k) for k in ("value", "interval95", "queries", "bank")}
         fitted.append(one)
     doubtful = next((one.details for one in fitted if caveats(one.details)), {})
-    kept_details = {
-        key: doubtful[key]
-        for key in doubtful
-        if key in ("C", "penalty", "converged") or key.endswith("_at_edge")
-    }
+    kept_details = {key: doubtful[key] for key in doubtful if key in FIT_DETAILS}
     right = int(hits.sum())
     return [
         replace(
@@ -306,5 +286,5 @@ def _hull(one: Interval, other: Interval) -> Interval:
     return max(0.0, min(one[0], other[0])), min(1.0, max(one[1], other[1]))
 
 
-def _index(rows: Integers, of: Embeddings) -> Tensor:
-    return torch.from_numpy(rows).to(of.ids.device)
+def _rows(of: Embeddings, numbers: Integers) -> Embeddings:
+    return of.rows(torch.from_numpy(numbers).to(of.ids.device))

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, by_value, fit_unlike
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.logistic import Linear, fit_logistic, predict
-from sslpipe.evaluation.result import Result, accuracy, bootstrap95
+from sslpipe.evaluation.result import Result, accuracy
 from sslpipe.random import permutation
 
 C_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3, 20 values

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.groups import GroupCodes, group_codes
+from sslpipe.evaluation.groups import FIT_DETAILS, GroupCodes, group_codes
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Result
 from sslpipe.random import permutation
@@ -27,7 +27,6 @@ MOST_COLUMNS = 8  # that are probed unasked
 MOST_ROWS = 20_000  # train rows of a fit: a column costs the same in a large data set
 ROWS_OF_VALUE = 2  # of train: one to fit, one to check
 _PROBES = {"ridge": ridge_probe, "logistic": linear_probe}
-_KEPT = ("C", "penalty", "C_at_edge", "penalty_at_edge", "converged")
 
 
 def nuisance(
@@ -43,16 +42,8 @@ def nuisance(
     """Score a linear probe that predicts a column's value, fitted on train and read on test.
 
     Labels play no part. Rows without a value, and values with fewer than 2 rows in train, are left
-    out on both sides.
-
-    Args:
-        train: Rows.
-        test: Rows.
-        column: The column that is predicted.
-        probe: "ridge" or "logistic"; see `ridge_probe` and `linear_probe`.
-        holdout: Share of train that chooses the penalty.
-        seed: Of that share, and of the train rows where there are more than `most_rows`.
-        most_rows: Train rows of a fit, at most.
+    out on both sides. `holdout` and `seed` as in `ridge_probe`; `seed` also draws the train rows
+    where there are more than `most_rows`.
 
     Returns:
         top1 of the test rows; details: "column"; "values", how many; "chance", the share of the
@@ -68,37 +59,6 @@ def nuisance(
             f"probe = {probe!r} is unknown{did_you_mean(probe, _PROBES)}; known: ridge, logistic"
         )
     column.check(train, test)
-    usable = _usable_values(column, most_rows)
-    bank, fitted_on = _rows_of(train, column.bank, usable)
-    queries, asked = _rows_of(test, column.queries, usable)
-    if not len(queries.ids):
-        raise DataError(
-            f"column {column.name!r}: no test row has a value that train has; it cannot be probed "
-            "between these splits"
-        )
-    cut = _few(bank, fitted_on, most_rows, seed)
-    (result,) = _PROBES[probe](cut, queries, holdout=holdout, seed=seed)
-    chance = float(np.bincount(asked).max() / len(asked))
-    above = (result.value - chance) / (1 - chance) if chance < 1 else 0.0
-    rows = f" rows={most_rows}" if len(cut.ids) < len(bank.ids) else ""
-    details: dict[str, Any] = {key: result.details[key] for key in _KEPT if key in result.details}
-    details |= {
-        "column": column.name,
-        "values": len(usable),
-        "chance": chance,
-        "above_chance": above,
-        "left_out": len(test.ids) - len(queries.ids),
-    }
-    protocol = f"nuisance column={column.name} values={len(usable)}{rows} {result.protocol}"
-    return [replace(result, protocol=protocol, details=details)]
-
-
-def _usable_values(column: GroupCodes, most_rows: int) -> NDArray[np.int64]:
-    """Find the codes of values with enough rows in train to be told apart; two or more.
-
-    Raises:
-        DataError: There are fewer, or not all can be in `most_rows`.
-    """
     counts = np.bincount(column.bank[column.bank >= 0], minlength=len(column.values))
     usable = np.flatnonzero(counts >= ROWS_OF_VALUE)
     if len(usable) < 2:
@@ -111,7 +71,30 @@ def _usable_values(column: GroupCodes, most_rows: int) -> NDArray[np.int64]:
             f"most_rows = {most_rows} is below {ROWS_OF_VALUE} for each of {len(usable)} values of "
             f"column {column.name!r}"
         )
-    return usable
+    bank, fitted_on = _rows_of(train, column.bank, usable)
+    queries, asked = _rows_of(test, column.queries, usable)
+    if not len(queries.ids):
+        raise DataError(
+            f"column {column.name!r}: no test row has a value that train has; it cannot be probed "
+            "between these splits"
+        )
+    cut = _few(bank, fitted_on, most_rows, seed)
+    (result,) = _PROBES[probe](cut, queries, holdout=holdout, seed=seed)
+    chance = float(np.bincount(asked).max() / len(asked))
+    above = (result.value - chance) / (1 - chance) if chance < 1 else 0.0
+    rows = f" rows={most_rows}" if len(cut.ids) < len(bank.ids) else ""
+    details: dict[str, Any] = {
+        key: result.details[key] for key in FIT_DETAILS if key in result.details
+    }
+    details |= {
+        "column": column.name,
+        "values": len(usable),
+        "chance": chance,
+        "above_chance": above,
+        "left_out": len(test.ids) - len(queries.ids),
+    }
+    protocol = f"nuisance column={column.name} values={len(usable)}{rows} {result.protocol}"
+    return [replace(result, protocol=protocol, details=details)]
 
 
 def choose_columns(
@@ -122,17 +105,22 @@ def choose_columns(
     Args:
         train: Where the probe is fitted.
         test: Where it is read.
-        names: Those asked for; None: text columns of 2 to 50 values in train, at most 8.
-        left_out: Gets a sentence where more columns would do.
+        names: Those asked for; None: text columns of 2 to 50 values in train, at most 8, and
+            `left_out` gets a sentence on others.
+        left_out: Sentences.
 
     Raises:
         DataError: A column that was asked for is none, or cannot be probed.
     """
-    chosen = list(names) if names is not None else _few_valued(train)
-    if names is None and len(chosen) > MOST_COLUMNS:
-        rest = ", ".join(chosen[MOST_COLUMNS:])
-        left_out.append(f"how well columns {rest} are predicted: name them with --columns")
+    if names is None:
+        few = range(FEWEST_VALUES, MOST_VALUES + 1)
+        texts = [name for name, entry in train.columns.items() if entry.kind == "text"]
+        chosen = [name for name in texts if len(train.column(name).groups) in few]
+        if rest := ", ".join(chosen[MOST_COLUMNS:]):
+            left_out.append(f"how well columns {rest} are predicted: name them with --columns")
         chosen = chosen[:MOST_COLUMNS]
+    else:
+        chosen = list(names)
     sides = [(split, np.arange(len(split))) for split in (train, test)]
     found = [group_codes(name, sides[0], sides[1]) for name in dict.fromkeys(chosen)]
     for codes in found if names is not None else []:
@@ -151,16 +139,11 @@ def nuisance_rows(
     *,
     seed: int = 0,
 ) -> list[tuple[str, Result]]:
-    """Probe every column on every set of features.
-
-    Args:
-        sets: Name -> (train, test), all of the same samples.
-        columns: By sample id of the whole splits, as `choose_columns` gives them.
-        left_out: Gets a sentence for each column that cannot be probed.
-        seed: Of the hold-out.
+    """Probe every column of `choose_columns` on every set of features, all of the same samples.
 
     Returns:
-        The set's name and the result, column by column.
+        The set's name and the result, column by column; `left_out` gets a sentence for each column
+        that cannot be probed.
     """
     found = []
     for codes in columns:
@@ -174,15 +157,6 @@ def nuisance_rows(
                 break  # the samples of the other sets are the same
             found.append((name, result))
     return found
-
-
-def _few_valued(split: Split) -> list[str]:
-    """Names of the text columns with few values."""
-    return [
-        name
-        for name, entry in split.columns.items()
-        if entry.kind == "text" and FEWEST_VALUES <= len(split.column(name).groups) <= MOST_VALUES
-    ]
 
 
 def _rows_of(

@@ -1,17 +1,13 @@
-"""What every evaluation returns, and the 95 % interval beside each number."""
+"""What every evaluation returns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Z95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
-MOST_KEPT = 2**22  # numbers of resamples that are drawn once, 32 MB
-
-Interval = tuple[float, float]
+from sslpipe.evaluation.difference import Interval, wilson95
 
 
 @dataclass(frozen=True)
@@ -90,70 +86,3 @@ def accuracy(
     right, total = int(hits.sum()), len(labels)
     interval = wilson95(right, total)
     return Result(protocol, "top1", right / total, interval, total, bank, details, scores=hits)
-
-
-def wilson95(right: float, total: int, z: float = Z95) -> Interval:
-    """Compute Wilson's score interval of a share; within [0, 1] also at 0 % and 100 %.
-
-    Args:
-        right: Of `total`.
-        total: Samples.
-        z: The normal distribution's quantile; another one gives another level than 95 %.
-
-    Source:
-        Wilson 1927, JASA 22(158), as in Brown, Cai and DasGupta 2001, eq. 4.
-    """
-    share, z2 = right / total, z**2
-    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = z / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
-    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
-
-
-def bootstrap95(right: NDArray[np.bool_], *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Compute a percentile interval of the mean over draws and queries, both resampled.
-
-    Args:
-        right: (draws, queries), whether each query was predicted right in each draw.
-        resamples: How many.
-        seed: Of the resamples.
-    """
-    draws, queries = right.shape
-    means = np.empty(resamples)
-    hits = right.astype(np.float64)  # BLAS multiplies floats only; whole numbers stay exact
-    resample = _resampled_once if resamples * queries <= MOST_KEPT else _resampled
-    for number, (weights, times) in enumerate(resample(draws, queries, resamples, seed)):
-        means[number] = weights @ (hits @ times) / queries
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
-
-
-Resample = tuple[NDArray[np.float64], NDArray[np.float64]]
-
-
-def _resampled(draws: int, queries: int, resamples: int, seed: int) -> Iterator[Resample]:
-    """Weights of the draws, and how often each query is taken, one resample at a time."""
-    generator = np.random.default_rng(seed)
-    per_draw = generator.multinomial(draws, np.full(draws, 1 / draws), size=resamples) / draws
-    for weights in per_draw:
-        times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
-        yield weights, times.astype(np.float64)
-
-
-@lru_cache(maxsize=2)
-def _resampled_once(draws: int, queries: int, resamples: int, seed: int) -> list[Resample]:
-    """`_resampled`, kept: a suite's results are all of the same queries."""
-    return list(_resampled(draws, queries, resamples, seed))
-
-
-def bootstrap_means95(
-    values: NDArray[np.float64], *, resamples: int = 1000, seed: int = 0
-) -> list[Interval]:
-    """Compute percentile intervals of the columns' means over resampled rows (rows, columns)."""
-    generator = np.random.default_rng(seed)
-    rows = len(values)
-    means = np.empty((resamples, values.shape[1]))
-    for resample in range(resamples):
-        times = np.bincount(generator.integers(rows, size=rows), minlength=rows)
-        means[resample] = times @ values / rows
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
-    return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]

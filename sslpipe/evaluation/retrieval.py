@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.evaluation.difference import class_means95
+from sslpipe.evaluation.difference import Interval, bootstrap_means95, class_means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
-from sslpipe.evaluation.result import Interval, Result, bootstrap_means95
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.similarity import SIMILARITIES, Similarity
 
 Denominator = Literal["min(k,R)", "R", "hits"]

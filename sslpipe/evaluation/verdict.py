@@ -1,14 +1,12 @@
 """Say first whether features are better than others': of other weights, random weights, pixels."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from sslpipe.evaluation.against import KNN, LINEAR, RECALL
-from sslpipe.evaluation.difference import paired_top1
-from sslpipe.evaluation.result import Interval
+from sslpipe.evaluation.difference import paired_top1, unpaired_difference95
 
 Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened and column
 
@@ -34,18 +32,6 @@ def unfinished(facts: Tree, steps: Any = None) -> str:
     if "checkpoint" in facts or averaged:  # somebody chose it
         return f"Evaluated at step {step:,} of {steps:,}{averaged and ', ' + averaged}."
     return f"Evaluated at step {step:,} of {steps:,}, unfinished: the train command resumes it."
-
-
-def unpaired_difference95(ours: Tree, theirs: Tree) -> tuple[float, Interval]:
-    """Compare two accuracies of which only the intervals are known, as if of different samples.
-
-    Source:
-        Newcombe 1998, Statistics in Medicine 17:873, method 10.
-    """
-    p, (low, high) = ours["value"], ours["interval95"]
-    q, (their_low, their_high) = theirs["value"], theirs["interval95"]
-    down, up = math.hypot(p - low, their_high - q), math.hypot(high - p, q - their_low)
-    return p - q, (p - q - down, p - q + up)
 
 
 def comparisons(

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import Interval
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.result import Interval, Result
+from sslpipe.evaluation.result import Result
 from sslpipe.random import hash_integers
 
 RESAMPLES = 300

@@ -13,6 +13,7 @@ from scipy.stats import norm
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation import neighbours, ranking, shared_search
+from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.few_shot import few_rows, few_shot_knn
 from sslpipe.evaluation.groups import (
     GroupCodes,
@@ -23,7 +24,7 @@ from sslpipe.evaluation.groups import (
 )
 from sslpipe.evaluation.knn import knn_predictions, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
-from sslpipe.evaluation.result import Result, wilson95
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query
 from sslpipe.evaluation.verification import draw_pairs, verification
 from tests.evaluation.test_knn import brute_similarities, random_rows, tied_rows

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.knn import knn
-from sslpipe.evaluation.result import wilson95
 
 CLASSES = 3
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from sslpipe.evaluation.result import accuracy, bootstrap95, wilson95
+from sslpipe.evaluation.difference import bootstrap95, wilson95
+from sslpipe.evaluation.result import accuracy
 
 
 @pytest.mark.parametrize(("right", "total"), [(0, 10), (3, 10), (81, 100), (9999, 10000), (7, 7)])

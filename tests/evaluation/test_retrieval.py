@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation import ranking
-from sslpipe.evaluation.result import bootstrap_means95
+from sslpipe.evaluation.difference import bootstrap_means95
 from sslpipe.evaluation.retrieval import (
     PerQuery,
     metric_names,

@@ -6,14 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from sslpipe.evaluation.difference import paired_top1
-from sslpipe.evaluation.result import wilson95
+from sslpipe.evaluation.difference import paired_top1, unpaired_difference95, wilson95
 from sslpipe.evaluation.suite import run_suite
-from sslpipe.evaluation.verdict import (
-    comparisons,
-    unpaired_difference95,
-    verdict,
-)
+from sslpipe.evaluation.verdict import comparisons, verdict
 from tests.evaluation.test_suite import noise_of, pair
 
 
