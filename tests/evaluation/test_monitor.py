@@ -64,6 +64,17 @@ def test_without_two_images_of_a_class_all_but_knn_is_there(tmp_path, images):
     assert set(scored(Rank(), data)) == {f"holdout_{name}" for name in NUMBERS}
 
 
+def test_of_small_classes_the_nearest_image_decides(data):
+    """3 classes of 4: with all 11 others voting, the own class has 3 votes and each other 4."""
+    view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
+    ids, options = np.arange(16)[np.arange(16) % 4 < 3], {"canvas_px": 16, "num_workers": 0}
+    backbone = torch.nn.Flatten()
+    found = monitor(backbone, view, split, ids, Rank(), **options)
+    rows = embed(backbone, view, split, ids=ids, **options)
+    (nearest,) = knn_accuracies(rows, rows, k=(1,), exclude_same_id=True).values()
+    assert found["holdout_knn"] == nearest
+
+
 def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
     view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
     options = {"canvas_px": 16, "num_workers": 0}
