@@ -19,6 +19,7 @@ from sslpipe.evaluation.knn import (
     knn_predictions,
     protocol_id,
 )
+from sslpipe.evaluation.linear_probe import by_class
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result
 from sslpipe.random import permutation
@@ -110,14 +111,14 @@ def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> T
     order = torch.argsort(bank.ids).cpu().numpy()  # so that the rows' own order does not matter
     shuffled = order[permutation(len(order), seed, draw)]
     labels = bank.labels.cpu().numpy()
-    chosen = []
-    for label in np.unique(labels):
-        members = shuffled[labels[shuffled] == label][:labels_per_class]
-        if len(members) < labels_per_class:
-            raise DataError(
-                f"class {label} has {len(members)} rows in the bank, fewer than the "
-                f"{labels_per_class} labels a class requested"
-            )
-        chosen.append(members)
-    rows = np.sort(np.concatenate(chosen))
+    members, places = by_class(shuffled, labels)
+    chosen = members[places < labels_per_class]
+    known, counts = np.unique(labels[chosen], return_counts=True)
+    if (counts < labels_per_class).any():
+        at = int(np.argmax(counts < labels_per_class))
+        raise DataError(
+            f"class {known[at]} has {counts[at]} rows in the bank, fewer than the "
+            f"{labels_per_class} labels a class requested"
+        )
+    rows = np.sort(chosen)
     return torch.from_numpy(rows).to(bank.features.device)

@@ -24,7 +24,7 @@ DINO_K = (10, 20, 100, 200)  # Caron et al. 2021, arXiv:2104.14294, its evaluati
 # Wu et al. 2018, arXiv:1805.01978, section 3.4: the same weights, exp(S / T), with k = 200; DINO's
 # k = 200 and InstDisc's protocol are one number
 INSTDISC_TEMPERATURE = 0.07
-VOTE_NUMBERS = 2**22  # votes (queries times classes) at a time
+VOTING_ROWS = 8192  # queries at a time
 
 
 def knn(
@@ -273,26 +273,25 @@ def _vote(
 ) -> NDArray[np.int64]:
     """Label with the most votes among the k nearest; of equal ones, the one met first."""
     labels = labels.to(neighbours.indices.device)
-    known, class_index = torch.unique(labels, return_inverse=True)  # labels may be any int64
-    rows = max(1, VOTE_NUMBERS // len(known))
     predicted = []
     for indices, similarities in zip(
-        torch.split(neighbours.indices, rows),
-        torch.split(neighbours.similarities, rows),
+        torch.split(neighbours.indices[:, :k], VOTING_ROWS),
+        torch.split(neighbours.similarities[:, :k], VOTING_ROWS),
         strict=True,
     ):
-        classes = class_index[indices[:, :k]]  # (q, k)
-        near = similarities[:, :k].double()
+        voters, near = labels[indices], similarities.double()  # (q, k)
         # the nearest has weight 1: the same winner as exp(S / T), without overflow at small T
         weights = ((near - near[:, :1]) / temperature).exp()
         if vote == "majority":
             weights = torch.ones_like(weights)
-        shape = (len(classes), len(known))
-        votes = weights.new_zeros(shape).scatter_add_(1, classes, weights)  # (q, C)
-        ranks = torch.arange(k, device=classes.device).expand_as(classes)
-        first = torch.full(shape, k, device=classes.device).scatter_reduce_(
-            1, classes, ranks, reduce="amin"
-        )  # (q, C) the rank at which each class is met first
+        # the votes for a label are summed where it is met first
+        ordered, at = voters.sort(dim=1, stable=True)
+        new = torch.ones_like(ordered, dtype=torch.bool)
+        new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        begin = torch.arange(k, device=at.device).where(new, 0).cummax(dim=1).values
+        first = torch.empty_like(at).scatter_(1, at, at.gather(1, begin))  # (q, k)
+        votes = torch.zeros_like(weights).scatter_add_(1, first, weights)
         tied = votes == votes.max(dim=1, keepdim=True).values
-        predicted.append(known[first.masked_fill(~tied, k + 1).argmin(dim=1)].cpu().numpy())
+        winner = tied.to(torch.uint8).argmax(dim=1, keepdim=True)  # the first of them
+        predicted.append(voters.gather(1, winner)[:, 0].cpu().numpy())
     return np.concatenate(predicted)

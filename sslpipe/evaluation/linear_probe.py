@@ -14,7 +14,7 @@ from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, by_value, fit_unlike
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.logistic import Linear, fit_logistic, predict
+from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
 from sslpipe.random import permutation
 
@@ -23,7 +23,6 @@ PENALTY_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e
 SEARCH_TOLERANCE, FINAL_TOLERANCE = 1e-3, 1e-5  # in units that `fit_logistic` explains
 MOST_CLASSES = 65536
 MOST_PARAMETERS = 2**26  # of a logistic fit: L-BFGS keeps some 50 float64 numbers for each
-GRID_PARAMETERS = 2**24  # of all C that are solved together
 CONFUSION_CLASSES = 200  # of a confusion matrix in the details
 
 
@@ -101,19 +100,9 @@ def choose_c(
     mean, scale = standardisation(fit.features)
     fit_x, check_x = (fit.features - mean) / scale, (check.features - mean) / scale
     path = sorted(set(grid))
-    together = max(1, GRID_PARAMETERS // ((fit_x.shape[1] + 1) * num_classes))
-    solutions = [
-        solution
-        for at in range(0, len(path), together)
-        for solution in fit_logistic(
-            fit_x,
-            fit.labels,
-            path[at : at + together],
-            num_classes,
-            tolerance=SEARCH_TOLERANCE,
-            dtype=torch.float32,
-        )
-    ]
+    solutions = fit_logistic(
+        fit_x, fit.labels, path, num_classes, tolerance=SEARCH_TOLERANCE, dtype=torch.float32
+    )
     scores = holdout_top1(path, solutions, check_x, check.labels)
     return min(c for c, score in scores.items() if score == max(scores.values())), scores
 
@@ -191,11 +180,11 @@ def fit_ridge(
     """
     x = features.double()
     mean = x.mean(dim=0)
-    targets = torch.nn.functional.one_hot(labels, num_classes).double()
-    shares = targets.mean(dim=0)  # (K,)
+    shares = torch.bincount(labels, minlength=num_classes).double() / len(x)  # (K,)
     centred = x - mean
-    variances, axes = torch.linalg.eigh(centred.T @ centred / len(x))
-    projected = axes.T @ (centred.T @ targets) / len(x)  # (F, K); the centre of targets drops out
+    variances, axes = axes_with_variance(centred)
+    sums = centred.new_zeros(num_classes, x.shape[1]).index_add_(0, labels, centred)
+    projected = axes.T @ sums.T / len(x)  # (F, K); the centre of the one-hot targets drops out
     solutions = []
     for penalty in grid:
         weight = axes @ (projected / (variances.clamp_min(0) + penalty)[:, None])
@@ -289,13 +278,24 @@ def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     order = torch.argsort(train.ids).cpu().numpy()
     shuffled = order[permutation(len(order), seed)]
     labels = train.labels.cpu().numpy()
+    members, places = by_class(shuffled, labels)
+    known, counts = np.unique(labels, return_counts=True)
+    if (counts < 2).any():
+        label = known[np.argmax(counts < 2)]
+        raise DataError(f"class {label} has one train row; a hold-out needs at least two")
+    shares = np.maximum(1, (fraction * counts).astype(np.int64))
     held = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        members = shuffled[labels[shuffled] == label]
-        if len(members) < 2:
-            raise DataError(f"class {label} has one train row; a hold-out needs at least two")
-        held[members[: max(1, int(fraction * len(members)))]] = True
+    held[members[places < shares[np.searchsorted(known, labels[members])]]] = True
     return torch.from_numpy(held).to(train.features.device)
+
+
+def by_class(
+    rows: NDArray[np.int64], labels: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sort row numbers by their labels, in each class as they come; with each one's place there."""
+    members = rows[np.argsort(labels[rows], kind="stable")]
+    own = labels[members]
+    return members, np.arange(len(members)) - np.searchsorted(own, own)
 
 
 def standardisation(features: Tensor) -> tuple[Tensor, Tensor]:

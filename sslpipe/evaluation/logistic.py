@@ -10,6 +10,8 @@ MAX_ITERATIONS = 1000
 PAIRS = 12  # steps and changes of gradient that L-BFGS remembers
 SUFFICIENT = 1e-4  # Armijo's constant
 PART_ROWS = 4096  # rows scored at a time: the scores of a grid stay in the cache
+PART_SCORES = 2**24  # of rows and classes that are predicted at a time
+GRID_PARAMETERS = 2**20  # of all C that are solved together; L-BFGS keeps 40 numbers for each
 
 
 class Linear(NamedTuple):
@@ -28,8 +30,9 @@ class Linear(NamedTuple):
 
 def predict(fitted: Linear, features: Tensor) -> Tensor:
     """Predict the class of each row, (N,) int64. features: standardised as in fitting."""
-    scores = features.to(fitted.weight.dtype) @ fitted.weight + fitted.bias  # (N, C)
-    return scores.argmax(dim=1)
+    parts = torch.split(features, max(1, PART_SCORES // len(fitted.bias)))
+    scores = (rows.to(fitted.weight.dtype) @ fitted.weight + fitted.bias for rows in parts)
+    return torch.cat([part.argmax(dim=1) for part in scores])  # of (n, C) each
 
 
 def fit_logistic(
@@ -61,13 +64,53 @@ def fit_logistic(
     # principal axes, in which the problem is well conditioned
     curvature = max((num_classes - 1) / num_classes**2, 1e-3)
     wide = features.double()
-    variances, axes = torch.linalg.eigh(wide.T @ wide / len(wide))
-    ridges = wide.new_tensor([1 / (c * len(wide)) for c in grid])  # (G,)
-    roots = (curvature * variances.clamp_min(0) + ridges[:, None]).sqrt()  # (G, F)
-    scale = torch.cat([1 / roots, roots.new_full((len(grid), 1), curvature**-0.5)], 1)[:, :, None]
+    variances, axes = axes_with_variance(wide)
     ones = wide.new_ones(1, len(wide))
     columns = torch.cat([axes.T @ wide.T, ones]).to(dtype)  # (F + 1, N), in principal axes
-    penalty = torch.cat([ridges[:, None].expand_as(roots), torch.zeros_like(ridges)[:, None]], 1)
+    together = max(1, GRID_PARAMETERS // (len(columns) * num_classes))
+    fitted: list[Linear] = []
+    for first in range(0, len(grid), together):
+        some = grid[first : first + together]
+        ridges = wide.new_tensor([1 / (c * len(wide)) for c in some])  # (G,)
+        roots = (curvature * variances.clamp_min(0) + ridges[:, None]).sqrt()  # (G, F)
+        of_bias = roots.new_full((len(some), 1), curvature**-0.5)
+        fitted += _fit_together(
+            columns,
+            labels,
+            num_classes,
+            scale=torch.cat([1 / roots, of_bias], 1)[:, :, None],
+            penalty=torch.cat([ridges[:, None].expand_as(roots), 0 * of_bias], 1),
+            tolerance=tolerance,
+        )
+    return [Linear(axes @ one.weight, one.bias, one.converged) for one in fitted]
+
+
+def axes_with_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute variances (F,) around 0, ascending, and axes (F, F) in columns, of (N, F) float64.
+
+    Of fewer rows than features, by the products of rows with each other; the axes of no variance,
+    on which no penalised fit has a weight, are left out.
+    """
+    if len(rows) >= rows.shape[1]:
+        variances, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
+        return variances, axes
+    variances, sides = torch.linalg.eigh(rows @ rows.T / len(rows))
+    some = variances > 1e-12 * variances[-1]
+    variances = variances[some]
+    return variances, rows.T @ sides[:, some] / (len(rows) * variances).sqrt()
+
+
+def _fit_together(
+    columns: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    scale: Tensor,
+    penalty: Tensor,
+    tolerance: float,
+) -> list[Linear]:
+    """Solve for some C at once, in principal axes. scale: (G, F + 1, 1); penalty: (G, F + 1)."""
+    dtype = columns.dtype
 
     def losses(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """(g, F + 1, K) -> mean losses (g,) and their gradients in v, for the problems `which`."""
@@ -77,11 +120,11 @@ def fit_logistic(
         values = values + (penalties * weights.square()).sum((1, 2)) / 2
         return values, (gradients + penalties * weights) * scale[which]
 
-    start = wide.new_zeros(len(grid), len(columns), num_classes)
+    start = scale.new_zeros(len(scale), len(columns), num_classes)
     noise = 10 * torch.finfo(dtype).eps
     points, converged = _minimise(losses, start, tolerance, noise)
     return [
-        Linear(axes @ weight[:-1], weight[-1], there)
+        Linear(weight[:-1], weight[-1], there)
         for weight, there in zip(points * scale, converged, strict=True)
     ]
 
@@ -133,9 +176,10 @@ def _minimise(
         active = active[going]
         if len(active) == 0:
             break
-        direction = -_two_loops(
-            gradients[active], [(s[active], y[active], r[active]) for s, y, r in pairs]
-        )
+        known = pairs  # of the problems that are not done
+        if len(active) < len(points):
+            known = [(s[active], y[active], r[active]) for s, y, r in pairs]
+        direction = -_two_loops(gradients[active], known)
         slope = (direction * gradients[active]).sum(1)
         steps = torch.ones_like(slope)
         new_points = points[active] + direction
