@@ -1,6 +1,8 @@
 """`sslpipe evaluate suite`: a backbone beside pixels, random weights and other networks."""
 
+import shutil
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -38,6 +40,8 @@ from sslpipe.evaluation.suite_file import own_name
 from sslpipe.evaluation.verdict import BASELINES, unfinished
 from sslpipe.export.load import FrozenBackbone, checkpoint_metadata, load_backbone
 from sslpipe.recipe.shortened import shortened_note
+
+AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
 
 Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what embeds them
 
@@ -147,8 +151,11 @@ def suite(
             seed=seed,
             say=lambda text: console.print(renamed(text, own), highlight=False, markup=False),
             progress=lambda title, total: progress(renamed(title, own), total),
+            keep=kept_folder(out),
         )
-    write_json(out, report)
+        write_json(out, report)
+        if "incomplete" not in report:
+            shutil.rmtree(kept_folder(out), ignore_errors=True)
     _print_report(report, out)
     after_suite(model, data)
 
@@ -167,27 +174,45 @@ def _print_report(report: dict[str, Any], out: Path) -> None:
     missing = report.get("incomplete", {})
     if missing:
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
-        text = f"error: not in {out}: {reasons}; the same command measures all"
+        text = f"error: not in {out}: {reasons}; the same command measures all that is missing"
         console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130 if "interrupted" in missing.values() else 2)
 
 
 @contextmanager
 def _stoppable(out: Path) -> Iterator[None]:
-    """Let SIGTERM be as Ctrl-C inside; one before the first set is measured says what is lost."""
+    """Let the first SIGTERM or Ctrl-C raise KeyboardInterrupt, and a later Ctrl-C again.
+
+    Schedulers and `timeout` often send SIGTERM twice: the second one must not cost what is written
+    after the first.
+    """
+    last = 0.0
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal last
+        again, last = last > 0, last or time.monotonic()
+        if not again or (number == signal.SIGINT and time.monotonic() - last > AGAIN_S):
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    both = (signal.SIGTERM, signal.SIGINT)
+    kinds = [kind for kind in both if signal.getsignal(kind) is not signal.SIG_IGN]
+    before = [signal.signal(kind, stop) for kind in kinds]
     try:
         yield
     except KeyboardInterrupt:
-        text = f"interrupted before the first features were measured: {out} is not written"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        folder = kept_folder(out)
+        resumes = f"; the same command resumes from {folder}" if folder.is_dir() else ""
+        text = f"interrupted before all of the first features was measured: {out} is not written"
+        console.print(text + resumes, highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
+def kept_folder(out: Path) -> Path:
+    """Return where the measurements of an unfinished suite are, beside its file."""
+    return out.with_name(f".{out.name}.parts")
 
 
 def _on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[], Pair]:

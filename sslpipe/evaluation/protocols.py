@@ -1,8 +1,10 @@
 """What the suite measures of each set of features, and on which of the classes."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.geometry import geometry
+from sslpipe.evaluation.kept_results import Columns, KeptResults
 from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
@@ -24,13 +27,33 @@ from sslpipe.evaluation.verification import draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
 
 Pair = tuple[Embeddings, Embeddings]  # train, test
-Columns = list[tuple[str | None, Result]]  # a number, and its column of the table if it has one
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
 FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
 FARS, FOLDS = (1e-1, 1e-2, 1e-3), 10
 RETRIEVAL_K = (1, 5, 10)
+LEAST_LEFT_S = 5.0  # a shorter time to go is not shown
+# rows x features x classes, above which linear probes are not part of a suite: some 15 minutes a
+# set on two CPU cores; ImageNet on a GPU is below
+PROBE_WORK, GPU_PROBE_WORK = 2**36, 2**42
+SPARSE_CLASSES, SPARSE_ROWS = 1000, 10  # of more classes with fewer rows each, too
+
+
+class Part(NamedTuple):
+    """One measurement of a set of features.
+
+    Args:
+        title: Its name.
+        score: (train, test) -> results, each with its column.
+        linear: Whether it is a linear probe: of plain features, where they are not too many.
+        shape: Whether its results are no accuracies.
+    """
+
+    title: str
+    score: Callable[[Embeddings, Embeddings], Columns]
+    linear: bool = False
+    shape: bool = False
 
 
 class FormResults(NamedTuple):
@@ -45,6 +68,39 @@ class FormResults(NamedTuple):
     whitened: bool
     results: Columns
     geometry: list[Result]
+
+
+class TimeToGo:
+    """Estimate the rest of a suite from what each part of the sets so far has taken.
+
+    Args:
+        sets: How many there are.
+    """
+
+    def __init__(self, sets: int) -> None:
+        self._sets_left, self._seconds = sets, dict[str, float]()
+        self._rest: set[str] = set()
+
+    def next_set(self) -> None:
+        """Begin a set."""
+        self._sets_left -= 1
+        self._rest = {*self._seconds}
+
+    @contextmanager
+    def part(self, title: str) -> Iterator[None]:
+        """Time a part of the set."""
+        start = time.monotonic()
+        yield
+        self._seconds[title] = time.monotonic() - start
+        self._rest.discard(title)
+
+    def text(self) -> str:
+        """Return ", about 2:34 left"; nothing before a set is measured, or for a few seconds."""
+        whole = self._sets_left * sum(self._seconds.values())
+        left = round(whole + sum(self._seconds[title] for title in self._rest))
+        if not self._rest or left < LEAST_LEFT_S:
+            return ""
+        return f", about {left // 60}:{left % 60:02d} left"
 
 
 class Protocols:
@@ -80,10 +136,23 @@ class Protocols:
                 "kNN and linear probes in the table: train has the classes of only "
                 f"{round(known * total):,} of {total:,} test samples"
             )
-        self._few = [n for n in LABELS_PER_CLASS if known and self.enough.few(n)]
-        self._fewer = [n for n in FEWER_LABELS if known and self.enough.few(n)]
-        self._linear = known > 0 and self.enough.linear()
-        self._inside = _inside_test(first[1], seed, left_out)
+        few = [n for n in (*LABELS_PER_CLASS, *FEWER_LABELS) if known and self.enough.few(n)]
+        self._few = [n for n in few if n in LABELS_PER_CLASS]
+        inside = _inside_test(first[1], seed, left_out)
+        # geometry takes pairs of one label
+        shapes = [Part("geometry", lambda *pair: _plain(geometry(*pair, seed=seed)), shape=True)]
+        probes = [
+            Part("ridge", lambda *pair: self._probe(None, ridge_probe, *pair), linear=True),
+            Part("linear", lambda *pair: self._probe(LINEAR, linear_probe, *pair), linear=True),
+        ]
+        self._inside = bool(inside)
+        self._parts = [
+            *([Part(KNN, lambda *pair: _knn_rows(*pair, search=search))] if known else []),
+            *(Part(few_column(n), partial(self._few_shot, n)) for n in few),
+            *inside,
+            *(probes if known and self.enough.linear() else []),
+            *(shapes if inside else []),
+        ]
         self._drawn: dict[str, Any] = {"draws": draws, "seed": seed, "search": search}
 
     def columns(self) -> list[str]:
@@ -103,43 +172,99 @@ class Protocols:
         }
 
     def measure(
-        self, name: str, plain: Pair, say: Callable[[str], None], progress: Progress | None
+        self,
+        name: str,
+        plain: Pair,
+        say: Callable[[str], None],
+        progress: Progress | None,
+        kept: KeptResults | None = None,
+        time_to_go: TimeToGo | None = None,
     ) -> list[FormResults]:
-        """Measure a set, plain and whitened."""
-        found = []
-        bar = nullcontext() if progress is None else progress(f"evaluate {name}", 2)
-        with bar as advance:
-            for whitened in (False, True):
-                bank, queries = whiten(*plain) if whitened else plain
-                say(f"{name}{', whitened' if whitened else ''}: kNN, retrieval, verification")
-                results: Columns = []
-                if self.enough.known():
-                    results += _knn_rows(bank, queries, search=self._search)
-                for n in [*self._few, *self._fewer]:
-                    column = few_column(n) if n in self._few and self.enough.most(n) else None
-                    pair = self.enough.rows(bank, queries, n)
-                    k = [min(20, n)]
-                    for result in few_shot_knn(*pair, labels_per_class=n, k=k, **self._drawn):
-                        results.append((column, self.enough.named(result, n)))
-                results += [
-                    (PER_QUERY.get(result.metric), result)
-                    for score in self._inside
-                    for result in score(queries)
-                ]
-                if not whitened and self._linear:
-                    say(f"{name}: linear probes")
-                    pair = self.enough.rows(bank, queries, 2)
-                    results += _probe_rows(*pair, self.enough, self.seed)
-                # geometry takes pairs of one label
-                shapes = geometry(bank, queries, seed=self.seed) if self._inside else []
-                columns = self.columns()
-                results = [
-                    (column if column in columns else None, result) for column, result in results
-                ]
-                found.append(FormResults(whitened, results, shapes))
-                if advance is not None:
-                    advance(1)
+        """Measure a set, plain and whitened.
+
+        Args:
+            name: Of the set.
+            plain: Its features.
+            say: Called with what comes next.
+            progress: Makes the progress bar.
+            kept: Has what was measured before an interruption, and gets what is measured.
+            time_to_go: Shown with what comes next.
+        """
+        clock = time_to_go or TimeToGo(1)
+        columns, found = self.columns(), list[FormResults]()
+        forms = (False, True)
+        too_large = self._too_large(name, plain)
+        parts = {w: [p for p in self._parts if not p.linear or not (w or too_large)] for w in forms}
+        total = sum(map(len, parts.values()))
+        with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
+            identity = None if kept is None else kept.identity(plain, self._drawn)
+            for whitened in forms:
+                title = f"{name}{', whitened' if whitened else ''}"
+                say(f"{title}: kNN, retrieval, verification{clock.text()}")
+                with clock.part(f"whitening {whitened}"):
+                    pair = whiten(*plain) if whitened else plain
+                form = FormResults(whitened, [], [])
+                for part in parts[whitened]:
+                    if part.title == "ridge":
+                        say(f"{name}: linear probes{clock.text()}")
+                    with clock.part(f"{part.title} {whitened}"):
+                        score = partial(part.score, *pair)
+                        if kept is not None and identity is not None:
+                            results = kept.measured(identity, f"{part.title} {whitened}", score)
+                        else:
+                            results = score()
+                    if part.shape:
+                        form.geometry.extend(result for _, result in results)
+                    else:
+                        form.results.extend((c if c in columns else None, r) for c, r in results)
+                    if advance is not None:
+                        advance(1)
+                found.append(form)
         return found
+
+    def _too_large(self, name: str, plain: Pair) -> bool:
+        """Say in `left_out` where the linear probes of a set would take hours."""
+        rows, width = plain[0].features.shape
+        classes = len(self.enough.counts)
+        most = PROBE_WORK if plain[0].features.device.type == "cpu" else GPU_PROBE_WORK
+        sparse = classes > SPARSE_CLASSES and rows < SPARSE_ROWS * classes
+        if not any(part.linear for part in self._parts):
+            return True
+        if sparse:
+            self.left_out.append(
+                f"linear probes: {classes:,} classes have fewer than {SPARSE_ROWS} images in train "
+                "on average; kNN and Recall@1 say more"
+            )
+        elif rows * min(rows, width) * classes > most:
+            self.left_out.append(
+                f"{name}, linear probes: {rows:,} rows x {width:,} features x {classes:,} classes "
+                f"are above {most:.1e}, which takes hours; `sslpipe evaluate linear` measures them"
+            )
+            return True
+        return sparse
+
+    def _few_shot(self, labels: int, bank: Embeddings, queries: Embeddings) -> Columns:
+        """KNN with a few labels a class; a column of the table where most classes have so many."""
+        in_table = labels in LABELS_PER_CLASS and self.enough.most(labels)
+        results = few_shot_knn(
+            *self.enough.rows(bank, queries, labels),
+            labels_per_class=labels,
+            k=[min(20, labels)],
+            **self._drawn,
+        )
+        column = few_column(labels) if in_table else None
+        return [(column, self.enough.named(result, labels)) for result in results]
+
+    def _probe(
+        self,
+        column: str | None,
+        probe: Callable[..., list[Result]],
+        bank: Embeddings,
+        queries: Embeddings,
+    ) -> Columns:
+        """Run a linear probe on the classes with enough rows."""
+        results = probe(*self.enough.rows(bank, queries, 2), seed=self.seed)
+        return [(column, self.enough.named(result, 2)) for result in results]
 
 
 class ClassesWithEnough:
@@ -229,9 +354,7 @@ class ClassesWithEnough:
         return str(self.names[label]) if 0 <= label < len(self.names) else f"class {label}"
 
 
-def _inside_test(
-    test: Embeddings, seed: int, left_out: list[str]
-) -> list[Callable[[Embeddings], list[Result]]]:
+def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]:
     """Retrieval and verification with the options that these samples allow."""
     try:
         same = draw_pairs(test, FOLDS, seed).same
@@ -240,16 +363,28 @@ def _inside_test(
         left_out.append(f"retrieval, verification and geometry: {error}")
         return []
     ks = [k for k in RETRIEVAL_K if k <= len(test.ids)]
-    chosen: list[Callable[[Embeddings], list[Result]]] = [
-        lambda rows: retrieval(rows, rows, k=ks, exclude_same_id=True)
-    ]
+
+    def found(_: Embeddings, rows: Embeddings) -> Columns:
+        results = retrieval(rows, rows, k=ks, exclude_same_id=True)
+        return [(PER_QUERY.get(result.metric), result) for result in results]
+
+    chosen = [Part("retrieval", found)]
     if min(same.sum(), (~same).sum()) < FOLDS:
         left_out.append(
             f"verification: {int(same.sum())} pairs of one label in test, below {FOLDS}"
         )
         return chosen
     fars = [far for far in FARS if far * different >= 1]
-    return [*chosen, lambda rows: verification(rows, rows, far=fars, folds=FOLDS, seed=seed)]
+
+    def verified(_: Embeddings, rows: Embeddings) -> Columns:
+        return _plain(verification(rows, rows, far=fars, folds=FOLDS, seed=seed))
+
+    return [*chosen, Part("verification", verified)]
+
+
+def _plain(results: Sequence[Result]) -> Columns:
+    """Results without a column."""
+    return [(None, result) for result in results]
 
 
 def few_column(labels_per_class: int) -> str:
@@ -266,12 +401,3 @@ def _knn_rows(
     more = [k for k in FEWER_NEIGHBOURS if k <= len(bank.ids)]
     results = knn_results(bank, queries, k=[*more, *ks], vote="both", search=search)
     return [(KNN if result.protocol == in_table else None, result) for result in results]
-
-
-def _probe_rows(
-    bank: Embeddings, queries: Embeddings, enough: ClassesWithEnough, seed: int
-) -> list[tuple[str | None, Result]]:
-    """Linear probes, each with its column."""
-    ridge, logistic = ridge_probe(bank, queries, seed=seed), linear_probe(bank, queries, seed=seed)
-    columns = [*((None, result) for result in ridge), *((LINEAR, result) for result in logistic)]
-    return [(column, enough.named(result, 2)) for column, result in columns]

@@ -1,6 +1,7 @@
 """Every evaluation for several sets of features, by the same protocols: the table of a report."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +13,12 @@ from sslpipe.evaluation.against import Scores, compare_all, has_a_match
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
+from sslpipe.evaluation.kept_results import KeptResults
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.leakage import LeakRows
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.nuisance import nuisance_rows
-from sslpipe.evaluation.protocols import FormResults, Pair, Protocols
+from sslpipe.evaluation.protocols import FormResults, Pair, Protocols, TimeToGo
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
@@ -44,6 +46,7 @@ def run_suite(
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features.
 
@@ -72,6 +75,8 @@ def run_suite(
         seed: Of all that is drawn.
         say: Called with what comes next.
         progress: Makes a progress bar for each set.
+        keep: A folder for each measurement: after an interruption, the same call reads them. None:
+            nothing is kept.
 
     Returns:
         What eval.json holds; see `suite_file`. After Ctrl-C (KeyboardInterrupt), with the sets that
@@ -92,7 +97,8 @@ def run_suite(
     leaks = LeakRows(leaked, leaked_by, protocols.scored_ids(), scores.classes)
 
     # the numbers of every set
-    measured = _measure(sets, ready, protocols, columns, say, progress)
+    kept = None if keep is None else KeptResults(keep)
+    measured = _measure(sets, ready, protocols, columns, say, progress, kept)
     rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
     for name, (_, forms) in measured.sets.items():
@@ -104,7 +110,10 @@ def run_suite(
 
     # the answers
     left_out += [f"{n}: {why}" for n, why in measured.incomplete.items() if n not in against]
-    compared, missing = _compare(measured, protocols, scores, against, start)
+    try:
+        compared, missing = _compare(measured, protocols, scores, against, start)
+    except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
+        compared, missing = _compare(measured, protocols, scores, against, start)
     known = protocols.enough.known_classes()
     report = {
         "schema_version": SCHEMA_VERSION,
@@ -150,6 +159,7 @@ def _measure(
     columns: Sequence[GroupCodes],
     say: Callable[[str], None],
     progress: Progress | None,
+    kept: KeptResults | None,
 ) -> _Measured:
     """Measure each set as a whole or not at all, then probe columns; until Ctrl-C, if one comes.
 
@@ -160,19 +170,24 @@ def _measure(
         columns: That are probed.
         say: Called with what comes next.
         progress: Makes a progress bar for each set.
+        kept: What was measured before an interruption.
     """
     measured = _Measured({}, [], {})
-    first = next(iter(ready))
+    first, clock = next(iter(ready)), TimeToGo(len(sets))
     try:
         for name, given in sets.items():
+            clock.next_set()
             try:
                 if callable(given):
-                    say(f"{name}: features")
-                    pair = _labelled(given(), protocols.left_out)
+                    say(f"{name}: features{clock.text()}")
+                    with clock.part("features"):
+                        made = given()
+                    pair = _labelled(made, protocols.left_out)
                     _check_same_samples({first: ready[first], name: pair})
                 else:
                     pair = ready[name]
-                measured.sets[name] = pair, protocols.measure(name, pair, say, progress)
+                found = protocols.measure(name, pair, say, progress, kept, clock)
+                measured.sets[name] = pair, found
             except FAILURES as error:
                 if name == first:
                     raise
@@ -183,6 +198,8 @@ def _measure(
             say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
         probed = nuisance_rows(measured.pairs(), columns, protocols.left_out, seed=protocols.seed)
         measured.nuisance.extend(probed)
+        if kept is not None and kept.read:
+            say(f"{kept.read} measurements were read from {kept.folder}")
     except KeyboardInterrupt:  # what was measured is kept; a second one ends it
         if not measured.sets:
             raise

@@ -360,9 +360,12 @@ def test_a_stopped_suite_writes_what_it_has_and_says_what_is_not_there(
     before = signal.getsignal(signal.SIGTERM)
 
     def killed(*words, **options):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)  # the handler ends it
-        raise AssertionError
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)  # the handler ends it
+            raise AssertionError
+        finally:  # `timeout` and schedulers send it again, to the group of processes
+            os.kill(os.getpid(), signal.SIGTERM)
 
     out = tmp_path / "eval.json"
     against = ("--against", stranger)
@@ -377,6 +380,15 @@ def test_a_stopped_suite_writes_what_it_has_and_says_what_is_not_there(
     assert report["incomplete"] == {"pixels": "interrupted"}
     assert f"error: not in {out}: pixels: interrupted; the same command measures all" in said
     assert signal.getsignal(signal.SIGTERM) == before
+    # the same command reads what was measured, and leaves nothing beside its file
+    assert (tmp_path / ".eval.json.parts").is_dir()
+    monkeypatch.undo()
+    code, said, whole = suite_that(monkeypatch, run, out, *against)
+    assert code == 0, said
+    assert "measurements were read from" in said
+    kept = [row for row in whole["rows"] if row["features"] != "pixels"]
+    assert kept == report["rows"] != whole["rows"]
+    assert [path.name for path in tmp_path.iterdir()] == ["eval.json"]
     # before the first numbers, nothing is written
     out = tmp_path / "other.json"
     code, said, report = suite_that(monkeypatch, run, out, embed_pair=killed)

@@ -24,9 +24,11 @@ from sslpipe.random import permutation
 from tests.evaluation.test_knn import random_rows, rows
 
 
-@pytest.mark.parametrize("c", [1e-3, 1.0, 30.0])
-def test_the_solution_equals_scikit_learns(c):
-    data = random_rows(400, 12, 5, seed=1)
+@pytest.mark.parametrize(
+    ("c", "n", "width"), [(1e-3, 400, 12), (1.0, 400, 12), (30.0, 400, 12), (1.0, 30, 50)]
+)
+def test_the_solution_equals_scikit_learns(c, n, width):
+    data = random_rows(n, width, 5, seed=1)
     mean, scale = standardisation(data.features)
     x = (data.features - mean) / scale
     (ours,) = fit_logistic(x, data.labels, [c], 5, tolerance=1e-9)
@@ -48,6 +50,15 @@ def test_a_grid_solved_together_gives_what_each_c_alone_does():
         torch.testing.assert_close(actual.weight, alone.weight, rtol=0, atol=1e-5)
 
 
+def test_a_grid_in_parts_is_the_same_search(monkeypatch):
+    data = random_rows(300, 8, 4, seed=2)
+    whole = linear_probe(data, data)
+    monkeypatch.setattr(logistic, "GRID_PARAMETERS", 1)
+    parts = linear_probe(data, data)
+    assert parts[0].details["holdout_top1"] == whole[0].details["holdout_top1"]
+    assert parts == whole
+
+
 def test_a_search_in_float32_finds_the_solution_of_float64():
     data = random_rows(2000, 12, 5, seed=3)
     grid = [1e-5, 1e-2, 1.0, 1e3]
@@ -58,12 +69,14 @@ def test_a_search_in_float32_finds_the_solution_of_float64():
         torch.testing.assert_close(a.weight, b.weight, rtol=0, atol=5e-3)
 
 
-@pytest.mark.parametrize("penalty", [1e-4, 0.3, 10.0])
-def test_the_ridge_solution_equals_scikit_learns(penalty):
-    data = random_rows(200, 12, 5, seed=1)
+@pytest.mark.parametrize(
+    ("penalty", "n", "width"), [(1e-4, 200, 12), (0.3, 200, 12), (10.0, 200, 12), (0.3, 40, 60)]
+)
+def test_the_ridge_solution_equals_scikit_learns(penalty, n, width):
+    data = random_rows(n, width, 5, seed=1)
     x = data.features.double()
     solutions = fit_ridge(x, data.labels, [7.0, penalty], 5)
-    theirs = Ridge(alpha=penalty * 200).fit(x.numpy(), np.eye(5)[data.labels.numpy()])
+    theirs = Ridge(alpha=penalty * n).fit(x.numpy(), np.eye(5)[data.labels.numpy()])
     np.testing.assert_allclose(solutions[1].weight.numpy().T, theirs.coef_, atol=1e-10)
     np.testing.assert_allclose(solutions[1].bias.numpy(), theirs.intercept_, atol=1e-10)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sslpipe.cli.suite_tables import suite_table
 from sslpipe.errors import DataError
-from sslpipe.evaluation import EVALS, protocols
+from sslpipe.evaluation import EVALS, protocols, suite
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.groups import GroupCodes
@@ -317,6 +317,104 @@ def test_an_interrupted_suite_keeps_the_sets_that_are_measured(report, when, mon
     assert said[-1] == "interrupted; kept: ssl"
     check_report(json.loads(json.dumps(stopped)))
     assert "incomplete" not in report
+
+
+def test_an_interrupted_suite_resumes_with_what_was_measured(report, tmp_path, monkeypatch):
+    train, test = pair()
+    sets = {"ssl": (train, test), "noise": (noise_of(train), noise_of(test))}
+    calls = []
+
+    def stop_at_the_third(bank, queries, **options):
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return geometry(bank, queries, **options)
+
+    geometry = protocols.geometry
+    monkeypatch.setattr(protocols, "geometry", stop_at_the_third)
+    stopped = run_suite(sets, {"data": "made up"}, keep=tmp_path / "kept")
+    assert stopped["incomplete"] == {"noise": "interrupted"}
+    assert rows_of(stopped, "ssl") == rows_of(report, "ssl")
+
+    # what was measured is read, also of the set that was not whole; a damaged file is not
+    def never(*words, **options):
+        raise AssertionError("measured twice")
+
+    monkeypatch.undo()
+    said = []
+    monkeypatch.setattr(protocols, "linear_probe", never)
+    whole = run_suite(sets, {"data": "made up"}, keep=tmp_path / "kept", say=said.append)
+    assert json.dumps(whole) == json.dumps(report)
+    assert "measurements were read from" in said[-1]
+    # other settings and other features are measured
+    with pytest.raises(AssertionError, match="measured twice"):
+        run_suite(sets, {"data": "made up"}, keep=tmp_path / "kept", seed=1)
+    moved = train._replace(features=train.features + 1), test
+    with pytest.raises(AssertionError, match="measured twice"):
+        run_suite({"ssl": moved}, {"data": "made up"}, keep=tmp_path / "kept")
+    monkeypatch.undo()
+    for file in (tmp_path / "kept").iterdir():
+        file.write_bytes(file.read_bytes()[:-50])
+    assert run_suite(sets, {"data": "made up"}, keep=tmp_path / "kept") == report
+
+
+def test_an_interruption_of_the_answers_costs_nothing(report, monkeypatch):
+    train, test = pair()
+    sets = {"ssl": (train, test), "noise": (noise_of(train), noise_of(test))}
+    asked, compare_all = [], suite.compare_all
+
+    def stopped_once(*words, **options):
+        asked.append(1)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return compare_all(*words, **options)
+
+    monkeypatch.setattr(suite, "compare_all", stopped_once)
+    assert run_suite(sets, {"data": "made up"}) == report
+
+
+def many_classes(classes, per_class, width=8):
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(classes, width, generator=generator)
+    features = centres[labels] + 0.3 * torch.randn(len(labels), width, generator=generator)
+    rows = Embeddings(features, labels, torch.arange(len(labels)))
+    held = torch.arange(len(labels)) % per_class == per_class - 1
+    return rows.rows(~held), rows.rows(held)
+
+
+@pytest.mark.parametrize(
+    ("classes", "work", "reason"),
+    [
+        (1001, 2**36, "linear probes: 1,001 classes have fewer than 10 images"),
+        (40, 120 * 8 * 40 - 1, "ssl, linear probes: 120 rows x 8 features x 40 classes"),
+        (40, 120 * 8 * 40, None),
+    ],
+)
+def test_linear_probes_that_take_hours_are_skipped_by_a_stated_rule(
+    classes, work, reason, monkeypatch
+):
+    monkeypatch.setattr(protocols, "PROBE_WORK", work)
+    report = run_suite({"ssl": many_classes(classes, 4)}, {})
+    probed = {row["protocol"].partition(" ")[0] for row in report["rows"]}
+    assert ({"linear-lbfgs", "linear-ridge"} <= probed) == (reason is None)
+    said = [text for text in report["left_out"] if "linear probes" in text]
+    assert [text.startswith(str(reason)) for text in said] == [True] * (reason is not None)
+    check_report(json.loads(json.dumps(report)))
+
+
+def test_the_time_to_go_is_that_of_the_sets_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(protocols.time, "monotonic", lambda: now[0])
+    clock, said = protocols.TimeToGo(3), []
+    for _ in range(3):
+        clock.next_set()
+        for title, seconds in (("kNN", 100), ("linear", 20)):
+            said.append(clock.text())
+            with clock.part(title):
+                now[0] += seconds
+    left = ["4:00", "2:20", "2:00", "0:20"]
+    assert said == ["", "", *(f", about {text} left" for text in left)]
 
 
 def test_without_a_measured_set_an_interrupt_ends_it(monkeypatch):
