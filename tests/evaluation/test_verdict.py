@@ -1,12 +1,10 @@
 """The first sentence: better than random weights or not, by how much, and how sure that is."""
 
 import json
-import math
 
-import numpy as np
 import pytest
 
-from sslpipe.evaluation.difference import paired_top1, unpaired_difference95, wilson95
+from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.verdict import comparisons, verdict
 from tests.evaluation.test_suite import noise_of, pair
@@ -18,41 +16,6 @@ def row(features, right, column="kNN", *, whitened=False, total=1000):
         "features": features, "whitened": whitened, "column": column, "value": right / total,
         "interval95": [low, high],
     }  # fmt: skip
-
-
-def test_the_paired_interval_is_agresti_and_mins():
-    """Their table 1: n12 = 16, n21 = 132, n = 1600 gives 0.0725 and the Wald's neighbour."""
-    ours = np.array([True] * 132 + [False] * 16 + [True] * 1452)
-    theirs = np.array([False] * 132 + [True] * 16 + [True] * 1452)
-    difference, (low, high), *_ = paired_top1(ours, theirs)
-    assert difference == pytest.approx(116 / 1600)
-    b, c, n = 132.5, 16.5, 1602
-    half = 1.959963984540054 * math.sqrt(b + c - (b - c) ** 2 / n) / n
-    assert (low, high) == pytest.approx(((b - c) / n - half, (b - c) / n + half))
-    mirrored = paired_top1(theirs, ours)
-    assert mirrored[1] == pytest.approx((-high, -low))
-
-
-def test_the_paired_interval_covers_in_a_simulation_and_is_shorter_than_the_unpaired():
-    rng = np.random.default_rng(0)
-    covered, shorter = 0, 0
-    for _ in range(500):
-        hard = rng.random(400)  # samples that are hard for one are hard for the other
-        ours, theirs = hard + 0.1 * rng.random(400) < 0.7, hard + 0.1 * rng.random(400) < 0.67
-        _, (low, high), *_ = paired_top1(ours, theirs)
-        covered += low <= 0.03 <= high
-        rows = [row("ssl", int(ours.sum()), total=400), row("random", int(theirs.sum()), total=400)]
-        _, wide = unpaired_difference95(*rows)
-        shorter += high - low < wide[1] - wide[0]
-    assert covered >= 0.92 * 500
-    assert shorter == 500
-
-
-def test_no_interval_leaves_minus_one_to_one_and_equal_answers_differ_by_nothing():
-    for ours, theirs in ((np.ones(3, bool), np.zeros(3, bool)), (np.ones(50, bool),) * 2):
-        difference, (low, high), *_ = paired_top1(ours, theirs)
-        assert -1 <= low <= difference <= high <= 1
-    assert low < 0 < high
 
 
 @pytest.mark.parametrize(

@@ -423,7 +423,7 @@ def test_the_hubs_card_holds_the_measured_numbers_and_their_protocols(
     ):
         assert text in card.text
     assert "ssl" not in re.findall(r"\w+", card.text)  # eval.json's word for it
-    assert "\nBetter than lite\\|0: kNN 70.0 (as it is) against 62.0 % (whitened)" in card.text
+    assert "\nBetter than lite\\|0: kNN 70.0 against 62.0 %" in card.text
     assert "| lite\\|0 | no | knn k=20 | top1 | 37.5% |" in card.text
     assert f"`lite\\|0` are the weights with sha256 `{'ab' * 8}` (timm)" in card.text
     assert "/home/ann" not in card.text + (out / "hf" / "config.json").read_text()
