@@ -36,6 +36,7 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
                      interval95, queries, and the same without them: clean_value,
                      clean_interval95 (null where none is left), clean_queries
     incomplete       name of a set -> why it is not there, as "interrupted"; absent: all are there
+    notes            sentences on a file of an earlier version, added when it is read
     not_compared     sentences: networks that could not be compared, and why
     verdict          sentences: are they better than other networks, random weights, raw pixels
     sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
@@ -191,7 +192,14 @@ class _Report(_Strict):
     against: list[_Against] = []
     not_compared: list[str] = []
     incomplete: dict[str, str] = {}
+    notes: list[str] = []
     leakage: _Leakage | None = None
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        if self.columns and not self.rows:
+            raise ValueError("rows are missing")
+        return self
 
 
 def check_report(report: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sslpipe.cli.suite_tables import suite_table
 from sslpipe.evaluation.against import Scores, compare_all, has_a_match
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import knn_results
@@ -15,6 +16,7 @@ from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.suite_file import check_report
 from sslpipe.evaluation.verdict import against_sentences, verdict
 from sslpipe.evaluation.whiten import whiten
+from sslpipe.report.results import result_table
 
 CLASSES, PIXELS, WIDTH = 8, 24, 12
 BANK, QUERIES = 240, 300
@@ -276,6 +278,10 @@ def test_where_nothing_can_be_compared_that_is_said(per_class):
     report = run_suite(dict.fromkeys(("ssl", "other", "pixels"), pair), {}, against=["other"])
     assert report["against"] == report["comparisons"] == []
     assert report["verdict"].startswith("Not compared with other and raw pixels: train has not")
+    assert report["rows"] == report["columns"] == []
+    check_report(json.loads(json.dumps(report)))
+    assert "Not measured" in result_table(report)
+    suite_table(report)
     assert "better" not in report["verdict"]
 
 
@@ -366,5 +372,9 @@ def test_a_file_with_comparisons_is_checked_and_one_without_is_as_before():
     rows = whole_file()["rows"]
     with pytest.raises(ValueError, match=r"rows\.0\.value"):
         check_report(whole_file(rows=[{**rows[0], "value": "0.5"}]))
+    with pytest.raises(ValueError, match="rows are missing"):
+        check_report(whole_file(rows=[]))
+    with pytest.raises(ValueError, match="notes"):
+        check_report(whole_file(notes=[1]))
     with pytest.raises(ValueError, match="not_compared"):
         check_report(whole_file(not_compared=[1]))

@@ -118,6 +118,17 @@ def test_a_difference_that_all_seeds_show_is_said():
     assert [row.count(f">+4.0</data> <small>{shown}</small>") for row in rows] == [2]
 
 
+def test_where_train_has_not_the_classes_of_test_recall_decides():
+    runs = two_recipes()
+    for run in runs:
+        run.evaluation["columns"] = ["Recall@1"]
+        for each in run.evaluation["rows"]:
+            each["column"] = each["metric"] = "Recall@1"
+    (found,) = verdicts(group_by_recipe(runs))
+    assert (found.measure, found.answer) == ("Recall@1", "better")
+    assert found.difference == paired_seeds(A, B)
+
+
 def test_a_page_on_seeds_begins_with_the_answer_and_gives_a_recipe_one_colour():
     runs = two_recipes()
     names = [f"run {place}" for place in range(len(runs))]
