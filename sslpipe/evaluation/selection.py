@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sslpipe.data.columns import Column
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError, did_you_mean, shown
 
@@ -53,30 +52,42 @@ def parse_conditions(text: str) -> list[Condition]:
     """Read what stands behind --query or --gallery.
 
     Raises:
-        DataError: It is none; what was expected where is in the message.
+        DataError: It is none; the message says what was expected where.
     """
-    tokens = _tokens(text)
-    conditions = []
+    tokens, conditions = _tokens(text), list[Condition]()
+
+    def following(expected: str) -> _Token:
+        if (token := next(tokens, None)) is None:
+            raise DataError(
+                f"{shown(text)} ends where {expected} is expected; write COLUMN = VALUE, as in "
+                "theme = papirus"
+            )
+        return token
+
+    def value(behind: str) -> str:
+        token = following(f"a value behind {behind}")
+        if not token.quoted and (token.text == "," or token.text in OPERATORS):
+            raise DataError(f"{shown(text)}: behind {behind} stands {token.text!r}, not a value")
+        return token.text
+
     while True:
-        column = _next(tokens, text, "a column")
-        operator = _next(tokens, text, f"an operator behind {column.text!r}")
+        column = following("a column").text
+        operator = following(f"an operator behind {column!r}")
         if operator.quoted or operator.text not in (*OPERATORS, "in"):
-            known = " ".join([*OPERATORS, "in"])
             hint = "; for equality write a single =" if operator.text == "==" else ""
             raise DataError(
-                f"{shown(text)}: {operator.text!r} is no operator{hint}; known: {known}"
+                f"{shown(text)}: {operator.text!r} is no operator{hint}; known: "
+                f"{' '.join([*OPERATORS, 'in'])}"
             )
-        values = [_value(tokens, text, operator.text)]
-        following = next(tokens, None)
-        while operator.text == "in" and following is not None and following.text == ",":
-            values.append(_value(tokens, text, "a comma"))
-            following = next(tokens, None)
-        conditions.append(Condition(column.text, operator.text, tuple(values)))
-        if following is None:
+        values = [value(operator.text)]
+        while (token := next(tokens, None)) == _Token(",") and operator.text == "in":
+            values.append(value("a comma"))
+        conditions.append(Condition(column, operator.text, tuple(values)))
+        if token is None:
             return conditions
-        if following.quoted or following.text != "and":
+        if token != _Token("and"):
             raise DataError(
-                f"{shown(text)}: behind {values[-1]!r} stands {following.text!r}; conditions are "
+                f"{shown(text)}: behind {values[-1]!r} stands {token.text!r}; conditions are "
                 "joined by `and`, and a value with spaces or signs stands in quotes"
             )
 
@@ -89,30 +100,25 @@ def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray
     """
     ids = np.asarray(ids, np.int64)
     chosen = np.ones(len(ids), bool)
-    for condition in conditions:
-        column = split.column(condition.column)
-        if column.kind == "text" and condition.operator not in _UNORDERED:
+    for name, operator, texts in conditions:
+        column = split.column(name)
+        if column.kind == "text" and operator not in _UNORDERED:
             raise DataError(
-                f"column {column.name!r} holds texts, which have no order: {condition.operator} "
-                f"is not for them; use {', '.join(_UNORDERED)}"
+                f"column {column.name!r} holds texts, which have no order: {operator} is not for "
+                f"them; use {', '.join(_UNORDERED)}"
             )
-        wanted = [_stored(column, value) for value in condition.values]
+        wanted = []
+        for text in texts:
+            if (stored := column.parse(text)) is None:
+                near = did_you_mean(text, column.strings.codes)
+                raise DataError(f"no sample has {column.name} = {shown(text)}{near}")
+            wanted.append(stored)
         values = column.values_of(ids)
-        if condition.operator == "in":
-            holds = np.isin(values, wanted)
-        else:
-            holds = OPERATORS[condition.operator](values, wanted[0])
+        holds = (
+            np.isin(values, wanted) if operator == "in" else OPERATORS[operator](values, *wanted)
+        )
         chosen &= holds & ~column.missing(ids)
     return chosen
-
-
-def _stored(column: Column, text: str) -> int | float:
-    """A value as the column stores it. Raises: DataError."""
-    value = column.parse(text)
-    if value is None:
-        near = did_you_mean(text, column.strings.codes)
-        raise DataError(f"no sample has {column.name} = {shown(text)}{near}")
-    return value
 
 
 class _Token(NamedTuple):
@@ -130,23 +136,6 @@ def _tokens(text: str) -> Iterator[_Token]:
         yield _Token(quoted[1:-1], True) if quoted else _Token(match[match.lastgroup or 0])
     if text[end:].strip():
         raise DataError(f"{shown(text)}: cannot read {shown(text[end:].strip())}; a quote is open")
-
-
-def _next(tokens: Iterator[_Token], text: str, expected: str) -> _Token:
-    token = next(tokens, None)
-    if token is None:
-        raise DataError(
-            f"{shown(text)} ends where {expected} is expected; write COLUMN = VALUE, as in "
-            "theme = papirus"
-        )
-    return token
-
-
-def _value(tokens: Iterator[_Token], text: str, behind: str) -> str:
-    token = _next(tokens, text, f"a value behind {behind}")
-    if not token.quoted and (token.text == "," or token.text in OPERATORS):
-        raise DataError(f"{shown(text)}: behind {behind} stands {token.text!r}, not a value")
-    return token.text
 
 
 def _quoted(value: str) -> str:

@@ -11,6 +11,7 @@ from sslpipe.evaluation.difference import paired_top1, unpaired_difference95
 Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened and column
 
 BASELINES = {"random": "random weights", "pixels": "raw pixels"}
+FORMS = ("as it is", "whitened")
 _COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
 
 Hits = Mapping[tuple[str, bool, str], NDArray[Any]]  # (features, whitened, column) -> (Q,)
@@ -132,8 +133,7 @@ def _held_back(each: Tree) -> str:
     low, high = each["interval95"]
     if each["answer"] != "no clear difference" or low <= 0 <= high:
         return ""
-    names = ("as it is", "whitened")
-    form, value = names[not each["whitened"]], each.get("other_form_value")
+    form, value = FORMS[not each["whitened"]], each.get("other_form_value")
     if value is not None:
         if each["difference"] * each["other_form_difference"] < 0:
             return f"; the other way round if both are taken {form}"
@@ -146,19 +146,17 @@ def _held_back(each: Tree) -> str:
 
 def value_text(each: Tree) -> str:
     """Write what was compared: "whitened kNN 71.0 against 68.2 %"."""
-    forms = [each["whitened"], each["against_whitened"]]
-    ours, theirs = 100 * each["value"], 100 * each["against_value"]
-    if forms[0] == forms[1]:
-        form = "whitened " if forms[0] else ""
-        return f"{form}{each['measure']} {ours:.1f} against {theirs:.1f} %"
-    said = form_names(each)
-    return f"{each['measure']} {ours:.1f} ({said[0]}) against {theirs:.1f} % ({said[1]})"
+    ours, theirs = (f"{100 * each[key]:.1f}" for key in ("value", "against_value"))
+    first, second = form_names(each)
+    if first == second:
+        form = "whitened " if each["whitened"] else ""
+        return f"{form}{each['measure']} {ours} against {theirs} %"
+    return f"{each['measure']} {ours} ({first}) against {theirs} % ({second})"
 
 
 def form_names(each: Tree) -> tuple[str, str]:
     """Name the forms in which ours and theirs were taken."""
-    names = ("as it is", "whitened")
-    return names[each["whitened"]], names[each["against_whitened"]]
+    return FORMS[each["whitened"]], FORMS[each["against_whitened"]]
 
 
 def answer_text(each: Tree) -> str:
