@@ -13,9 +13,8 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import Z95, Interval, bootstrap_means95
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.neighbours import Search
+from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Result
-from sslpipe.evaluation.shared_search import nearest_shared
 from sslpipe.evaluation.verification import draw_pairs
 from sslpipe.precision import to_float64
 from sslpipe.random import permutation
@@ -130,7 +129,7 @@ def stability(
     if not torch.equal(before.ids, after.ids):
         raise DataError("the two files are not of the same samples; embed one split with both")
     neighbours = [
-        nearest_shared(
+        nearest(
             rows.features,
             rows.features,
             k,

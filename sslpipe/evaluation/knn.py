@@ -13,9 +13,8 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.exact import Neighbours
 from sslpipe.evaluation.groups import GroupCodes, by_value, check_room, hidden_ids
-from sslpipe.evaluation.neighbours import Search
+from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Result, accuracy
-from sslpipe.evaluation.shared_search import nearest_shared
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]
@@ -257,7 +256,7 @@ def _neighbours(
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
     check_room(max(k), exclude_same)
     bank_ids, query_ids = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
-    return nearest_shared(
+    return nearest(
         bank.features,
         queries.features,
         max(k),

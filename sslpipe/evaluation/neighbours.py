@@ -1,26 +1,25 @@
-"""Exact nearest neighbours by cosine, with ties in a fixed order, by torch or faiss: see `exact`.
+"""Exact nearest neighbours by cosine, with ties in a fixed order, wherever they are searched.
 
-The engines only name candidates, by float32 or bfloat16 products of which the error is bounded;
-every row that may belong to the k nearest is one. A bank of few rows is compared as a whole.
-The search is on the CPU or, for rows on a GPU, there (`device_search`).
+An engine (torch or faiss) names candidates by float32 products, whose error is bounded; their
+similarities are then computed exactly (`exact`), so that the neighbours do not depend on engine,
+tile, device or number of processes. `exact.among_all`, which compares everything, is the oracle.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
-from sslpipe.evaluation.device_search import PROPOSALS, SPARE, search_on_device
 from sslpipe.evaluation.exact import (
-    PART_ROWS,
     Neighbours,
     among_all,
+    best,
     exact_similarities,
     fixed_point_units,
     float32_error,
@@ -28,14 +27,16 @@ from sslpipe.evaluation.exact import (
 from sslpipe.precision import full_float32
 
 Search = Literal["torch", "faiss"]
-Number = TypeVar("Number", np.float32, np.int16)
 
-TILE_NUMBERS = 2**24  # similarities of a tile, in one of two buffers: 32 MiB of bfloat16
-TILE_ROWS = 512  # queries of a tile, at most; with fewer than 100, products are slower
+TILE_NUMBERS = 2**24  # similarities of a tile on the CPU, in one of two buffers of 64 MiB
+TILE_ROWS = 512  # queries of a tile there, at most; with fewer than 100, products are slower
 PROGRESS_ROWS = 1024  # queries that are reported at a time
 SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
-FEW_PRODUCTS = 2**26  # below, nothing is gained by bfloat16
-CROWDED = 1 / 32  # of the bank, beyond k candidates: then float32 products are faster
+CROWDED = 1 / 32  # of the bank with one id: then it is searched without these rows
+MOST_NUMBERS = 2**28  # similarities of a tile on a GPU: 1 GiB
+RANKED_NUMBERS = 2**24  # float64 components of candidates at a time: 128 MiB, and copies
+SPARE = 32  # rows proposed beyond k: most queries are then proved complete
+FAISS_MOST = 2048  # neighbours that faiss finds on a GPU
 
 
 def nearest(
@@ -46,22 +47,59 @@ def nearest(
     search: Search = "torch",
     bank_ids: Tensor | None = None,
     query_ids: Tensor | None = None,
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> Neighbours:
-    """Find the k nearest rows of the bank for each query.
+    """Find the k nearest rows of the bank for each query. Collective.
+
+    Of several processes, each moves its share of the bank to where the queries are and searches it;
+    the shares' nearest rows are merged by their exact similarities.
 
     Args:
-        bank: (N, F) float32, any scale.
-        queries: (Q, F) float32, any scale, on the bank's device.
+        bank: (N, F) float32, any scale, on any device.
+        queries: (Q, F) float32, any scale.
         k: At least 1.
         search: "torch" or "faiss"; both find the same neighbours.
         bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
         query_ids: (Q,) int64.
+        process: This process; the other arguments are the same on all.
+
+    Returns:
+        The same neighbours on every process, bit for bit.
 
     Raises:
         DataError: As `check_k`.
     """
-    bank, queries = fixed_point_units(bank), fixed_point_units(queries)
-    return nearest_units(bank, queries, k, search=search, bank_ids=bank_ids, query_ids=query_ids)
+    device = queries.device
+    if bank_ids is not None and query_ids is not None:
+        large = _large_groups(bank_ids, query_ids)
+        if large:
+            ids = bank_ids, query_ids
+            return _group_by_group(bank, queries, k, large, *ids, search=search, process=process)
+    if process.world_size == 1:
+        units = fixed_point_units(bank.to(device)), fixed_point_units(queries)
+        ids_there = None if bank_ids is None else bank_ids.to(device)
+        return nearest_units(*units, k, search=search, bank_ids=ids_there, query_ids=query_ids)
+    own_rows = check_k(len(bank), k, bank_ids, query_ids)
+    # this share's nearest, a query's own rows among them; short lists end with what none may find
+    share = process.share(len(bank))
+    local = bank[share.start : share.stop]
+    width = min(k + own_rows, -(-len(bank) // process.world_size))
+    indices = torch.zeros(len(queries), width, dtype=torch.int64, device=device)
+    similarities = torch.full((len(queries), width), -torch.inf, device=device)
+    found = min(width, len(local))
+    if found:
+        near = nearest(local, queries, found, search=search)
+        indices[:, :found], similarities[:, :found] = near.indices + share.start, near.similarities
+    # the shares' lists side by side
+    lists = (
+        all_gather_rows(part).view(process.world_size, len(queries), width).transpose(0, 1)
+        for part in (indices, similarities)
+    )
+    rows, values = (each.flatten(1) for each in lists)  # (Q, world_size * width)
+    if bank_ids is not None and query_ids is not None:
+        own = bank_ids.to(device)[rows] == query_ids[:, None]
+        values = values.masked_fill(own, -torch.inf)
+    return best(values, rows, k)
 
 
 def nearest_units(
@@ -76,48 +114,27 @@ def nearest_units(
 ) -> Neighbours:
     """Do as `nearest` with rows as `exact.fixed_point_units` returns them; nothing is copied.
 
-    Queries may be the bank itself; `progress` is called with the number of each part that is done.
+    Both are on one device, and queries may be the bank itself; `progress` is called with the number
+    of each part that is done.
     """
     if search not in ENGINES:
         raise DataError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")
     own_rows = check_k(len(bank), k, bank_ids, query_ids)
-    # candidates by an engine, then their exact similarities
-    device = bank.device
     if len(bank) <= SMALL_BANK and search == "torch":
         found = among_all(bank, queries, k, bank_ids, query_ids)
-        if progress is not None:
-            progress(len(queries))
-        return found
-    if bank.is_cuda:
+    elif bank.is_cuda:
         if search == "faiss":
             _faiss()
         with full_float32():
             propose = PROPOSALS[search](bank)
             found = search_on_device(bank, queries, k, own_rows, bank_ids, query_ids, propose)
-        if progress is not None:
-            progress(len(queries))
-        return found
-    rows, values = bank.cpu().numpy(), queries.cpu().numpy()
-    own = None if bank_ids is None or query_ids is None else bank_ids.cpu().numpy()
-    own_of = np.empty(0) if query_ids is None else query_ids.cpu().numpy()
-    indices = np.empty((len(values), k), np.int64)
-    similarities = np.empty((len(values), k), np.float32)
-    exactly = exact_similarities(rows)
-    with full_float32():
-        for query, candidates in enumerate(ENGINES[search](bank, queries, k + own_rows)):
-            if own is not None:
-                candidates = candidates[own[candidates] != own_of[query]]
-            far = -exactly(candidates, values[query])
-            near = np.flatnonzero(far <= np.partition(far, k - 1)[k - 1])  # k, or more by ties
-            best = near[np.argsort(far[near], kind="stable")[:k]]  # candidates ascend: ties by row
-            indices[query], similarities[query] = candidates[best], -far[best]
-            if progress is not None and (query + 1) % PROGRESS_ROWS == 0:
-                progress(PROGRESS_ROWS)
+    else:
+        with full_float32():
+            candidates = ENGINES[search](bank, queries, k + own_rows)
+            return _search_on_cpu(bank, queries, k, bank_ids, query_ids, candidates, progress)
     if progress is not None:
-        progress(len(values) % PROGRESS_ROWS)
-    return Neighbours(
-        torch.from_numpy(indices).to(device), torch.from_numpy(similarities).to(device)
-    )
+        progress(len(queries))
+    return found
 
 
 def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None) -> int:
@@ -137,109 +154,106 @@ def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None
     return own_rows
 
 
+def _large_groups(bank_ids: Tensor, query_ids: Tensor) -> list[int]:
+    """List the ids that so many rows of the bank share that finding them first would be slow."""
+    if len(bank_ids) <= SMALL_BANK:
+        return []
+    known, times = torch.unique(bank_ids, return_counts=True)
+    large = known[times > CROWDED * len(bank_ids)]
+    numbers: list[int] = large[torch.isin(large, query_ids.to(large.device))].tolist()
+    return numbers
+
+
+def _group_by_group(
+    bank: Tensor,
+    queries: Tensor,
+    k: int,
+    large: list[int],
+    bank_ids: Tensor,
+    query_ids: Tensor,
+    **options: Any,
+) -> Neighbours:
+    """Search for the queries of each large group in a bank without its rows; then the others."""
+    indices = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
+    similarities = torch.empty(len(queries), k, device=queries.device)
+    rest = torch.ones_like(query_ids, dtype=torch.bool)
+    for number in large:
+        own = query_ids == number
+        rows = (bank_ids != number).nonzero()[:, 0]
+        found = nearest(bank[rows.to(bank.device)], queries[own], k, **options)
+        indices[own] = rows.to(indices.device)[found.indices]  # in the bank's order: so are ties
+        similarities[own] = found.similarities
+        rest &= ~own
+    if bool(rest.any()):
+        indices[rest], similarities[rest] = nearest(
+            bank, queries[rest], k, bank_ids=bank_ids, query_ids=query_ids[rest], **options
+        )
+    return Neighbours(indices, similarities)
+
+
+# on the CPU: for each query, ascending, all rows that may be among its k nearest
+
 Candidates = Iterator[NDArray[np.int64]]
 
 
+def _search_on_cpu(
+    bank: Tensor,
+    queries: Tensor,
+    k: int,
+    bank_ids: Tensor | None,
+    query_ids: Tensor | None,
+    named: Candidates,
+    progress: Callable[[int], None] | None,
+) -> Neighbours:
+    """Rank each query's candidates by their exact similarities."""
+    rows, values = bank.numpy(), queries.numpy()
+    own = None if bank_ids is None or query_ids is None else bank_ids.numpy()
+    own_of = np.empty(0) if query_ids is None else query_ids.numpy()
+    indices = np.empty((len(values), k), np.int64)
+    similarities = np.empty((len(values), k), np.float32)
+    exactly = exact_similarities(rows)
+    for query, candidates in enumerate(named):
+        if own is not None:
+            candidates = candidates[own[candidates] != own_of[query]]
+        far = -exactly(candidates, values[query])
+        near = np.flatnonzero(far <= np.partition(far, k - 1)[k - 1])  # k, or more by ties
+        first = near[np.argsort(far[near], kind="stable")[:k]]  # candidates ascend: ties by row
+        indices[query], similarities[query] = candidates[first], -far[first]
+        if progress is not None and (query + 1) % PROGRESS_ROWS == 0:
+            progress(PROGRESS_ROWS)
+    if progress is not None:
+        progress(len(values) % PROGRESS_ROWS)
+    return Neighbours(torch.from_numpy(indices), torch.from_numpy(similarities))
+
+
 def _torch_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
-    """For each query, ascending, all rows that may be among its k nearest."""
     # at least k rows have a product of `floor` or more; other rows are less similar than those
-    margin = 2 * float32_error(bank.shape[1]) + 2.0**-23
-    coarse = _rounded(bank) if _bfloat16_pays(bank, queries) else None
+    margin = np.float32(2 * float32_error(bank.shape[1]) + 2.0**-23)
     parts = torch.split(queries, max(1, min(TILE_ROWS, TILE_NUMBERS // len(bank))))
-    buffers: dict[int, Tensor] = {}
+    buffers = [bank.new_empty(len(parts[0]), len(bank)) for _ in parts[:2]]
 
     @torch.no_grad()
-    def multiply(number: int, rounded: _Rounded | None) -> tuple[Tensor, Tensor | None]:
-        """Products (q, N) of a part, and how far off each row of them is in bfloat16, (q,)."""
-        left, right, errors = parts[number], bank, None
-        if rounded is not None:
-            left, own = _rounded(left)
-            right, errors = rounded.rows, own + (1 + own) * rounded.errors.max()
-        out = buffers.get(number % 2)
-        if out is None or out.dtype != left.dtype:
-            out = buffers[number % 2] = left.new_empty(len(parts[0]), len(bank))
-        return torch.mm(left, right.T, out=out[: len(left)]), errors
+    def multiply(number: int) -> Tensor:
+        part = parts[number]
+        return torch.mm(part, bank.T, out=buffers[number % 2][: len(part)])
 
     # a tile is multiplied while rows are chosen from the one before
     with ThreadPoolExecutor(1, "sslpipe-products") as pool:
-        ahead = pool.submit(multiply, 0, coarse)
-        for number, part in enumerate(parts):
-            tile, errors = ahead.result()
+        ahead = pool.submit(multiply, 0)
+        for number in range(len(parts)):
+            tile = ahead.result().numpy()
             if number + 1 < len(parts):
-                ahead = pool.submit(multiply, number + 1, coarse)
-            rows: NDArray[Any]
-            least: Iterable[np.generic]
-            if errors is None:
-                rows = tile.numpy()
-                least = (_floor(row, k) - np.float32(margin) for row in rows)
-            else:
-                rows = tile.view(torch.int16).numpy()
-                least = _least_by_bfloat16(rows, errors, k, margin)
-            named = 0
-            for row, threshold in zip(rows, least, strict=True):
-                candidates = np.flatnonzero(row >= threshold)
-                named += len(candidates)
-                yield candidates
-            if named > len(part) * (k + CROWDED * len(bank)):  # bfloat16 tells too little apart
-                coarse = None
+                ahead = pool.submit(multiply, number + 1)
+            for row in tile:
+                yield np.flatnonzero(row >= _floor(row, k) - margin)
 
 
-class _Rounded(NamedTuple):
-    """rows: (N, F) bfloat16; errors: (N,) float32, the lengths of what rounding took away."""
-
-    rows: Tensor
-    errors: Tensor
-
-
-def _rounded(units: Tensor) -> _Rounded:
-    rows = units.bfloat16()
-    parts = zip(torch.split(units, PART_ROWS), torch.split(rows, PART_ROWS), strict=True)
-    return _Rounded(rows, torch.cat([(wide - narrow).norm(dim=1) for wide, narrow in parts]))
-
-
-def _least_by_bfloat16(
-    bits: NDArray[np.int16], errors: Tensor, k: int, margin: float
-) -> NDArray[np.int16]:
-    """The least product (q,) that a candidate has, as the bits of bfloat16.
-
-    A sum is off by at most q' db + dq b (lengths; Cauchy and Schwarz), then rounded. k rows are
-    `floors` or more, before rounding at most half a step less; of what is that similar the
-    product, rounded as the sums are, is `least` or more. Bits of positive numbers are in order, and
-    above those of negative ones, which are not: a `least` below 0 lets every row pass.
-
-    Args:
-        bits: (q, N) products.
-        errors: (q,) float32, how far off the sums are.
-        k: Rows wanted.
-        margin: How far off float32 sums are, twice.
-    """
-    floors = torch.tensor([_floor(row, k) for row in bits]).view(torch.bfloat16).float()
-    least = (floors * (1 - 2.0**-8) - 2 * errors - margin).bfloat16()
-    lowest = torch.iinfo(torch.int16).min
-    return torch.where(least > 0, least.view(torch.int16), lowest).numpy()
-
-
-def _bfloat16_pays(bank: Tensor, queries: Tensor) -> bool:
-    """Whether this processor multiplies bfloat16 much faster; the neighbours are the same."""
-    if len(bank) * len(queries) < FEW_PRODUCTS:
-        return False
-    few, times = queries[:64], []
-    for dtype in (torch.float32, torch.bfloat16):
-        left, right = few.to(dtype), bank[:PART_ROWS].to(dtype).T
-        torch.mm(left, right)  # the first call chooses a kernel
-        start = time.process_time()
-        for _ in range(4):
-            torch.mm(left, right)
-        times.append(time.process_time() - start)
-    return times[1] < 0.6 * times[0]
-
-
-def _floor(row: NDArray[Number], k: int) -> Number:
-    """A number that at least k of the row are not below, and not many more. Half a pass."""
+def _floor(row: NDArray[np.float32], k: int) -> np.float32:
+    """Find a number that at least k of the row are not below, and not many more. Half a pass."""
     while len(row) >= 16 * k:  # maxima of pairs: few of the k largest are in one pair
         half = len(row) // 2
         row = np.maximum(row[:half], row[half : 2 * half])
-    floor: Number = np.partition(row, len(row) - k)[len(row) - k]
+    floor: np.float32 = np.partition(row, len(row) - k)[len(row) - k]
     return floor
 
 
@@ -272,4 +286,129 @@ def _faiss_candidates(bank: Tensor, queries: Tensor, k: int) -> Candidates:
 ENGINES: dict[str, Callable[[Tensor, Tensor, int], Candidates]] = {
     "faiss": _faiss_candidates,
     "torch": _torch_candidates,
+}
+
+
+# on a GPU: the host waits for the device a few times a search, however many the tiles
+
+# (queries (q, F), how many) -> products (q, n) float32, falling, and their rows of the bank (q, n)
+Propose = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+
+def search_on_device(
+    bank: Tensor,
+    queries: Tensor,
+    k: int,
+    own_rows: int,
+    bank_ids: Tensor | None,
+    query_ids: Tensor | None,
+    propose: Propose,
+) -> Neighbours:
+    """Rank what an engine proposes; a query of which a nearer row may lack meets the whole bank.
+
+    Args:
+        bank: (N, F) float32 in fixed point.
+        queries: (Q, F) float32 in fixed point, on the bank's device.
+        k: At most N - own_rows.
+        own_rows: How many rows of the bank have a query's own id, at most.
+        bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
+        query_ids: (Q,) int64.
+        propose: The engine.
+    """
+    margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
+    width = min(len(bank), k + own_rows + SPARE)
+    parts, complete = [], []
+    for part in torch.split(
+        torch.arange(len(queries), device=queries.device),
+        max(1, tile_numbers(bank.device) // len(bank)),
+    ):
+        some = queries[part]
+        products, rows = propose(some, width)
+        exact = _exactly(bank, some, rows)
+        if bank_ids is not None and query_ids is not None:
+            exact.masked_fill_(bank_ids[rows] == query_ids[part, None], -torch.inf)
+        parts.append(best(exact, rows, k))
+        # no row that was not proposed is as near as the last of those found
+        complete.append(parts[-1].similarities[:, -1] > products[:, -1] + margin)
+    if not len(queries):
+        return among_all(bank, queries, k, bank_ids, query_ids)
+    indices, similarities = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    if width < len(bank):
+        doubtful = (~torch.cat(complete)).nonzero()[:, 0]  # the host waits here
+        if len(doubtful):
+            ids = None if query_ids is None else query_ids[doubtful]
+            again = among_all(bank, queries[doubtful], k, bank_ids, ids)
+            indices[doubtful], similarities[doubtful] = again
+    return Neighbours(indices, similarities)
+
+
+def tile_numbers(device: torch.device) -> int:
+    """Choose how many similarities a tile has: an eighth of the free memory, at most 1 GiB."""
+    if device.type != "cuda":
+        return MOST_NUMBERS
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(1, min(MOST_NUMBERS, (free + unused) // (8 * 4)))
+
+
+def torch_proposals(bank: Tensor) -> Propose:
+    """Propose by products of torch, in a buffer that is used again."""
+    buffer = bank.new_empty(0)
+
+    def propose(queries: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        nonlocal buffer
+        size = len(queries) * len(bank)
+        if len(buffer) < size:
+            buffer = bank.new_empty(size)
+        tile = buffer[:size].view(len(queries), len(bank))
+        products, rows = torch.mm(queries, bank.T, out=tile).topk(width, dim=1)
+        return products, rows
+
+    return propose
+
+
+def faiss_proposals(bank: Tensor) -> Propose:
+    """Propose by faiss's search on the GPU, over the bank as it lies there: no second copy."""
+    import faiss
+    import faiss.contrib.torch_utils
+
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise DataError(
+            'search = "faiss" on a GPU needs faiss-gpu, and this is faiss-cpu; search = "torch" '
+            "gives the same neighbours"
+        )
+    resources = faiss.StandardGpuResources()
+
+    def propose(queries: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        if width > FAISS_MOST:
+            raise DataError(
+                f'search = "faiss" finds at most {FAISS_MOST - SPARE} neighbours on a GPU, and '
+                f'{width - SPARE} are needed; search = "torch" finds as many as wanted'
+            )
+        products, rows = faiss.knn_gpu(
+            resources,
+            queries,
+            bank,
+            width,
+            metric=faiss.METRIC_INNER_PRODUCT,
+            device=queries.device.index or 0,
+        )
+        return products, rows
+
+    return propose
+
+
+def _exactly(bank: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
+    """(q, n) float32 similarities of each query with its own rows of the bank, (q, n) int64."""
+    step = max(1, RANKED_NUMBERS // (rows.shape[1] * bank.shape[1]))
+    parts = [
+        torch.bmm(bank[some].double(), part.double()[:, :, None])[:, :, 0].float()
+        for part, some in zip(torch.split(queries, step), torch.split(rows, step), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+PROPOSALS: dict[str, Callable[[Tensor], Propose]] = {
+    "faiss": faiss_proposals,
+    "torch": torch_proposals,
 }

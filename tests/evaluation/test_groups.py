@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.evaluation import neighbours, ranking, shared_search
+from sslpipe.evaluation import neighbours, ranking
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.few_shot import few_rows, few_shot_knn
 from sslpipe.evaluation.groups import (
@@ -79,7 +79,7 @@ def test_knn_without_rows_of_the_querys_value_equals_loops(make, way, monkeypatc
     if way != "whole":
         monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
     if way == "group by group":
-        monkeypatch.setattr(shared_search, "SMALL_BANK", 0)
+        monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
     bank, queries = make(120, 5, 4, seed=1), make(40, 5, 4, seed=2, first_id=1000)
     codes = codes_for(bank, queries)
     removed = pairs_unlike(bank, queries, codes)

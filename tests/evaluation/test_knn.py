@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation import neighbours
+from sslpipe.evaluation import exact, neighbours
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_rows, few_shot_knn
 from sslpipe.evaluation.knn import knn_accuracies, knn_predictions, knn_results
@@ -85,60 +85,20 @@ def test_torch_and_faiss_find_the_same_neighbours_in_the_same_order(make, small_
     assert torch.equal(by_torch.indices, by_faiss.indices)
     assert torch.equal(by_torch.similarities, by_faiss.similarities)
     monkeypatch.setattr(neighbours, "TILE_NUMBERS", 7 * 1500)
-    monkeypatch.setattr(neighbours, "PART_ROWS", 64)
+    monkeypatch.setattr(exact, "PART_ROWS", 64)
     tiled = nearest(bank.features, queries.features, 50, search="torch")
     assert torch.equal(by_torch.indices, tiled.indices)
 
 
-@pytest.mark.parametrize("make", [random_rows, tied_rows])
-def test_candidates_by_bfloat16_give_the_same_neighbours(make, monkeypatch):
-    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
-    monkeypatch.setattr(neighbours, "TILE_NUMBERS", 7 * 1500)
-    bank, queries = make(1500, 16, 5, seed=3).features, make(100, 16, 5, seed=4).features
-    exact = nearest(bank, queries, 40)
-    for crowded in (0, 1):  # one tile in bfloat16, or all of them
-        with monkeypatch.context() as patch:
-            patch.setattr(neighbours, "CROWDED", crowded)
-            patch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
-            actual = nearest(bank, queries, 40)
-        assert torch.equal(actual.indices, exact.indices)
-        assert torch.equal(actual.similarities, exact.similarities)
-
-
-def test_the_nearest_row_is_found_where_bfloat16_shrinks_it_and_stretches_all_others(monkeypatch):
-    # just below and above the middle of two bfloat16 numbers, on either half of the dimensions
-    low, high = (torch.full((100,), value / 2048) for value in (128.49, 128.51))
-    none = torch.zeros(100)
-
-    def unit(values, place):  # what is missing to length 1 stands where the other side has 0
-        rest = torch.zeros(2)
-        rest[place] = (1 - values.square().sum()).sqrt()
-        return torch.cat([values, rest])
-
-    query = unit(torch.cat([low, high]), 0)[None]
-    nearest_row = unit(torch.cat([low, none]), 1)
-    others = unit(torch.cat([none, 0.998 * high]), 1).expand(99, -1)
-    bank = torch.cat([others, nearest_row[None]])
-    similar, coarse = bank @ query[0], (bank.bfloat16() @ query[0].bfloat16()).float()
-    assert similar[-1] - similar[0] > 5e-4
-    assert coarse[-1] - coarse[0] < -3e-3
-
-    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
-    monkeypatch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
-    assert nearest(bank, query, 1).indices.tolist() == [[99]]
-
-
-def test_rows_on_the_other_side_are_found_by_bfloat16_too(monkeypatch):
+def test_rows_on_the_other_side_are_found_too(monkeypatch):
     # of 200 queries and their opposites, the 300 nearest: a third has a cosine below 0
-    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
     half = random_rows(200, 16, 200, seed=1).features
     bank = torch.cat([half, -half])
-    exact = nearest(bank, half, 300)
-    monkeypatch.setattr(neighbours, "_bfloat16_pays", lambda bank, queries: True)
-    monkeypatch.setattr(neighbours, "CROWDED", 10)
+    whole = nearest(bank, half, 300)
+    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
     actual = nearest(bank, half, 300)
     assert actual.similarities[:, -1].max() < 0
-    assert torch.equal(actual.indices, exact.indices)
+    assert torch.equal(actual.indices, whole.indices)
 
 
 def test_ties_rank_by_the_lower_row_of_the_bank_even_when_more_rows_tie_than_fit():

@@ -13,14 +13,13 @@ def _rows(size: int, seed: int) -> torch.Tensor:
 
 def _searched(tile_numbers: int):
     """Waits and operations of a search, and what it found."""
-    from sslpipe.evaluation import device_search
-    from sslpipe.evaluation.neighbours import nearest
+    from sslpipe.evaluation import neighbours
     from tests.fakecuda.runtime import events, operations, reset, waits
 
-    device_search.MOST_NUMBERS = tile_numbers
+    neighbours.MOST_NUMBERS = tile_numbers
     bank, queries = _rows(3000, 1).cuda(), _rows(200, 2).cuda()
     reset()
-    found = nearest(bank, queries, 20)
+    found = neighbours.nearest(bank, queries, 20)
     log = events()
     return len(waits(log)), operations(log), [tensor.cpu() for tensor in found]
 
@@ -40,7 +39,7 @@ def test_a_search_on_cuda_finds_the_neighbours_of_the_cpu_and_waits_once_a_searc
 
 
 def _searched_together() -> list[torch.Tensor]:
-    from sslpipe.evaluation.shared_search import nearest_shared
+    from sslpipe.evaluation.neighbours import nearest
     from sslpipe.run.launch import join_processes
 
     process = join_processes(cpu=False, timeout_s=60)
@@ -48,7 +47,7 @@ def _searched_together() -> list[torch.Tensor]:
     ids = {"bank_ids": torch.arange(6000) // 3, "query_ids": torch.arange(50).cuda()}
     found = []
     for known in ({}, ids):
-        near = nearest_shared(bank, queries, 20, process=process, **known)
+        near = nearest(bank, queries, 20, process=process, **known)
         found += [near.indices.cpu(), near.similarities.cpu()]
     return found
 

@@ -1,4 +1,4 @@
-"""The search of a GPU, on the CPU's tensors: bit for bit what `nearest` finds."""
+"""One search: a GPU's, on the CPU's tensors, and that of gloo processes find what one CPU does."""
 
 import sys
 from types import SimpleNamespace
@@ -6,17 +6,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.evaluation import device_search, exact
-from sslpipe.evaluation.device_search import (
+from sslpipe.evaluation import exact, neighbours
+from sslpipe.evaluation.exact import among_all, fixed_point_units
+from sslpipe.evaluation.few_shot import few_shot_knn
+from sslpipe.evaluation.knn import knn_results
+from sslpipe.evaluation.neighbours import (
+    check_k,
     faiss_proposals,
+    nearest,
     search_on_device,
     tile_numbers,
     torch_proposals,
 )
-from sslpipe.evaluation.exact import among_all, fixed_point_units
-from sslpipe.evaluation.neighbours import check_k, nearest
 from tests.evaluation.test_knn import random_rows, tied_rows
+from tests.helpers.processes import run_processes
 
 
 def collapsed_rows(n, width, classes, seed, first_id=0):
@@ -46,8 +51,8 @@ def test_a_gpus_search_finds_the_neighbours_of_the_cpu(make, k, leave_out, monke
     ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
     expected = nearest(bank.features, queries.features, k, **ids)
     for numbers, ranked in ((2**28, 2**24), (3000 * 7, 999)):  # one tile; many, and of many parts
-        monkeypatch.setattr(device_search, "MOST_NUMBERS", numbers)
-        monkeypatch.setattr(device_search, "RANKED_NUMBERS", ranked)
+        monkeypatch.setattr(neighbours, "MOST_NUMBERS", numbers)
+        monkeypatch.setattr(neighbours, "RANKED_NUMBERS", ranked)
         monkeypatch.setattr(exact, "BANK_PART", 700)
         actual = searched(bank, queries, k, torch_proposals, leave_out=leave_out)
         assert_same(actual, expected)
@@ -55,13 +60,13 @@ def test_a_gpus_search_finds_the_neighbours_of_the_cpu(make, k, leave_out, monke
 
 def test_only_a_query_of_which_a_nearer_row_may_be_left_out_meets_the_whole_bank(monkeypatch):
     met = []
-    original = device_search.among_all
+    original = neighbours.among_all
 
     def counting(bank, queries, *rest):
         met.append(len(queries))
         return original(bank, queries, *rest)
 
-    monkeypatch.setattr(device_search, "among_all", counting)
+    monkeypatch.setattr(neighbours, "among_all", counting)
     searched(random_rows(3000, 8, 5, 3), random_rows(70, 8, 5, 4), 10, torch_proposals)
     assert not met
     searched(collapsed_rows(3000, 8, 5, 3), collapsed_rows(70, 8, 5, 4), 10, torch_proposals)
@@ -134,3 +139,45 @@ def test_more_neighbours_than_faiss_finds_on_a_gpu_are_one_clear_error(monkeypat
     use_faiss(monkeypatch, SimpleNamespace(contrib=SimpleNamespace(torch_utils=None)))
     with pytest.raises(DataError, match="needs faiss-gpu, and this is faiss-cpu"):
         searched(bank, queries, 10, faiss_proposals)
+
+
+def in_rank(process: Rank):
+    found = []
+    for make in (random_rows, tied_rows):
+        bank, queries = make(103, 4, 5, seed=1), make(31, 4, 5, seed=2)
+        bank = bank._replace(ids=bank.ids // 3)  # three rows an id, in two shares
+        for k in (1, 9, 100):
+            options = {"search": "faiss"} if k == 9 else {}
+            for ids in ({}, {"bank_ids": bank.ids, "query_ids": queries.ids}):
+                near = nearest(
+                    bank.features, queries.features, k, process=process, **options, **ids
+                )
+                found += [near.indices, near.similarities]
+    # groups of a quarter of the bank, found beside the others or taken away first
+    bank, queries = random_rows(103, 4, 5, seed=1), random_rows(31, 4, 5, seed=2)
+    numbers, own = torch.arange(103) % 4, torch.arange(31) % 5
+    for small_bank in (neighbours.SMALL_BANK, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(neighbours, "SMALL_BANK", small_bank)
+            ids = {"bank_ids": numbers, "query_ids": own}
+            near = nearest(bank.features, queries.features, 9, process=process, **ids)
+        found += [near.indices, near.similarities]
+    # more processes than some have rows
+    few = random_rows(3, 4, 2, seed=1)
+    near = nearest(few.features, few.features, 3, process=process)
+    found += [near.indices, near.similarities]
+    bank, queries = random_rows(203, 4, 5, seed=1), random_rows(31, 4, 5, seed=2, first_id=999)
+    results = knn_results(bank, queries, k=(1, 20), vote="both", process=process)
+    results += knn_results(bank, bank, k=(5,), exclude_same_id=True, process=process)
+    results += few_shot_knn(bank, queries, labels_per_class=3, k=(3,), process=process)
+    with pytest.raises(DataError, match="k = 201 does not fit a bank of 200 rows"):
+        nearest(torch.ones(200, 2), torch.ones(1, 2), 201, process=process)
+    return found, results
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_bank_split_over_processes_gives_the_neighbours_of_one(world):
+    found, results = in_rank(Rank())
+    for theirs, their_results in run_processes(in_rank, world):
+        assert all(torch.equal(a, b) for a, b in zip(theirs, found, strict=True))
+        assert their_results == results
