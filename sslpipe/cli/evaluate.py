@@ -33,12 +33,11 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import EVALS
-from sslpipe.evaluation.augmented_probe import CROP_AREA, FLIP_PROB, augmented_sgd_probe
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import check_one_split, two_splits
 from sslpipe.evaluation.result import Result, caveats
-from sslpipe.evaluation.sgd_probe import EPOCHS, RATES
+from sslpipe.evaluation.sgd_probe import CROP_AREA, EPOCHS, FLIP_PROB, RATES, augmented_sgd_probe
 from sslpipe.evaluation.whiten import pca, whiten
 from sslpipe.export.load import checkpoint_metadata, load_backbone
 
@@ -82,7 +81,7 @@ app = typer.Typer(
     epilog="Examples: sslpipe evaluate knn train.safetensors test.safetensors --k 20 | "
     "accelerate launch --multi_gpu --num_processes 2 -m sslpipe evaluate retrieval "
     "train.safetensors test.safetensors (several processes share the work of few-shot, knn, "
-    "retrieval, stability and verification) | "
+    "retrieval and verification) | "
     "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
 )
 
@@ -254,9 +253,8 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
         files = ((train, bank, bank_metadata), (test, queries, query_metadata))
         rows = ColumnRows(files, data, gallery, query)
-        if name != "stability":  # two backbones are its purpose
-            itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
-            check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
+        itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
+        check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
         if options.get("exclude_same_id"):
             check_one_split(bank_metadata, query_metadata)
         for column in columns:
@@ -285,7 +283,8 @@ def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Res
         inspect.Parameter("train", kind, annotation=TrainFile),
         inspect.Parameter("test", kind, annotation=TestFile),
         *(_option(column_option(p), helps.get(p.name)) for p in accepted if p.name != "process"),
-        *(() if name == "stability" else (*OPTIONS, ERASE)),  # its files are of the same rows
+        *OPTIONS,
+        ERASE,
         inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
         inspect.Parameter("axes", kind, annotation=Axes, default=None),
         inspect.Parameter("device", kind, annotation=Device, default="auto"),

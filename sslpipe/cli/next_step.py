@@ -129,7 +129,7 @@ def after_evaluation(name: str, train: Path, test: Path) -> None:
     run_dir = test.parent.parent
     if (run_dir / "recipe.json").is_file():
         say_next("report", run_dir)
-    elif name in ("geometry", "stability"):  # the last of them; its two files are of one split
+    elif name == "geometry":  # the last of them
         return
     elif train == test:
         say_next("evaluate", *_itself("retrieval" if name == "knn" else "geometry", test))

@@ -3,8 +3,7 @@
 They are the arguments of its function, which needs torch; a test compares both.
 """
 
-_TWO_FILES = "device help out pca whiten"  # of what takes two files of embeddings
-_FILES = f"{_TWO_FILES} data erase gallery query"  # and chooses among their rows
+_FILES = "data device erase gallery help out pca query whiten"  # of what takes two embeddings
 _MODEL = "batch-size canvas-px checkpoint data device help num-workers out test-split train-split"
 _MODEL += " weights"
 
@@ -24,7 +23,6 @@ EVALUATE: dict[str, set[str]] = {
         "no-exclude-same-id per-query similarity",
         "ridge": f"{_FILES} by exclude-same grid holdout seed",
         "sgd": f"{_FILES} batch-size epochs holdout rates seed",
-        "stability": f"{_TWO_FILES} k search",
         "verification": f"{_FILES} exclude-same far folds pairs seed",
     }.items()
 }

@@ -8,7 +8,7 @@ For whoever compares backbones: from arrays (`knn.knn`), from files of embedding
 from collections.abc import Callable
 
 from sslpipe.evaluation.few_shot import few_shot_knn
-from sslpipe.evaluation.geometry import geometry, stability
+from sslpipe.evaluation.geometry import geometry
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.nuisance import nuisance
@@ -28,7 +28,6 @@ _BUILT_IN: dict[str, Callable[..., list[Result]]] = {
     "retrieval": retrieval,
     "ridge": ridge_probe,
     "sgd": sgd_probe,
-    "stability": stability,
     "verification": verification,
 }
 EVALS = Table("evaluation", _BUILT_IN, "sslpipe.evaluations")

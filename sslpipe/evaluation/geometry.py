@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import Z95, Interval, bootstrap_means95
-from sslpipe.evaluation.embed import Embeddings, check_embeddings
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.verification import draw_pairs
 from sslpipe.precision import to_float64
@@ -96,56 +94,6 @@ def geometry(
             std_spectrum=unit.std(dim=0, correction=0).sort(descending=True).values.tolist(),
         ),
     ]
-
-
-def stability(
-    before: Embeddings,
-    after: Embeddings,
-    *,
-    k: int = 20,
-    search: Search = "torch",
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-) -> list[Result]:
-    """Measure how many of a sample's k nearest neighbours are the same in both files, 0 to 1.
-
-    The mean of the shared neighbours / k; k / (N - 1) for unrelated features. A sample is not its
-    own neighbour. Collective: of several processes, each searches its share of the samples; all get
-    the results of one process, bit for bit.
-
-    Args:
-        before: Features of some samples from one checkpoint (TRAIN on the command line).
-        after: Of the same samples from another one (TEST on the command line).
-        k: Neighbours of a sample.
-        search: "torch" or "faiss"; both find the same neighbours.
-        process: This process.
-
-    Raises:
-        DataError: The ids differ.
-    """
-    check_embeddings(before, "the first file", labelled=False)
-    check_embeddings(after, "the second file", labelled=False)
-    before, after = (rows.to(after.ids.device) for rows in (before, after))
-    before, after = (rows.rows(torch.argsort(rows.ids)) for rows in (before, after))
-    if not torch.equal(before.ids, after.ids):
-        raise DataError("the two files are not of the same samples; embed one split with both")
-    neighbours = [
-        nearest(
-            rows.features,
-            rows.features,
-            k,
-            search=search,
-            bank_ids=rows.ids,
-            query_ids=rows.ids,
-            process=process,
-        ).indices.sort(dim=1)
-        for rows in (before, after)
-    ]
-    first, second = (one.values for one in neighbours)
-    at = torch.searchsorted(second, first).clamp_max(k - 1)
-    shared = (second.gather(1, at) == first).double().mean(dim=1, keepdim=True).cpu().numpy()
-    (interval,) = bootstrap_means95(shared)
-    rows = len(shared)
-    return [Result(f"stability k={k} cosine", "shared", float(shared.mean()), interval, rows, rows)]
 
 
 def _without_groups(rows: Tensor) -> list[Tensor]:

@@ -8,7 +8,6 @@ import torch
 
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.cli.columns import print_values
-from sslpipe.cli.inputs import check_evaluate
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed, save_embeddings
@@ -117,8 +116,6 @@ def test_an_erased_column_is_fitted_on_the_first_file_and_recorded(given, tmp_pa
     words = [*map(str, paths), "--erase", "camera"]
     with pytest.raises(UserError, match="--erase camera is looked up in the data set"):
         evaluate_tool.app(["knn", *words], standalone_mode=False)
-    with pytest.raises(UserError, match="No such option: --erase of `evaluate stability`"):
-        check_evaluate(["stability", *words])
 
 
 def test_query_and_gallery_keep_the_rows_that_they_describe(given, tmp_path, monkeypatch):

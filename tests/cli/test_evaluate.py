@@ -536,12 +536,9 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
         ),
         "ridge": (["--seed", "3"], {"seed": 3}),
         "sgd": (["--epochs", "3"], {"epochs": 3}),
-        "stability": (["--k", "4"], {"k": 4}),
         "verification": (["--pairs", "200", "--far", "0.1"], {"pairs": 200, "far": [0.1]}),
     }
     arguments, options = given[name]
-    if name == "stability":  # of one split
-        paths, rows = (paths[1], paths[1]), (rows[1], rows[1])
     out = tmp_path / "numbers.json"
     shown = call(evaluate_tool, name, *paths, *arguments, "--out", out)
     expected = [result.to_json() for result in EVALS[name](*rows, **options)]
@@ -662,7 +659,6 @@ def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differ
     for name in ("knn", "linear", "ridge", "sgd"):
         with pytest.raises(UserError, match="both files are of split 'train'"):
             evaluate_tool.app([name, train, train], standalone_mode=False)
-    call(evaluate_tool, "stability", test, test, "--k", "4")
 
 
 def test_the_canvas_is_in_the_facts_and_never_smaller_than_twice_the_view(run, tmp_path):

@@ -7,9 +7,8 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import DataError
-from sslpipe.evaluation.augmented_probe import TrainingView, augmented_sgd_probe
 from sslpipe.evaluation.embed import embed
-from sslpipe.evaluation.sgd_probe import sgd_results
+from sslpipe.evaluation.sgd_probe import TrainingView, augmented_sgd_probe, sgd_results
 from sslpipe.models.state import module_sha256
 from tests.evaluation.test_embed import VIEW, make_backbone
 from tests.helpers.dataset import write_dataset

@@ -1,4 +1,4 @@
-"""Alignment, uniformity, rank, spread and stability against loops and closed forms."""
+"""Alignment, uniformity, rank and spread against loops and closed forms."""
 
 from itertools import combinations
 
@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.errors import DataError
-from sslpipe.evaluation.geometry import geometry, stability, uniformity
+from sslpipe.evaluation.geometry import geometry, uniformity
 from sslpipe.random import permutation
-from tests.evaluation.test_knn import brute_similarities, random_rows, rows
+from tests.evaluation.test_knn import random_rows, rows
 
 
 def by_metric(*arguments, **options):
@@ -102,22 +101,3 @@ def test_uniformity_of_collapsed_rows_keeps_its_digits(spread, dtype):
         np.mean([np.expm1(-2 * ((a - b) ** 2).sum()) for a, b in combinations(wide, 2)])
     )
     assert float(uniformity(u)) == pytest.approx(expected, rel=1e-6)
-
-
-def test_stability_is_the_share_of_neighbours_in_common_by_loops():
-    before = random_rows(50, 6, 4, seed=1)
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(50, 6, generator=generator)
-    after = before._replace(features=before.features + 0.5 * noise)
-    shuffled = after.rows(torch.randperm(50, generator=generator))
-    (result,) = stability(before, shuffled, k=7)
-
-    def near(data):
-        table = brute_similarities(data, data, exclude_same_id=True)
-        return [set(sorted(range(50), key=lambda j, row=row: (-row[j], j))[:7]) for row in table]
-
-    shared = [len(a & b) / 7 for a, b in zip(near(before), near(after), strict=True)]
-    assert result.value == pytest.approx(np.mean(shared))
-    assert stability(before, before._replace(features=before.features * 3), k=7)[0].value == 1
-    with pytest.raises(DataError, match="not of the same samples"):
-        stability(before, after._replace(ids=after.ids + 1))

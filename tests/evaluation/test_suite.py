@@ -116,14 +116,12 @@ def test_every_eval_takes_a_bank_and_queries_and_gives_results_in_zero_to_one(na
         "verification": {"pairs": 500, "far": (0.1,)},
     }
     bank, queries = pair()
-    if name == "stability":  # two checkpoints, one split
-        bank = noise_of(queries)
     if name == "nuisance":  # as if the labels were a column
         sides = (bank.labels.numpy(), queries.labels.numpy())
         options[name] = {"column": GroupCodes("label", *sides, tuple("0123"))}
     results = EVALS[name](bank, queries, **options.get(name, {}))
     assert len({(result.protocol, result.metric) for result in results}) == len(results) > 0
-    if name in ("geometry", "stability"):  # not accuracies: tests of their own
+    if name == "geometry":  # not accuracies: tests of their own
         return
     for result in results:
         assert 0 <= result.interval95[0] <= result.value <= result.interval95[1] <= 1

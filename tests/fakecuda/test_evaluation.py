@@ -17,8 +17,8 @@ pytestmark = needs_fakecuda
 
 def _numbers(data: Path) -> list[list[float]]:
     """Of the probe on augmented images and of the suite, on the CPU and on "cuda"."""
-    from sslpipe.evaluation.augmented_probe import augmented_sgd_probe
     from sslpipe.evaluation.embed import embed
+    from sslpipe.evaluation.sgd_probe import augmented_sgd_probe
     from sslpipe.evaluation.suite import run_suite
 
     index, found = load_index(data), []
