@@ -9,11 +9,16 @@ import errno
 import hashlib
 import importlib
 import os
+import re
+import secrets
 import signal
+import socket
+import stat
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +31,33 @@ FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # no
 _seek_lock = threading.Lock()  # a descriptor has one position for all threads
 
 
-@contextmanager
-def replacing(path: Path, *, fsync: bool = False, shared: bool = False) -> Iterator[Path]:
-    """Give a temporary path to write to; on leaving it becomes `path`, whole or not at all.
+# Files in folders that somebody else may have filled. A link planted there must not lead a write to
+# another file, and nothing but a regular file is read: a FIFO or a device would hang for ever.
 
-    Where the block raises, `path` is as it was and nothing is left beside it.
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+@contextmanager
+def replacing(path: Path, *, fsync: bool = False) -> Iterator[Path]:
+    """Give a temporary file to write to; on leaving it becomes `path`, whole or not at all.
+
+    Where the block raises, `path` is as it was and nothing is left beside it. Several threads or
+    processes may write the same file at once: the last one to finish counts. The temporary file is
+    new, under a name that nobody can guess; where `path` is a link, the link is replaced, not what
+    it leads to. What killed writers of the same file left beside it is removed.
 
     Args:
         path: The file to write; its folder must exist.
         fsync: Put the bytes and the rename on disk before returning, so that a power cut cannot
             undo them. Without it they survive the end of the process only.
-        shared: Several threads or processes may write this file at once: each has a temporary path
-            of its own, and the last one to finish counts.
     """
-    own = f".{uuid.uuid4().hex}" if shared else ""
-    temporary = path.with_name(f".{path.name}{own}.tmp")
+    _remove_abandoned(path)
+    writer = f"{_host()}-{os.getpid()}-{process_start()}"
+    temporary = path.with_name(f".{path.name}.{writer}.{secrets.token_hex(8)}.tmp")
     try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666))
         yield temporary
         if fsync:
             sync(temporary)
@@ -56,19 +72,106 @@ def replacing(path: Path, *, fsync: bool = False, shared: bool = False) -> Itera
         sync(path.parent)
 
 
-def write_atomically(
-    path: Path, content: bytes | str, *, fsync: bool = False, shared: bool = False
-) -> None:
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary files of this file whose writers, on this machine, are gone."""
+    begin = f".{path.name}."
+    with suppress(OSError):
+        for name in (each for each in os.listdir(path.parent) if each.startswith(begin)):
+            rest = name.removeprefix(begin)
+            found = re.fullmatch(rf"({_host()}-(\d+)-([\w.]+)\.[0-9a-f]{{16}}\.)?tmp", rest)
+            # without a writer in its name: of an earlier version
+            if found and (not found[1] or process_start(int(found[2])) != found[3]):
+                path.with_name(name).unlink(missing_ok=True)
+
+
+@cache
+def _host() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def write_atomically(path: Path, content: bytes | str, *, fsync: bool = False) -> None:
     """Write a file that has all of this content, or is as it was.
 
     Args:
         path: The file to write; its folder must exist.
         content: Bytes, or text, which is written as UTF-8 with its line ends as they are.
         fsync: As in `replacing`.
-        shared: As in `replacing`.
     """
-    with replacing(path, fsync=fsync, shared=shared) as temporary:
+    with replacing(path, fsync=fsync) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def make_folder(root: Path, *names: str) -> Path:
+    """Make folders one in the other below `root`, which may be a link itself; none of them may.
+
+    Raises:
+        OSError: One of them is a link or no folder; the error names it.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    path = root
+    for name in names:
+        path = path / name
+        with suppress(FileExistsError):
+            path.mkdir()
+        if path.is_symlink() or not path.is_dir():
+            what = "a link" if path.is_symlink() else "no folder"
+            raise OSError(errno.ENOTDIR, f"it is {what}, and files would be written there", path)
+    return path
+
+
+def open_to_append(path: Path) -> FileIO:
+    """Open a log, made where it is not there, to read and to append, unbuffered.
+
+    Raises:
+        OSError: It cannot be opened, or is a link or no regular file.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK: FreeBSD's word for it
+            raise OSError(errno.ELOOP, "it is a link", path) from error
+        raise
+    _only_regular(descriptor, path)
+    return os.fdopen(descriptor, "a+b", buffering=0)
+
+
+def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedReader:
+    """Open a file that somebody else made, to read; never waits for a FIFO or reads a device.
+
+    Args:
+        path: Also a link to a regular file.
+        most_bytes: The largest size; None: any.
+
+    Raises:
+        OSError: It cannot be opened, is no regular file, or is larger.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY)
+    size = _only_regular(descriptor, path)
+    if most_bytes is not None and size > most_bytes:
+        os.close(descriptor)
+        text = f"it has {size:,} bytes, and at most {most_bytes:,} are read"
+        raise OSError(errno.EINVAL, text, str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: str | Path, most_bytes: int | None = None) -> bytes:
+    """Read all of a file that somebody else made; see `open_regular`."""
+    with open_regular(path, most_bytes) as file:
+        return file.read()
+
+
+def _only_regular(descriptor: int, path: str | Path) -> int:
+    """Return an open file's bytes; where it is no regular file, close it and raise OSError."""
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        return status.st_size
+    os.close(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    what = kinds.get(stat.S_IFMT(status.st_mode), "no regular file")
+    raise OSError(errno.EINVAL, f"it is {what}, not a regular file", str(path))
 
 
 @contextmanager
@@ -108,7 +211,7 @@ def sync(path: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Compute a file's sha256 in hexadecimal, without holding it in memory."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -83,7 +83,7 @@ def train(
         # data: the order of the whole run is known before anything is read
         check_streams(recipe.data.num_streams, run.process.world_size)
         split = index.split(recipe.data.split)
-        index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
+        index.check_files(split.name)
         order = plan_order(recipe, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         recipe = with_init(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)

@@ -228,8 +228,8 @@ def test_one_at_a_time_is_inside(tmp_path):
 
 def test_writers_of_one_shared_file_do_not_meet(tmp_path):
     with (
-        portable.replacing(tmp_path / "a", shared=True) as first,
-        portable.replacing(tmp_path / "a", shared=True) as second,
+        portable.replacing(tmp_path / "a") as first,
+        portable.replacing(tmp_path / "a") as second,
     ):
         first.write_bytes(b"1")
         second.write_bytes(b"2")

@@ -15,6 +15,7 @@ from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest, identity
 from sslpipe.run.launch import stored_precision
 from sslpipe.run.log import read_metrics
+from sslpipe.run.records import write_description
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
@@ -180,14 +181,59 @@ def test_unlabelled_images_train_without_the_monitor_and_it_says_so(tmp_path):
     assert read_metrics(run_dir, "eval") == []
 
 
-def test_the_monitor_reads_piped_shards_where_the_recipe_allows_them(tmp_path):
+def test_only_the_command_line_lets_shards_run_commands(tmp_path):
+    """Neither a recipe nor a run's record does, and `check` never reads such shards."""
     data = write_dataset(tmp_path / "data")
-    piped = data.read_text().replace('"file": "train', f'"file": "pipe:cat {data.parent}/train')
-    data.write_text(piped)
-    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    train_over(1, recipe, data, run_dir, "steps=1", "run.monitor_steps=1", "run.allow_pipe=true")
+    canary, run_dir = tmp_path / "canary", tmp_path / "run"
+    text = data.read_text().replace(
+        '"file": "train', f'"file": "pipe:touch {canary}; cat {data.parent}/train'
+    )
+    data.write_text(text)
+    recipe = write_recipe(tmp_path)
+    hostile = tmp_path / "hostile.toml"
+    hostile.write_text(recipe.read_text() + "allow_pipe = true\n")
+    where = ("--data", str(data))
+    steps = ("steps=1", "run.monitor_steps=1")
+    for words in (
+        ("check", str(recipe)),
+        ("check", str(hostile)),
+        ("check", str(recipe), "run.allow_pipe=true"),
+        ("preview", str(recipe), "--out", str(tmp_path / "views.png")),
+        ("train", str(recipe), "--run-dir", str(run_dir), *steps),
+        ("train", str(hostile), "--run-dir", str(run_dir), *steps),
+        ("train", str(recipe), "--run-dir", str(run_dir), *steps, "run.allow_pipe=true"),
+    ):
+        done = command_line(*words, *where)
+        assert done.returncode == 2, (words, done.stderr)
+        assert "--allow-pipe" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert not canary.exists(), words
+
+    train = ("train", str(recipe), "--run-dir", str(run_dir), *where)
+    assert command_line(*train, *steps, "--allow-pipe").returncode == 0
+    assert canary.exists()
     (line,) = read_metrics(run_dir, "eval")
     assert 0 <= line["holdout_knn"] <= 1
+    assert "allow_pipe" not in (run_dir / "recipe.json").read_text()
+
+    # nor does the run's record, whatever is written there
+    canary.unlink()
+    record = json.loads((run_dir / "recipe.json").read_text())
+    record["run"]["allow_pipe"] = True
+    write_description(run_dir, {"recipe.json": record, **described(run_dir)})
+    for words in (
+        (*train, "steps=2"),
+        ("check", str(run_dir), *where),
+        ("embed", str(run_dir), *where, "--split", "train", "--out", str(tmp_path / "f.npz")),
+        ("evaluate", "suite", str(run_dir), *where, "--out", str(tmp_path / "eval.json")),
+    ):
+        assert command_line(*words).returncode == 2, words
+        assert not canary.exists(), words
+
+
+def described(run_dir):
+    names = ("data.json", "run.json")
+    return {name: json.loads((run_dir / name).read_text()) for name in names}
 
 
 def test_a_damaged_run_json_is_named_and_precision_chosen_anew_before_a_checkpoint(

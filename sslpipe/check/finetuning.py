@@ -84,7 +84,7 @@ def check_finetuning(
     num_classes = max(2, recipe.sampler.classes_per_batch)
     if index is not None:
         split, names = labelled_split(recipe, index)
-        index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
+        index.check_files(split.name)
         order = plan_batches(recipe, index)
         recipe, num_classes = recipe.resolved(order.steps_per_epoch), len(order.classes)
         held = validation_ids(split, recipe.data.validation_classes, names)

@@ -115,7 +115,7 @@ def check_pretraining(
     pairing = None
     if index is not None:
         split = index.split(recipe.data.split)
-        index.check_files(recipe.data.split, allow_pipe=recipe.run.allow_pipe)
+        index.check_files(recipe.data.split)
         order = plan_order(recipe, index)
         pairing = plan_pairs(recipe.pairs, split, order)
         recipe = recipe.resolved(order.steps_per_epoch)

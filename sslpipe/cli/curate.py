@@ -140,7 +140,7 @@ def duplicates(
     if sheet is None:
         (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
     else:
-        with replacing(out / "doubt.png", shared=True) as temporary:
+        with replacing(out / "doubt.png") as temporary:
             sheet.save(temporary, "PNG")
     if column:
         write_column(index.folder, samples, groups)

@@ -91,7 +91,7 @@ def outliers(
     ]
     kinds = {"split": str, "id": int, "key": str, "reason": str}
     write_results(out / "outliers", rows, {**kinds, "value": float, "limit": float, "detail": str})
-    write_atomically(out / "outliers.html", outlier_page(split, found), shared=True)
+    write_atomically(out / "outliers.html", outlier_page(split, found))
     counts: dict[str, int] = {}
     for one in found:
         counts[one.reason] = counts.get(one.reason, 0) + 1
@@ -137,7 +137,7 @@ def clusters(
     write_results(out / "clusters", table, kinds)
     names = opened.data.manifest.classes
     page = cluster_page(split, rows, found, names, seed)
-    write_atomically(out / "clusters.html", page, shared=True)
+    write_atomically(out / "clusters.html", page)
     _say(
         f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
         f"{found.sizes[-1]} to {found.sizes[0]} samples"
@@ -238,7 +238,7 @@ def select(
     kinds = {**kinds, "value": float, **({"path": str} if images else {}), "label": str}
     write_results(out / "chosen", [{k: row[k] for k in kinds} for row in table], kinds)
     captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
-    write_atomically(out / "chosen.html", chosen_page(split, captions, how), shared=True)
+    write_atomically(out / "chosen.html", chosen_page(split, captions, how))
     _say(f"{out}: {count} of {len(rows.ids)} samples of {split.name} by {how}")
     when, csv = " when its column `label` is filled in", out / "chosen.csv"
     if images:

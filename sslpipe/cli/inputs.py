@@ -38,10 +38,10 @@ def open_split(location: str, split: str, *, allow_pipe: bool = False) -> Datase
     Raises:
         DataError: The index is wrong, the split is not in it, or a shard is missing.
     """
-    index = load_index(location)
+    index = load_index(location, allow_pipe=allow_pipe)
     index.split(split)
     if not is_remote(index.folder):  # else a request a shard: once is enough
-        index.check_files(split, allow_pipe=allow_pipe)
+        index.check_files(split)
     return index
 
 

@@ -150,6 +150,14 @@ def train(
     init: Init = None,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
+    allow_pipe: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pipe",
+            help="Let shards `pipe:COMMAND` of the data set run their shell commands; only for "
+            "data that you trust. A recipe cannot allow it.",
+        ),
+    ] = False,
 ) -> None:
     """Pretrain or, with a recipe of fine-tuning, fine-tune; or resume.
 
@@ -158,7 +166,7 @@ def train(
     """
     with made_with(plugins_of(run_dir)):
         loaded = load_recipe(recipe, overrides or [])
-    index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
+    index = open_split(data, loaded.data.split, allow_pipe=allow_pipe)
     check_folder(run_dir, "--run-dir")
     check_init(init, run_dir)
     if note := shortened_note(loaded.model_dump()):
@@ -194,15 +202,14 @@ def preview(
     """
     chosen = parse_ids(ids)
     loaded = load_recipe_or_run(recipe, overrides or [])
-    index = open_split(data, loaded.data.split, allow_pipe=loaded.run.allow_pipe)
+    index = open_split(data, loaded.data.split)
     check_picture(out)
 
     from sslpipe.run.preview import preview_recipe
-    from sslpipe.sharding.show import sample_lines
+    from sslpipe.sharding.show import sample_lines, save_sheet
 
     grid, drawn = preview_recipe(loaded, index, images=images, ids=chosen, epoch=epoch)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    grid.save(out)
+    save_sheet(grid, out)
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
     Console().print(f"{len(drawn)} images and their views: {out}", highlight=False)

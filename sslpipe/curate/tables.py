@@ -48,14 +48,14 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Kinds) -> 
         writer = csv.DictWriter(lines, list(kinds), lineterminator="\r\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomically(path, "".join(lines), shared=True)
+        write_atomically(path, "".join(lines))
         return
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
     schema = pa.schema([(name, types[kind]) for name, kind in kinds.items()])
-    with replacing(path, shared=True) as temporary:
+    with replacing(path) as temporary:
         pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
 
 

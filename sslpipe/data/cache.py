@@ -79,7 +79,7 @@ class DiskCache:
         path = self._path(name, number)
         try:
             path.parent.mkdir(exist_ok=True)
-            with replacing(path, shared=True) as temporary:
+            with replacing(path) as temporary:
                 temporary.write_bytes(raw)
         except OSError:
             return

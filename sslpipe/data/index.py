@@ -112,6 +112,7 @@ class Split:
         name: Of the split.
         shards: As in the manifest.
         columns: As in the manifest.
+        allow_pipe: Whether shards `pipe:COMMAND` may run their shell command.
     """
 
     def __init__(
@@ -120,8 +121,11 @@ class Split:
         name: str,
         shards: tuple[ShardFile, ...],
         columns: Mapping[str, ColumnEntry] | None = None,
+        *,
+        allow_pipe: bool = False,
     ) -> None:
         self.folder, self.name, self.shards = folder, name, shards
+        self.allow_pipe = allow_pipe
         self.columns = dict(columns or {})
         sizes = np.array([shard.samples for shard in shards], dtype=np.int64)
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # (shards + 1,)
@@ -200,14 +204,18 @@ class DatasetIndex:
         folder: A path or a URL.
         manifest: What dataset.json holds.
         file_sha256: Of dataset.json.
+        allow_pipe: Whether shards `pipe:COMMAND` may run their shell command.
 
     Attributes:
         sha256: Of dataset.json as it was, or would be, without DERIVED_COLUMN; part of the digest
             of every run that does not use that column.
     """
 
-    def __init__(self, folder: str, manifest: Manifest, file_sha256: str) -> None:
+    def __init__(
+        self, folder: str, manifest: Manifest, file_sha256: str, *, allow_pipe: bool = False
+    ) -> None:
         self.folder, self.manifest, self.file_sha256 = folder, manifest, file_sha256
+        self.allow_pipe = allow_pipe
         self.sha256 = file_sha256
         if DERIVED_COLUMN in manifest.columns:
             self.sha256 = hashlib.sha256(self._without_derived()).hexdigest()
@@ -233,17 +241,19 @@ class DatasetIndex:
         if name not in self.manifest.splits:
             known = ", ".join(sorted(self.manifest.splits))
             raise DataError(f"{self.folder} has no split {name!r}; it has: {known}")
-        return Split(self.folder, name, self.manifest.splits[name], self.manifest.columns)
+        shards, columns = self.manifest.splits[name], self.manifest.columns
+        return Split(self.folder, name, shards, columns, allow_pipe=self.allow_pipe)
 
-    def check_files(self, split: str, *, allow_pipe: bool = False) -> None:
+    def check_files(self, split: str) -> None:
         """Check that every shard is there with the index's size; nothing is read.
 
         Raises:
-            DataError: Names every shard that is missing or has another size.
+            DataError: Names every shard that is missing or has another size, or one that would run
+                a command.
         """
         wrong = []
         for shard in self.manifest.splits[split]:
-            if allow_pipe and shard.file.startswith("pipe:"):
+            if self.allow_pipe and shard.file.startswith("pipe:"):
                 continue  # a command's output has no size before it runs
             size = size_of(join(self.folder, shard.file))
             if size is None:
@@ -273,11 +283,13 @@ def manifest_url(location: str | Path) -> str:
     return url if url.endswith(".json") else join(url, "dataset.json")
 
 
-def load_index(location: str | Path) -> DatasetIndex:
+def load_index(location: str | Path, *, allow_pipe: bool = False) -> DatasetIndex:
     """Read dataset.json.
 
     Args:
         location: The file or its folder, a path or a URL.
+        allow_pipe: Let its shards `pipe:COMMAND` run their shell commands when they are read. Never
+            for data of somebody whom you would not let type on this machine.
 
     Raises:
         DataError: It is missing, of another schema, or names a key that does not exist.
@@ -296,4 +308,5 @@ def load_index(location: str | Path) -> DatasetIndex:
         manifest = Manifest.model_validate(tree)
     except ValidationError as error:
         raise DataError(explain_errors(error, Manifest, url)) from None
-    return DatasetIndex(url.rpartition("/")[0] or ".", manifest, hashlib.sha256(raw).hexdigest())
+    folder, sha256 = url.rpartition("/")[0] or ".", hashlib.sha256(raw).hexdigest()
+    return DatasetIndex(folder, manifest, sha256, allow_pipe=allow_pipe)

@@ -99,7 +99,6 @@ def open_reader(split: Split, run: RunConfig) -> Reader:
     return Reader(
         split,
         window_bytes=run.window_bytes,
-        allow_pipe=run.allow_pipe,
         cache=DiskCache(Path(run.cache_dir), int(run.cache_gb * 1e9)) if run.cache_dir else None,
     )
 

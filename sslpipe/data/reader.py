@@ -48,7 +48,6 @@ class Reader:
     Args:
         split: Where the samples are.
         window_bytes: The largest single read.
-        allow_pipe: Let `pipe:` URLs run their shell command.
         cache: For shards that are not on this machine.
     """
 
@@ -57,11 +56,9 @@ class Reader:
         split: Split,
         *,
         window_bytes: int,
-        allow_pipe: bool = False,
         cache: DiskCache | None = None,
     ) -> None:
-        self.split, self.window_bytes, self.allow_pipe = split, window_bytes, allow_pipe
-        self._cache = cache
+        self.split, self.window_bytes, self._cache = split, window_bytes, cache
         self._piped = lru_cache(maxsize=2)(_run_pipe)
         self._pipe_lock = threading.Lock()
 
@@ -111,7 +108,7 @@ class Reader:
 
     def _bytes(self, shard: int, begin: int, end: int) -> bytes:
         url, entry = self.split.url(shard), self.split.shards[shard]
-        if self.allow_pipe and url.startswith("pipe:"):
+        if self.split.allow_pipe and url.startswith("pipe:"):
             with self._pipe_lock:
                 return self._piped(url)[begin:end]
         if self._cache is not None and is_remote(url):

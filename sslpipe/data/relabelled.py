@@ -21,7 +21,8 @@ class RelabelledSplit(Split):
     """
 
     def __init__(self, split: Split, column: Column) -> None:
-        super().__init__(split.folder, split.name, split.shards, split.columns)
+        shards, columns = split.shards, split.columns
+        super().__init__(split.folder, split.name, shards, columns, allow_pipe=split.allow_pipe)
         self.original, self.column_of_labels, self._groups = split, column, column.groups
 
     @cached_property

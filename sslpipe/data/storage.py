@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
 from sslpipe.faults import fault
-from sslpipe.portable import read_at
+from sslpipe.portable import open_regular, read_at, read_regular
 
 T = TypeVar("T")
 
@@ -28,7 +30,8 @@ def scheme(url: str) -> str:
     """Read the URL's scheme, '' for a path. Raises: DataError for one that is not allowed."""
     if url.startswith("pipe:"):
         raise DataError(
-            f"{url!r} would run a shell command; set run.allow_pipe = true if that is what you want"
+            f"{url!r} would run a shell command, which no file can allow: where you trust the data "
+            "set, train with --allow-pipe, or load_index(..., allow_pipe=True)"
         )
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
     if not match:
@@ -46,6 +49,13 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
 
+def local_path(url: str) -> str | None:
+    """Return the path of a file on this machine, None for others. Raises: DataError as `scheme`."""
+    if scheme(url) == "file":
+        return url2pathname(urlsplit(url).path)
+    return None if scheme(url) else url
+
+
 def is_remote(url: str) -> bool:
     """Say whether reading it needs a network. Raises: DataError as `scheme`."""
     return scheme(url) not in ("", "file")
@@ -53,8 +63,8 @@ def is_remote(url: str) -> bool:
 
 def size_of(url: str) -> int | None:
     """Ask for a file's bytes; None where there is none. Raises: DataError where nobody answers."""
-    if not scheme(url):
-        return os.path.getsize(url) if os.path.isfile(url) else None
+    if (local := local_path(url)) is not None:
+        return os.path.getsize(local) if os.path.isfile(local) else None
     filesystem, path = _filesystem(url)
 
     def size_there() -> Any:
@@ -79,9 +89,8 @@ def size_of(url: str) -> int | None:
 def read_bytes(url: str) -> bytes:
     """Read the whole file. Raises: DataError where it cannot be read."""
     try:
-        if not scheme(url):
-            with open(url, "rb") as file:
-                return file.read()
+        if (path := local_path(url)) is not None:
+            return read_regular(path)
         filesystem, path = _filesystem(url)
         return bytes(_retry(lambda: filesystem.cat_file(path), url))
     except (OSError, ValueError) as error:  # ValueError: no name of a file
@@ -110,8 +119,8 @@ def read_range(url: str, start: int, end: int) -> bytes:
     """
     fault("storage.read_range")
     try:
-        if not scheme(url):
-            with open(url, "rb") as file:
+        if (local := local_path(url)) is not None:
+            with open_regular(local) as file:
                 raw = read_at(file.fileno(), end - start, start)
         else:
             filesystem, path = _filesystem(url)

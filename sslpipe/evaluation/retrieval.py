@@ -22,6 +22,7 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.similarity import SIMILARITIES, Similarity
+from sslpipe.portable import replacing
 
 Denominator = Literal["min(k,R)", "R", "hits"]
 Lone = Literal["skip", "zero", "one"]
@@ -308,6 +309,7 @@ def save_per_query(path: Path, scores: PerQuery) -> None:
     columns |= {name: scores.values[:, at] for at, name in enumerate(scores.names)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: torch.from_numpy(c.copy()) for name, c in columns.items()}, path)
+        with replacing(path) as temporary:
+            save_file({name: torch.from_numpy(c.copy()) for name, c in columns.items()}, temporary)
     except (OSError, SafetensorError) as error:  # a folder, say, or no room
         raise DataError(f"cannot write {path}: {error}; name another file") from error

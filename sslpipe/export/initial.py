@@ -5,6 +5,7 @@ decay towards the start and comparisons with the start take: nobody needs the so
 """
 
 import os
+import secrets
 import shutil
 import sys
 from pathlib import Path
@@ -116,9 +117,10 @@ def keep_init(
         }
     )
     start = FrozenBackbone(init_from.backbone, init_from.view, bare)
-    scratch = run_dir / f".{KEPT}.tmp"
+    scratch = run_dir / f".{KEPT}.{secrets.token_hex(8)}.tmp"
     try:
-        shutil.rmtree(scratch, ignore_errors=True)  # of a start that was killed
+        for left in run_dir.glob(f".{KEPT}.*tmp"):  # of starts that were killed: we hold the lock
+            shutil.rmtree(left, ignore_errors=True)
         scratch.mkdir()
         FORMATS["safetensors"].write(start, scratch)
         (scratch / "SHA256SUMS").write_text(sha256_sums(scratch))

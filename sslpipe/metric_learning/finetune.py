@@ -76,7 +76,7 @@ def finetune(
     with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
         # data: the batches of an epoch are planned from its labels before anything is read
         split, _ = labelled_split(recipe, index)
-        index.check_files(split.name, allow_pipe=recipe.run.allow_pipe)
+        index.check_files(split.name)
         order = plan_batches(recipe, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         recipe = with_backbone(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)

@@ -207,8 +207,6 @@ class RunConfig(Section):
     it. It keeps the memory of a step for itself. Pretraining only."""
     window_bytes: Annotated[int, Field(gt=0, le=2**40)] = 64 * 2**20
     """Bytes of the largest single read of a shard."""
-    allow_pipe: bool = False
-    """Allow `pipe:` URLs: they run shell commands."""
     max_bad_steps: Positive = 10
     """Non-finite steps in a row before the run stops."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
@@ -225,6 +223,19 @@ class RunConfig(Section):
     recipe."""
     timeout_s: Positive = 1800
     """Seconds; a collective, a loader or a save that takes longer ends the job."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_permission(cls, tree: Any, info: ValidationInfo) -> Any:
+        """Refuse to run commands; runs of earlier versions have recorded that they did not."""
+        if not isinstance(tree, dict) or "allow_pipe" not in tree:
+            return tree
+        if tree["allow_pipe"] is not False and info.context != "recorded":
+            raise ValueError(
+                f"run.allow_pipe = {shown(tree['allow_pipe'])}: no recipe can allow shards to run "
+                "commands; leave it out and, where you trust the data set, train with --allow-pipe"
+            )
+        return {key: value for key, value in tree.items() if key != "allow_pipe"}
 
     @field_validator("trackers")
     @classmethod

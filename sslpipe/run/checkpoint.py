@@ -16,6 +16,7 @@ A folder is written under a temporary name, flushed, and renamed by rank 0 alone
 again before it is removed. What a kill leaves of either goes at the next start or save.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -35,7 +36,7 @@ from torch.utils._pytree import tree_map
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
-from sslpipe.portable import sha256_of, sync, write_atomically
+from sslpipe.portable import make_folder, sha256_of, sync, write_atomically
 from sslpipe.recipe.identity import differences, same_run
 from sslpipe.run.checkpoint_files import best_of, checkpoint_names, damage_of, read_state
 from sslpipe.run.fsdp import load_whole_state, whole_state
@@ -175,7 +176,9 @@ class Checkpointer:
     def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:
         # a temporary folder: what a kill leaves is never taken for a checkpoint
         name = f"step-{step:08d}"
-        self.folder.mkdir(exist_ok=True)  # not its parent: a run that vanished is an error
+        if not self.folder.parent.is_dir():  # a run that vanished is an error
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.folder.parent)
+        make_folder(self.folder.parent, self.folder.name)
         _remove_leftovers(self.folder)
         temporary = self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:8]}"
         temporary.mkdir()

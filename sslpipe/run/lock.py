@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sslpipe.errors import UserError
-from sslpipe.portable import process_start
+from sslpipe.portable import process_start, read_regular
 from sslpipe.run.records import check_types, seal, unseal
 from sslpipe.run.stop import clear_markers
 
 if TYPE_CHECKING:  # `sslpipe status` needs no torch
     from sslpipe.distributed import Rank
 
+MOST_LOCK_BYTES = 2**16
 TOUCH_EVERY_S = 60
 HOLDER: dict[str, type] = {"host": str, "pid": int}  # what a lock must say
 STALE_AFTER_S = 600  # a lock of another host that was not touched for this long is left over
@@ -91,7 +92,7 @@ def read_lock(path: Path) -> dict[str, Any]:
         ValueError: It is damaged, or was cut off while it was written.
         OSError: It cannot be read, or went away.
     """
-    holder = unseal(path.read_bytes())
+    holder = unseal(read_regular(path, MOST_LOCK_BYTES))
     check_types(holder, HOLDER)
     return holder
 

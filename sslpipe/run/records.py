@@ -13,16 +13,18 @@ import shlex
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Never
+from typing import Any, Never
 
 from sslpipe.errors import UserError
-from sslpipe.portable import sha256_of, write_atomically
+from sslpipe.portable import open_to_append, read_regular, sha256_of, write_atomically
 
 Tree = dict[str, Any]
 
 MANIFEST = "MANIFEST.json"
+MOST_BYTES = 2**26  # of a JSON file that is read whole
 DESCRIPTION = ("recipe.json", "data.json", "run.json")
 _REWRITE = (
     "the run's own `sslpipe train` command, started again, writes it anew (a run that is done "
@@ -50,7 +52,7 @@ def read_object(path: Path, remedy: str = "restore a copy") -> Tree:
         UserError: It cannot be read, or holds something else; names the file and the remedy.
     """
     try:
-        return parse_object(path.read_bytes())
+        return parse_object(read_regular(path, MOST_BYTES))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; {remedy}") from error
     except ValueError as error:
@@ -124,7 +126,7 @@ def read_records(path: Path, kinds: Mapping[str, type]) -> tuple[list[Tree], int
         that cannot be read at all counts as one.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except FileNotFoundError:
         return [], 0
     except OSError:
@@ -143,7 +145,7 @@ def read_records(path: Path, kinds: Mapping[str, type]) -> tuple[list[Tree], int
     return records, skipped
 
 
-def open_log(path: Path) -> BinaryIO:
+def open_log(path: Path) -> FileIO:
     """Open a log of records to append to, unbuffered; what a kill cut off becomes a line alone.
 
     Raises:
@@ -151,7 +153,7 @@ def open_log(path: Path) -> BinaryIO:
     """
     try:
         with ExitStack() as stack:
-            file = stack.enter_context(open(path, "a+b", buffering=0))
+            file = stack.enter_context(open_to_append(path))
             if file.tell():
                 file.seek(-1, 2)
                 if file.read(1) != b"\n":
@@ -210,7 +212,7 @@ def read_description(run_dir: Path, name: str) -> Tree:
     tree = read_object(path, _REWRITE)
     if (run_dir / MANIFEST).exists():  # a run of an earlier version has none
         known = _read_manifest(run_dir)[name]
-        if hashlib.sha256(path.read_bytes()).hexdigest() not in known:
+        if hashlib.sha256(read_regular(path)).hexdigest() not in known:
             raise UserError(
                 f"{path} is not the file that {MANIFEST} beside it names (by its sha256): one of "
                 f"them is damaged; {_REWRITE}"

@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from sslpipe.portable import stop_signals
+from sslpipe.portable import read_regular, stop_signals, write_atomically
 
 FROM_A_KEYBOARD = (signal.SIGINT, getattr(signal, "SIGQUIT", None))  # Ctrl-C and Ctrl-\
+MOST_MARKER_BYTES = 2**20
 MARKERS = ("DONE", "PREEMPTED", "FAILED")  # exit codes do not survive a launcher; files do
 
 
@@ -52,7 +53,7 @@ class StopRequest:
 def write_marker(run_dir: Path, marker: str, text: str = "") -> None:
     """Leave exactly one of MARKERS in the run directory."""
     clear_markers(run_dir)
-    (run_dir / marker).write_text(text + "\n")
+    write_atomically(run_dir / marker, text + "\n")
 
 
 def write_failure(run_dir: Path, text: str) -> None:
@@ -66,10 +67,12 @@ def write_failure(run_dir: Path, text: str) -> None:
 
 def clear_markers(run_dir: Path) -> dict[str, bytes]:
     """Remove all of MARKERS. Returns: those that were there, name -> what they said."""
-    there = {name: run_dir / name for name in MARKERS if (run_dir / name).exists()}
-    said = {name: path.read_bytes() for name, path in there.items()}
-    for path in there.values():
-        path.unlink(missing_ok=True)
+    said = {}
+    for path in (run_dir / name for name in MARKERS):
+        if os.path.lexists(path):
+            with suppress(OSError):  # a link that leads nowhere, a FIFO: no marker of ours
+                said[path.name] = read_regular(path, MOST_MARKER_BYTES)
+            path.unlink(missing_ok=True)
     return said
 
 
@@ -78,7 +81,7 @@ def restore_markers(run_dir: Path, markers: Mapping[str, bytes]) -> None:
     with suppress(OSError):  # the directory is gone, or full: no second error
         clear_markers(run_dir)
         for name, said in markers.items():
-            (run_dir / name).write_bytes(said)
+            write_atomically(run_dir / name, said)
 
 
 def write_refusal(text: str) -> None:

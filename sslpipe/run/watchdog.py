@@ -11,10 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sslpipe.portable import write_atomically
+from sslpipe.errors import UserError
+from sslpipe.portable import make_folder, read_regular, write_atomically
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import watch_launcher
-from sslpipe.run.records import check_types, seal, unseal
+from sslpipe.run.records import MOST_BYTES, check_types, seal, unseal
 from sslpipe.run.stop import write_failure
 
 if TYPE_CHECKING:  # `sslpipe status` needs no torch
@@ -58,9 +59,13 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="sslpipe-watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._path.is_file():
-            self._before = self._path.read_bytes()
+        try:
+            make_folder(self._run_dir, self._folder.name)
+        except OSError as error:
+            raise UserError(f"cannot use {error.filename}: {error.strerror}; remove it") from error
+        if not self._path.is_symlink():
+            with suppress(OSError):
+                self._before = read_regular(self._path, MOST_BYTES)
         self._stacks.unlink(missing_ok=True)
         self._write()
         self._thread.start()
@@ -96,7 +101,8 @@ class Watchdog:
             idle_s = now_s - place[2] if self._armed else 0.0
             if idle_s > self._timeout_s / 2 and warned_at != place:
                 warned_at = place
-                with open(self._stacks, "w") as file:
+                self._stacks.unlink(missing_ok=True)
+                with open(self._stacks, "x") as file:  # follows no link
                     faulthandler.dump_traceback(file)
             if idle_s > self._timeout_s:
                 faulthandler.dump_traceback(sys.__stderr__ or 2)
@@ -150,7 +156,7 @@ def read_heartbeats(run_dir: Path) -> dict[int, dict[str, Any]]:
     beats = {}
     for path in (run_dir / "heartbeat").glob("rank-*.json"):
         try:
-            beat = check_types(unseal(path.read_bytes()), BEAT)
+            beat = check_types(unseal(read_regular(path, MOST_BYTES)), BEAT)
         except (OSError, ValueError):
             continue
         beats[int(beat["rank"])] = beat

@@ -34,7 +34,7 @@ from sslpipe.data.index import (
     manifest_text,
 )
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import one_at_a_time, write_atomically
+from sslpipe.portable import make_folder, one_at_a_time, write_atomically
 from sslpipe.sharding.manifest import save_manifest
 
 FOLDER = "columns"
@@ -182,7 +182,7 @@ def _keep_layout(folder: Path, manifest: Manifest) -> None:
     if raw == manifest_text(manifest).encode():
         kept.unlink(missing_ok=True)  # of an earlier one
         return
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, *Path(LAYOUT_KEPT).parts[:-1])
     write_atomically(kept, raw, fsync=True)
 
 
@@ -296,6 +296,6 @@ def _save(
     other = f"{FOLDER}/{name}/{split}-{sha256[:16]}{dot}{kind}.npy"
     if dot and (other in named or named.get(file, sha256) != sha256):
         file = other
-    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, FOLDER, name)
     write_atomically(folder / file, raw, fsync=True)
     return ColumnFile(file=file, bytes=len(raw), sha256=sha256)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
+from sslpipe.portable import write_atomically
 
 
 def parse_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -56,7 +57,7 @@ def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=9, mtime=0) as file:
         file.write(header + values.tobytes())
-    path.write_bytes(packed.getvalue())
+    write_atomically(path, packed.getvalue())
 
 
 def cut_idx(root: Path, out: Path, per_class: int) -> list[Path]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sslpipe.data.index import ShardFile
 from sslpipe.errors import DataError
-from sslpipe.portable import sha256_of, write_atomically
+from sslpipe.portable import make_folder, open_to_append, sha256_of, write_atomically
 
 FOLDER = ".build"
 
@@ -106,19 +106,19 @@ def start_record(record: Path, fingerprint: str) -> None:
 
 def write_record(record: Path, fingerprint: str, done: Iterable[Done]) -> None:
     """Write the record of a plan with the shards that are finished."""
-    record.parent.mkdir(parents=True, exist_ok=True)
+    above = record.parent if record.parent.name == FOLDER else record.parent.parent
+    make_folder(above.parent, FOLDER, *record.parent.relative_to(above).parts)
     lines = [json.dumps({"plan": fingerprint}), *(each.model_dump_json() for each in done)]
     write_atomically(record, "".join(f"{line}\n" for line in lines), fsync=True)
 
 
 def append(record: Path, done: Done) -> None:
     """Add a finished shard and put it on disk."""
-    with open(record, "ab+") as file:
+    with open_to_append(record) as file:
         file.seek(0, os.SEEK_END)
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             file.write(b"\n")  # after the line that a kill cut short
         file.write(done.model_dump_json().encode() + b"\n")
-        file.flush()
         os.fsync(file.fileno())
 
 
@@ -148,7 +148,7 @@ def is_unharmed(folder: Path, done: Done) -> bool:
 
 def shards_in(folder: Path, split: str) -> list[Path]:
     """List a split's shards, sidecars and unfinished files by their names."""
-    own = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\.tmp)?")
+    own = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\..+)?")
     return [path for path in sorted(folder.iterdir()) if own.fullmatch(path.name)]
 
 

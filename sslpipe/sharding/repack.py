@@ -8,6 +8,7 @@ import bz2
 import gzip
 import lzma
 import re
+import secrets
 import shutil
 import tarfile
 import zlib
@@ -161,9 +162,9 @@ def _plain(path: Path, folder: Path) -> Iterator[Path]:
         return
     if packed not in _OPENERS:
         raise DataError(f"{path} is compressed with {packed}, which is not read; unpack it first")
-    copy = folder / f".{path.name}.plain.tmp"
+    copy = folder / f".{path.name}.{secrets.token_hex(8)}.plain.tmp"
     try:
-        with _OPENERS[packed](path) as file, open(copy, "wb") as plain:
+        with _OPENERS[packed](path) as file, open(copy, "xb") as plain:
             shutil.copyfileobj(cast(IO[bytes], file), plain, _CHUNK)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         copy.unlink(missing_ok=True)

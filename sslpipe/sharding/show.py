@@ -12,6 +12,7 @@ from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError, one_line
+from sslpipe.portable import replacing
 from sslpipe.random import permutation
 
 CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
@@ -182,7 +183,8 @@ def column_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
 def save_sheet(sheet: Image.Image, path: Path) -> None:
     """Write the picture, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
+    with replacing(path) as temporary:
+        sheet.save(temporary, "PNG")
 
 
 def _sizes(index: DatasetIndex, split_name: str, count: int) -> tuple[np.ndarray, int]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import Triple
 from sslpipe.errors import DataError
-from sslpipe.portable import sha256_of, sync
+from sslpipe.portable import replacing, sha256_of
 from sslpipe.random import permutation
 from sslpipe.sharding.columns import find_groups
 from sslpipe.sharding.gather import Columns, to_json
@@ -276,49 +276,46 @@ def _write_shard(
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
     source, layout = plan.source, plan.layout
     path = folder / shard_name(plan.split, shard)
-    temporary = path.with_name(f".{path.name}.tmp")
     # the images, with the sums that mean and std are computed of
     bad: list[str] = []
     pixels, transparent = 0, 0
     sums, squares = np.zeros(3, np.int64), np.zeros(3, np.int64)
-    with open(temporary, "wb") as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            for number in plan.shards[shard].tolist():
-                if stop.is_set():
-                    raise DataError(f"{path.name}: stopped, because another shard failed")
-                try:
-                    original = source.images.read(number)
-                    suffix, raw = _member(original, source, number, layout)
-                    image = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
-                except BadSample as error:
-                    name = source.images.names[number]
-                    if not skip_bad:
-                        raise DataError(
-                            f"{name}: {error}; mend or remove it, or give --skip-bad"
-                        ) from error
-                    bad.append(f"{name}: {error}")
-                    continue
-                transparent += layout.background is None and has_transparent_parts(original)
-                pixels += image.shape[1]
-                sums += image.sum(axis=1)
-                squares += (image**2).sum(axis=1)
-                key = _key(number, source.images.names[number])
-                add_member(tar, f"{key}.{suffix}", io.BytesIO(raw), len(raw))
-                label = int(source.images.labels[number])
-                if label >= 0:
-                    add_label(tar, key, label)
-                described = to_json(source.columns, number)
-                if described:
-                    add_member(tar, f"{key}.json", io.BytesIO(described), len(described))
-        file.flush()
-        os.fsync(file.fileno())
-    # the file gets its name when it is whole and on disk, then its sidecar is written
+    with (
+        replacing(path, fsync=True) as temporary,
+        tarfile.open(temporary, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for number in plan.shards[shard].tolist():
+            if stop.is_set():
+                raise DataError(f"{path.name}: stopped, because another shard failed")
+            try:
+                original = source.images.read(number)
+                suffix, raw = _member(original, source, number, layout)
+                image = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
+            except BadSample as error:
+                name = source.images.names[number]
+                if not skip_bad:
+                    raise DataError(
+                        f"{name}: {error}; mend or remove it, or give --skip-bad"
+                    ) from error
+                bad.append(f"{name}: {error}")
+                continue
+            transparent += layout.background is None and has_transparent_parts(original)
+            pixels += image.shape[1]
+            sums += image.sum(axis=1)
+            squares += (image**2).sum(axis=1)
+            key = _key(number, source.images.names[number])
+            add_member(tar, f"{key}.{suffix}", io.BytesIO(raw), len(raw))
+            label = int(source.images.labels[number])
+            if label >= 0:
+                add_label(tar, key, label)
+            described = to_json(source.columns, number)
+            if described:
+                add_member(tar, f"{key}.json", io.BytesIO(described), len(described))
+    # its sidecar is written when it is whole and on disk
     moments = Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist())
     if not pixels:
-        temporary.unlink()
+        path.unlink()
         return Done(shard=shard, entry=None, moments=moments, bad=bad)
-    os.replace(temporary, path)
-    sync(folder)
     entry = shard_file(path, offset_rows(scan_tar(path)), sha256_of(path))
     return Done(shard=shard, entry=entry, moments=moments, bad=bad, transparent=transparent)
 

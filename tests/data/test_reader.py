@@ -8,6 +8,7 @@ import pytest
 from sslpipe.data.decode import BadSample
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader, _alone, _plain
+from sslpipe.data.relabelled import relabelled
 from sslpipe.errors import DataError
 from tests.helpers.dataset import picture, png, write_dataset
 
@@ -91,15 +92,15 @@ def test_pipe_urls_are_refused_unless_allowed(tmp_path):
     command = f"pipe:touch {canary}; cat {tmp_path}/train-000000.tar"
     manifest.write_text(text.replace('"file": "train-000000.tar"', f'"file": "{command}"'))
     index = load_index(manifest)
-    split = index.split("train")
-    with pytest.raises(DataError, match=r"would run a shell command; set run.allow_pipe = true"):
+    with pytest.raises(DataError, match=r"would run a shell command.*--allow-pipe"):
         index.check_files("train")
     with pytest.raises(DataError, match=r"would run a shell command"):
-        Reader(split, window_bytes=2**20).one(0)
+        Reader(index.split("train"), window_bytes=2**20).one(0)
     assert not canary.exists()
-    index.check_files("train", allow_pipe=True)
-    allowed = Reader(split, window_bytes=2**20, allow_pipe=True)
-    assert allowed.one(2).image == png(picture(2))
+    allowed = load_index(manifest, allow_pipe=True)
+    allowed.check_files("train")
+    for split in (allowed.split("train"), relabelled(allowed.split("train"), None)):
+        assert Reader(split, window_bytes=2**20).one(2).image == png(picture(2))
     assert canary.exists()
 
 

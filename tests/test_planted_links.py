@@ -1,0 +1,241 @@
+"""Links and FIFOs in a folder that somebody else filled: no write leaves it, no read hangs."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sslpipe.portable import (
+    make_folder,
+    open_regular,
+    open_to_append,
+    process_start,
+    read_regular,
+    replacing,
+    write_atomically,
+)
+from tests.helpers.columns import add_columns
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import command_line, write_recipe
+
+SECRET = b"of somebody else\n"
+# names that were, or could be, guessed: "{}" is what a file of the run or data set is called
+GUESSED = (".{}.tmp", ".{}", "{}.tmp", ".{}.partial")
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere" / "victim"
+    path.parent.mkdir()
+    path.write_bytes(SECRET)
+    return path
+
+
+def unharmed(victim: Path) -> bool:
+    """Nothing was written through any link: the victim and its folder are as they were."""
+    return victim.read_bytes() == SECRET and [*victim.parent.iterdir()] == [victim]
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path, victim, dangling):
+    target = victim.with_name("none") if dangling else victim
+    path = tmp_path / "dataset.json"
+    for name in (path.name, *(each.format(path.name) for each in GUESSED)):
+        (tmp_path / name).symlink_to(target)
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert not path.is_symlink()
+    assert unharmed(victim)
+
+
+def test_the_temporary_file_is_new_and_never_the_same(tmp_path):
+    seen = set()
+    for _ in range(3):
+        with replacing(tmp_path / "x") as temporary:
+            assert temporary.read_bytes() == b""
+            assert temporary.name in os.listdir(tmp_path)
+            seen.add(temporary.name)
+    assert len(seen) == 3
+    with pytest.raises(TypeError), replacing(tmp_path / "x") as temporary:
+        temporary.write_bytes("half")
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_files_of_killed_writers_go_and_those_of_living_ones_stay(tmp_path):
+    path = tmp_path / "train.values.npy"
+    with replacing(path) as temporary:
+        writer, token, _ = temporary.name.removeprefix(f".{path.name}.").split(".")
+        host, pid, start = writer.split("-")
+        assert (int(pid), start) == (os.getpid(), process_start())
+        gone = [
+            f".{path.name}.{host}-{2**22 + 1}-{start}.{token}.tmp",  # no such process
+            f".{path.name}.{host}-{pid}-1.{token}.tmp",  # another process had that number
+            f".{path.name}.tmp",  # of an earlier version
+        ]
+        kept = [
+            f".{path.name}.00000000-{2**22 + 1}-{start}.{token}.tmp",  # of another machine
+            f".{path.name}.mine.tmp",
+            f".other.{host}-{2**22 + 1}-{start}.{token}.tmp",
+        ]
+        for name in (*gone, *kept):
+            (tmp_path / name).touch()
+        write_atomically(path, "x")
+        left = set(os.listdir(tmp_path))
+        assert left == {path.name, temporary.name, *kept}
+
+
+def test_several_writers_of_one_file_leave_one_whole_content(tmp_path):
+    texts = [str(number) * 5000 for number in range(8)]
+    start = threading.Barrier(8)
+
+    def write(text: str) -> None:
+        start.wait()
+        for _ in range(20):
+            write_atomically(tmp_path / "x", text)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, texts))
+    assert (tmp_path / "x").read_text() in texts
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_folders_inside_may_not_be_links_and_the_outermost_may(tmp_path, victim):
+    real = tmp_path / "scratch"
+    real.mkdir()
+    (tmp_path / "run").symlink_to(real)
+    assert make_folder(tmp_path / "run", "a", "b").is_dir()
+    (real / "checkpoints").symlink_to(victim.parent)
+    (real / "file").touch()
+    for names in (("checkpoints",), ("checkpoints", "deeper"), ("file",)):
+        with pytest.raises(OSError, match=r"link|no folder") as raised:
+            make_folder(tmp_path / "run", *names)
+        assert raised.value.filename == tmp_path / "run" / names[0]
+    assert unharmed(victim)
+
+
+def test_a_log_that_is_a_link_is_refused(tmp_path, victim):
+    (tmp_path / "log").symlink_to(victim)
+    with pytest.raises(OSError, match="link"):
+        open_to_append(tmp_path / "log")
+    assert unharmed(victim)
+
+
+def test_only_regular_files_are_read_and_only_up_to_a_size(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "to-fifo").symlink_to("fifo")
+    (tmp_path / "to-device").symlink_to("/dev/zero")
+    assert read_regular(tmp_path / "link", 5) == b"12345"
+    with pytest.raises(OSError, match=r"5 bytes, and at most 4"):
+        open_regular(tmp_path / "file", 4)
+    for name, kind in (("fifo", "FIFO"), ("to-fifo", "FIFO"), ("to-device", "device")):
+        with pytest.raises(OSError, match=f"a {kind}"):
+            read_regular(tmp_path / name)
+        with pytest.raises(OSError):  # noqa: PT011  a FIFO without a reader has words of its own
+            open_to_append(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        read_regular(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"))
+
+
+TRAIN = ("steps=2", "run.save_steps=1", "run.monitor_steps=1")
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize(
+    "planted",
+    [
+        *("metrics.jsonl", "recipe.json", "data.json", "run.json", "MANIFEST.json", "lock"),
+        *("DONE", "PREEMPTED", "FAILED", "quarantine.jsonl", "bad_steps.0.jsonl"),
+        *(".recipe.json.tmp", ".run.json.tmp", ".DONE.tmp", ".init.tmp"),
+        *("checkpoints", "heartbeat", "init"),
+        *("heartbeat/rank-0.json", "heartbeat/.rank-0.json.tmp", "heartbeat/rank-0.stacks.txt"),
+        *("checkpoints/latest", "checkpoints/.latest.tmp", "checkpoints/step-00000001"),
+    ],
+)
+def test_training_in_a_planted_folder_writes_nowhere_else(
+    tmp_path, data, victim, planted, is_folder
+):
+    run_dir = tmp_path / "run"
+    link = run_dir / planted
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim.parent if is_folder else victim)
+    where = ("--data", str(data), "--run-dir", str(run_dir))
+    done = command_line("train", str(write_recipe(tmp_path)), *where, *TRAIN)
+    assert unharmed(victim)
+    assert done.returncode in (0, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    if done.returncode:
+        assert planted.split("/")[0] in done.stderr or "checkpoint" in done.stderr, done.stderr
+    else:
+        assert (run_dir / "DONE").read_text().strip() == "step 2"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "lock", "DONE", "recipe.json"])
+def test_a_fifo_in_a_run_hangs_nothing(tmp_path, data, name):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    os.mkfifo(run_dir / name)
+    where = ("--data", str(data), "--run-dir", str(run_dir))
+    done = command_line("train", str(write_recipe(tmp_path)), *where, *TRAIN)
+    assert done.returncode in (0, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    seen = command_line("status", str(run_dir))
+    assert seen.returncode in (0, 2)
+    assert "Traceback" not in seen.stderr
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        *("dataset.json", ".dataset.json.tmp", "train-000000.tar", ".train-000000.tar.tmp"),
+        *("train-000000.offsets.npy", ".train-000000.offsets.npy.tmp", ".build"),
+    ],
+)
+def test_a_build_in_a_planted_folder_writes_nowhere_else(tmp_path, victim, planted):
+    from PIL import Image
+
+    for name in ("a/1.png", "a/2.png", "b/3.png", "b/4.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (int(name[2]) * 40, 0, 0)).save(tmp_path / "images" / name)
+    out = tmp_path / "data"
+    out.mkdir()
+    (out / planted).symlink_to(victim.parent if planted == ".build" else victim)
+    done = command_line("shards", "build", str(out), "--root", str(tmp_path / "images"))
+    assert unharmed(victim)
+    assert done.returncode in (0, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    if not done.returncode:
+        assert command_line("shards", "verify", str(out)).returncode == 0
+
+
+@pytest.mark.parametrize("planted", ["columns", "columns/vendor", "columns/vendor/x.npy"])
+def test_columns_in_a_planted_folder_are_written_nowhere_else(tmp_path, victim, planted):
+    manifest = write_dataset(tmp_path / "data")
+    link = manifest.parent / planted
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(victim if planted.endswith(".npy") else victim.parent)
+    if planted.endswith(".npy"):
+        add_columns(manifest, vendor=[*"ab"] * 64)
+    else:
+        with pytest.raises(OSError, match="link"):
+            add_columns(manifest, vendor=[*"ab"] * 64)
+    assert unharmed(victim)
+
+
+@pytest.mark.parametrize("name", ["views.png", ".views.png.tmp"])
+def test_a_picture_replaces_a_planted_link(tmp_path, data, victim, name):
+    (tmp_path / name).symlink_to(victim)
+    out = tmp_path / "views.png"
+    recipe = str(write_recipe(tmp_path))
+    done = command_line("preview", recipe, "--data", str(data), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert unharmed(victim)
+    assert not out.is_symlink()
