@@ -30,12 +30,12 @@ Integers = NDArray[np.int64]
 
 
 class GroupCodes(NamedTuple):
-    """The value of one column that each row has; codes count the values that occur.
+    """The value of one column that each row has.
 
     Args:
         name: Of the column.
-        bank: (N,) int64 by row of the bank, -1 where the value is missing.
-        queries: (Q,) int64 by row of the queries, in the same numbers.
+        bank: (N,) codes by row of the bank, -1 where the value is missing.
+        queries: (Q,) codes by row of the queries.
         values: What each code stands for, written for people.
     """
 
@@ -66,23 +66,22 @@ def group_codes(
     Raises:
         DataError: There is no such column, or it holds floats, which make no groups.
     """
-    columns = [split.column(name) for split, _ in (bank, queries)]
-    kind = columns[0].kind
-    if kind == "float":
+    column = bank[0].column(name)
+    if column.kind == "float":
         raise DataError(
             f"column {name!r} holds floats, which make no groups; give a text, integer or time"
         )
     sides = [
-        column.values_of(np.asarray(ids, np.int64)).astype(np.int64)
-        for column, (_, ids) in zip(columns, (bank, queries), strict=True)
+        split.column(name).values_of(np.asarray(ids, np.int64)).astype(np.int64)
+        for split, ids in (bank, queries)
     ]
     stored = np.concatenate(sides)
-    there = ~is_missing(kind, stored)
+    there = ~is_missing(column.kind, stored)
     known, place = np.unique(stored[there], return_inverse=True)
     codes = np.full(len(stored), -1, np.int64)
     codes[there] = place
     first, second = np.split(codes, [len(sides[0])])
-    return GroupCodes(name, first, second, tuple(map(columns[0].show_value, known.tolist())))
+    return GroupCodes(name, first, second, tuple(map(column.show_value, known.tolist())))
 
 
 def hidden_ids(
@@ -115,7 +114,7 @@ def check_room(k: int, same: GroupCodes | None) -> None:
     if same is None:
         return
     sizes = np.bincount(same.bank[same.bank >= 0], minlength=len(same.values))
-    sizes[np.setdiff1d(np.arange(len(sizes)), same.queries)] = 0  # that no query excludes
+    sizes[~np.isin(np.arange(len(sizes)), same.queries)] = 0  # that no query excludes
     left = len(same.bank) - int(sizes.max(initial=0))
     if k > left:
         value = same.values[int(sizes.argmax())]
@@ -177,25 +176,25 @@ def worst_value(
             f"itself; the most frequent has {counts.max(initial=0)}"
         )
     joint = NormalDist().inv_cdf(1 - 0.025 / len(counted))
-    values: dict[str, dict[str, Any]] = {}
+    values: list[tuple[str, dict[str, Any]]] = []
     ends: list[Interval] = []
     for code in counted.tolist():
         hits = right[:, by.queries == code]  # (draws, q)
         own, together = _intervals(hits, joint)
         ends.append(together)
-        value = float(hits.mean())
-        values[by.values[code]] = {"value": value, "interval95": own, "queries": hits.shape[1]}
-    ranked = sorted(values, key=lambda name: values[name]["value"])
+        each = {"value": float(hits.mean()), "interval95": own, "queries": hits.shape[1]}
+        values.append((by.values[code], each))
+    values.sort(key=lambda named: named[1]["value"])
     return Result(
         f"{result.protocol} by={by.name}",
         f"{result.metric} of the worst {by.name}",
-        values[ranked[0]]["value"],
+        values[0][1]["value"],
         (min(low for low, _ in ends), min(high for _, high in ends)),
         int(counts[counted].sum()),
         result.bank,
         {
-            "worst": ranked[0],
-            "values": {name: values[name] for name in ranked},
+            "worst": values[0][0],
+            "values": dict(values),
             "least_queries": least,
             "too_few": int(((counts > 0) & (counts < least)).sum()),
             "missing": int((by.queries < 0).sum()),

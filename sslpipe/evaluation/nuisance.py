@@ -46,10 +46,9 @@ def nuisance(
     where there are more than `most_rows`.
 
     Returns:
-        top1 of the test rows; details: "column"; "values", how many; "chance", the share of the
-        most frequent value among these test rows, which no constant answer exceeds;
-        "above_chance", (top1 - chance) / (1 - chance): 0 where nothing is known, 1 where all is;
-        "left_out", test rows that have no value or one that train has not.
+        top1 of the test rows; details: "values", how many; "chance", the share of the most frequent
+        value among these test rows; "above_chance", (top1 - chance) / (1 - chance); "left_out",
+        test rows that have no value or one that train has not.
 
     Raises:
         DataError: Fewer than two values are left, or none of test.

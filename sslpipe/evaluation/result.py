@@ -19,15 +19,13 @@ class Result:
             "knn-weighted k=20 T=0.07 cosine"; two results compare only where it is the same.
         metric: "top1", "auc", ...
         value: In [0, 1] where unit is "share".
-        interval95: Over test samples (and draws of labels, where there are any); of retrieval, over
-            classes where the protocol says so.
+        interval95: Over test samples and draws of labels, or classes where the protocol says so.
         queries: Test samples scored, each counted once.
         bank: Labelled train samples used.
-        details: Chosen C, per-class accuracy, confusion matrix, spread over draws: plain JSON
-            values.
+        details: Chosen C, confusion matrix, spread over draws and so on: plain JSON values.
         unit: "share" or "number".
-        scores: (queries,) what each scored, `value` their mean: bool, which were right, or float64;
-            None for some draws, and where a query has no score of its own. Not in the JSON.
+        scores: (queries,) what each scored, bool or float64, `value` their mean; None where a query
+            has no score of its own. Not in the JSON.
         draw_hits: (draws, queries) bool, of a mean over draws. Not in the JSON.
     """
 
