@@ -23,6 +23,7 @@ PENALTY_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e
 SEARCH_TOLERANCE, FINAL_TOLERANCE = 1e-3, 1e-5  # in units that `fit_logistic` explains
 MOST_CLASSES = 65536
 MOST_PARAMETERS = 2**26  # of a logistic fit: L-BFGS keeps some 50 float64 numbers for each
+ONE_HOT_NUMBERS = 2**24  # of rows and classes at a time: 128 MiB
 CONFUSION_CLASSES = 200  # of a confusion matrix in the details
 
 
@@ -180,11 +181,15 @@ def fit_ridge(
     """
     x = features.double()
     mean = x.mean(dim=0)
-    shares = torch.bincount(labels, minlength=num_classes).double() / len(x)  # (K,)
     centred = x - mean
     variances, axes = axes_with_variance(centred)
-    sums = centred.new_zeros(num_classes, x.shape[1]).index_add_(0, labels, centred)
-    projected = axes.T @ sums.T / len(x)  # (F, K); the centre of the one-hot targets drops out
+    known = torch.arange(num_classes, device=x.device)
+    of_part: list[tuple[Tensor, Tensor]] = []  # shares (k,) and sums (F, k)
+    for some in torch.split(known, max(1, ONE_HOT_NUMBERS // len(x))):
+        targets = (labels[:, None] == some).double()  # (N, k) one-hot, of a part of the classes
+        of_part.append((targets.mean(dim=0), centred.T @ targets))
+    shares, sums = (torch.cat(parts, -1) for parts in zip(*of_part, strict=True))
+    projected = axes.T @ sums / len(x)  # (F, K); the centre of the targets drops out
     solutions = []
     for penalty in grid:
         weight = axes @ (projected / (variances.clamp_min(0) + penalty)[:, None])
