@@ -93,8 +93,9 @@ def suite(
 ) -> None:
     """Every evaluation of a backbone beside raw pixels, random weights and other networks.
 
-    One table: kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe; the
-    same protocols, samples and draws for every row.
+    One table: kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe;
+    Recall@1 and MAP@R where train has not the classes of test. The same protocols, samples and
+    draws for every row.
     """
     target = start_alone("suite", device)
     sets: Sets = {}  # the most wanted first: what is interrupted has these

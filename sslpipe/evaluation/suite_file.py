@@ -113,6 +113,7 @@ class _Comparison(_Strict):
     baseline_value: Finite
     difference: Finite
     interval95: Ends
+    p: Share | None = None
 
 
 class _Against(_Strict):

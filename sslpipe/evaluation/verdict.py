@@ -5,8 +5,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from sslpipe.evaluation.against import KNN, LINEAR, RECALL
-from sslpipe.evaluation.difference import paired_top1, unpaired_difference95
+from sslpipe.evaluation.against import KNN, LEVEL, LINEAR, RECALL
+from sslpipe.evaluation.difference import holm, paired_top1, unpaired_difference95
 
 Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened and column
 
@@ -47,7 +47,7 @@ def comparisons(
 
     Returns:
         A plain value each: features, baseline, column, whitened, value, baseline_value, difference,
-        interval95 (of the difference), paired.
+        interval95 (of the difference), p (two-sided; None where not paired), paired.
     """
     hits = hits or {}
     cells = {
@@ -62,10 +62,10 @@ def comparisons(
                 if ours not in cells or theirs not in cells:
                     continue
                 paired = ours in hits and theirs in hits
-                difference, interval = (
-                    paired_top1(hits[ours], hits[theirs])[:2]
+                difference, interval, p = (
+                    paired_top1(hits[ours], hits[theirs])[:3]
                     if paired
-                    else unpaired_difference95(cells[ours], cells[theirs])
+                    else (*unpaired_difference95(cells[ours], cells[theirs]), None)
                 )
                 found.append(
                     {
@@ -77,6 +77,7 @@ def comparisons(
                         "baseline_value": cells[theirs]["value"],
                         "difference": difference,
                         "interval95": list(interval),
+                        "p": p,
                         "paired": paired,
                     }
                 )
@@ -192,12 +193,16 @@ def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
 
 def _relation(own: Sequence[Tree], words: str) -> str:
     """Say "better than", "no better than" or "worse than", and by what where that differs."""
-    better = [_name(c) for c in own if c["interval95"][0] > 0]
-    worse = [_name(c) for c in own if c["interval95"][1] < 0]
-    if len(better) == len(own):
+    if all(c["interval95"][0] > 0 for c in own):
         return f"better than {words}"
-    if len(worse) == len(own):
+    if all(c["interval95"][1] < 0 for c in own):
         return f"worse than {words}"
+    # one of several measures is soon clear by chance: Holm, where the p-values are known
+    p_values = [c["p"] for c in own if c.get("p") is not None]
+    adjusted = holm(p_values) if len(p_values) == len(own) else [0.0] * len(own)
+    clear = [c for c, p in zip(own, adjusted, strict=True) if p <= LEVEL]
+    better = [_name(c) for c in clear if c["interval95"][0] > 0]
+    worse = [_name(c) for c in clear if c["interval95"][1] < 0]
     below = f", worse by {' and '.join(worse)}" if worse else ""
     if better:
         return f"better than {words} only by {' and '.join(better)}{below}"

@@ -43,6 +43,27 @@ def test_the_sentence_begins_with_the_answer(ours, begins):
     assert said.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("p_values", "begins"),
+    [
+        ((0.03, 0.5, 0.6), "No better than random weights: "),
+        ((0.01, 0.5, 0.6), "Better than random weights only by kNN: "),
+        ((0.03, 0.03, 0.03), "Better than random weights: "),
+    ],
+)
+def test_one_of_three_measures_must_be_clear_among_three(p_values, begins):
+    cells = (("kNN", False), ("linear", False), ("kNN", True))
+    compared = [
+        {
+            "features": "ssl", "baseline": "random", "column": column, "whitened": whitened, "p": p,
+            "value": 0.6, "baseline_value": 0.56, "difference": 0.04,
+            "interval95": [0.001 if p < 0.05 else -0.001, 0.08],
+        }
+        for (column, whitened), p in zip(cells, p_values, strict=True)
+    ]  # fmt: skip
+    assert verdict({"rows": [row("ssl", 600)], "comparisons": compared}).startswith(begins)
+
+
 def test_what_was_not_measured_is_said():
     assert "not known: that baseline was not measured" in verdict({"rows": [row("ssl", 600)]})
     said = verdict({"rows": [row("ssl", 600), row("pixels", 400)]})
