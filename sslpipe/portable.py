@@ -40,7 +40,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
-def replacing(path: Path, *, fsync: bool = False) -> Iterator[Path]:
+def replacing(path: Path, *, fsync: bool = False, sweep: bool = True) -> Iterator[Path]:
     """Give a temporary file to write to; on leaving it becomes `path`, whole or not at all.
 
     Where the block raises, `path` is as it was and nothing is left beside it. Several threads or
@@ -52,13 +52,19 @@ def replacing(path: Path, *, fsync: bool = False) -> Iterator[Path]:
         path: The file to write; its folder must exist.
         fsync: Put the bytes and the rename on disk before returning, so that a power cut cannot
             undo them. Without it they survive the end of the process only.
+        sweep: Remove what killed writers left; not for folders of very many files.
     """
-    _remove_abandoned(path)
+    if sweep:
+        _remove_abandoned(path.parent, path.name)
     writer = f"{_host()}-{os.getpid()}-{process_start()}"
     temporary = path.with_name(f".{path.name}.{writer}.{secrets.token_hex(8)}.tmp")
     try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666))
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666)
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        os.close(descriptor)
         yield temporary
+        if stat.S_IMODE(os.lstat(temporary).st_mode) == 0o600 != mode:  # safetensors made it anew
+            os.chmod(temporary, mode)
         if fsync:
             sync(temporary)
         os.replace(temporary, path)
@@ -72,16 +78,21 @@ def replacing(path: Path, *, fsync: bool = False) -> Iterator[Path]:
         sync(path.parent)
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files of this file whose writers, on this machine, are gone."""
-    begin = f".{path.name}."
+def remove_abandoned(folder: Path) -> None:
+    """Remove all temporary files in a folder whose writers, on this machine, are gone."""
+    _remove_abandoned(folder, None)
+
+
+def _remove_abandoned(folder: Path, target: str | None) -> None:
+    file = r"\..+" if target is None else rf"\.{re.escape(target)}"
+    ours = re.compile(rf"{file}\.{_host()}-(\d+)-([\w.]+)\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
     with suppress(OSError):
-        for name in (each for each in os.listdir(path.parent) if each.startswith(begin)):
-            rest = name.removeprefix(begin)
-            found = re.fullmatch(rf"({_host()}-(\d+)-([\w.]+)\.[0-9a-f]{{16}}\.)?tmp", rest)
-            # without a writer in its name: of an earlier version
-            if found and (not found[1] or process_start(int(found[2])) != found[3]):
-                path.with_name(name).unlink(missing_ok=True)
+        for name in os.listdir(folder):
+            found = ours.fullmatch(name) if name.endswith(".tmp") else None
+            of_an_earlier_version = target is not None and name == f".{target}.tmp"
+            gone = found is not None and process_start(int(found[1])) != found[2]
+            if gone or of_an_earlier_version:
+                (folder / name).unlink(missing_ok=True)
 
 
 @cache
@@ -89,15 +100,18 @@ def _host() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
-def write_atomically(path: Path, content: bytes | str, *, fsync: bool = False) -> None:
+def write_atomically(
+    path: Path, content: bytes | str, *, fsync: bool = False, sweep: bool = True
+) -> None:
     """Write a file that has all of this content, or is as it was.
 
     Args:
         path: The file to write; its folder must exist.
         content: Bytes, or text, which is written as UTF-8 with its line ends as they are.
         fsync: As in `replacing`.
+        sweep: As in `replacing`.
     """
-    with replacing(path, fsync=fsync) as temporary:
+    with replacing(path, fsync=fsync, sweep=sweep) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 

@@ -1,12 +1,17 @@
 """Links and FIFOs in a folder that somebody else filled: no write leaves it, no read hangs."""
 
 import os
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from sslpipe.data.cache import DiskCache
+from sslpipe.data.index import load_index
 from sslpipe.portable import (
     make_folder,
     open_regular,
@@ -16,7 +21,8 @@ from sslpipe.portable import (
     replacing,
     write_atomically,
 )
-from tests.helpers.columns import add_columns
+from sslpipe.sharding import columns
+from tests.helpers.columns import add_columns, column_of
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import command_line, write_recipe
 
@@ -239,3 +245,47 @@ def test_a_picture_replaces_a_planted_link(tmp_path, data, victim, name):
     assert done.returncode == 0, done.stderr
     assert unharmed(victim)
     assert not out.is_symlink()
+
+
+def test_files_have_the_mode_that_the_umask_gives(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "x") as temporary:
+            save_file({"a": torch.zeros(2)}, temporary)  # its own file is its owner's alone
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+
+def test_a_cache_does_not_write_through_a_linked_folder(tmp_path, victim):
+    cache = DiskCache(tmp_path / "cache", 10**6)
+    cache._path("a", 0).parent.symlink_to(victim.parent)
+    assert cache.read("a", 10, 0, 10, lambda begin, end: b"0123456789"[begin:end]) == b"0123456789"
+    assert unharmed(victim)
+
+
+@pytest.mark.parametrize("linked", ["columns", "columns/vendor"])
+def test_nothing_is_removed_through_a_linked_folder_of_columns(tmp_path, linked):
+    manifest = write_dataset(tmp_path / "data")
+    elsewhere = tmp_path / "elsewhere"
+    file = elsewhere / ("vendor" if linked == "columns" else "") / "train.values.npy"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    link = manifest.parent / linked
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere)
+    columns.remove_unnamed(manifest.parent, load_index(manifest).manifest)
+    assert file.exists()
+
+
+def test_what_a_killed_run_left_of_a_column_goes_with_the_next_whatever_its_name(tmp_path):
+    manifest = write_dataset(tmp_path / "data")
+    add_columns(manifest, vendor=[*"ab"] * 64)
+    folder = manifest.parent / "columns" / "vendor"
+    with replacing(folder / "train-0a1b.values.npy") as temporary:
+        left = temporary.with_name(temporary.name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-"))
+        left.touch()
+        replaced = {"train": {"vendor": column_of([*"abcd"] * 32)}}
+        columns.add_columns(manifest.parent, replaced)
+        assert temporary.exists()
+    assert not [path for path in folder.iterdir() if path.suffix == ".tmp"]

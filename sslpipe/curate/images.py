@@ -69,7 +69,7 @@ def write_images(split: Split, ids: ArrayLike, folder: Path, *, most_px: int = 0
                 "leaves out what cannot be read"
             ) from error
         path = folder / f"{split.name}-{sample_id:09d}.{suffix}"
-        write_atomically(path, content)
+        write_atomically(path, content, sweep=False)
         written.append(Written(sample_id, raw.key, path))
     return written
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sslpipe.errors import UserError
-from sslpipe.portable import replacing
+from sslpipe.portable import make_folder, remove_abandoned, replacing
 
 BLOCK_BYTES = 8 * 2**20
 KEPT_SHARE = 0.9  # of the limit, after blocks were dropped: not a few at every read
@@ -30,6 +30,8 @@ class DiskCache:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"run.cache_dir: {folder} cannot be made: {error.strerror}") from error
+        for each in folder.glob("??"):
+            remove_abandoned(each)
         self._used_bytes = sum(size for _, size, _ in self._blocks())
 
     def read(
@@ -78,8 +80,8 @@ class DiskCache:
     def _store(self, name: str, number: int, raw: bytes) -> None:
         path = self._path(name, number)
         try:
-            path.parent.mkdir(exist_ok=True)
-            with replacing(path) as temporary:
+            make_folder(self.folder, path.parent.name)
+            with replacing(path, sweep=False) as temporary:
                 temporary.write_bytes(raw)
         except OSError:
             return

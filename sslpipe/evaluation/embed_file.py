@@ -29,6 +29,7 @@ from sslpipe.evaluation.embed import (
     read_embeddings,
     save_embeddings,
 )
+from sslpipe.portable import make_folder, write_atomically
 
 PART_SAMPLES = 4096
 
@@ -125,11 +126,13 @@ def _open(parts: Path, identity: dict[str, Any]) -> None:
     """The folder of the parts; emptied unless they are of this very pass."""
     text = json.dumps(identity, sort_keys=True)
     path = parts / "identity.json"
+    if parts.is_symlink():  # somebody planted it: it leads elsewhere
+        parts.unlink()
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     shutil.rmtree(parts, ignore_errors=True)
-    parts.mkdir(parents=True)
-    path.write_text(text, encoding="utf-8")
+    make_folder(parts.parent, parts.name)
+    write_atomically(path, text)
 
 
 def _part(parts: Path, number: int) -> Path:

@@ -34,7 +34,7 @@ from sslpipe.data.index import (
     manifest_text,
 )
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import make_folder, one_at_a_time, write_atomically
+from sslpipe.portable import make_folder, one_at_a_time, remove_abandoned, write_atomically
 from sslpipe.sharding.manifest import save_manifest
 
 FOLDER = "columns"
@@ -215,13 +215,18 @@ def remove_unnamed(folder: Path, manifest: Manifest) -> None:
         for entry in manifest.columns.values()
         for file in entry.files()
     }
-    for path in sorted((folder / FOLDER).glob("*/*.npy")):
-        if _OWN_FILE.fullmatch(path.name) and path.resolve() not in named:
-            path.unlink()
+    own = [path for path in sorted((folder / FOLDER).glob("*/")) if not path.is_symlink()]
+    if (folder / FOLDER).is_symlink():
+        own = []  # nothing is removed through links
+    for path in own:
+        remove_abandoned(path)
+        for file in sorted(path.glob("*.npy")):
+            if _OWN_FILE.fullmatch(file.name) and file.resolve() not in named:
+                file.unlink()
     if DERIVED_COLUMN not in manifest.columns:
         (folder / LAYOUT_KEPT).unlink(missing_ok=True)
-    for path in [*sorted((folder / FOLDER).glob("*/")), folder / FOLDER]:
-        if path.is_dir() and not any(path.iterdir()):
+    for path in [*own, folder / FOLDER]:
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
             path.rmdir()
 
 
