@@ -23,9 +23,9 @@ from sslpipe.curate.leaks import find_leaks
 from sslpipe.data.decode import MAX_PIXELS, decode
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import Reader
-from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.features import pixel_features
 from sslpipe.export.load import load_backbone
 from sslpipe.portable import write_atomically
 from sslpipe.sharding.build import build_dataset

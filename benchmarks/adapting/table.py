@@ -47,9 +47,9 @@ from benchmarks.trainings import (
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
-from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.difference import bootstrap_means95, paired_means
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.features import pixel_features
 from sslpipe.evaluation.few_shot import few_rows
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.retrieval import retrieval_per_query

@@ -54,10 +54,10 @@ from benchmarks.trainings import (
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
-from sslpipe.evaluation.baselines import pixel_features
 from sslpipe.evaluation.difference import bootstrap_means95, paired_means
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import erase
+from sslpipe.evaluation.features import pixel_features
 from sslpipe.evaluation.groups import group_codes
 from sslpipe.evaluation.knn import knn
 from sslpipe.evaluation.nuisance import nuisance

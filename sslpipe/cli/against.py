@@ -15,8 +15,7 @@ from sslpipe.cli.progress import progress
 from sslpipe.cli.terminal import console
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.embed import Embeddings, load_embeddings
-from sslpipe.evaluation.embed_file import embed_to_file
+from sslpipe.evaluation.embed import Embeddings, embed_to_file, load_embeddings
 from sslpipe.evaluation.features import data_metadata, saved_embeddings
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.recipe.base import Component

@@ -77,7 +77,7 @@ def main(
 
     from sslpipe.cli.processes import start
     from sslpipe.distributed import end_processes
-    from sslpipe.evaluation.embed_file import embed_to_file
+    from sslpipe.evaluation.embed import embed_to_file
     from sslpipe.export.load import load_backbone
 
     target, process = start(device)

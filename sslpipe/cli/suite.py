@@ -25,12 +25,12 @@ from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
 from sslpipe.curate.leaks import Leaks, find_leaks
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError
-from sslpipe.evaluation.baselines import random_backbone
 from sslpipe.evaluation.embed import check_comparable, load_embeddings
 from sslpipe.evaluation.features import (
     data_metadata,
     embed_pair,
     embed_pixels,
+    random_backbone,
     two_splits,
 )
 from sslpipe.evaluation.leakage import leakage_sentence

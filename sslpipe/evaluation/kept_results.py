@@ -13,7 +13,7 @@ import numpy as np
 from sslpipe import __version__
 from sslpipe.evaluation.embed import UNREADABLE, Embeddings, content_sha256
 from sslpipe.evaluation.result import Result
-from sslpipe.portable import replacing
+from sslpipe.portable import make_folder, open_regular, replacing
 
 Columns = list[tuple[str | None, Result]]  # a number, and its column of the table if it has one
 ARRAYS = ("scores", "draw_hits")  # of a result, not in its JSON
@@ -43,7 +43,9 @@ class KeptResults:
             columns = _read(file)
         except UNREADABLE:  # absent, or damaged
             columns = measure()
-            with suppress(OSError):  # a full disk loses the copy, not the numbers
+            with suppress(
+                OSError
+            ):  # a full disk, or a link that somebody planted: measured, not kept
                 _write(file, columns)
         else:
             self.read += 1
@@ -51,7 +53,7 @@ class KeptResults:
 
 
 def _write(file: Path, columns: Columns) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent.parent, file.parent.name)
     arrays = {
         f"{name} {at}": array
         for at, (_, result) in enumerate(columns)
@@ -64,7 +66,7 @@ def _write(file: Path, columns: Columns) -> None:
 
 
 def _read(file: Path) -> Columns:
-    with open(file, "rb") as raw, np.load(raw, allow_pickle=False) as arrays:
+    with open_regular(file) as raw, np.load(raw, allow_pickle=False) as arrays:
         columns = []
         for at, (column, tree) in enumerate(json.loads(str(arrays["columns"]))):
             own = {name: arrays[f"{name} {at}"] for name in ARRAYS if f"{name} {at}" in arrays}

@@ -19,9 +19,8 @@ from sslpipe.evaluation.difference import Interval, bootstrap_means95, class_mea
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
+from sslpipe.evaluation.ranking import SIMILARITIES, Integers, Ranks, Similarity, ranks_of_matches
 from sslpipe.evaluation.result import Result
-from sslpipe.evaluation.similarity import SIMILARITIES, Similarity
 from sslpipe.portable import replacing
 
 Denominator = Literal["min(k,R)", "R", "hits"]

@@ -10,6 +10,7 @@ from sklearn.metrics import average_precision_score
 from sslpipe.errors import DataError
 from sslpipe.evaluation import ranking
 from sslpipe.evaluation.difference import bootstrap_means95
+from sslpipe.evaluation.ranking import SIMILARITIES
 from sslpipe.evaluation.retrieval import (
     PerQuery,
     metric_names,
@@ -18,7 +19,6 @@ from sslpipe.evaluation.retrieval import (
     retrieval_per_query,
     summary,
 )
-from sslpipe.evaluation.similarity import SIMILARITIES
 from tests.evaluation.test_knn import brute_similarities, random_rows, rows, tied_rows
 
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import knn_predictions
+from sslpipe.evaluation.ranking import SIMILARITIES
 from sslpipe.evaluation.retrieval import metric_names, retrieval_per_query
-from sslpipe.evaluation.similarity import SIMILARITIES
 from sslpipe.evaluation.verification import draw_pairs, pair_cosines
 from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import compare, positive_slots
