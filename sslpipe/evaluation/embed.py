@@ -149,28 +149,15 @@ def embed_here(
     split: Split,
     *,
     ids: ArrayLike | None,
-    process: Rank,
-    batch_size: int,
-    canvas_px: int,
-    num_workers: int,
     device: torch.device | str,
-    progress: Callable[[int], None] | None,
-    on_bad: OnBad | None,
-    reader: Reader | None = None,
     rows_on: torch.device | str = "cpu",
+    progress: Callable[[int], None] | None = None,
+    **reading: Any,
 ) -> Embeddings:
     """Compute this process's rows of `embed`; (0, 0) features where it has none. Not collective."""
     before = module_sha256(backbone)
-    batches = one_pass(
-        split,
-        ids=None if ids is None else np.asarray(ids, dtype=np.int64),
-        process=process,
-        batch_size=batch_size,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        on_bad=on_bad,
-        reader=reader,
-    )
+    wanted = None if ids is None else np.asarray(ids, dtype=np.int64)
+    batches = one_pass(split, ids=wanted, **reading)
     parts: list[Embeddings] = []
     view = view.to(device)
     tensors = (*backbone.parameters(), *backbone.buffers())  # an average has buffers alone

@@ -114,18 +114,7 @@ def embed_pair(
     on_bad: OnBad | None = None,
     **options: Any,
 ) -> tuple[Embeddings, Embeddings]:
-    """Embed a train and a test split by one network; see `embed_with_baselines`.
-
-    Args:
-        name: For the progress bars.
-        network: (B, 3, S, S) images to (B, F) features; moved to options["device"].
-        view: What it sees of an image.
-        splits: Train and test.
-        saved: As in `embed_with_baselines`, and so is all else.
-        progress: Makes the bars.
-        on_bad: Called with each sample that cannot be decoded.
-        options: Those of `embed`.
-    """
+    """Embed a train and a test split by one network; arguments as in `embed_with_baselines`."""
     network = network.to(options.get("device", "cpu"))
     rows = []
     for split in splits:

@@ -43,9 +43,7 @@ class KeptResults:
             columns = _read(file)
         except UNREADABLE:  # absent, or damaged
             columns = measure()
-            with suppress(
-                OSError
-            ):  # a full disk, or a link that somebody planted: measured, not kept
+            with suppress(OSError):  # a full disk or a planted link: measured, not kept
                 _write(file, columns)
         else:
             self.read += 1

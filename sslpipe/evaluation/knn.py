@@ -1,7 +1,7 @@
 """k nearest neighbours by cosine: the label of a query from the labels around it."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -69,14 +69,8 @@ def knn(
             f"train_features have {train.features.shape[1]} columns and test_features "
             f"{test.features.shape[1]}; take both from one backbone"
         )
-    (result,) = knn_results(
-        train,
-        test.to(train.features.device),
-        k=(k,),
-        temperature=temperature,
-        vote=vote,
-        search=search,
-    )
+    options: dict[str, Any] = {"temperature": temperature, "vote": vote, "search": search}
+    (result,) = knn_results(train, test.to(train.features.device), k=(k,), **options)
     return result
 
 
@@ -117,30 +111,9 @@ def embeddings_from_arrays(
     return known.to(rows.device)
 
 
-def knn_accuracies(
-    bank: Embeddings,
-    queries: Embeddings,
-    *,
-    k: Sequence[int] = DINO_K,
-    temperature: float = INSTDISC_TEMPERATURE,
-    vote: Votes = "weighted",
-    search: Search = "torch",
-    exclude_same_id: bool = False,
-) -> dict[str, float]:
-    """Map protocols to top-1 accuracies: {"knn-weighted k=20 T=0.07 cosine": 0.81, ...}.
-
-    These are the values of `knn_results`, which says what the arguments mean.
-    """
-    results = knn_results(
-        bank,
-        queries,
-        k=k,
-        temperature=temperature,
-        vote=vote,
-        search=search,
-        exclude_same_id=exclude_same_id,
-    )
-    return {result.protocol: result.value for result in results}
+def knn_accuracies(bank: Embeddings, queries: Embeddings, **options: Any) -> dict[str, float]:
+    """Map protocols to the values of `knn_results`: {"knn-weighted k=20 T=0.07 cosine": 0.81}."""
+    return {result.protocol: result.value for result in knn_results(bank, queries, **options)}
 
 
 def knn_results(
@@ -185,7 +158,14 @@ def knn_results(
         raise DataError(f"vote = {vote!r} is unknown; known: weighted, majority, both")
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
     neighbours = _neighbours(
-        bank, queries, k, temperature, search, exclude_same_id, process, exclude_same
+        bank,
+        queries,
+        k,
+        temperature,
+        search=search,
+        exclude_same_id=exclude_same_id,
+        exclude_same=exclude_same,
+        process=process,
     )
     labels = queries.labels.cpu().numpy()
     suffix = " leave-one-out" if exclude_same_id else ""
@@ -210,12 +190,10 @@ def knn_predictions(
     k: Sequence[int] = DINO_K,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
-    search: Search = "torch",
-    exclude_same_id: bool = False,
-    process: Rank = Rank(),  # noqa: B008 (immutable)
+    **options: Any,
 ) -> dict[int, NDArray[np.int64]]:
     """Predict the label of each query, (Q,) int64, for each k; arguments as in `knn_results`."""
-    neighbours = _neighbours(bank, queries, k, temperature, search, exclude_same_id, process)
+    neighbours = _neighbours(bank, queries, k, temperature, **options)
     return {
         each: _vote(neighbours, bank.labels, each, temperature, vote) for each in sorted(set(k))
     }
@@ -243,10 +221,11 @@ def _neighbours(
     queries: Embeddings,
     k: Sequence[int],
     temperature: float,
-    search: Search,
-    exclude_same_id: bool,
-    process: Rank,
+    *,
+    search: Search = "torch",
+    exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
+    process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> Neighbours:
     """The max(k) nearest of each query, after all arguments are checked."""
     check_pair(bank, queries)

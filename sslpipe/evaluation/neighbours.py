@@ -306,22 +306,13 @@ def search_on_device(
 ) -> Neighbours:
     """Rank what an engine proposes; a query of which a nearer row may lack meets the whole bank.
 
-    Args:
-        bank: (N, F) float32 in fixed point.
-        queries: (Q, F) float32 in fixed point, on the bank's device.
-        k: At most N - own_rows.
-        own_rows: How many rows of the bank have a query's own id, at most.
-        bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
-        query_ids: (Q,) int64.
-        propose: The engine.
+    Arguments are those of `nearest_units`; own_rows: see `check_k`.
     """
     margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
     width = min(len(bank), k + own_rows + SPARE)
     parts, complete = [], []
-    for part in torch.split(
-        torch.arange(len(queries), device=queries.device),
-        max(1, tile_numbers(bank.device) // len(bank)),
-    ):
+    step = max(1, tile_numbers(bank.device) // len(bank))
+    for part in torch.split(torch.arange(len(queries), device=queries.device), step):
         some = queries[part]
         products, rows = propose(some, width)
         exact = _exactly(bank, some, rows)

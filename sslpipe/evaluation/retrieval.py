@@ -157,17 +157,7 @@ def retrieval_per_query(
 ) -> PerQuery:
     """Score this process's share of the queries, in order of their rows; see `gathered`.
 
-    Args:
-        gallery: As in `retrieval`, and so is all else.
-        queries: Labelled rows that search.
-        k: Ranks at which metrics are cut off.
-        similarity: What ranks the gallery.
-        denominator: Of map@k.
-        exclude_same_id: A query does not see the row of its own id.
-        exclude_same: A query does not see the rows of its own value.
-        cross: A query does not see the rows of its own label and value.
-        ignore: (P, 2) int64, ids of a query and of a row that it does not see.
-        process: This process.
+    Arguments are those of `retrieval`; ignore: (P, 2) int64, ids of a query and of a hidden row.
     """
     check_pair(gallery, queries)
     ks = sorted(set(k))

@@ -93,17 +93,8 @@ def sgd_results(
 ) -> list[Result]:
     """Run `sgd_probe` on features that change with the epoch, as those of augmented images do.
 
-    Args:
-        epoch_features: Epoch -> the rows of `train`, same ids in the same order, other features;
-            called with epochs 0, 1, ... in order, once or, where a rate is chosen, twice.
-        train: Features of the evaluation view, on which a rate is chosen.
-        test: As in `sgd_probe`, and so is all that is not named here.
-        rates: Learning rates.
-        epochs: Passes over train.
-        batch_size: Rows of a step.
-        holdout: Share of train.
-        seed: Of that share, and of the order.
-        name: Of the features, for the protocol.
+    `epoch_features` gives the rows of `train` with other features, for epochs 0, 1, ... in order,
+    once or, where a rate is chosen, twice; `name` is the features' in the protocol.
     """
     classes = num_classes(train, test)
     if not rates or min(rates) <= 0:
@@ -153,15 +144,8 @@ def fit_sgd(
 ) -> list[Linear]:
     """Train a linear layer for each rate, all together from zero on the same batches.
 
-    Args:
-        epoch_features: As in `sgd_results`.
-        rows: (n,) which rows of an epoch's features are trained on, each once an epoch, in an order
-            that is a function of seed and epoch; the last batch may be smaller.
-        rates: Learning rates for 256 rows.
-        epochs: Passes over the rows.
-        batch_size: Rows of a step.
-        classes: Columns of the layer.
-        seed: Of the order.
+    Each row number in `rows` is used once an epoch, in an order that is a function of seed and
+    epoch; the last batch may be smaller.
     """
     steps_per_epoch = -(-len(rows) // batch_size)
     device = rows.device

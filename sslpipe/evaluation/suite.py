@@ -161,17 +161,7 @@ def _measure(
     progress: Progress | None,
     kept: KeptResults | None,
 ) -> _Measured:
-    """Measure each set as a whole or not at all, then probe columns; until Ctrl-C, if one comes.
-
-    Args:
-        sets: As in `run_suite`, and so are columns, say and progress.
-        ready: The labelled rows of those that are made; the first must not fail.
-        protocols: Of all sets.
-        columns: That are probed.
-        say: Called with what comes next.
-        progress: Makes a progress bar for each set.
-        kept: What was measured before an interruption.
-    """
+    """Measure each set as a whole or not at all, then probe columns; until Ctrl-C, if one comes."""
     measured = _Measured({}, [], {})
     first, clock = next(iter(ready)), TimeToGo(len(sets))
     try:
@@ -218,11 +208,7 @@ def _compare(
     against: Sequence[str],
     start: str | None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Compare ours with other networks, and with baselines where train has not test's classes.
-
-    Returns:
-        What `compare_all` found, and sentences on what is not compared.
-    """
+    """Compare ours with other networks; with baselines where train has not test's classes."""
     incomplete, pairs = measured.incomplete, measured.pairs()
     known = protocols.enough.known_classes()
     others = [name for name in against if name in pairs]
