@@ -2,6 +2,9 @@
 
 import io
 from collections.abc import Callable
+from typing import Any
+
+from markupsafe import Markup
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.plan import holdout_ids
@@ -15,20 +18,26 @@ from sslpipe.report.embeddings import (
     Features,
     embedding_map,
     embedding_quality,
+    found_neighbours,
     nearest_neighbours,
+    neighbour_picture,
 )
 from sslpipe.report.label_curve import few_shot_chart
 from sslpipe.report.leakage import leakage
-from sslpipe.report.page import html_page
+from sslpipe.report.page import html, html_page, missing, render
 from sslpipe.report.pictures import png_uri
 from sslpipe.report.results import result_table
 from sslpipe.report.run import RunFiles
-from sslpipe.report.sections import alarms, header, missing, quarantine, settings
+from sslpipe.report.sections import alarms, header, quarantine, settings
 from sslpipe.report.tables import task_tables
 from sslpipe.run.preview import preview_recipe
 
 SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
-NEEDS_RESULTS = "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
+NEEDS_RESULTS = Markup(
+    "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
+)
+OTHER_MEASURES = "Retrieval, verification, geometry, and what else the features know"
+OPENED = ("Results", "Embedding map", "Nearest neighbours")  # the others are folded
 PREVIEWED = 4  # images of the view grid where the run has none of its own
 
 
@@ -53,27 +62,31 @@ def build_page(
     """
     evaluation, split = facts.evaluation, _split_of(index, queries, "--features")
     bank_split = _split_of(index, bank, "--bank")
-    builders: dict[str, Callable[[], str]] = {
+    shared: dict[str, Any] = {}
+    rows = found_neighbours(facts, queries, split, bank, bank_split)
+    builders: dict[str, Callable[[], Markup]] = {
         "Results": lambda: (
-            result_table(evaluation) + leakage(evaluation) + task_tables(evaluation)
+            result_table(evaluation)
+            + leakage(evaluation)
+            + render("folded", title=OTHER_MEASURES, text=task_tables(evaluation))
             if evaluation
             else missing("No eval.json yet.", SUITE)
         ),
+        "Nearest neighbours": lambda: nearest_neighbours(queries, split, bank, rows),
+        "Embedding map": lambda: embedding_map(facts, queries, split, shared),
         "Few labels": lambda: few_labels(facts),
+        "Confusion": lambda: confusion(evaluation, facts.classes) if evaluation else NEEDS_RESULTS,
         "Training": lambda: (
             charts(facts, FINETUNE_CHARTS if is_finetune(facts.recipe) else CHARTS)
             + steps_note(facts)
         ),
-        "Alarms": lambda: alarms(facts),
         "Views": lambda: views(facts, index),
-        "Embedding map": lambda: embedding_map(facts, queries, split),
         "Separation": lambda: (
             embedding_quality({facts.recipe["name"]: queries}, evaluation)
             if queries
             else missing("No embeddings of the test split yet.", EMBED.format("test"))
         ),
-        "Nearest neighbours": lambda: nearest_neighbours(facts, queries, split, bank, bank_split),
-        "Confusion": lambda: confusion(evaluation, facts.classes) if evaluation else NEEDS_RESULTS,
+        "Alarms": lambda: alarms(facts),
         "Speed": lambda: charts(facts, SPEED_CHARTS),
         "Quarantine": lambda: quarantine(facts),
         "Settings": lambda: settings(facts),
@@ -82,7 +95,9 @@ def build_page(
     for name, build in builders.items():
         say(name.lower())
         sections[name] = build()
-    return html_page(facts.recipe["name"], header(facts, held_out(facts, index)), sections)
+    opened = [*OPENED, *(["Alarms"] if facts.alarms else [])]
+    head = header(facts, held_out(facts, index), neighbour_picture(rows))
+    return html_page(facts.recipe["name"], head, sections, opened=opened, shared=shared)
 
 
 def held_out(facts: RunFiles, index: DatasetIndex | None) -> int | None:
@@ -95,21 +110,22 @@ def held_out(facts: RunFiles, index: DatasetIndex | None) -> int | None:
     return len(holdout_ids(recipe, index.split(recipe.data.split)))
 
 
-def few_labels(facts: RunFiles) -> str:
+def few_labels(facts: RunFiles) -> Markup:
     """Return the section about kNN with few labels a class."""
     if facts.evaluation is None:
         return NEEDS_RESULTS
     chart = few_shot_chart(facts.evaluation)
     if not chart:
-        return "<p class='missing'>eval.json has no kNN with few labels a class.</p>"
-    return (
+        return missing("eval.json has no kNN with few labels a class.")
+    return html(
         "<p>How many labels the features need: the same kNN vote, with few labelled images a class "
-        f"(mean over several draws) and with all. Bars: 95 % intervals.</p><div class='charts one'>"
-        f"{chart}</div>"
+        "(mean over several draws) and with all. Bars: 95 % intervals.</p><div class='charts one'>"
+        "{}</div>",
+        chart,
     )
 
 
-def views(facts: RunFiles, index: DatasetIndex | None) -> str:
+def views(facts: RunFiles, index: DatasetIndex | None) -> Markup:
     """Return the grid that `sslpipe preview` left in the run, else one made from the data set."""
     raw = facts.views_png
     if raw is None and index is not None and index.has_sha256(facts.data["index_sha256"]):
@@ -120,10 +136,12 @@ def views(facts: RunFiles, index: DatasetIndex | None) -> str:
             "sslpipe preview RECIPE --data DIR/dataset.json --out RUN/views.png",
         )
     alt = "A row for each image: the image with the crops framed, and the views training made of it"
-    return (
+    return html(
         "<p>What training sees: images, and beside each the two views of an epoch with the "
         "parameters that were drawn.</p>"
-        f"<div class='wide views'><img src='{png_uri(raw)}' alt='{alt}'></div>"
+        "<div class='wide views'><img src='{}' alt='{}'></div>",
+        png_uri(raw),
+        alt,
     )
 
 

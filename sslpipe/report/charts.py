@@ -1,25 +1,50 @@
-"""Draw charts as inline SVG: they follow the page's colours, light or dark, without a library."""
+"""Charts as Vega-Lite specifications in the page's own colours, light or dark; see `page`."""
 
-import math
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
-WIDTH, HEIGHT = 360, 214  # in SVG units: CSS pixels where the chart is shown at its own size
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 34
+from sslpipe.report.page import number, render
+
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px
 MOST_DOTS = 30  # of a line whose points are marked
-MAP_SIDE, MAP_MARGIN, PICTURE_PX = 560, 24, 34
+PICTURE_PX = 34
 MOST_NAMES = 20  # classes whose colours can be distinguished, with some effort
 # Tableau 10, as in matplotlib's default cycle: seen on white and on black
 TEN_COLOURS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
     *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
 )
+# drag to move, pinch or Ctrl + wheel to zoom, double click to reset: a wheel alone scrolls the page
+ZOOM = {
+    "name": "zoom",
+    "bind": "scales",
+    "select": {
+        "type": "interval",
+        "zoom": "wheel![event.ctrlKey || event.metaKey]",
+        "translate": "[pointerdown[event.pointerType == 'mouse'], window:pointerup] "
+        "> window:pointermove!",
+    },
+}
+STYLE = {
+    "background": "transparent",
+    "font": "inherit",
+    "view": {"stroke": None, "cursor": "default"},
+    "axis": {
+        "labelColor": "var(--faint)",
+        "titleColor": "var(--faint)",
+        "gridColor": "var(--rule)",
+        "domainColor": "var(--rule)",
+        "tickColor": "var(--rule)",
+        "titleFontWeight": "normal",
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+    },
+}
 
 Numbers = NDArray[np.float64]
 
@@ -46,73 +71,234 @@ class Series(NamedTuple):
     dashed: bool = False
 
 
-class Marks(NamedTuple):
-    """Ticks of an axis: their places, and the text beside each."""
-
-    places: list[float]
-    texts: list[str]
-
-
 def line_chart(
     title: str,
     series: Sequence[Series],
     *,
     x_label: str = "step",
-    x_marks: Marks | None = None,
-    y_marks: Marks | None = None,
+    x_ticks: Mapping[float, str] | None = None,
+    log: str = "",
     last_values: bool = True,
     within: tuple[float, ...] = (),
-) -> str:
+) -> Markup:
     """Draw a <figure>: caption with the last value, lines, and a legend where there are several.
 
     Args:
         title: Above the chart.
         series: The lines.
         x_label: Below the x axis.
-        x_marks: Instead of round numbers; the x axis then has room at both ends.
-        y_marks: Instead of round numbers.
+        x_ticks: Place -> text, instead of round numbers.
+        log: Logarithmic axes: "x", "y", "xy" or "".
         last_values: Whether the caption says each line's last value.
         within: Values that the y axis shows in any case.
     """
-    # caption
     series = [thinned(each) for each in series]
     shown = [each for each in series if np.isfinite(each.y).any()]
-    last = ", ".join(_last(each, named=len(series) > 1) for each in shown) if last_values else ""
-    head = f"<b>{escape(title)}</b> <span class='last'>{last}</span>"
-    if not shown:
-        return f"<figure class='chart'><figcaption>{head}no finite value</figcaption></figure>"
-    # the ranges of both axes
-    x_all = np.concatenate([each.x for each in shown])
-    y_all = np.concatenate(
-        [values for each in shown for values in (each.y, each.low, each.high) if values is not None]
+    several = len(series) > 1
+    last = ", ".join(f"{each.name} " * several + _text(each.y, -1) for each in shown)
+    keys = [(each.name, each.colour, "dash" if each.dashed else "") for each in series]
+    return render(
+        "chart",
+        title=title,
+        last=(last if last_values else "") if shown else "no finite value",
+        alt=f"{title}: " + "; ".join(_in_words(each) for each in shown),
+        spec=_line_spec(title, shown, x_label, x_ticks, log, within) if shown else None,
+        keys=keys if several and shown else [],
+        kind="chart",
     )
-    x_low, x_high = _widened(x_all, 0.06 if x_marks else 0.0)
-    y_low, y_high = _widened(np.append(y_all[np.isfinite(y_all)], within), 0.06)
 
-    def place(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
-        along = (x - x_low) / (x_high - x_low)
-        up = (y - y_low) / (y_high - y_low)
-        inner_w, inner_h = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-        return LEFT + along * inner_w, TOP + (1 - up) * inner_h
 
-    # axes, lines, and the same in words
-    x_marks = x_marks or marks(x_low, x_high, 5)
-    elements = _axes(place, x_marks, y_marks or marks(y_low, y_high, 5), (x_low, y_low), x_label)
-    dots = max(len(each.x) for each in shown) <= MOST_DOTS
-    for each in shown:
-        elements += _line(each, place, dots=dots)
-    alt = escape(f"{title}: " + "; ".join(_in_words(each) for each in shown), quote=True)
-    legend = ""
-    if len(series) > 1:
-        keys = "".join(
-            f"<li><i class='{'dash' if each.dashed else ''}' style='--c:{each.colour}'></i>"
-            f"{escape(each.name)}</li>"
-            for each in series
+def _line_spec(
+    title: str,
+    shown: Sequence[Series],
+    x_label: str,
+    x_ticks: Mapping[float, str] | None,
+    log: str,
+    within: tuple[float, ...],
+) -> dict[str, Any]:
+    """Return the Vega-Lite specification of lines, their intervals, and what hovering shows."""
+    rows = []
+    for number_of, each in enumerate(shown):
+        for k, (x, y) in enumerate(zip(each.x.tolist(), each.y.tolist(), strict=True)):
+            row = {"s": number_of, "n": each.name, "x": x, "y": y if np.isfinite(y) else None}
+            if each.low is not None and each.high is not None:
+                row |= {"low": float(each.low[k]), "high": float(each.high[k])}
+            rows.append(row)
+    ends = np.array(
+        [v for r in rows for v in (r["y"], r.get("low"), r.get("high")) if v is not None]
+    )
+    x_axis: dict[str, Any] = {"grid": False, "tickCount": 5, "labelOverlap": True}
+    if x_ticks is not None:
+        texts = ",".join(f"{place!r}:{text!r}" for place, text in x_ticks.items())
+        x_axis |= {"values": list(x_ticks), "labelExpr": f"({{{texts}}})[datum.value]"}
+    scales: list[dict[str, Any]] = [
+        {"type": "log" if axis in log else "linear", "nice": False, "zero": False} for axis in "xy"
+    ]
+    x_scale, y_scale = scales
+    if within or "y" not in log:
+        both = np.append(ends, within)
+        room = 0.05 * float(np.ptp(both)) or 0.1 * abs(float(both[0])) or 1e-6
+        y_scale["domain"] = (
+            list(map(float, within))
+            if "y" in log
+            else [float(both.min()) - room, float(both.max()) + room]
         )
-        legend = f"<ul class='legend'>{keys}</ul>"
-    box = f"viewBox='0 0 {WIDTH} {HEIGHT}'"
-    svg = f"<svg {box} role='img' aria-label='{alt}'>{''.join(elements)}</svg>"
-    return f"<figure class='chart'><figcaption>{head}</figcaption>{svg}{legend}</figure>"
+    order = list(range(len(shown)))
+    encoding: dict[str, dict[str, Any]] = {
+        "x": {
+            "field": "x",
+            "type": "quantitative",
+            "title": x_label,
+            "axis": x_axis,
+            "scale": x_scale,
+        },
+        "y": {
+            "field": "y",
+            "type": "quantitative",
+            "title": None,
+            "axis": {"tickCount": 5, "format": "~g" if "y" in log else "", "domain": False},
+            "scale": y_scale,
+        },
+        "color": _legendless("s", order, [each.colour for each in shown]),
+    }
+    dashes = [[5, 4] if each.dashed else [1, 0] for each in shown]
+    hover: list[dict[str, Any]] = [
+        {"field": "n", "title": " "},
+        {"field": "x", "title": x_label},
+        {"field": "y", "title": title, "format": ".4~g"},
+    ]
+    few = max(len(each.x) for each in shown) <= MOST_DOTS
+    near = {
+        "name": "near",
+        "select": {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"},
+    }
+    dot = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0.9 if few else 0}
+    layers: list[dict[str, Any]] = [
+        {
+            "params": [ZOOM],
+            "mark": {"type": "line", "strokeWidth": 1.8, "clip": True},
+            "encoding": {"strokeDash": _legendless("s", order, dashes)},
+        },
+        {
+            "params": [near],
+            "mark": {"type": "point", "filled": True, "size": 28, "clip": True},
+            "encoding": {"opacity": dot, "tooltip": hover[0 if len(shown) > 1 else 1 :]},
+        },
+    ]
+    if any("low" in row for row in rows):
+        ends_of = {"y": {**encoding["y"], "field": "low"}, "y2": {"field": "high"}}
+        layers.insert(0, {"mark": {"type": "rule", "clip": True}, "encoding": ends_of})
+    return {
+        "data": {"values": rows},
+        "width": "container",
+        "height": 190,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "encoding": encoding,
+        "layer": layers,
+        "config": STYLE,
+    }
+
+
+def scatter(
+    title: str,
+    alt: str,
+    data: str,
+    places: tuple[str, str],
+    colours: Sequence[str],
+    pictures: bool = False,
+    height: int = 420,
+) -> Markup:
+    """Draw a map of points, coloured by label; hovering shows a point's class and thumbnail.
+
+    Args:
+        title: Above the map.
+        alt: What it shows, for those who do not see it.
+        data: Name of the page's shared data, rows of `map_rows`.
+        places: Fields of the rows with x and y.
+        colours: CSS colours of the labels 0, 1, ...; grey for -1.
+        pictures: Whether the pictures that rows have under "shown" are drawn, too.
+        height: CSS pixels.
+    """
+    axes = {
+        axis: {
+            "field": field,
+            "type": "quantitative",
+            "axis": None,
+            "scale": {"zero": False, "padding": 20},
+        }
+        for axis, field in zip("xy", places, strict=True)
+    }
+    domain, range_ = [-1, *range(len(colours))], ["var(--faint)", *colours]
+    tooltip = [{"field": "class"}, {"field": "image"}]
+    layers: list[dict[str, Any]] = [
+        {
+            "params": [ZOOM],
+            "mark": {
+                "type": "point",
+                "filled": True,
+                "size": 34,
+                "opacity": 0.4 if pictures else 0.8,
+            },
+            "encoding": {"color": _legendless("l", domain, range_), "tooltip": tooltip},
+        }
+    ]
+    if pictures:
+        size = {"width": PICTURE_PX, "height": PICTURE_PX}
+        seen = [{"filter": "isValid(datum.shown)"}]
+        frame: dict[str, Any] = {
+            "type": "square",
+            "filled": False,
+            "size": PICTURE_PX**2,
+            "strokeWidth": 2,
+        }
+        layers += [
+            {
+                "transform": seen,
+                "mark": {"type": "image", **size},
+                "encoding": {"url": {"field": "shown"}, "tooltip": tooltip},
+            },
+            {
+                "transform": seen,
+                "mark": {**frame, "tooltip": None},
+                "encoding": {"color": _legendless("l", domain, range_)},
+            },
+        ]
+    spec = {
+        "data": {"name": data},
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "encoding": axes,
+        "layer": layers,
+        "config": STYLE,
+    }
+    return render("chart", title=title, last="", alt=alt, spec=spec, keys=[], kind="map")
+
+
+def map_rows(
+    places: Mapping[str, Numbers],
+    labels: NDArray[np.int64],
+    names: Sequence[str],
+    hovered: Mapping[int, str],
+    shown: Mapping[int, str],
+) -> list[dict[str, Any]]:
+    """Return the rows that `scatter` draws.
+
+    Args:
+        places: Name of a map, "pca" say -> (n, 2); the fields are then "pca_x" and "pca_y".
+        labels: (n,) int64.
+        names: Classes by label.
+        hovered: Row -> data URI of the thumbnail that hovering shows.
+        shown: Row -> data URI of the picture on the map.
+    """
+    rows = []
+    for row, label in enumerate(labels.tolist()):
+        tree: dict[str, Any] = {"l": label, "class": names[label] if label >= 0 else "no label"}
+        for name, (x, y) in ((name, each[row].tolist()) for name, each in places.items()):
+            tree |= {f"{name}_x": float(f"{x:.4g}"), f"{name}_y": float(f"{y:.4g}")}
+        tree |= {"image": hovered[row]} if row in hovered else {}
+        rows.append(tree | ({"shown": shown[row]} if row in shown else {}))
+    return rows
 
 
 def thinned(series: Series) -> Series:
@@ -130,186 +316,36 @@ def thinned(series: Series) -> Series:
     return series._replace(x=series.x[rows], y=series.y[rows])
 
 
-def marks(low: float, high: float, about: int) -> Marks:
-    """Choose about so many round numbers in [low, high]: steps of 1, 2 or 5 by a power of ten."""
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    count = math.floor(high / step + 1e-9) - math.ceil(low / step - 1e-9) + 1
-    first = math.ceil(low / step - 1e-9)
-    places = [(first + k) * step for k in range(count)]
-    return Marks(places, [number(place) for place in places])
-
-
-def number(value: float | None) -> str:
-    """Write a number with four digits at most: 12k, 0.05, 1e-05, 3.142; None as a dash."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return str(value)
-    size = abs(value)
-    if size >= 1e6:
-        return f"{value / 1e6:.4g}M"
-    if size >= 1e4:
-        return f"{value / 1e3:.4g}k"
-    return f"{0.0 if size < 1e-12 else value:.4g}".replace("-", "−")
-
-
-def scatter(
-    alt: str,
-    points: Numbers,
-    labels: NDArray[np.int64],
-    names: Sequence[str],
-    pictures: dict[int, str] | None = None,
-    aspect: float = 1.0,
-) -> str:
-    """Draw a map of points: a dot each, coloured by label, class names at their medians.
-
-    Args:
-        alt: What the map shows, for those who do not see it.
-        points: (n, 2).
-        labels: (n,) int64.
-        names: Of all classes, by label.
-        pictures: Row -> data URI; shown at their points, over dots that are then fainter.
-        aspect: Width to height of the map.
-    """
-    # a path of dots for each label
-    places = _placed(points, aspect)
-    dots = ""
-    for label in np.unique(labels).tolist():
-        path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places[labels == label])
-        dots += f"<path class='dots' stroke='{class_colour(label, len(names))}' d='{path}'/>"
-    # over them pictures, or the names of the classes
-    over = ""
-    for row, uri in (pictures or {}).items():
-        x, y = places[row] - PICTURE_PX / 2
-        box = f"x='{x:.1f}' y='{y:.1f}' width='{PICTURE_PX}' height='{PICTURE_PX}'"
-        colour = class_colour(int(labels[row]), len(names))
-        over += f"<image {box} href='{uri}'/><rect {box} fill='none' stroke='{colour}'/>"
-    if pictures:
-        dots = f"<g opacity='.35'>{dots}</g>"
-    elif len(names) <= MOST_NAMES:
-        medians = {
-            name: np.median(places[labels == label], axis=0)
-            for label, name in enumerate(names)
-            if (labels == label).any()
-        }
-        over = _names_apart(medians)
-    kind = "map images" if pictures else "map"
-    return (
-        f"<svg class='{kind}' viewBox='0 0 {MAP_SIDE * aspect:.0f} {MAP_SIDE}' role='img' "
-        f"aria-label='{escape(alt, quote=True)}'>{dots}{over}</svg>"
-    )
-
-
-def apart(points: Numbers, aspect: float = 1.0) -> list[int]:
-    """Choose rows whose pictures do not overlap on the map, taken in order."""
-    places = _placed(points, aspect)
+def apart(points: Numbers, width: float = 1000, height: float = 420) -> list[int]:
+    """Choose rows whose pictures do not overlap on a map of this many pixels, taken in order."""
+    span = np.maximum(np.ptp(points, axis=0), 1e-9)
+    places = (points - points.min(axis=0)) / span * (width - 40, height - 40)
     kept: list[int] = []
     for row, place in enumerate(places):
-        gaps = np.abs(places[kept] - place).max(axis=1)
-        if not kept or gaps.min() > PICTURE_PX + 2:
+        if not kept or np.abs(places[kept] - place).max(axis=1).min() > PICTURE_PX + 2:
             kept.append(row)
     return kept
 
 
-def _placed(points: Numbers, aspect: float) -> Numbers:
-    """Scale points (n, 2) to SVG units: y upwards, room for half a picture around."""
-    low, span = points.min(axis=0), np.maximum(np.ptp(points, axis=0), 1e-9)
-    share = (points - low) / span
-    share[:, 1] = 1 - share[:, 1]
-    room = np.array([MAP_SIDE * aspect, MAP_SIDE]) - 2 * MAP_MARGIN
-    placed: Numbers = MAP_MARGIN + share * room
-    return placed
-
-
-def _names_apart(medians: dict[str, Numbers]) -> str:
-    """Write names at their places, moved down where they would cover one above."""
-    texts, taken = "", list[tuple[float, float, float]]()
-    for name, (x, y) in sorted(medians.items(), key=lambda item: float(item[1][1])):
-        half = 4.2 * len(name)  # SVG units: about half the width of the text
-        while any(abs(x - tx) < half + th and abs(y - ty) < 16 for tx, ty, th in taken):
-            y += 4
-        taken.append((x, y, half))
-        texts += f"<text class='name' x='{x:.0f}' y='{y:.0f}'>{escape(name)}</text>"
-    return texts
-
-
 def class_colour(label: int, classes: int) -> str:
-    """Return the CSS colour of a label among so many classes; grey for no label."""
-    if label < 0:
-        return "var(--faint)"
+    """Return the CSS colour of a label among so many classes."""
     if classes <= len(TEN_COLOURS):
         return TEN_COLOURS[label]
     return f"hsl({360 * label / classes:.0f} 65% {45 + 14 * (label % 2)}%)"
 
 
-Place = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
+def _legendless(field: str, domain: Sequence[int], values: Sequence[Any]) -> dict[str, Any]:
+    """Encode a nominal field by these values, without Vega's own legend: the page has one."""
+    scale = {"domain": list(domain), "range": list(values)}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": None}
 
 
-def _axes(
-    place: Place, x_marks: Marks, y_marks: Marks, corner: tuple[float, float], x_label: str
-) -> list[str]:
-    """Draw grid lines, their numbers and the x axis' name; `corner`: the lowest x and y shown."""
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    elements = []
-    _, heights = place(np.full(len(y_marks.places), corner[0]), np.array(y_marks.places))
-    for y, text in zip(heights, y_marks.texts, strict=True):
-        elements.append(f"<path class='grid' d='M{LEFT} {y:.1f}H{right}'/>")
-        elements.append(f"<text class='y' x='{LEFT - 6}' y='{y + 4:.1f}'>{escape(text)}</text>")
-    columns, _ = place(np.array(x_marks.places), np.full(len(x_marks.places), corner[1]))
-    for x, text in zip(columns, x_marks.texts, strict=True):
-        elements.append(f"<path class='grid' d='M{x:.1f} {bottom}v4'/>")
-        elements.append(f"<text class='x' x='{x:.1f}' y='{bottom + 16}'>{escape(text)}</text>")
-    elements.append(f"<path class='axis' d='M{LEFT} {bottom}H{right}'/>")
-    middle = (LEFT + right) / 2
-    return [*elements, f"<text class='x' x='{middle}' y='{HEIGHT - 4}'>{escape(x_label)}</text>"]
-
-
-def _line(series: Series, place: Place, *, dots: bool) -> list[str]:
-    """Draw the line, broken where there is no number; its intervals; dots at the points."""
-    columns, heights = place(series.x, series.y)
-    stroke = f"style='stroke:{series.colour}'"
-    finite = np.isfinite(series.y)
-    steps = [
-        f"{'L' if k and finite[k - 1] else 'M'}{columns[k]:.1f} {heights[k]:.1f}"
-        for k in np.flatnonzero(finite)
-    ]
-    dash = " stroke-dasharray='5 4'" if series.dashed else ""
-    elements = [f"<path class='line' {stroke}{dash} d='{''.join(steps)}'/>"]
-    if dots:
-        points = "".join(f"M{columns[k]:.1f} {heights[k]:.1f}h0" for k in np.flatnonzero(finite))
-        elements.append(f"<path class='points' {stroke} d='{points}'/>")
-    if series.low is not None and series.high is not None:
-        _, lows = place(series.x, series.low)
-        _, highs = place(series.x, series.high)
-        bars = "".join(
-            f"M{x - 3:.1f} {low:.1f}h6M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {high:.1f}h6"
-            for x, low, high in zip(columns, lows, highs, strict=True)
-        )
-        elements.append(f"<path class='bar' {stroke} d='{bars}'/>")
-    return elements
-
-
-def _widened(values: Numbers, share: float) -> tuple[float, float]:
-    """Return the range of the values and a share more on both sides; never empty."""
-    low, high = float(values.min()), float(values.max())
-    room = (high - low) * share
-    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
-        room = max(abs(high) * 0.1, 1e-6)
-    return low - room, high + room
-
-
-def _last(series: Series, *, named: bool) -> str:
-    text = number(float(series.y[np.isfinite(series.y)][-1]))
-    return f"{escape(series.name)} {text}" if named else text
+def _text(values: Numbers, place: int) -> str:
+    return number(float(values[np.isfinite(values)][place]))
 
 
 def _in_words(series: Series) -> str:
     """Describe a series for those who do not see it."""
-    rows = np.flatnonzero(np.isfinite(series.y))
-    first, last = (
-        f"{number(float(series.y[row]))} at {number(float(series.x[row]))}"
-        for row in (rows[0], rows[-1])
-    )
+    x = series.x[np.isfinite(series.y)]
+    first, last = (f"{_text(series.y, end)} at {number(float(x[end]))}" for end in (0, -1))
     return f"{series.name} {first}, {last}"

@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from markupsafe import Markup
 
-from sslpipe.report.charts import Series, line_chart, number
-from sslpipe.report.curves import CHARTS, SPEED_CHARTS, Chart, with_average
+from sslpipe.report.charts import line_chart
+from sslpipe.report.curves import CHARTS, SPEED_CHARTS, Chart, logged, with_average
 from sslpipe.report.embeddings import EMBED, Features, embedding_quality, run_colour
 from sslpipe.report.label_curve import few_shot_chart
 from sslpipe.report.leakage import leakage_of_runs
@@ -24,11 +23,22 @@ from sslpipe.report.over_seeds import (
     over_seeds,
     seeds_head,
 )
-from sslpipe.report.page import FOOTER, html_page
+from sslpipe.report.page import (
+    FOOTER,
+    html,
+    html_page,
+    joined,
+    missing,
+    number,
+    render,
+    table,
+)
 from sslpipe.report.results import (
     BASELINES,
     NAMES,
     accuracy_sentence,
+    first_number,
+    headline,
     result_table,
     unfinished_sentence,
     verdict_sentence,
@@ -38,11 +48,12 @@ from sslpipe.report.sections import (
     duration,
     flat,
     measured_speed,
-    missing,
     standing_alarms,
     trained_sentence,
 )
 from sslpipe.report.tables import task_tables
+
+OPENED = ("What differs", "Results")  # the other sections are folded
 
 
 def names_apart(run_dirs: Sequence[Path], runs: Sequence[RunFiles]) -> list[str]:
@@ -70,12 +81,19 @@ def build_comparison(
     recipes = group_by_recipe(runs)
     seeds = over_seeds(recipes, cautions(named, recipes))
     colours = run_colours(named, recipes)
-    sentences = "".join(
-        f"<li><i class='dot' style='--c:{colours[name]}'></i><b>{escape(name)}</b>: "
-        f"{unfinished_sentence(run)}{verdict_sentence(run)}{trained_sentence(run)} "
-        f"{accuracy_sentence(run)}</li>"
+    sentences = [
+        html(
+            "<i class='dot' style='--c:{}'></i><b>{}</b>: {}{}{} {}",
+            colours[name],
+            name,
+            unfinished_sentence(run),
+            verdict_sentence(run),
+            trained_sentence(run),
+            accuracy_sentence(run),
+        )
         for name, run in named.items()
-    )
+    ]
+    each_run = render("items", items=sentences, kind="verdict runs")
     sections = {
         "What differs": differences(named),
         "Results": results(named, colours),
@@ -86,16 +104,52 @@ def build_comparison(
     }
     if not has_seeds(recipes):
         title, footer = " against ".join(names), FOOTER
-        head = f"<h1>{escape(title)}</h1><ul class='verdict runs'>{sentences}</ul>"
+        said = [html("<b>{}</b>: {}", name, headline(run)) for name, run in named.items()]
+        first = render("items", items=said, kind="lead runs")
+        fold = "What was trained and measured, in words and numbers"
     else:  # what holds for the recipes comes first
         title, first = seeds_head(recipes)
-        footer = f"{FOOTER} Those under <i>Over seeds</i> are over training seeds."
-        head = (
-            f"<h1>{escape(title)}</h1>{first}<details><summary>Each of the {len(named)} runs alone"
-            f"</summary><ul class='verdict runs'>{sentences}</ul></details>"
-        )
+        footer = FOOTER + Markup(" Those under <i>Over seeds</i> are over training seeds.")
+        fold = f"Each of the {len(named)} runs alone"
         sections = {"Over seeds": seeds, **sections}
-    return html_page(title, head, sections, footer=footer)
+    picture = first_chart(named, colours)
+    head = html(
+        "<header><p class='eyebrow'>sslpipe report</p><h1>{}</h1>{}{}{}</header>",
+        title,
+        first,
+        picture,
+        render("folded", title=fold, text=each_run),
+    )
+    opened = ("Over seeds", "What differs", "Results") if has_seeds(recipes) else OPENED
+    return html_page(title, head, sections, footer=footer, opened=opened)
+
+
+def first_chart(named: Mapping[str, RunFiles], colours: Mapping[str, str]) -> Markup:
+    """Draw the first number of each run with its interval on one scale; '' where one has none."""
+    found = {name: first_number(run) for name, run in named.items()}
+    measured = {name: each for name, each in found.items() if each is not None}
+    measures = {measure for _, measure, _ in measured.values()}
+    if len(measured) < 2 or len(measures) > 1 or len(_tests(named)) > 1:
+        return Markup()
+    (measure,) = measures
+    cells = {name: line.cells[measure] for name, (line, *_) in measured.items()}
+    rows = [
+        {
+            "name": name,
+            "colour": colours[name],
+            "at": f"{100 * cell['value']:.1f}",
+            "low": f"{100 * cell['interval95'][0]:.1f}",
+            "high": f"{100 * cell['interval95'][1]:.1f}",
+        }
+        for name, cell in cells.items()
+    ]
+    return render("bars", rows=rows, what=f"{measure} on the test images, %, with 95 % intervals")
+
+
+def _tests(named: Mapping[str, RunFiles]) -> set[tuple[Any, ...]]:
+    """The test data that runs were evaluated on."""
+    trees = [run.evaluation for run in named.values() if run.evaluation]
+    return {tuple(tree["facts"].get(key) for key in SAME_TEST) for tree in trees}
 
 
 def run_colours(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> dict[str, str]:
@@ -107,7 +161,7 @@ def run_colours(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> dic
     return {name: run_colour(places[each]) for name, each in digests.items()}
 
 
-def differences(named: dict[str, RunFiles]) -> str:
+def differences(named: dict[str, RunFiles]) -> Markup:
     """Tabulate settings, data and environment that are not the same in all runs."""
     trees = [
         dict(
@@ -122,23 +176,20 @@ def differences(named: dict[str, RunFiles]) -> str:
         for run in named.values()
     ]
     keys = list(dict.fromkeys(key for tree in trees for key in tree))
-    rows = "".join(
-        f"<tr><th scope='row'><code>{escape(key)}</code></th>"
-        + "".join(f"<td><code>{escape(tree.get(key, '–'))}</code></td>" for tree in trees)
-        + "</tr>"
+    rows = [
+        [html("<code>{}</code>", text) for text in (key, *(tree.get(key, "–") for tree in trees))]
         for key in keys
         if len({tree.get(key) for tree in trees}) > 1
-    )
+    ]
     if not rows:
-        return "<p>Nothing: recipe, data set and machine are the same.</p>"
-    return (
-        "<p class='note'>Everything else in recipe, data set and machine is the same.</p>"
-        f"<div class='wide'><table class='differs'><thead><tr><th scope='col'>setting</th>"
-        f"{_heads(named)}</tr></thead><tbody>{rows}</tbody></table></div>"
+        return Markup("<p>Nothing: recipe, data set and machine are the same.</p>")
+    return html(
+        "<p class='note'>Everything else in recipe, data set and machine is the same.</p>{}",
+        table(["setting", *named], rows, "differs"),
     )
 
 
-def results(named: dict[str, RunFiles], run_colours: Mapping[str, str]) -> str:
+def results(named: dict[str, RunFiles], run_colours: Mapping[str, str]) -> Markup:
     """Show one table where the runs were evaluated on the same test data, else one for each.
 
     Args:
@@ -147,32 +198,30 @@ def results(named: dict[str, RunFiles], run_colours: Mapping[str, str]) -> str:
     """
     # what can be compared
     evaluated = {name: run.evaluation for name, run in named.items() if run.evaluation}
-    without = "".join(
-        f"<p class='missing'>{escape(name)} has not been evaluated.</p>"
-        for name in named
-        if name not in evaluated
+    without = joined(
+        missing(f"{name} has not been evaluated.") for name in named if name not in evaluated
     )
     if not evaluated:
         return without
-    tests = {tuple(tree["facts"].get(key) for key in SAME_TEST) for tree in evaluated.values()}
-    if len(tests) > 1:
-        tables = "".join(
-            f"<h3>{escape(name)}</h3>{result_table(merged({name: tree}))}"
+    if len(_tests(named)) > 1:
+        tables = joined(
+            html("<h3>{}</h3>{}", name, result_table(merged({name: tree})))
             for name, tree in evaluated.items()
         )
-        return (
-            "<p class='missing'>These runs were not evaluated on the same test data: their numbers "
-            f"are not comparable, and stand apart.</p>{tables}{without}"
+        apart = missing(
+            "These runs were not evaluated on the same test data: their numbers are not "
+            "comparable, and stand apart."
         )
+        return apart + tables + without
     # one table, a curve for each run, further metrics
     together = merged(evaluated)
     colours = {row["features"]: "var(--faint)" for row in together["rows"]}
     colours |= run_colours
     random = [name for name in colours if name.startswith(("random", NAMES["random"]))]
     few = few_shot_chart(together, colours, whitened=False, dashed=random)
-    chart = f"<div class='charts one'>{few}</div>" if few else ""
-    tables = f"{task_tables(together)}{leakage_of_runs(evaluated)}"
-    return f"{result_table(together)}{chart}{tables}{without}"
+    chart = html("<div class='charts one'>{}</div>", few) if few else Markup()
+    tables = task_tables(together) + leakage_of_runs(evaluated)
+    return result_table(together) + chart + tables + without
 
 
 def merged(evaluations: dict[str, Tree]) -> Tree:
@@ -252,78 +301,68 @@ def _probes(evaluations: dict[str, Tree]) -> list[Tree]:
     return rows
 
 
-def charts(named: dict[str, RunFiles], wanted: Sequence[Chart], colours: Mapping[str, str]) -> str:
+def charts(
+    named: dict[str, RunFiles], wanted: Sequence[Chart], colours: Mapping[str, str]
+) -> Markup:
     """Draw each chart with a line for each run that has its numbers; a second number is dashed."""
-    figures = ""
+    figures = []
     for title, numbers, kind, within in wanted:
-        series = []
-        all_lines = [run.train if kind == "train" else run.evals for run in named.values()]
-        keys = with_average(numbers, chain(*all_lines))
-        for name, run in named.items():
-            lines = run.train if kind == "train" else run.evals
-            for nth, (key, what) in enumerate(keys.items()):
-                there = [line for line in lines if key in line]
-                series.append(
-                    Series(
-                        f"{name}, {what}" if len(keys) > 1 else name,
-                        np.array([line["step"] for line in there], dtype=np.float64),
-                        np.array([line[key] for line in there], dtype=np.float64),
-                        colours[name],
-                        dashed=nth > 0,
-                    )
-                )
+        lines = {name: run.train if kind == "train" else run.evals for name, run in named.items()}
+        keys = with_average(numbers, chain(*lines.values()))
+        series = [
+            logged(
+                f"{name}, {what}" if len(keys) > 1 else name,
+                lines[name],
+                key,
+                colours[name],
+                dashed=nth > 0,
+            )
+            for name in named
+            for nth, (key, what) in enumerate(keys.items())
+        ]
         series = [each for each in series if len(each.x)]
         if series:
-            figures += line_chart(title, series, within=within, last_values=False)
+            figures.append(line_chart(title, series, within=within, last_values=False))
     if not figures:
-        return "<p>No run has logged a step.</p>"
-    return f"<div class='charts'>{figures}</div>"
+        return Markup("<p>No run has logged a step.</p>")
+    return html("<div class='charts'>{}</div>", joined(figures))
 
 
 def quality(
     named: dict[str, RunFiles],
     embedded: Sequence[Features | None],
     colours: Mapping[str, str],
-) -> str:
+) -> Markup:
     """Draw ROC and spectrum of the runs, where their test embeddings are of the same data."""
     there = {name: each for name, each in zip(named, embedded, strict=True) if each is not None}
-    without = "".join(
+    without = joined(
         missing(f"{name} has no embeddings of the test split.", EMBED.format("test"))
         for name in named
         if name not in there
     )
     embedded_data = {(e.facts.get("data_sha256"), e.facts.get("split")) for e in there.values()}
     if len(embedded_data) > 1:
-        note = "<p class='missing'>The embeddings of these runs are not of the same data.</p>"
-        return note + without
-    return (embedding_quality(there, colours=colours) if there else "") + without
+        return missing("The embeddings of these runs are not of the same data.") + without
+    return (embedding_quality(there, colours=colours) if there else Markup()) + without
 
 
-def speed_table(named: dict[str, RunFiles]) -> str:
+def speed_table(named: dict[str, RunFiles]) -> Markup:
     """Tabulate steps, time, images a second, wait for data, skipped steps and quarantine."""
-    # a row for each run
-    rows = ""
+    rows = []
     for name, run in named.items():
         speed = measured_speed(run)
         last: dict[str, Any] = run.train[-1] if run.train else {}
-        cells = (
-            f"{last['step']:,}" if last else "–",
-            duration(speed.seconds) if speed else "–",
-            f"{speed.images_per_s:,.0f}" if speed else "–",
-            f"{speed.data_wait_percent:.1f} %" if speed else "–",
-            number(last["skipped_steps"]) if last else "–",
-            f"{len(run.quarantine):,}",
-            ", ".join(standing_alarms(run)).replace("_", " ") or "none",
+        rows.append(
+            (
+                name,
+                f"{last['step']:,}" if last else "–",
+                duration(speed.seconds) if speed else "–",
+                f"{speed.images_per_s:,.0f}" if speed else "–",
+                f"{speed.data_wait_percent:.1f} %" if speed else "–",
+                number(last["skipped_steps"]) if last else "–",
+                f"{len(run.quarantine):,}",
+                ", ".join(standing_alarms(run)).replace("_", " ") or "none",
+            )
         )
-        filled = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows += f"<tr><th scope='row'>{escape(name)}</th>{filled}</tr>"
     heads = "run, steps, time, images/s, waiting for data, skipped, quarantined, alarms"
-    head = "".join(f"<th scope='col'>{text}</th>" for text in heads.split(", "))
-    return (
-        "<div class='wide'><table class='numbers'>"
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _heads(named: dict[str, RunFiles]) -> str:
-    return "".join(f"<th scope='col'>{escape(name)}</th>" for name in named)
+    return table(heads.split(", "), rows)

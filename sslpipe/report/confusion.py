@@ -1,19 +1,19 @@
 """Show what a linear probe confuses: a matrix, or lists where classes are many."""
 
-from html import escape
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from sslpipe.evaluation.against import LINEAR
-from sslpipe.report.charts import number
+from sslpipe.report.page import html, joined, missing, number, render
 from sslpipe.report.results import table_lines
 from sslpipe.report.run import Tree
 
 MOST_CLASSES = 20  # of a confusion matrix that is shown whole
 
 
-def confusion(evaluation: Tree, classes: list[str]) -> str:
+def confusion(evaluation: Tree, classes: list[str]) -> Markup:
     """Return the linear probe's matrix, or the most frequent confusions where classes are many.
 
     Args:
@@ -29,64 +29,51 @@ def confusion(evaluation: Tree, classes: list[str]) -> str:
         None,
     )
     if cell is None:
-        return "<p class='missing'>No linear probe in eval.json, so no confusion matrix.</p>"
+        return missing("No linear probe in eval.json, so no confusion matrix.")
     counts = np.array(cell["details"]["confusion"], dtype=np.int64)  # (C, C) [true][predicted]
     names = [*classes, *(f"class {label}" for label in range(len(classes), len(counts)))]
-    note = (
-        f"<p>Linear probe <code>{escape(cell['protocol'])}</code>, C = "
-        f"{number(cell['details']['C'])}"
-        + (" (at the edge of its grid)" if cell["details"]["C_at_edge"] else "")
-        + ", chosen on a held-out part of train.</p>"
+    note = html(
+        "<p>Linear probe <code>{}</code>, C = {}{}, chosen on a held-out part of train.</p>",
+        cell["protocol"],
+        number(cell["details"]["C"]),
+        " (at the edge of its grid)" if cell["details"]["C_at_edge"] else "",
     )
     if len(counts) <= MOST_CLASSES:
-        tables = _matrix(counts, names) + _confusions(counts, names, 8)
-        return f"{note}<div class='side'>{tables}</div>"
-    return (
-        f"{note}<p>A matrix of {len(counts)} classes is not drawn.</p><div class='side'>"
-        f"{_worst(counts, names)}{_confusions(counts, names, 20)}</div>"
-    )
+        shown = [_matrix(counts, names), _confusions(counts, names, 8)]
+    else:
+        note += html("<p>A matrix of {} classes is not drawn.</p>", len(counts))
+        shown = [_worst(counts, names), _confusions(counts, names, 20)]
+    return html("{}<div class='side'>{}</div>", note, joined(shown))
 
 
-def _matrix(counts: Any, names: list[str]) -> str:
-    head = "".join(f"<th scope='col'><span>{escape(name)}</span></th>" for name in names)
-    body = ""
-    for label, row in enumerate(counts):
-        total = max(1, int(row.sum()))
-        cells = "".join(
-            f"<td class='{'hit' if label == column else 'miss'}' style='--s:{count / total:.3f}'>"
-            f"{count or ''}</td>"
-            for column, count in enumerate(row.tolist())
-        )
-        share = f"{100 * row[label] / total:.0f} %" if row.sum() else "–"
-        body += f"<tr><th scope='row'>{escape(names[label])}</th>{cells}<td>{share}</td></tr>"
-    return (
-        "<div><p class='note'>Rows: the true class; columns: the predicted one; last: the recall."
-        "</p><div class='wide'><table class='matrix'>"
-        f"<thead><tr><td></td>{head}<th scope='col'><span>recall</span></th></tr></thead>"
-        f"<tbody>{body}</tbody></table></div></div>"
-    )
+def _matrix(counts: Any, names: list[str]) -> Markup:
+    rows = []
+    for label, row in enumerate(counts.tolist()):
+        total = max(1, sum(row))
+        cells = [(label == other, f"{n / total:.3f}", n) for other, n in enumerate(row)]
+        recall = f"{100 * row[label] / total:.0f} %" if sum(row) else "–"
+        rows.append((names[label], cells, recall))
+    return render("matrix", names=names[: len(counts)], rows=rows)
 
 
-def _confusions(counts: Any, names: list[str], most: int) -> str:
+def _confusions(counts: Any, names: list[str], most: int) -> Markup:
     off = counts.copy()
     np.fill_diagonal(off, 0)
     order = np.argsort(off, axis=None, kind="stable")[::-1][:most]
     pairs = [divmod(int(place), len(off)) for place in order]
-    items = "".join(
-        f"<li>{escape(names[true])} predicted as {escape(names[other])}: {off[true, other]}</li>"
+    items = [
+        f"{names[true]} predicted as {names[other]}: {off[true, other]}"
         for true, other in pairs
         if off[true, other]
-    )
+    ]
     if not items:
-        return "<p>No image was confused.</p>"
-    return f"<div><h3>Most frequent confusions</h3><ol class='confusions'>{items}</ol></div>"
+        return Markup("<p>No image was confused.</p>")
+    return render("ranking", title="Most frequent confusions", items=items)
 
 
-def _worst(counts: Any, names: list[str]) -> str:
+def _worst(counts: Any, names: list[str]) -> Markup:
     totals = counts.sum(axis=1)
     shares = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), np.inf)
     rows = [int(label) for label in np.argsort(shares, kind="stable")[:10] if totals[label]]
-    items = "".join(
-        f"<li>{escape(names[row])}: recall {100 * shares[row]:.0f} %</li>" for row in rows
-    )
-    return f"<div><h3>Lowest recall</h3><ol class='confusions'>{items}</ol></div>"
+    items = [f"{names[row]}: recall {100 * shares[row]:.0f} %" for row in rows]
+    return render("ranking", title="Lowest recall", items=items)

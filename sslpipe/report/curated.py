@@ -1,24 +1,25 @@
 """Make the pages of `sslpipe curate`: outliers by reason, clusters on a map, what is chosen."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from typing import Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from sslpipe.curate.clusters import Clusters
 from sslpipe.curate.outliers import Outlier
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.random import permutation
-from sslpipe.report.charts import apart, number, scatter
-from sslpipe.report.page import html_page
+from sslpipe.report.charts import apart, class_colour, map_rows, scatter
+from sslpipe.report.page import html, html_page, joined, number, render, table
 from sslpipe.report.pictures import MOST_MAPPED, pca_map, thumbnails
 
 MOST_SHOWN = 100  # pictures of a reason; the table has them all
 SHOWN_CLUSTERS = 100  # largest ones with a row of pictures
+NONE = Markup("<p>No sample is beyond a limit.</p>")
 MEMBERS = 8  # pictures of a cluster: the one nearest to its centre, then members at random
-ASPECT = 2.0  # of the map: the page is wider than high
 
 
 def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
@@ -34,14 +35,14 @@ def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
         limit = f" {side} {number(own[0].limit)}" if np.isfinite(own[0].limit) else ""
         head = own[0].detail if limit else "no decoder reads them"
         captions = {one.id: _caption(one) for one in own[:MOST_SHOWN]}
-        sections[f"{reason[0].upper()}{reason[1:]}"] = (
-            f"<p>{len(own):,} of {len(split):,} samples{more}. {escape(head)}{limit}.</p>"
-            + contact_sheet(captions, pictures)
+        said = f"{len(own):,} of {len(split):,} samples{more}. {head}{limit}."
+        sections[f"{reason[0].upper()}{reason[1:]}"] = html(
+            "<p>{}</p>{}", said, contact_sheet(captions, pictures)
         )
     title = f"Outliers of {split.name}"
     listed = {one.id for one in outliers}
     text = f"{len(listed):,} of {len(split):,} samples have a reason to be looked at."
-    return _page(title, text, sections or {"None": "<p>No sample is beyond a limit.</p>"})
+    return _page(title, text, sections or {"None": NONE})
 
 
 def cluster_page(
@@ -69,36 +70,38 @@ def cluster_page(
     some = np.unique(np.concatenate([clusters.central, mapped]))
     places, held = pca_map(rows.rows(torch.from_numpy(some)).to("cpu"))
     at = np.searchsorted(some, clusters.central[list(shown)])  # the largest cluster's first
-    kept = at[apart(places[at], aspect=ASPECT)] if len(at) else at
+    kept = at[apart(places[at])] if len(at) else at
     uris = {int(p): pictures[i] for p in kept if (i := int(ids[some[p]])) in pictures}
     alt = f"PCA of {len(some):,} samples of {split.name}, coloured by cluster"
     count = len(clusters.sizes)
-    svg = scatter(alt, places, clusters.of_row[some], [""] * count, uris, aspect=ASPECT)
+    titles = [f"cluster {k}" for k in range(count)]
+    shared = {"map": map_rows({"pca": places}, clusters.of_row[some], titles, uris, uris)}
     text = f"PCA of features of length 1, {100 * held:.0f} % of their variance; {len(some):,} dots."
-    picture = f"<figure class='wide'><figcaption>{text}</figcaption>{svg}</figure>"
+    colours = [class_colour(k, count) for k in range(count)]
+    picture = scatter(text, alt, "map", ("pca_x", "pca_y"), colours, pictures=True)
     # each cluster
     labels = rows.labels.cpu().numpy()
-    body = ""
-    for k in shown:
-        held_by = _classes(labels[clusters.members(k)], names)
-        cells = "".join(
-            f"<td>{_image(pictures.get(int(ids[row])), f'sample {ids[row]}')}</td>"
-            for row in members[k]
-        )
-        body += f"<tr><th scope='row'>{k}</th><td>{clusters.sizes[k]:,}</td><td>{held_by}</td>"
-        body += f"{cells}</tr>"
-    head = "".join(f"<th scope='col'>{text}</th>" for text in ("cluster", "samples", "classes"))
-    table = (
-        f"<div class='wide pixels'><table class='sheet'><thead><tr>{head}"
-        f"<th scope='col'>centre</th></tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    table_rows = [
+        [
+            k,
+            f"{clusters.sizes[k]:,}",
+            _classes(labels[clusters.members(k)], names),
+            *(
+                render("picture", uri=pictures.get(int(ids[row])), alt=f"sample {ids[row]}")
+                for row in members[k]
+            ),
+        ]
+        for k in shown
+    ]
+    heads = ("cluster", "samples", "classes", "centre")
+    sheet = html("<div class='pixels'>{}</div>", table(heads, table_rows, "sheet"))
     more = f" The {len(shown)} largest are shown." if len(shown) < count else ""
     summary = (
         f"{count:,} clusters of {len(ids):,} samples; the largest has {clusters.sizes[0]:,}, the "
         f"smallest {clusters.sizes[-1]:,}.{more}"
     )
-    sections = {"Map": f"<div class='maps pixels'>{picture}</div>", "Clusters": table}
-    return _page(f"Clusters of {split.name}", summary, sections)
+    sections = {"Map": html("<div class='maps pixels'>{}</div>", picture), "Clusters": sheet}
+    return _page(f"Clusters of {split.name}", summary, sections, shared)
 
 
 def chosen_page(split: Split, captions: Mapping[int, str], how: str) -> str:
@@ -110,40 +113,38 @@ def chosen_page(split: Split, captions: Mapping[int, str], how: str) -> str:
     return _page(f"Samples of {split.name} to label", text, {"Chosen": sheet})
 
 
-def contact_sheet(captions: Mapping[int, str], pictures: Mapping[int, str]) -> str:
+def contact_sheet(captions: Mapping[int, str], pictures: Mapping[int, str]) -> Markup:
     """Lay out pictures with a line below each.
 
     Args:
         captions: Sample id -> text, in their order.
         pictures: Sample id -> data URI; one that is missing leaves its text alone.
     """
-    figures = "".join(
-        f"<figure>{_image(pictures.get(one), f'sample {one}')}"
-        f"<figcaption>{one}<br><small>{escape(text)}</small></figcaption></figure>"
-        for one, text in captions.items()
-    )
-    return f"<div class='contacts pixels'>{figures}</div>"
+    return render("contacts", cards=[(pictures.get(k), k, text) for k, text in captions.items()])
 
 
-def _page(title: str, text: str, sections: Mapping[str, str]) -> str:
-    head = f"<h1>{escape(title)}</h1><p class='verdict'>{escape(text)}</p>"
-    return html_page(title, head, sections, footer="Written by <code>sslpipe curate</code>.")
+def _page(
+    title: str, text: str, sections: Mapping[str, Markup], shared: Mapping[str, Any] | None = None
+) -> str:
+    head = html("<h1>{}</h1><p class='verdict'>{}</p>", title, text)
+    footer = Markup("Written by <code>sslpipe curate</code>.")
+    return html_page(title, head, sections, footer=footer, shared=shared)
 
 
 def _caption(one: Outlier) -> str:
     return one.detail if np.isnan(one.value) else number(one.value)
 
 
-def _image(uri: str | None, alt: str) -> str:
-    return "" if uri is None else f"<img src='{uri}' alt='{escape(alt, quote=True)}'>"
-
-
-def _classes(labels: Iterable[int], names: Sequence[str]) -> str:
+def _classes(labels: Iterable[int], names: Sequence[str]) -> Markup:
     """Say which classes a cluster's labelled rows are of, at most two."""
     known, counts = np.unique([label for label in labels if label >= 0], return_counts=True)
     most = np.argsort(-counts, kind="stable")[:2]
-    return "<br>".join(
-        f"{escape(names[int(known[k])] if known[k] < len(names) else str(known[k]))} "
-        f"{100 * counts[k] / counts.sum():.0f} %"
+    texts = [
+        html(
+            "{} {:.0f} %",
+            names[int(known[k])] if known[k] < len(names) else str(known[k]),
+            100 * counts[k] / counts.sum(),
+        )
         for k in most.tolist()
-    )
+    ]
+    return joined(texts, "<br>")

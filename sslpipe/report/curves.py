@@ -1,13 +1,14 @@
 """Charts of the numbers that a run logged, and what they mean."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from sslpipe.recipe import is_finetune
-from sslpipe.report.charts import Series, line_chart, number
+from sslpipe.report.charts import Series, line_chart
+from sslpipe.report.page import html, joined, missing, number
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.run.best import EMA
 
@@ -79,29 +80,35 @@ FINETUNE_HEALTH = (
 )
 
 
-def charts(run: RunFiles, wanted: Sequence[Chart]) -> str:
+def charts(run: RunFiles, wanted: Sequence[Chart]) -> Markup:
     """Draw each chart that metrics.jsonl has numbers for; the others are named."""
     if not run.train:
-        return "<p class='missing'>No step of training is logged in metrics.jsonl.</p>"
-    figures, missing_titles = "", []
+        return missing("No step of training is logged in metrics.jsonl.")
+    figures, missing_titles = [], []
     for title, numbers, kind, within in wanted:
         lines = run.train if kind == "train" else run.evals
         keys = with_average(numbers, lines)
         series = [
-            Series(
-                name,
-                np.array([line["step"] for line in lines if key in line], dtype=np.float64),
-                np.array([line[key] for line in lines if key in line], dtype=np.float64),
-                f"var(--series-{place + 1})",
-            )
+            logged(name, lines, key, f"var(--series-{place + 1})")
             for place, (key, name) in enumerate(keys.items())
         ]
         if all(len(each.x) for each in series):
-            figures += line_chart(title, series, within=within)
+            figures.append(line_chart(title, series, within=within))
         else:
             missing_titles.append(title)
-    note = f"<p class='missing'>Not in metrics.jsonl: {escape(', '.join(missing_titles))}.</p>"
-    return f"<div class='charts'>{figures}</div>" + (note if missing_titles else "")
+    shown = html("<div class='charts'>{}</div>", joined(figures))
+    if missing_titles:
+        shown += missing(f"Not in metrics.jsonl: {', '.join(missing_titles)}.")
+    return shown
+
+
+def logged(
+    name: str, lines: Iterable[Tree], key: str, colour: str, *, dashed: bool = False
+) -> Series:
+    """Return a number of metrics.jsonl over the steps."""
+    there = [line for line in lines if key in line]
+    steps, values = (np.array([line[k] for line in there], dtype=np.float64) for k in ("step", key))
+    return Series(name, steps, values, colour, dashed=dashed)
 
 
 def with_average(keys: Mapping[str, str], lines: Iterable[Tree]) -> dict[str, str]:
@@ -116,20 +123,20 @@ def with_average(keys: Mapping[str, str], lines: Iterable[Tree]) -> dict[str, st
     return {**keys, **{key: what for key, what in averaged.items() if key in logged}}
 
 
-def steps_note(run: RunFiles) -> str:
+def steps_note(run: RunFiles) -> Markup:
     """Count steps that were skipped, and losses that are not finite."""
     if not run.train:
-        return ""
-    skipped = run.train[-1]["skipped_steps"]
-    not_finite = sum(line["loss"] is None for line in run.train)  # as null
+        return Markup()
     last = run.train[-1]
+    not_finite = sum(line["loss"] is None for line in run.train)  # as null
     compared = {
         "negatives_per_anchor": "negatives an anchor",
         "active": "pairs or triplets still active",
         "partners": "of the second views show a partner",
     }
-    counts = "".join(f"{number(last[k])} {name}; " for k, name in compared.items() if k in last)
-    text = f"{counts}{skipped} steps skipped as not finite"
-    bad = f"; {not_finite} logged losses are not finite" if not_finite else ""
+    said = [f"{number(last[key])} {name}" for key, name in compared.items() if key in last]
+    said.append(f"{last['skipped_steps']} steps skipped as not finite")
+    if not_finite:
+        said.append(f"{not_finite} logged losses are not finite")
     health = FINETUNE_HEALTH if is_finetune(run.recipe) else HEALTH
-    return f"<p class='note'>{text}{bad}. {health}</p>"
+    return html("<p class='note'>{}. {}</p>", "; ".join(said), health)

@@ -4,9 +4,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
+from markupsafe import Markup
 
 from sslpipe.evaluation.against import KNN
-from sslpipe.report.charts import Marks, Series, line_chart, number
+from sslpipe.report.charts import Series, line_chart
+from sslpipe.report.page import number
 from sslpipe.report.results import Line, feature_colours, table_lines
 from sslpipe.report.run import Tree
 
@@ -20,7 +22,7 @@ def few_shot_chart(
     *,
     whitened: bool = True,
     dashed: Collection[str] = (),
-) -> str:
+) -> Markup:
     """Draw the accuracy of the kNN columns over the labelled images a class.
 
     Args:
@@ -52,11 +54,13 @@ def few_shot_chart(
             continue
         counts |= {count: text for count, text, _ in points}
         cells = [cell for *_, cell in points]
-        at = 0.012 * (len(series) - 2.5)  # side by side, so that no interval hides another
+        beside = 10 ** (
+            0.012 * (len(series) - 2.5)
+        )  # side by side, so that no interval hides another
         series.append(
             Series(
                 line.title,
-                np.log10([count for count, *_ in points]) + at,
+                beside * np.array([count for count, *_ in points]),
                 np.array([100 * cell["value"] for cell in cells]),
                 colours[line.features],
                 np.array([100 * cell["interval95"][0] for cell in cells]),
@@ -65,14 +69,13 @@ def few_shot_chart(
             )
         )
     if not series:
-        return ""
-    places = sorted(counts)
-    ticks = Marks(np.log10(places).tolist(), [counts[place] for place in places])
+        return Markup()
     return line_chart(
         "kNN top-1 in %",
         series,
         x_label="labelled train images a class",
-        x_marks=ticks,
+        x_ticks=dict(sorted(counts.items())),
+        log="x",
         last_values=False,
     )
 

@@ -2,61 +2,62 @@
 
 import re
 from collections.abc import Mapping
-from html import escape
+
+from markupsafe import Markup, escape
 
 from sslpipe.evaluation.against import KNN, RECALL
 from sslpipe.evaluation.leakage import leakage_sentence
-from sslpipe.report.results import NAMES
+from sslpipe.report.page import html, render, table
+from sslpipe.report.results import Line
 from sslpipe.report.run import Tree
 
+HEADING = Markup("<h3>Test samples in train</h3>")
 
-def leakage(evaluation: Tree) -> str:
+
+def leakage(evaluation: Tree) -> Markup:
     """Tabulate each number of the table with and without leaked test samples; '' where unknown."""
     found = evaluation.get("leakage")
     if not found:
-        return ""
-    text = re.sub("`([^`]*)`", r"<code>\1</code>", escape(leakage_sentence(found)))
-    sentence = f"<h3>Test samples in train</h3><p>{text}</p>"
+        return Markup()
+    text = Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(leakage_sentence(found)))))
+    sentence = html("{}<p>{}</p>", HEADING, text)
     if not found["leaked"]:
         return sentence
-    rows = "".join(
-        f"<tr><td>{escape(NAMES.get(row['features'], row['features']))}"
-        f"{', whitened' if row['whitened'] else ''}</td>"
-        f"<td>{escape(row['column'])}</td><td>{100 * row['value']:.1f}</td>"
-        f"<td>{_clean(row)}</td><td>{row['clean_queries']:,}</td></tr>"
+    rows = [
+        (
+            Line(row["features"], row["whitened"], {}).title,
+            row["column"],
+            f"{100 * row['value']:.1f}",
+            _clean(row),
+            f"{row['clean_queries']:,}",
+        )
         for row in found["rows"]
-    )
-    return (
-        f"{sentence}<details><summary>Each number with and without them</summary><table><thead><tr>"
-        "<th>features</th><th>number</th><th>all, %</th><th>without, %, 95 % interval</th>"
-        f"<th>test images left</th></tr></thead><tbody>{rows}</tbody></table></details>"
-    )
+    ]
+    heads = "features; number; all, %; without, %, 95 % interval; test images left"
+    numbers = table(heads.split("; "), rows)
+    return sentence + render("folded", title="Each number with and without them", text=numbers)
 
 
-def leakage_of_runs(evaluations: Mapping[str, Tree]) -> str:
-    """Tabulate the leaked test samples of several runs and their plain kNN without; '' if unknown.
+def leakage_of_runs(evaluations: Mapping[str, Tree]) -> Markup:
+    """Tabulate the leaked test samples of several runs and their first number without.
 
     Args:
         evaluations: eval.json by the run's name.
+
+    Returns:
+        '' where it is unknown of all.
     """
-    rows = ""
+    rows = []
     for name, evaluation in evaluations.items():
         found = evaluation.get("leakage")
         if found:
-            own = [row for row in found["rows"] if row["features"] == "ssl"]
-            plain = [row for row in own if row["column"] in (KNN, RECALL) and not row["whitened"]]
+            own = [row for row in found["rows"] if row["features"] == "ssl" and not row["whitened"]]
+            plain = [row for row in own if row["column"] in (KNN, RECALL)]
             shown = [(f"{100 * row['value']:.1f}", _clean(row)) for row in plain] or [("–", "–")]
-            cells = (f"{found['leaked']:,} of {found['samples']:,}", found["how"], *shown[0])
-            filled = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-            rows += f"<tr><th scope='row'>{escape(name)}</th>{filled}</tr>"
-    if not rows:
-        return ""
+            counted = f"{found['leaked']:,} of {found['samples']:,}"
+            rows.append((name, counted, found["how"], *shown[0]))
     heads = "run; leaked test samples; found; kNN or Recall@1, all, %; without, %, 95 % interval"
-    head = "".join(f"<th scope='col'>{text}</th>" for text in heads.split("; "))
-    return (
-        "<h3>Test samples in train</h3><div class='wide'><table class='numbers'>"
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    return HEADING + table(heads.split("; "), rows) if rows else Markup()
 
 
 def _clean(row: Tree) -> str:

@@ -1,14 +1,16 @@
 """How far numbers move over the seeds of a training, and which recipe is better for all of them."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import combinations
 from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from sslpipe.evaluation.against import KNN, LEVEL, LINEAR, RECALL
 from sslpipe.evaluation.difference import Difference, holm, mean_over_seeds, paired_seeds
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.identity import digest
+from sslpipe.report.page import html, joined, missing, render, table
 from sslpipe.report.results import evaluated_weights
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.report.sections import flat
@@ -163,39 +165,40 @@ def verdicts(recipes: Sequence[Recipe]) -> list[Verdict]:
     ]
 
 
-def seeds_head(recipes: Sequence[Recipe]) -> tuple[str, str]:
+def seeds_head(recipes: Sequence[Recipe]) -> tuple[str, Markup]:
     """Return the title of a page on recipes with seeds, and as HTML what it says first."""
     names = [recipe.name for recipe in recipes]
     title = " against ".join(names) if len(names) < 4 else f"{len(names)} recipes"
     if len(recipes) == 1:
         title = f"{title}, {len(recipes[0].runs)} seeds"
     told = list(map(str, verdicts(recipes))) or [f"{line}." for line in lines(recipes)]
-    items = "".join(f"<li>{escape(each)}</li>" for each in told)
-    return title, f"<ul class='verdict runs'>{items}</ul>"
+    return title, render("items", items=told, kind="lead runs")
 
 
-def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> str:
+def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> Markup:
     """Return the section: mean and spread of each recipe's numbers, and the differences.
 
     Args:
         recipes: All that were evaluated.
         notes: What `cautions` says.
     """
-    warned = "".join(f"<p class='missing'>{escape(note)}.</p>" for note in notes)
+    warned = joined(missing(f"{note}.") for note in notes)
     if not has_seeds(recipes):
-        return (
-            "<p class='missing'>How far these numbers move with the seed of the training is not "
-            "known: it takes runs of one recipe with several seeds, evaluated on the same test "
-            f"data.</p>{warned}"
+        unknown = missing(
+            "How far these numbers move with the seed of the training is not known: it takes runs "
+            "of one recipe with several seeds, evaluated on the same test data."
         )
-    return (
+        return unknown + warned
+    return html(
         "<p class='note'>Each recipe's mean over its seeds, the standard deviation between them, "
         "and the mean's 95 % interval (t). Other trainings of the recipe move as much; intervals "
-        f"over test images know nothing of it.</p>{warned}{_table(recipes)}"
+        "over test images know nothing of it.</p>{}{}"
         "<p class='note'>Differences are of equal seeds, in points, each with the 95 % interval of "
         "the paired t test. The answer at the top is of the plain kNN alone (of the linear "
         "probe where there is none, of Recall@1 where train has not the classes of test), a "
-        "measure fixed before; it holds for all pairs of recipes together at 5 % (Holm).</p>"
+        "measure fixed before; it holds for all pairs of recipes together at 5 % (Holm).</p>",
+        warned,
+        _table(recipes),
     )
 
 
@@ -285,44 +288,40 @@ def _title(cell: Cell) -> str:
     return f"{'whitened ' if cell[1] else ''}{cell[0]}"
 
 
-def _table(recipes: Sequence[Recipe]) -> str:
+def _table(recipes: Sequence[Recipe]) -> Markup:
     several = [recipe for recipe in recipes if len(recipe.runs) > 1]
     cells = _cells(several)
-    head = "".join(f"<th scope='col'>{escape(_title(cell))}</th>" for cell in cells)
-    body = ""
+    rows: list[list[object]] = []
     # means
     for recipe in several:
-        filled = ""
+        rows.append([recipe.name, ", ".join(map(str, sorted(recipe.runs)))])
         for cell in cells:
-            shown = "–"
+            shown = Markup("–")
             for mean, spread, (low, high) in _statistics(recipe, cell):
-                shown = (
-                    f"<data value='{mean!r}'>{100 * mean:.1f}</data> ± {100 * spread:.1f} "
-                    f"<small>{100 * low:.1f}–{100 * high:.1f}</small>"
+                shown = html(
+                    "<data value='{!r}'>{:.1f}</data> ± {:.1f} <small>{:.1f}–{:.1f}</small>",
+                    mean,
+                    *(100 * each for each in (mean, spread, low, high)),
                 )
-            filled += f"<td>{shown}</td>"
-        seeds = ", ".join(map(str, sorted(recipe.runs)))
-        body += f"<tr><th scope='row'>{escape(recipe.name)}</th><td>{seeds}</td>{filled}</tr>"
+            rows[-1].append(shown)
     # differences
     for ours, theirs in combinations(several, 2):
-        filled, numbers = "", set()
-        for cell in cells:
-            pair, shown = _paired(ours, theirs, cell), "–"
-            if pair is not None:
-                low, high = (100 * end for end in pair.difference.interval95)
-                numbers.add(pair.difference.number)
-                shown = (
-                    f"<data value='{pair.difference.value!r}'>{100 * pair.difference.value:+.1f}"
-                    f"</data> <small>{low:+.1f} to {high:+.1f}</small>"
-                )
-            filled += f"<td>{shown}</td>"
+        pairs = [_paired(ours, theirs, cell) for cell in cells]
+        numbers = {pair.difference.number for pair in pairs if pair is not None}
         title = "difference" if len(several) == 2 else f"{ours.name} less {theirs.name}"
         count = f"{'/'.join(map(str, sorted(numbers)))} pairs" if numbers else "–"
-        body += f"<tr><th scope='row'>{escape(title)}</th><td>{count}</td>{filled}</tr>"
-    return (
-        "<div class='wide'><table class='numbers'><thead><tr><th scope='col'>recipe, in %</th>"
-        f"<th scope='col'>seeds</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+        rows.append([title, count])
+        for pair in pairs:
+            shown = Markup("–")
+            if pair is not None:
+                value, ends = pair.difference.value, pair.difference.interval95
+                shown = html(
+                    "<data value='{!r}'>{:+.1f}</data> <small>{:+.1f} to {:+.1f}</small>",
+                    value,
+                    *(100 * each for each in (value, *ends)),
+                )
+            rows[-1].append(shown)
+    return table(["recipe, in %", "seeds", *map(_title, cells)], rows)
 
 
 def _answer(difference: Difference, p: float) -> str:

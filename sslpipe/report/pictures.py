@@ -23,6 +23,7 @@ TSNE_STEPS = 500  # its divergence is 2 % above that of 1,000, which take twice 
 NEIGHBOURS = 8
 RANDOM_QUERIES, WRONG_QUERIES = 8, 4
 THUMB_PX = 64
+HOVER_PX, MOST_HOVER_BYTES = 48, 500_000  # thumbnails shown on hover, all together
 MOST_PNG_BYTES = 1_500_000
 
 
@@ -130,6 +131,22 @@ def thumbnails(split: Split, ids: Iterable[int]) -> dict[int, str]:
             image = Image.fromarray(pixels)
             image.thumbnail((THUMB_PX, THUMB_PX))
             pictures[sample] = data_uri(image)
+    return pictures
+
+
+def small_thumbnails(split: Split, ids: Iterable[int]) -> dict[int, str]:
+    """Return id -> data URI of WebP for hovering, of the first ids that fit MOST_HOVER_BYTES."""
+    pictures: dict[int, str] = {}
+    left = MOST_HOVER_BYTES
+    for sample, uri in thumbnails(split, ids).items():
+        image = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+        image.thumbnail((HOVER_PX, HOVER_PX))
+        file = io.BytesIO()
+        image.save(file, "webp", quality=70, method=6)
+        pictures[sample] = f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
+        left -= len(pictures[sample])
+        if left < 0:
+            break
     return pictures
 
 

@@ -1,14 +1,15 @@
 """Show what eval.json holds: verdict, sentences, tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from itertools import cycle
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from sslpipe.evaluation.against import KNN, RECALL
 from sslpipe.evaluation.result import caveats, measured_columns
-from sslpipe.evaluation.verdict import answer_text, form_names, unfinished, verdict
-from sslpipe.report.charts import number
+from sslpipe.evaluation.verdict import answer_text, comparisons, form_names, unfinished, verdict
+from sslpipe.report.page import html, joined, missing, number, render, table
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.run.records import is_number
 
@@ -87,13 +88,79 @@ def _is_better(ours: Tree, theirs: Tree) -> bool:
     return bool(low > their_high)
 
 
-def verdict_sentence(run: RunFiles) -> str:
+def headline(run: RunFiles) -> str:
+    """Say in one sentence whether to use the features: against other networks, else baselines."""
+    if run.evaluation is None:
+        return "Not evaluated yet: how good the features are is not known."
+    names = {"better": "better than", "worse": "worse than", "": "not clearly different from"}
+    said: dict[str, list[str]] = {}
+    for each in run.evaluation.get("against", ()):
+        if each["primary"]:
+            answer = each["answer"] if each["answer"] in names else ""
+            said.setdefault(answer, []).append(NAMES.get(each["against"], each["against"]))
+    if not said:
+        rows = [row for row in run.evaluation["rows"] if row["column"] is not None]
+        others = [other["name"] for other in run.evaluation["facts"].get("against", ())]
+        compared = run.evaluation.get("comparisons") or comparisons(rows, without=others)
+        for name in ("random", "pixels"):
+            ends = [each["interval95"] for each in compared if each["baseline"] == name]
+            if ends:
+                better, worse = all(low > 0 for low, _ in ends), all(high < 0 for _, high in ends)
+                said.setdefault("better" * better or "worse" * worse, []).append(NAMES[name])
+    clauses = [f"{names[a]} {' and '.join(dict.fromkeys(said[a]))}" for a in names if a in said]
+    if not clauses:
+        return "No other network was measured: whether the features are better is not known."
+    text = f"The features are {', but '.join(clauses) if len(clauses) == 2 else ', '.join(clauses)}"
+    return f"{text}{': use the model you have' if 'worse' in said else ''}."
+
+
+def first_number(run: RunFiles) -> tuple[Line, str, list[Line]] | None:
+    """Find the number that the page begins with, of plain features.
+
+    Returns:
+        The run's own line, the column, and the lines of the baselines that have it; None: nothing
+        was measured.
+    """
+    lines = [line for line in table_lines(run.evaluation or {"rows": []}) if not line.whitened]
+    ours = next((line for line in lines if line.features not in BASELINES), None)
+    measure = next((each for each in (KNN, RECALL) if ours and each in ours.cells), None)
+    if ours is None or measure is None:
+        return None
+    return ours, measure, [e for e in lines if e.features in BASELINES and measure in e.cells]
+
+
+def score(run: RunFiles) -> Markup:
+    """Show the first number with its interval, and the baselines on the same scale."""
+    found = first_number(run)
+    if found is None:
+        return Markup()
+    ours, measure, beside = found
+    cell = ours.cells[measure]
+    low, high = map(_percent, cell["interval95"])
+    how = "by a vote of their nearest training images" if measure == KNN else "by the nearest other"
+    marks = [
+        {
+            "at": _percent(line.cells[measure]["value"]),
+            "text": _percent(line.cells[measure]["value"]),
+            "name": line.title,
+            "colour": COLOURS[line.features],
+        }
+        for line in beside
+    ]
+    what = f"of {cell['queries']:,} test images get the right class {how} ({measure})"
+    value = _percent(cell["value"])
+    return render("score", value=value, low=low, high=high, what=what, marks=marks)
+
+
+def verdict_sentence(run: RunFiles) -> Markup:
     """Say first whether the features beat random weights and raw pixels, where that is known."""
     if run.evaluation is None:
         reason = "it has no eval.json" if run.data["classes"] else "its images have no labels"
-        return f"<b>Whether it is better than random weights is not known: {reason}.</b> "
-    own = [row for row in run.evaluation["rows"] if row["column"] is not None]
-    return f"<b>{escape(verdict({**run.evaluation, 'rows': own}))}</b> "
+        said = f"Whether it is better than random weights is not known: {reason}."
+    else:
+        own = [row for row in run.evaluation["rows"] if row["column"] is not None]
+        said = verdict({**run.evaluation, "rows": own})
+    return html("<b>{}</b> ", said)
 
 
 def evaluated_weights(run: RunFiles) -> str:
@@ -107,42 +174,39 @@ def evaluated_weights(run: RunFiles) -> str:
     return f"evaluated {', '.join(said)}" if said else ""
 
 
-def unfinished_sentence(run: RunFiles) -> str:
+def unfinished_sentence(run: RunFiles) -> Markup:
     """Say before all else that the weights were not those of the end of training; else ''."""
     facts = run.evaluation["facts"] if run.evaluation else {}
     note = unfinished(facts, run.recipe.get("steps"))
-    return f"<b>{escape(note)}</b> " if note else ""
+    return html("<b>{}</b> ", note) if note else Markup()
 
 
-def accuracy_sentence(run: RunFiles) -> str:
+def accuracy_sentence(run: RunFiles) -> Markup:
     """Say how good the features are by the first number, beside the baselines in the same form.
 
     Which is better is the verdict's to say, by paired intervals; those of the table overlap sooner.
     """
     if run.evaluation is None:
-        return "It has not been evaluated yet."
-    lines = [line for line in table_lines(run.evaluation) if not line.whitened]
-    ours = next((line for line in lines if line.features not in BASELINES), None)
-    measure = next((each for each in (KNN, RECALL) if ours and each in ours.cells), None)
-    if ours is None or measure is None:
-        return "Its own features have not been evaluated."
+        return Markup("It has not been evaluated yet.")
+    found = first_number(run)
+    if found is None:
+        return Markup("Its own features have not been evaluated.")
+    ours, measure, beside = found
     cell = ours.cells[measure]
-    beside = [
-        f"{escape(line.title)}: {_percent(line.cells[measure]['value'])} %"
-        for line in lines
-        if line.features in BASELINES and measure in line.cells
-    ]
-    low, high = map(_percent, cell["interval95"])
-    what = "kNN on its frozen features gets" if measure == KNN else "The nearest other image gets"
-    return (
-        f"{what} <b>{_percent(cell['value'])} %</b> of "
-        f"{cell['queries']:,} test images right (95\u00a0% interval {low}–{high}); "
-        f"{'; '.join(beside) or 'no baseline was measured'}.{_leaked(run.evaluation)}"
+    others = [f"{line.title}: {_percent(line.cells[measure]['value'])} %" for line in beside]
+    return html(
+        "{} <b>{} %</b> of {:,} test images right (95\u00a0% interval {}–{}); {}.{}",
+        "kNN on its frozen features gets" if measure == KNN else "The nearest other image gets",
+        _percent(cell["value"]),
+        cell["queries"],
+        *map(_percent, cell["interval95"]),
+        "; ".join(others) or "no baseline was measured",
+        _leaked(run.evaluation),
     )
 
 
 def _leaked(evaluation: Tree) -> str:
-    """Say what the plain kNN is without the test images that train has, too; '' without any."""
+    """Say what the first number is without the test images that train has, too; '' without any."""
     found = evaluation.get("leakage")
     if not found or not found["leaked"]:
         return ""
@@ -154,68 +218,72 @@ def _leaked(evaluation: Tree) -> str:
     return f"{said}."
 
 
-def result_table(evaluation: Tree) -> str:
+def result_table(evaluation: Tree) -> Markup:
     """Tabulate features by the columns of eval.json, in percent with intervals; protocols below."""
-    lines, columns = table_lines(evaluation), measured_columns(evaluation)
     queries = next((row["queries"] for row in evaluation["rows"] if row["column"]), 0)
-    left_out = escape("; ".join(evaluation["left_out"]))
-    not_measured = f"<p class='note'>Not measured: {left_out}.</p>" if left_out else ""
-    notes = "".join(f"<p class='note'>{escape(n)}</p>" for n in evaluation.get("notes", []))
     shortened = evaluation["facts"].get("shortened")
-    mark = f"<p class='missing'>{escape(str(shortened).capitalize())}.</p>" if shortened else ""
-    return (
-        f"{mark}"
-        f"<p class='note'>{_measured(evaluation)}, with 95 % intervals over {queries:,} "
-        "test images (over classes where the protocol says so). <b class='best'>Marked</b> only "
-        "where the whole interval is better than those of all other features; a column without a "
-        "mark has no clear best.</p>"
-        f"{feature_table(lines, columns)}{against_table(evaluation.get('against', []))}"
-        f"{_caveats(evaluation)}{not_measured}{notes}"
-        f"{_protocols(evaluation)}{_all_numbers(evaluation)}"
+    # what a reader should know more of, as a fit at its grid's edge
+    below = [
+        html(
+            "<p class='note'>{}, <code>{}</code>: {}.</p>",
+            Line(row["features"], row["whitened"], {}).title,
+            row["protocol"],
+            text,
+        )
+        for row in evaluation["rows"]
+        for text in caveats(row["details"])
+    ]
+    if evaluation["left_out"]:
+        left_out = "; ".join(evaluation["left_out"])
+        below.append(html("<p class='note'>Not measured: {}.</p>", left_out))
+    below += [html("<p class='note'>{}</p>", note) for note in evaluation.get("notes", [])]
+    return joined(
+        [
+            missing(f"{str(shortened).capitalize()}.") if shortened else Markup(),
+            feature_table(table_lines(evaluation), measured_columns(evaluation)),
+            html(
+                "<p class='note'>{}, with 95 % intervals over {:,} test images (over classes where "
+                "the protocol says so). <b class='best'>Marked</b> only where the whole interval "
+                "is better than those of all other features; a column without a mark has no clear "
+                "best.</p>",
+                _measured(evaluation),
+                queries,
+            ),
+            against_table(evaluation.get("against", [])),
+            *below,
+            render("folded", title="How each column was measured", text=_protocols(evaluation)),
+            _all_numbers(evaluation),
+        ]
     )
 
 
-def against_table(compared: Sequence[Tree]) -> str:
+def against_table(compared: Sequence[Tree]) -> Markup:
     """Tabulate the differences from other networks, with their answers; '' where there are none."""
     if not compared:
-        return ""
+        return Markup()
     several = len({each["features"] for each in compared}) > 1
-    rows = ""
+    rows = []
     for each in compared:
         low, high = (f"{100 * end:+.1f}" for end in each["interval95"])
         other = str(NAMES.get(each["against"], each["against"]))
-        name = f"{other} ({each['features']})" if several else other
-        forms = " / ".join(dict.fromkeys(form_names(each)))
-        cells = (
-            _percent(each["value"]),
-            _percent(each["against_value"]),
-            f"{100 * each['difference']:+.1f} <small>{low} to {high}</small>",
-            f"{each['count']:,} {each['unit']}",
-            f"<b>{answer_text(each)}</b>" if each["primary"] else answer_text(each),
-        )
-        rows += (
-            f"<tr><th scope='row'>{escape(name)}</th><td>{each['measure']}, {forms}</td>"
-            f"{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        rows.append(
+            (
+                f"{other} ({each['features']})" if several else other,
+                f"{each['measure']}, {' / '.join(dict.fromkeys(form_names(each)))}",
+                _percent(each["value"]),
+                _percent(each["against_value"]),
+                html("{:+.1f} <small>{} to {}</small>", 100 * each["difference"], low, high),
+                f"{each['count']:,} {each['unit']}",
+                html("<b>{}</b>" if each["primary"] else "{}", answer_text(each)),
+            )
         )
     heads = "against, measure, ours in %, theirs in %, difference in points, over, answer"
-    head = "".join(f"<th scope='col'>{text}</th>" for text in heads.split(", "))
-    return (
+    return html(
         "<h3>Against other networks</h3><p class='note'>The answer stands on one measure that was "
-        "fixed before, and must be clear in both forms, as they are and whitened. "
-        "It holds for all comparisons together (Holm, 5 %); each interval is a 95 % "
-        "one of its own row, over test images or, where test images find each other, over "
-        "classes.</p><div class='wide'><table class='numbers'><thead><tr>"
-        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _caveats(evaluation: Tree) -> str:
-    """Write a line for each fit that a reader should know more of, as one at its grid's edge."""
-    return "".join(
-        f"<p class='note'>{escape(Line(row['features'], row['whitened'], {}).title)}, "
-        f"<code>{escape(row['protocol'])}</code>: {escape(caveat)}.</p>"
-        for row in evaluation["rows"]
-        for caveat in caveats(row["details"])
+        "fixed before, and must be clear in both forms, as they are and whitened. It holds for all "
+        "comparisons together (Holm, 5 %); each interval is a 95 % one of its own row, over test "
+        "images or, where test images find each other, over classes.</p>{}",
+        table(heads.split(", "), rows),
     )
 
 
@@ -225,7 +293,7 @@ def feature_table(
     titles: Mapping[str, str] | None = None,
     *,
     mark: bool = True,
-) -> str:
+) -> Markup:
     """Tabulate features by columns, results with intervals.
 
     Args:
@@ -235,20 +303,14 @@ def feature_table(
         mark: Whether a clear best is marked.
     """
     winners = {column: clear_best(lines, column) if mark else [] for column in columns}
-    head = "".join(
-        f"<th scope='col'>{escape((titles or {}).get(column, column))}</th>" for column in columns
-    )
-    body = ""
-    for line in lines:
-        cells = "".join(
-            _cell(line.cells.get(column), line in winners[column]) for column in columns
-        )
-        kind = "baseline" if line.baseline else "ours"
-        body += f"<tr class='{kind}'><th scope='row'>{escape(line.title)}</th>{cells}</tr>"
-    return (
-        f"<div class='wide'><table class='results{' more' if titles else ''}'>"
-        f"<thead><tr><th scope='col'>features</th>{head}</tr></thead><tbody>{body}</tbody>"
-        "</table></div>"
+    return table(
+        ["features", *((titles or {}).get(column, column) for column in columns)],
+        [
+            [line.title, *(_cell(line.cells.get(c), line in winners[c]) for c in columns)]
+            for line in lines
+        ],
+        "results more" if titles else "results",
+        ["baseline" if line.baseline else "ours" for line in lines],
     )
 
 
@@ -256,16 +318,17 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _cell(row: Tree | None, is_best: bool) -> str:
+def _cell(row: Tree | None, is_best: bool) -> Markup:
     if row is None:
-        return "<td>–</td>"
+        return Markup("–")
     text, to = (number, " to ") if row.get("unit") == "number" else (_percent, "–")
     low, high = map(text, row["interval95"])
-    shown = f"<data value='{row['value']!r}'>{text(row['value'])}</data>"
+    shown = html("<data value='{!r}'>{}</data>", row["value"], text(row["value"]))
     if is_best:
-        shown = f"<b class='best'>{shown}</b>"
-    mark = "" if row.get("details", {}).get("converged", True) else " <b>not converged</b>"
-    return f"<td>{shown} <small>{low}{to}{high}{mark}</small></td>"
+        shown = html("<b class='best'>{}</b>", shown)
+    converged = row.get("details", {}).get("converged", True)
+    mark = Markup("" if converged else " <b>not converged</b>")
+    return html("{} <small>{}{}{}{}</small>", shown, low, to, high, mark)
 
 
 def _measured(evaluation: Tree) -> str:
@@ -273,32 +336,42 @@ def _measured(evaluation: Tree) -> str:
     if metrics == {"top1"}:
         return "Top-1 accuracy in %"
     small = sorted(each for each in metrics if each.startswith(SMALL_IS_GOOD))
-    return "Shares in %" + (f" (small is good: {escape(', '.join(small))})" if small else "")
+    return "Shares in %" + (f" (small is good: {', '.join(small)})" if small else "")
 
 
-def _protocols(evaluation: Tree) -> str:
+def _protocols(evaluation: Tree) -> Markup:
     """Say what each column is: protocol, and the labelled images it used."""
-    items = ""
-    for column in evaluation["columns"]:
-        of_column = [row for row in evaluation["rows"] if row["column"] == column]
-        for protocol, bank in sorted({(row["protocol"], row["bank"]) for row in of_column}):
-            items += (
-                f"<dt>{escape(column)}</dt><dd><code>{escape(protocol)}</code>, "
-                f"{bank:,} labelled train images</dd>"
-            )
-    return f"<dl class='protocols'>{items}</dl>"
+    items = [
+        html(
+            "<dt>{}</dt><dd><code>{}</code>, {:,} labelled train images</dd>",
+            column,
+            protocol,
+            bank,
+        )
+        for column in evaluation["columns"]
+        for protocol, bank in sorted(
+            {
+                (row["protocol"], row["bank"])
+                for row in evaluation["rows"]
+                if row["column"] == column
+            }
+        )
+    ]
+    return html("<dl class='protocols'>{}</dl>", joined(items))
 
 
-def _all_numbers(evaluation: Tree) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(NAMES.get(row['features'], row['features']))}"
-        f"{', whitened' if row['whitened'] else ''}</td><td><code>{escape(row['protocol'])}</code>"
-        f"</td><td>{escape(row['metric'])}</td>{_cell(row, False)}<td>{row['queries']:,}</td>"
-        f"<td>{row['bank']:,}</td></tr>"
+def _all_numbers(evaluation: Tree) -> Markup:
+    rows = [
+        (
+            Line(row["features"], row["whitened"], {}).title,
+            html("<code>{}</code>", row["protocol"]),
+            row["metric"],
+            _cell(row, False),
+            f"{row['queries']:,}",
+            f"{row['bank']:,}",
+        )
         for row in evaluation["rows"]
-    )
-    return (
-        f"<details><summary>All {len(evaluation['rows'])} numbers, with every protocol</summary>"
-        "<div class='wide'><table><thead><tr><th>features</th><th>protocol</th><th>metric</th>"
-        f"<th>value</th><th>queries</th><th>bank</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
-    )
+    ]
+    heads = ("features", "protocol", "metric", "value", "queries", "bank")
+    title = f"All {len(rows)} numbers, with every protocol"
+    return render("folded", title=title, text=table(heads, rows, "all"))

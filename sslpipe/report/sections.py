@@ -1,15 +1,23 @@
-"""Make the sections of a report that need the run alone; every text from a file is escaped."""
+"""Make the sections of a report that need the run alone."""
 
 from collections.abc import Iterator
-from html import escape
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from sslpipe.recipe.shortened import shortened_note
-from sslpipe.report.charts import number
-from sslpipe.report.results import accuracy_sentence, unfinished_sentence, verdict_sentence
+from sslpipe.report.page import html, joined, missing, number, render, table
+from sslpipe.report.results import (
+    accuracy_sentence,
+    headline,
+    score,
+    unfinished_sentence,
+    verdict_sentence,
+)
 from sslpipe.report.run import RunFiles, Tree, trained_steps
 
 MOST_QUARANTINED = 100
+NO_PICTURE = Markup()
 
 
 class Speed(NamedTuple):
@@ -24,11 +32,6 @@ class Speed(NamedTuple):
     seconds: float
     images_per_s: float
     data_wait_percent: float
-
-
-def missing(text: str, command: str) -> str:
-    """Say what is missing, and the command that makes it."""
-    return f"<p class='missing'>{escape(text)} Run: <code>{escape(command)}</code></p>"
 
 
 def measured_speed(run: RunFiles) -> Speed | None:
@@ -53,7 +56,7 @@ def batch_images(run: RunFiles) -> int:
     return int(grouped + sampler["random_images"])
 
 
-def trained_sentence(run: RunFiles, held_out: int | None = None) -> str:
+def trained_sentence(run: RunFiles, held_out: int | None = None) -> Markup:
     """Say what was trained on what, for how long, and where. held_out: Images, where counted."""
     recipe, data, speed = run.recipe, run.data, measured_speed(run)
     split = recipe["data"]["split"]
@@ -64,16 +67,29 @@ def trained_sentence(run: RunFiles, held_out: int | None = None) -> str:
     count = f"about {holdout:,}" if held_out is None else f"{held_out:,}"
     without = f", {count} of them held out," if holdout and labelled else ""
     kind, loss = str(recipe["backbone"]["kind"]), str(recipe["loss"]["kind"])
-    return (
-        f"<code>{escape(kind)}</code> was trained with <code>{escape(loss)}</code> on {images:,} "
-        f"images of {escape(data['name'])}{without} for {steps:,} steps ({epochs:.1f} epochs)"
-        + (f" in {duration(speed.seconds)}" if speed else "")
-        + f" on {_machine(run)}."
+    return html(
+        "<code>{}</code> was trained with <code>{}</code> on {:,} images of {}{} for {:,} steps "
+        "({:.1f} epochs){} on {}.",
+        kind,
+        loss,
+        images,
+        data["name"],
+        without,
+        steps,
+        epochs,
+        f" in {duration(speed.seconds)}" if speed else "",
+        _machine(run),
     )
 
 
-def header(run: RunFiles, held_out: int | None = None) -> str:
-    """Write title, a sentence on what was trained, one on how good it is, and the main numbers."""
+def header(run: RunFiles, held_out: int | None = None, picture: Markup = NO_PICTURE) -> Markup:
+    """Begin the page: one sentence, one number with its interval, one picture; the rest folds.
+
+    Args:
+        run: The run.
+        held_out: Images that were held out, where counted.
+        picture: Of some queries and their neighbours.
+    """
     recipe, speed = run.recipe, measured_speed(run)
     tiles = {
         "views": f"{recipe['augment'].get('preset', recipe['augment']['kind'])}",
@@ -84,23 +100,29 @@ def header(run: RunFiles, held_out: int | None = None) -> str:
         "images a second": f"{speed.images_per_s:,.0f}" if speed else "–",
         "waiting for data": f"{speed.data_wait_percent:.0f} %" if speed else "–",
     }
-    shown = "".join(
-        f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in tiles.items()
-    )
     bad = ", ".join(standing_alarms(run)).replace("_", " ")
-    warning = f"<p class='missing'><a href='#alarms'>{escape(bad)}</a></p>" if bad else ""
+    warnings = [html("<p class='missing'><a href='#alarms'>{}</a></p>", bad)] if bad else []
     if note := shortened_note(recipe):
-        warning += f"<p class='missing'>{escape(note.capitalize())}.</p>"
-    warning += "".join(
-        f"<p class='missing'>{count} damaged lines of {escape(name)} were skipped.</p>"
-        for name, count in run.damaged.items()
+        warnings.append(missing(f"{note.capitalize()}."))
+    for name, count in run.damaged.items():
+        warnings.append(missing(f"{count} damaged lines of {name} were skipped."))
+    sentences = [unfinished_sentence(run), verdict_sentence(run), trained_sentence(run, held_out)]
+    text = html("<p class='verdict'>{} {}</p>", joined(sentences), accuracy_sentence(run))
+    return render(
+        "hero",
+        eyebrow=recipe["name"],
+        sentence=headline(run),
+        score=score(run),
+        picture=picture,
+        warnings=joined([*warnings, unfinished_note(run)]),
+        detail=text + render("tiles", tiles=list(tiles.items())),
     )
-    return (
-        f"<h1>{escape(recipe['name'])}</h1><p class='verdict'>{unfinished_sentence(run)}"
-        f"{verdict_sentence(run)}{trained_sentence(run, held_out)} "
-        f"{accuracy_sentence(run)}</p>{warning}"
-        f"<dl class='tiles'>{shown}</dl>"
-    )
+
+
+def unfinished_note(run: RunFiles) -> Markup:
+    """Warn that the evaluated weights are not those of the end of training; '' where they are."""
+    said = unfinished_sentence(run)
+    return html("<p class='missing'>{}</p>", said) if said else said
 
 
 def _last_eval(run: RunFiles) -> dict[str, str]:
@@ -131,46 +153,45 @@ def standing_alarms(run: RunFiles) -> list[str]:
     return list(standing)
 
 
-def alarms(run: RunFiles) -> str:
+def alarms(run: RunFiles) -> Markup:
     """Say when the embeddings collapsed or fell below the run's start, and when that was over."""
     if not run.alarms:
-        return "<p>No alarm: neither the embeddings nor their rank collapsed.</p>"
-    items = "".join(
-        f"<li>step {line['step']:,}: <b>{escape(name.replace('_', ' '))}</b> {word}, at "
-        f"{number(line['value'][name])} (threshold {number(line['threshold'][name])})</li>"
+        return Markup("<p>No alarm: neither the embeddings nor their rank collapsed.</p>")
+    items = [
+        html(
+            "step {:,}: <b>{}</b> {}, at {} (threshold {})",
+            line["step"],
+            name.replace("_", " "),
+            word,
+            number(line["value"][name]),
+            number(line["threshold"][name]),
+        )
         for line in run.alarms
         for word, names in (("raised", line["raised"]), ("over", line["over"]))
         for name in names
-    )
-    standing = standing_alarms(run)
-    end = (
-        f"<p class='missing'>Standing at the end: {escape(', '.join(standing).replace('_', ' '))}."
-        "</p>"
-        if standing
-        else "<p>None stands at the end.</p>"
-    )
-    return f"{end}<ul>{items}</ul>"
+    ]
+    standing = ", ".join(standing_alarms(run)).replace("_", " ")
+    none = Markup("<p>None stands at the end.</p>")
+    end = missing(f"Standing at the end: {standing}.") if standing else none
+    return end + render("items", items=items)
 
 
-def quarantine(run: RunFiles) -> str:
+def quarantine(run: RunFiles) -> Markup:
     """List the samples that could not be used, or say that there are none."""
     if not run.quarantine:
-        return "<p>No sample was skipped.</p>"
-    rows = "".join(
-        f"<tr><td>{escape(str(line['id']))}</td><td><code>{escape(str(line['shard']))}</code></td>"
-        f"<td><code>{escape(str(line['key']))}</code></td><td>{escape(str(line['reason']))}</td></tr>"
-        for line in run.quarantine[:MOST_QUARANTINED]
+        return Markup("<p>No sample was skipped.</p>")
+    keys = ("id", "shard", "key", "reason")
+    rows = [[line[key] for key in keys] for line in run.quarantine[:MOST_QUARANTINED]]
+    shown = html(
+        "<p>{} samples could not be used; another one took the place of each.</p>{}",
+        len(run.quarantine),
+        table(keys, rows, "settings"),
     )
     more = len(run.quarantine) - MOST_QUARANTINED
-    return (
-        f"<p>{len(run.quarantine)} samples could not be used; another one took the place of each."
-        f"</p><div class='wide'><table><thead><tr><th>id</th><th>shard</th><th>key</th>"
-        f"<th>reason</th></tr></thead><tbody>{rows}</tbody></table></div>"
-        + (f"<p>{more:,} more are in quarantine.jsonl.</p>" if more > 0 else "")
-    )
+    return shown + (html("<p>{:,} more are in quarantine.jsonl.</p>", more) if more > 0 else "")
 
 
-def settings(run: RunFiles) -> str:
+def settings(run: RunFiles) -> Markup:
     """Show recipe, data set, environment, and where the evaluated features come from; folded."""
     trees: dict[str, Tree] = {
         "Recipe": run.recipe,
@@ -179,17 +200,10 @@ def settings(run: RunFiles) -> str:
     }
     if run.evaluation:
         trees["Evaluation"] = run.evaluation["facts"]
-    details = ""
-    for title, tree in trees.items():
-        rows = "".join(
-            f"<tr><td><code>{escape(key)}</code></td><td><code>{escape(value)}</code></td></tr>"
-            for key, value in flat(tree)
-        )
-        details += (
-            f"<details><summary>{title}</summary><div class='wide'><table class='settings'>"
-            f"<tbody>{rows}</tbody></table></div></details>"
-        )
-    return details
+    return joined(
+        render("folded", title=title, text=table(("setting", "value"), flat(tree), "settings"))
+        for title, tree in trees.items()
+    )
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -212,7 +226,7 @@ def _machine(run: RunFiles) -> str:
         else f"CPU ({versions['machine']})"
     )
     processes = "one process" if world == 1 else f"{world} processes"
-    return f"{escape(device)}, {processes}, {escape(run.environment['precision'])}"
+    return f"{device}, {processes}, {run.environment['precision']}"
 
 
 def duration(seconds: float) -> str:

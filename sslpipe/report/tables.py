@@ -1,7 +1,8 @@
 """Tables of retrieval, verification, geometry and columns, beside that of accuracies."""
 
-from html import escape
+from markupsafe import Markup
 
+from sslpipe.report.page import html, joined
 from sslpipe.report.results import feature_table, table_lines
 from sslpipe.report.run import Tree
 
@@ -38,37 +39,42 @@ TABLES = {  # heading -> what it is, and metric -> title of its column
 }
 
 
-def task_tables(evaluation: Tree) -> str:
+def task_tables(evaluation: Tree) -> Markup:
     """Return all tables but that of accuracies as HTML; '' where nothing was measured."""
     all_rows = [*evaluation["rows"], *evaluation.get("geometry", [])]
-    tables = ""
+    tables = []
     for heading, (note, metrics) in TABLES.items():
         rows = [{**row, "column": row["metric"]} for row in all_rows if row["metric"] in metrics]
         if rows:
             columns = [each for each in metrics if any(row["metric"] == each for row in rows)]
-            lines = table_lines({"rows": rows})
-            protocols = ", ".join(sorted({escape(row["protocol"]) for row in rows}))
-            tables += (
-                f"<h3>{heading}</h3><p class='note'>{note} <code>{protocols}</code></p>"
-                f"{feature_table(lines, columns, metrics, mark=heading != 'Geometry')}"
+            tables.append(
+                html(
+                    "<h3>{}</h3><p class='note'>{} <code>{}</code></p>{}",
+                    heading,
+                    note,
+                    ", ".join(sorted({row["protocol"] for row in rows})),
+                    feature_table(
+                        table_lines({"rows": rows}), columns, metrics, mark=heading != "Geometry"
+                    ),
+                )
             )
-    return tables + nuisance_table(evaluation)
+    return joined([*tables, nuisance_table(evaluation)])
 
 
-def nuisance_table(evaluation: Tree) -> str:
+def nuisance_table(evaluation: Tree) -> Markup:
     """Tabulate how well a probe predicts columns of the data set; '' where none was probed."""
     rows = evaluation.get("nuisance", [])
     if not rows:
-        return ""
+        return Markup()
     titles = {
         row["column"]: f"{row['column']} ({row['details']['values']} values, "
         f"chance {100 * row['details']['chance']:.1f})"
         for row in rows
     }
-    return (
+    return html(
         "<h3>What else the features know</h3><p class='note'>How well a linear probe, fitted on "
         "train, predicts columns of the data set that are no label, in % of test images right. "
         "Chance is the share of the most frequent value: features at chance do not know the "
-        "column.</p>"
-        f"{feature_table(table_lines({'rows': rows}), list(titles), titles, mark=False)}"
+        "column.</p>{}",
+        feature_table(table_lines({"rows": rows}), list(titles), titles, mark=False),
     )
