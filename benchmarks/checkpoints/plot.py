@@ -1,10 +1,11 @@
 """kNN over a score, a panel for each data set and a dot for each checkpoint, as one SVG."""
 
+import math
 from html import escape
 from typing import Any
 
 from benchmarks.checkpoints.table import START
-from sslpipe.report.charts import marks
+from sslpipe.report.page import number
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 250, 210, 54, 34, 48
 EARLIER, LAST = "#8c959f", "#0969da"  # checkpoints
@@ -46,11 +47,11 @@ def _panel(rows: list[dict[str, Any]], name: str, by: str, number: int) -> list[
 
     lines = [f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{escape(name)}: kNN, %</text>']
     wide = f'x1="{left}" x2="{left + WIDTH}"'
-    for y, text in zip(*marks(y_low, y_high, 5), strict=True):
+    for y, text in zip(*_marks(y_low, y_high, 5), strict=True):
         at = place(x_low, y)[1]
         lines.append(f'<line {wide} y1="{at:.1f}" y2="{at:.1f}" stroke="#d0d7de"/>')
         lines.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{text}</text>')
-    for x, text in zip(*marks(x_low, x_high, 4), strict=True):
+    for x, text in zip(*_marks(x_low, x_high, 4), strict=True):
         at = place(x, y_low)[0]
         lines.append(f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{text}</text>')
     if start is not None:
@@ -68,3 +69,13 @@ def _range(values: list[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 1.0
     return low - room, high + room
+
+
+def _marks(low: float, high: float, about: int) -> tuple[list[float], list[str]]:
+    """Choose about so many round numbers in [low, high]: steps of 1, 2 or 5 by a power of ten."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    places = [k * step for k in range(first, last + 1)]
+    return places, [number(place) for place in places]

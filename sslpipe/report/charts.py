@@ -132,7 +132,8 @@ def _line_spec(
         texts = ",".join(f"{place!r}:{text!r}" for place, text in x_ticks.items())
         x_axis |= {"values": list(x_ticks), "labelExpr": f"({{{texts}}})[datum.value]"}
     scales: list[dict[str, Any]] = [
-        {"type": "log" if axis in log else "linear", "nice": False, "zero": False} for axis in "xy"
+        {"type": "log", "nice": False} if axis in log else {"nice": False, "zero": False}
+        for axis in "xy"
     ]
     x_scale, y_scale = scales
     if within or "y" not in log:
@@ -156,7 +157,7 @@ def _line_spec(
             "field": "y",
             "type": "quantitative",
             "title": None,
-            "axis": {"tickCount": 5, "format": "~g" if "y" in log else "", "domain": False},
+            "axis": {"tickCount": 5, "domain": False} | ({"format": "~g"} if "y" in log else {}),
             "scale": y_scale,
         },
         "color": _legendless("s", order, [each.colour for each in shown]),
@@ -224,7 +225,7 @@ def scatter(
             "field": field,
             "type": "quantitative",
             "axis": None,
-            "scale": {"zero": False, "padding": 20},
+            "scale": {"zero": False, "nice": False, "padding": 24},
         }
         for axis, field in zip("xy", places, strict=True)
     }

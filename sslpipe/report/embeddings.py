@@ -347,9 +347,9 @@ def nearest_neighbours(
     if found is None:
         return missing("One embedding has no neighbour.")
     sheet = html(
-        "<p class='note'>Test images (left) and their nearest neighbours in {} by cosine. The first "
-        "{} are chosen at random, the last because the nearest is of another class. Solid frame "
-        "and ✓: same class; dashed frame and ✗: another class. Below: the cosine.</p>{}",
+        "<p class='note'>Test images (left) and their nearest neighbours in {} by cosine. "
+        "The first {} are chosen at random, the last because the nearest is of another class. "
+        "Solid frame and ✓: same class; dashed frame and ✗: another. Below: the cosine.</p>{}",
         found.searched,
         RANDOM_QUERIES,
         render("neighbours", rows=found.rows, heads=range(1, len(found.rows[0][1]) + 1)),

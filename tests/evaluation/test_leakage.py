@@ -113,7 +113,7 @@ def test_the_report_is_plain_json_and_shown(reports):
     pixels = leakage_sentence({**tree["leakage"], "how": "by pixels"})
     command = "`sslpipe curate duplicates DATA --out DIR` lists the pairs"
     assert pixels.endswith(f"The verdict is on all of them; {command}.")
-    assert "<td>this run</td>" in leakage(tree)
+    assert "<th scope='row'>this run</th>" in leakage(tree)
     assert "ssl" not in leakage(tree)
     tree["leakage"]["rows"][0]["features"] = "mine"
     assert ": mine, kNN is" in leakage_sentence(tree["leakage"])

@@ -135,7 +135,7 @@ def test_a_page_on_seeds_begins_with_the_answer_and_gives_a_recipe_one_colour():
     html = build_comparison(runs, names, [None] * len(runs))
     recipes = group_by_recipe(runs)
     title = f"{recipes[0].name} against {recipes[1].name}"
-    assert f"<h1>{title}</h1><ul class='verdict runs'><li>{verdicts(recipes)[0]}</li></ul>" in html
+    assert f"<h1>{title}</h1><ul class='lead runs'><li>{verdicts(recipes)[0]}</li></ul>" in html
     assert html.index("<h2>Over seeds") < html.index("<h2>What differs")
     assert html.index("Each of the 8 runs alone") < html.index("<b>run 0</b>")
     colours = re.findall(r"--c:(var\(--series-\d\))'></i><b>run", html)

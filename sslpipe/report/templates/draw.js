@@ -1,17 +1,14 @@
-// draw every chart, open the section that a link leads to, and show thumbnails from one picture
+// draw the charts that are unfolded, and the others when they are; open the section of a link
 const shared = JSON.parse(document.getElementById("shared").textContent);
-function draw(box) {
-  const spec = JSON.parse(box.nextElementSibling.textContent);
-  if (spec.data.name) spec.datasets = {[spec.data.name]: shared[spec.data.name]};
-  vegaEmbed(box, spec, {mode: "vega-lite", ast: true, actions: false, renderer: "svg"});
-}
-// a folded chart has no width: it is drawn when it is first seen
-const seen = new IntersectionObserver((entries) => {
-  for (const {isIntersecting, target} of entries) {
-    if (isIntersecting) { seen.unobserve(target); draw(target); }
+function draw() {
+  for (const box of document.querySelectorAll(".plot:empty")) {
+    if (!box.offsetWidth) continue; // folded: it has no width yet
+    const spec = JSON.parse(box.nextElementSibling.textContent);
+    if (spec.data.name) spec.datasets = {[spec.data.name]: shared[spec.data.name]};
+    box.append(document.createElement("div"));
+    vegaEmbed(box.firstChild, spec, {mode: "vega-lite", ast: true, actions: false, renderer: "svg"});
   }
-}, {rootMargin: "400px"});
-document.querySelectorAll(".plot").forEach((box) => seen.observe(box));
+}
 function unfold() {
   const section = location.hash && document.getElementById(location.hash.slice(1));
   const folded = section && section.querySelector("details.section");
@@ -19,4 +16,6 @@ function unfold() {
 }
 addEventListener("hashchange", unfold);
 addEventListener("beforeprint", () => document.querySelectorAll("details.section").forEach((each) => { each.open = true; }));
+document.addEventListener("toggle", draw, true);
 unfold();
+draw();
