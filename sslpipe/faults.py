@@ -19,7 +19,7 @@ def fault(point: str) -> None:
     - hang: for an hour, as a lost disk or network would
     - slow: for a fifth of a second
     - full: OSError, as a full disk gives
-    - term: SIGTERM, as a scheduler sends
+    - term: SIGTERM, as a scheduler sends; or another signal by its name, as sigint
     - memory: torch's error of a device without memory
 
     Args:
@@ -30,7 +30,7 @@ def fault(point: str) -> None:
     if not wanted:
         return
     match = re.fullmatch(
-        r"([\w.]+):(\d+|\*)(?:@(\d+))?(?:=(exit|hang|slow|full|term|memory))?", wanted
+        r"([\w.]+):(\d+|\*)(?:@(\d+))?(?:=(exit|hang|slow|full|term|memory|sig\w+))?", wanted
     )
     assert match, f"SSLPIPE_FAULT = {wanted!r} is not point:n@rank=action"
     name, visit, rank, action = match.groups()
@@ -45,8 +45,8 @@ def fault(point: str) -> None:
         time.sleep(0.2)
     elif action == "full":
         raise OSError(28, f"No space left on device (the fault {point})")
-    elif action == "term":
-        os.kill(os.getpid(), signal.SIGTERM)
+    elif action is not None and action.startswith(("term", "sig")):
+        os.kill(os.getpid(), signal.Signals["SIGTERM" if action == "term" else action.upper()])
     elif action == "memory":
         import torch  # only here: this module is imported by those that need no torch
 

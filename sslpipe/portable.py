@@ -71,11 +71,26 @@ def replacing(path: Path, *, fsync: bool = False, sweep: bool = True) -> Iterato
     except BaseException as error:
         with suppress(OSError):  # a folder that is gone or read-only: the first error counts
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in FULL:
-            error.filename = str(path)  # the system does not say of which file there was no room
-        raise
+        full = full_disk(error)
+        if full is None:
+            raise
+        # neither the system nor a library says of which file there was no room
+        raise OSError(full.errno, full.strerror, str(path)) from error
     if fsync:
         sync(path.parent)
+
+
+def full_disk(error: BaseException) -> OSError | None:
+    """Return the OSError of a full disk that an error is, or comes from; None where it is none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return cause
+        found = re.search(r"\(os error (\d+)\)", str(cause))  # of safetensors, written in Rust
+        if found and int(found[1]) in FULL:
+            return OSError(int(found[1]), os.strerror(int(found[1])))
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -345,13 +360,23 @@ def command_of(pid: int) -> str | None:
 def stop_signals() -> tuple[signal.Signals, ...]:
     """List the signals that ask a run to save and end; Windows lacks some of them.
 
-    SIGHUP comes when a terminal is closed, SIGQUIT from a keyboard. A process that was started with
-    SIGHUP ignored (`nohup`) keeps ignoring it.
+    SIGHUP comes when a terminal is closed, SIGQUIT from a keyboard, SIGXCPU and SIGPWR from a batch
+    system or a container. The signals that a program may use for itself (timers, SIGUSR2) are among
+    them where nobody does: they would end the process unsaved. A process that was started with
+    SIGHUP ignored (`nohup`) keeps ignoring it, see `ignores_hang_up`.
     """
     names = ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGQUIT"]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    if ignores_hang_up():
         names.remove("SIGHUP")
+    for name in ("SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGXCPU", "SIGPWR"):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) == signal.SIG_DFL:
+            names.append(name)
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+def ignores_hang_up() -> bool:
+    """Say whether this process outlives its terminal, as one that `nohup` started does."""
+    return hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def c_function(name: str) -> Callable[..., int] | None:

@@ -204,7 +204,9 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
         (("embed", tmp_path / "backbone", "--data", data, "--out", "x.safetensors"), "my_parts.py"),
     ):
         said = run_program(*words, code=2, **here)
-        assert f"the run was made with parts of your own: add --plugin {named} (in P" in said
+        hint = f"the run was made with parts of your own: add --plugin {named} (in P"
+        assert said.startswith(f"error: {hint}") or words is not train
+        assert hint in said
     # what the message says for Python does load it
     python = re.search(r"in Python, first: (.*?\))\)", run_program(*train, code=2, **here))[1]
     lines = f"""{python}
@@ -301,3 +303,19 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], toleranc
     assert a.keys() == b.keys()
     for key in a:
         assert torch.allclose(a[key].double(), b[key].double(), rtol=0, atol=tolerance), key
+
+
+@pytest.mark.parametrize("place", ["import", "loss"])
+def test_a_plugin_that_exits_ends_the_command_with_its_line(data, tmp_path, place):
+    text = "import sys\nsys.exit(0)\n"
+    if place == "loss":
+        text = FAULTY.replace("return self.twice(v)", "raise SystemExit(0)")
+    (tmp_path / "leaving_parts.py").write_text(text)
+    recipe = write_recipe(tmp_path, RECIPE.replace('"nt_xent"', '"faulty"'))
+    run = tmp_path / "run"
+    words = ("train", recipe, "--data", data, "--run-dir", run, "--plugin", "leaving_parts.py")
+    said = run_program(*words, path=tmp_path, cwd=tmp_path, code=2)
+    assert "leaving_parts.py, line " in said
+    assert "sys.exit(0)" in said
+    assert "Traceback" not in said
+    assert not (run / "DONE").exists()

@@ -175,8 +175,32 @@ def test_a_stop_file_stops_the_run(data, tmp_path):
     stop.touch()
     command = ["train", str(write_recipe(tmp_path)), "--data", str(data)]
     result = command_line(*command, "--run-dir", str(tmp_path / "run"), SSLPIPE_STOP_FILE=str(stop))
-    assert result.returncode == 0
+    assert result.returncode == 128 + signal.SIGTERM
     assert (tmp_path / "run" / "PREEMPTED").read_text() == "step 1\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "marker"),
+    [
+        (signal.SIGINT, "STOPPED"),
+        (signal.SIGTERM, "PREEMPTED"),
+        (signal.SIGUSR2, "PREEMPTED"),
+        (signal.SIGALRM, "PREEMPTED"),
+    ],
+)
+def test_the_exit_status_of_a_stopped_run_names_the_signal(data, tmp_path, number, marker):
+    run_dir = tmp_path / "run"
+    command = ("train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
+    stopped = command_line(*command, "steps=3", SSLPIPE_FAULT=f"train.step:2={number.name.lower()}")
+    assert stopped.returncode == 128 + number, stopped.stderr
+    assert (run_dir / marker).read_text() == "step 2\n"
+    shown = command_line("status", str(run_dir)).stdout
+    assert f"{marker.lower()}: step 2" in shown
+    assert "resumes" in shown
+    assert "never restarted" not in shown
+    assert command_line(*command, "steps=3").returncode == 0
+    assert (run_dir / "DONE").exists()
+    assert not (run_dir / marker).exists()
 
 
 def test_the_same_command_after_the_end_does_nothing_more(data, straight, tmp_path):

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from sslpipe.cli.first_sign import first_sign
 from sslpipe.cli.guide import add_next, day
 from sslpipe.errors import UserError
+from sslpipe.portable import FULL
 from sslpipe.run.console import GONE, lasting_streams
 
 # name -> (module with `app`, first line of its help). The line stands here, too, so that
@@ -41,9 +42,8 @@ COMMANDS = {
 
 # full, read-only, not allowed, no such name: no fault of the program
 _OF_THE_DISK = {
-    *(errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(*FULL, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG),
-    getattr(errno, "EDQUOT", errno.ENOSPC),  # not on Windows
 }
 
 
@@ -155,6 +155,9 @@ def _run(words: list[str]) -> Any:
             check_evaluate(words[1:])
         app(words, prog_name="sslpipe")
     except SystemExit as ended:
+        plugins = sys.modules.get("sslpipe.registry.plugins")
+        if plugins is not None and plugins.plugin_frames(ended):  # it must not end the command
+            return _refuse_plugin(ended)
         return ended.code
     except KeyboardInterrupt:
         return 130  # the shell's status for Ctrl-C
@@ -171,7 +174,7 @@ def _run(words: list[str]) -> Any:
     return 0
 
 
-def _refuse_plugin(error: Exception) -> int:
+def _refuse_plugin(error: BaseException) -> int:
     """Show the lines of a plug-in that an error came from; raise one that came from none."""
     plugins = sys.modules.get("sslpipe.registry.plugins")  # else none is loaded
     frames = plugins.plugin_frames(error) if plugins is not None else []

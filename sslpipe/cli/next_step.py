@@ -101,8 +101,6 @@ def new_run_dir(name: str) -> Path:
 
 def after_train(run_dir: Path, data: str, index: DatasetIndex) -> None:
     """Measure the run, where the data set has labels to measure with; else show it."""
-    if not (run_dir / "DONE").is_file():
-        return  # it has said that the same command resumes it
     if {"train", "test"} <= {*index.manifest.splits} and (index.split("test").labels >= 0).any():
         out = run_dir / "eval.json"
         say_next("evaluate", "suite", run_dir, "--data", data, "--out", out)

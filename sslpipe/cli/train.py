@@ -163,6 +163,9 @@ def train(
 
     A run directory that holds an unfinished run of this recipe is resumed from its last
     checkpoint, with any number of processes that divides the recipe's streams.
+
+    Ctrl-C, SIGTERM, SIGUSR1 and others save a checkpoint and end it. The exit status is 0 only for
+    a run that is done; 130 after Ctrl-C, in general 128 + the signal, 143 after a stop file.
     """
     with made_with(plugins_of(run_dir)):
         loaded = load_recipe(recipe, overrides or [])
@@ -174,9 +177,12 @@ def train(
 
     from sslpipe.api import train as train_run
     from sslpipe.distributed import end_processes
+    from sslpipe.run.stop import stopped_status
 
     train_run(loaded, index, run_dir, init=init, checkpoint=checkpoint, weights=weights)
     end_processes()
+    if status := stopped_status():
+        raise typer.Exit(status)
     after_train(run_dir, data, index)
 
 

@@ -5,8 +5,8 @@ import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from sslpipe.data.store import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree, all_gather_rows
 from sslpipe.errors import DataError
 from sslpipe.models.state import check_finite, evaluating, hash_tensors, module_sha256
-from sslpipe.portable import make_folder, replacing, write_atomically
+from sslpipe.portable import full_disk, make_folder, replacing, write_atomically
 from sslpipe.precision import wide_dtype
 
 
@@ -430,7 +430,8 @@ def embed_to_file(
     facts = {**facts, "canvas_px": canvas_px, "dtype": str(dtype).removeprefix("torch.")}
     numbers = range(-(-len(split) // PART_SAMPLES))
     if process.rank == 0:
-        _open(parts, {**facts, "part_samples": PART_SAMPLES, "samples": len(split)})
+        with _room_for(out):
+            _open(parts, {**facts, "part_samples": PART_SAMPLES, "samples": len(split)})
     agree(False)  # the others wait for rank 0
     done = {number for number in numbers if _part(parts, number).is_file()}
     agree(False)  # all have looked before the first writes
@@ -458,14 +459,28 @@ def embed_to_file(
             if finish is not None and len(rows.ids):
                 rows = finish(rows)
             left_out = [one._asdict() for one in sorted(bad)]
-            save_embeddings(_part(parts, number), rows, {"left_out": left_out}, dtype)
+            with _room_for(out):
+                save_embeddings(_part(parts, number), rows, {"left_out": left_out}, dtype)
     agree(False)
 
     # rank 0 joins them into one file
     if process.rank == 0:
-        _join(out, [_part(parts, number) for number in numbers], split, facts, dtype)
+        with _room_for(out):
+            _join(out, [_part(parts, number) for number in numbers], split, facts, dtype)
         shutil.rmtree(parts)
     agree(False)
+
+
+@contextmanager
+def _room_for(out: Path) -> Iterator[None]:
+    """Where the disk is full, name the file to be made, and give back what its parts take."""
+    try:
+        yield
+    except OSError as error:
+        if full_disk(error):
+            shutil.rmtree(out.with_name(f".{out.name}.parts"), ignore_errors=True)
+            raise OSError(error.errno, error.strerror, str(out)) from error
+        raise
 
 
 def _open(parts: Path, identity: dict[str, Any]) -> None:

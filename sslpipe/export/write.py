@@ -34,7 +34,7 @@ from sslpipe.export.model_card import model_card, sha256_sums
 from sslpipe.export.verify import TOLERANCE, outputs, proof_images, relative_difference
 from sslpipe.models.backbones import ONNX
 from sslpipe.models.state import evaluating
-from sslpipe.portable import process_start
+from sslpipe.portable import full_disk, process_start
 
 __all__ = [
     "FORMATS",
@@ -186,6 +186,10 @@ def _scratch_beside(out: Path) -> Iterator[Path]:
     scratch.mkdir()
     try:
         yield scratch
+    except Exception as error:
+        if (full := full_disk(error)) is None:
+            raise
+        raise OSError(full.errno, full.strerror, str(out)) from error
     finally:
         shutil.rmtree(scratch)
 

@@ -43,7 +43,7 @@ def load_module(name: str) -> ModuleType:
             if os.getcwd() not in sys.path:
                 sys.path.append(os.getcwd())
             module = importlib.import_module(name)
-    except Exception as error:  # a plug-in may fail in any way
+    except (Exception, SystemExit) as error:  # a plug-in may fail in any way
         raise UserError(f"--plugin {name} cannot be imported: {_at_import(error)}") from error
     remember(module, decides_weights=True)
     return module
@@ -114,14 +114,23 @@ def made_with(names: object) -> Iterator[None]:
     _recorded[:] = [name for name in (names if isinstance(names, list) else []) if name]
     try:
         yield
+    except UserError as error:
+        hint, text = plugin_hint(), str(error)
+        if not (_forgotten() and hint in text):
+            raise
+        first = hint.removeprefix("; ")
+        raise type(error)(f"{first}; without it: {text.replace(hint, '')}") from error
     finally:
         _recorded[:] = before
 
 
+def _forgotten() -> list[str]:
+    return [str(name) for name in _recorded if name not in requested()]
+
+
 def plugin_hint() -> str:
     """Say where an unknown name may come from; "" with `--plugin`."""
-    forgotten = [str(name) for name in _recorded if name not in requested()]
-    if forgotten:
+    if forgotten := _forgotten():
         flags = " ".join(f"--plugin {shlex.quote(name)}" for name in forgotten)
         return (
             f"; the run was made with parts of your own: add {flags} (in Python, first: "
@@ -168,6 +177,8 @@ def plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
 def describe_error(error: BaseException) -> str:
     """Say an error in one line, with the line of the plug-in that it comes from, if any."""
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        text = f"sys.exit({error.code!r}) was called"
     return text + _place(plugin_frames(error))
 
 
@@ -192,9 +203,11 @@ def _place(frames: Sequence[traceback.FrameSummary]) -> str:
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})"
 
 
-def _at_import(error: Exception) -> str:
+def _at_import(error: BaseException) -> str:
     """Describe what a module raised while it was imported, with its own line, if it came so far."""
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        text = f"it calls sys.exit({error.code!r})"
     if isinstance(error, SyntaxError):  # its text has file and line
         return text
     frames = [

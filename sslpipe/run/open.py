@@ -48,6 +48,8 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator[Run]:
             with watchdog:
                 try:
                     yield run
+                except SystemExit as error:  # of a part of the user's own: nothing is done
+                    raise UserError(describe_error(error)) from error
                 finally:
                     run.close()
         except torch.OutOfMemoryError as error:

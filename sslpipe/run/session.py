@@ -5,6 +5,7 @@
 """
 
 import os
+import signal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from sslpipe.data.plan import RunPlan
 from sslpipe.distributed import Rank, agree
 from sslpipe.faults import fault
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
+from sslpipe.portable import ignores_hang_up
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.identity import index_sha256s
 from sslpipe.run.flops import peak_flops
@@ -32,7 +34,7 @@ from sslpipe.run.metadata import describe_run
 from sslpipe.run.monitor import HeldOut, Monitor, Score
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.saving import RunCheckpoints
-from sslpipe.run.stop import StopRequest, write_marker
+from sslpipe.run.stop import StopRequest, note_stop, write_marker, write_stop
 from sslpipe.run.throughput import Meter
 from sslpipe.run.watchdog import Watchdog
 
@@ -204,6 +206,8 @@ class Run:
             f"{self.precision}; {what}; {start}, to step {total}"
         )
         self.reporter.say(describe_groups(self._optimizer, self._model))
+        if ignores_hang_up():
+            self.reporter.say("SIGHUP is ignored (nohup): a closed terminal does not stop the run")
         for remark in remarks:
             if remark:
                 self.reporter.warn(remark)
@@ -356,7 +360,7 @@ class Run:
     # after the last step
 
     def finish(self) -> int:
-        """Leave DONE, or PREEMPTED where a stop came first. Collective.
+        """Leave DONE; STOPPED or PREEMPTED where a stop came first. Collective.
 
         Returns:
             The last step done.
@@ -367,8 +371,12 @@ class Run:
         self.quarantine.collect()
         reason = {"reason": str(self._best)} if early else {}
         self.reporter.event(done, "stop" if self._stopping and not early else "end", **reason)
-        if self.process.rank == 0:
-            write_marker(self.run_dir, "PREEMPTED" if preempted else "DONE", f"step {done}")
+        number = self._stop_requested.signal or signal.SIGTERM  # another rank was asked
+        note_stop(number if preempted else None)
+        if self.process.rank == 0 and preempted:
+            write_stop(self.run_dir, number, done)
+        elif self.process.rank == 0:
+            write_marker(self.run_dir, "DONE", f"step {done}")
         self.reporter.say(
             f"stopped at step {done} of {total}; the same command resumes it"
             if preempted

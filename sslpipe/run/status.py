@@ -41,9 +41,10 @@ def status(run_dir: Path) -> dict[str, Any]:
     """Summarise how a run stands, in plain values; None where unknown.
 
     Returns:
-        state: running, done, preempted, failed, or lost (it ended without a marker). eta_s: seconds
-        to the end at the present speed, evaluations and saves included. ranks: see
-        `read_heartbeats`. first_skipped, last_skipped: numbers of the first and the last skipped
+        state: running, done, stopped (from a keyboard), preempted (by another signal or the stop
+        file), failed, or lost (it ended without a marker). eta_s: seconds to the end at the
+        present speed, evaluations and saves included. ranks: see `read_heartbeats`. first_skipped,
+        last_skipped: numbers of the first and the last skipped
         step, as the log counts them; health.skipped_steps counts to the last, also where no log
         line came since. damaged: name of a
         file -> what of it was not used. The rest says what its keys say.
@@ -186,10 +187,12 @@ def render(summary: dict[str, Any]) -> Group:
     if summary["eta_s"] is not None:
         speed.append(f"{timedelta(seconds=round(summary['eta_s']))} to go")
     checkpoint = summary["checkpoint"]
+    waits = summary["state"] in ("stopped", "preempted")
     rows = {
-        "state": f"{summary['state']}: {summary['detail']}",
-        "progress": f"step {summary['step']} of {summary['steps']} ({done:.1f} %), "
-        + _restarted(summary["restarts"]),
+        "state": f"{summary['state']}: {summary['detail']}"
+        + ("; the same `sslpipe train` command resumes it" if waits else ""),
+        "progress": f"step {summary['step']} of {summary['steps']} ({done:.1f} %)"
+        + (f", {_restarted(summary['restarts'])}" if summary["restarts"] or not waits else ""),
         "speed": ", ".join(speed) or "nothing logged yet",
         "health": _numbers(summary["health"]),
         "evaluation": _numbers(summary["evals"]) or "none yet",

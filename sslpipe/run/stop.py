@@ -12,32 +12,38 @@ from sslpipe.portable import read_regular, stop_signals, write_atomically
 
 FROM_A_KEYBOARD = (signal.SIGINT, getattr(signal, "SIGQUIT", None))  # Ctrl-C and Ctrl-\
 MOST_MARKER_BYTES = 2**20
-MARKERS = ("DONE", "PREEMPTED", "FAILED")  # exit codes do not survive a launcher; files do
+MARKERS = ("DONE", "STOPPED", "PREEMPTED", "FAILED")  # exit codes do not survive a launcher
+
+_last_stop: int | None = None
 
 
 class StopRequest:
     """True once a signal of `stop_signals` arrived, or the stop file exists. Call it every step.
 
-    SIGTERM, SIGUSR1, SIGHUP (a closed terminal), SIGINT and SIGQUIT (from a keyboard): the handlers
-    only set a flag; the loop saves and ends. A second one from a keyboard ends at once.
+    The handlers only set a flag; the loop saves and ends. A second SIGINT or SIGQUIT, from a
+    keyboard, ends at once.
 
     Args:
         stop_file: Looked for at most once a second (the environment's SSLPIPE_STOP_FILE); None: not
             at all, as on all ranks but 0.
+
+    Attributes:
+        signal: The first that asked; SIGTERM for the stop file, or for another rank's; None: none.
     """
 
     def __init__(self, stop_file: str | None) -> None:
-        self._flag, self._looked_s = False, 0.0
-        self._stop_file = stop_file
+        self.signal: int | None = None
+        self._looked_s, self._stop_file = 0.0, stop_file
         self._old = {number: signal.signal(number, self._handle) for number in stop_signals()}
 
     def __call__(self) -> bool:
         """Say whether a stop was requested."""
         now_s = time.monotonic()
-        if self._stop_file and not self._flag and now_s - self._looked_s >= 1.0:
+        if self._stop_file and self.signal is None and now_s - self._looked_s >= 1.0:
             self._looked_s = now_s
-            self._flag = os.path.exists(self._stop_file)
-        return self._flag
+            if os.path.exists(self._stop_file):
+                self.signal = signal.SIGTERM
+        return self.signal is not None
 
     def restore_handlers(self) -> None:
         """Give the signals back to who had them before."""
@@ -45,9 +51,27 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._flag and number in FROM_A_KEYBOARD:
+        if self.signal is not None and number in FROM_A_KEYBOARD:
             raise KeyboardInterrupt
-        self._flag = True
+        if self.signal is None:
+            self.signal = number
+
+
+def write_stop(run_dir: Path, number: int | None, step: int) -> None:
+    """Leave STOPPED, where a keyboard asked for the stop, else PREEMPTED, with the step."""
+    marker = "STOPPED" if number in FROM_A_KEYBOARD else "PREEMPTED"
+    write_marker(run_dir, marker, f"step {step}")
+
+
+def note_stop(number: int | None) -> None:
+    """Remember which signal ended this process's last run; None: it is done."""
+    global _last_stop
+    _last_stop = number
+
+
+def stopped_status() -> int:
+    """Return the exit status of this process's last run: 0 where it is done, 128 + the signal."""
+    return 0 if _last_stop is None else 128 + _last_stop
 
 
 def write_marker(run_dir: Path, marker: str, text: str = "") -> None:

@@ -58,13 +58,14 @@ def test_a_requeued_job_takes_over_the_lock_it_left_on_another_host(tmp_path, mo
     RunLock(tmp_path).release()
 
 
-ASKING = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGQUIT")
+ASKING = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGXCPU")
 
 
 @pytest.mark.parametrize("number", [getattr(signal, name) for name in ASKING])
-def test_a_signal_asks_for_a_stop_and_the_second_sigterm_means_no_more(number, monkeypatch):
-    if number == signal.SIGHUP:  # the suite itself may run under nohup
-        monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
+def test_a_signal_asks_for_a_stop_and_the_second_sigterm_means_no_more(number):
+    outer = signal.getsignal(number)  # of the tests: nohup, a time limit
+    if number not in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     stop = StopRequest(None)
     assert not stop()
@@ -77,7 +78,23 @@ def test_a_signal_asks_for_a_stop_and_the_second_sigterm_means_no_more(number, m
         os.kill(os.getpid(), number)  # Slurm and the launcher both send one
         assert stop()
     stop.restore_handlers()
-    assert signal.getsignal(number) is before
+    assert stop.signal == number
+    assert signal.getsignal(number) == before
+    signal.signal(number, outer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGALRM])
+def test_a_signal_that_the_program_uses_itself_stays_its_own(number):
+    def own(number, frame):
+        pass
+
+    before = signal.signal(number, own)
+    try:
+        stop = StopRequest(None)
+        assert signal.getsignal(number) is own
+        stop.restore_handlers()
+    finally:
+        signal.signal(number, before)
 
 
 def test_the_stop_file_is_seen(tmp_path):

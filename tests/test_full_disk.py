@@ -1,0 +1,60 @@
+"""A disk without room for what a command writes: one line names the file, and no part is left."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sslpipe.errors import UserError
+from sslpipe.portable import full_disk, replacing
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import ROOT, command_line, write_recipe
+
+LIMITED = (
+    "import resource, sys; n = int(sys.argv.pop(1)); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
+    "from sslpipe.__main__ import main; main()"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    data, run = write_dataset(folder / "data"), folder / "run"
+    words = ("train", str(write_recipe(folder)), "--data", str(data), "--run-dir", str(run))
+    assert command_line(*words, "steps=1").returncode == 0
+    return data, run
+
+
+@pytest.mark.parametrize("limit_bytes", [500, 2000, 8000])
+@pytest.mark.parametrize("command", ["export", "embed"])
+def test_one_line_names_the_file_and_its_parts_are_gone(trained, tmp_path, command, limit_bytes):
+    data, run = trained
+    out = tmp_path / ("backbone" if command == "export" else "features.safetensors")
+    words = [command, str(run), "--out", str(out)]
+    words += ["--data", str(data), "--split", "train"] if command == "embed" else []
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit_bytes), *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if command == "embed" and limit_bytes == 8000 and not done.returncode:
+        return  # there was room
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    assert str(out) in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_known_in_the_words_of_others(tmp_path):
+    rust = RuntimeError("I/O error: No space left on device (os error 28)")
+    assert full_disk(rust).errno == 28
+    assert full_disk(UserError("no such key")) is None
+    with pytest.raises(OSError, match="No space left") as raised, replacing(tmp_path / "a"):
+        raise rust
+    assert raised.value.filename == str(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
