@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from copy import copy
@@ -39,6 +40,8 @@ COMMANDS = {
     "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
 }
 
+
+INTERRUPTED = 130  # the shell's status for Ctrl-C
 
 # full, read-only, not allowed, no such name: no fault of the program
 _OF_THE_DISK = {
@@ -139,6 +142,8 @@ def run(*words: str) -> None:
         lost = streams[0].error if streams else None  # of standard output
         if not status and lost is not None and lost.errno not in GONE:
             status = _refuse(f"the output could not be written: {lost}")
+    if status == INTERRUPTED:  # a SIGTERM that is sent twice must not change the status
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(status)
 
 
@@ -160,7 +165,7 @@ def _run(words: list[str]) -> Any:
             return _refuse_plugin(ended)
         return ended.code
     except KeyboardInterrupt:
-        return 130  # the shell's status for Ctrl-C
+        return INTERRUPTED
     except UserError as error:
         if os.environ.get("SSLPIPE_TRACE") == "1":
             traceback.print_exc()

@@ -157,7 +157,7 @@ def suite(
         write_json(out, report)
         if "incomplete" not in report:
             shutil.rmtree(kept_folder(out), ignore_errors=True)
-    _print_report(report, out)
+        _print_report(report, out)
     after_suite(model, data)
 
 

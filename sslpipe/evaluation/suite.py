@@ -101,7 +101,7 @@ def run_suite(
     measured = _measure(sets, ready, protocols, columns, say, progress, kept)
     rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
-    for name, (_, forms) in measured.sets.items():
+    for name, forms in measured.sets.items():
         for whitened, results, geometries in forms:
             rows += [_row(name, whitened, column, result) for column, result in results]
             shapes += [_row(name, whitened, None, result) for result in geometries]
@@ -138,18 +138,16 @@ class _Measured(NamedTuple):
     """What became of the sets.
 
     Args:
-        sets: Name -> train and test, and what was measured of them.
+        sets: Name -> what was measured.
+        pairs: Name -> train and test, where columns are probed; else they are freed.
         nuisance: The set's name and the result, column by column.
         incomplete: Name -> why this set, or the probes of columns, are not there.
     """
 
-    sets: dict[str, tuple[Pair, list[FormResults]]]
+    sets: dict[str, list[FormResults]]
+    pairs: dict[str, Pair]
     nuisance: list[tuple[str, Result]]
     incomplete: dict[str, str]
-
-    def pairs(self) -> dict[str, Pair]:
-        """Return the features that were measured."""
-        return {name: pair for name, (pair, _) in self.sets.items()}
 
 
 def _measure(
@@ -162,7 +160,7 @@ def _measure(
     kept: KeptResults | None,
 ) -> _Measured:
     """Measure each set as a whole or not at all, then probe columns; until Ctrl-C, if one comes."""
-    measured = _Measured({}, [], {})
+    measured = _Measured({}, {}, [], {})
     first, clock = next(iter(ready)), TimeToGo(len(sets))
     try:
         for name, given in sets.items():
@@ -176,8 +174,9 @@ def _measure(
                     _check_same_samples({first: ready[first], name: pair})
                 else:
                     pair = ready[name]
-                found = protocols.measure(name, pair, say, progress, kept, clock)
-                measured.sets[name] = pair, found
+                measured.sets[name] = protocols.measure(name, pair, say, progress, kept, clock)
+                if columns:
+                    measured.pairs[name] = pair
             except FAILURES as error:
                 if name == first:
                     raise
@@ -186,7 +185,7 @@ def _measure(
         # what else the features know
         if columns:
             say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
-        probed = nuisance_rows(measured.pairs(), columns, protocols.left_out, seed=protocols.seed)
+        probed = nuisance_rows(measured.pairs, columns, protocols.left_out, seed=protocols.seed)
         measured.nuisance.extend(probed)
         if kept is not None and kept.read:
             say(f"{kept.read} measurements were read from {kept.folder}")
@@ -209,11 +208,11 @@ def _compare(
     start: str | None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Compare ours with other networks; with baselines where train has not test's classes."""
-    incomplete, pairs = measured.incomplete, measured.pairs()
+    incomplete, sets = measured.incomplete, measured.sets
     known = protocols.enough.known_classes()
-    others = [name for name in against if name in pairs]
-    others += [] if known else [name for name in BASELINES if name in pairs]
-    ours = [name for name in pairs if name not in (*against, *BASELINES)]
+    others = [name for name in against if name in sets]
+    others += [] if known else [name for name in BASELINES if name in sets]
+    ours = [name for name in sets if name not in (*against, *BASELINES)]
     compared = compare_all(ours, others, start, scores, known_classes=known)
     missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
     met = {each["against"] for each in compared}

@@ -34,8 +34,11 @@ class Whitening(NamedTuple):
     def apply(self, features: Tensor) -> Tensor:
         """Map features, (N, F) -> (N, D) float32."""
         mean, projection = self.mean.to(features.device), self.projection.to(features.device)
-        parts = torch.split(features, 16384)  # float64 copies of a part at a time
-        return torch.cat([((part.double() - mean) @ projection).float() for part in parts])
+        mapped = features.new_empty(len(features), projection.shape[1], dtype=torch.float32)
+        for at in range(0, len(features), 16384):  # float64 copies of a part at a time
+            part = slice(at, at + 16384)
+            mapped[part] = (features[part].double() - mean) @ projection
+        return mapped
 
 
 def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = None) -> Whitening:
