@@ -29,14 +29,13 @@ from sslpipe.report.pictures import png_uri
 from sslpipe.report.results import result_table
 from sslpipe.report.run import RunFiles
 from sslpipe.report.sections import alarms, header, quarantine, settings
-from sslpipe.report.tables import task_tables
+from sslpipe.report.tables import OTHER_MEASURES, task_tables
 from sslpipe.run.preview import preview_recipe
 
 SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
 NEEDS_RESULTS = Markup(
     "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
 )
-OTHER_MEASURES = "Retrieval, verification, geometry, and what else the features know"
 OPENED = ("Results", "Embedding map", "Nearest neighbours")  # the others are folded
 PREVIEWED = 4  # images of the view grid where the run has none of its own
 

@@ -38,7 +38,6 @@ from sslpipe.report.results import (
     NAMES,
     accuracy_sentence,
     first_number,
-    headline,
     result_table,
     unfinished_sentence,
     verdict_sentence,
@@ -51,7 +50,7 @@ from sslpipe.report.sections import (
     standing_alarms,
     trained_sentence,
 )
-from sslpipe.report.tables import task_tables
+from sslpipe.report.tables import OTHER_MEASURES, task_tables
 
 OPENED = ("What differs", "Results")  # the other sections are folded
 
@@ -104,8 +103,7 @@ def build_comparison(
     }
     if not has_seeds(recipes):
         title, footer = " against ".join(names), FOOTER
-        said = [html("<b>{}</b>: {}", name, headline(run)) for name, run in named.items()]
-        first = render("items", items=said, kind="lead runs")
+        first = html("<p class='lead'>{}</p>", first_sentence(named))
         fold = "What was trained and measured, in words and numbers"
     else:  # what holds for the recipes comes first
         title, first = seeds_head(recipes)
@@ -124,26 +122,46 @@ def build_comparison(
     return html_page(title, head, sections, footer=footer, opened=opened)
 
 
+def first_sentence(named: Mapping[str, RunFiles]) -> str:
+    """Say which run has the highest first number, and that one training each decides nothing."""
+    measured = _first_numbers(named)
+    if not measured:
+        return "These runs have no number in common: which is better is not known."
+    order = sorted(measured.values(), key=lambda each: -each[1]["value"])
+    texts = [f"{name} has {100 * cell['value']:.1f} %" for name, cell in order]
+    (measure,) = {measure for measure, _ in measured}
+    said = f"By {measure}, {', '.join(texts)}" if len(texts) < 4 else f"By {measure}, {texts[0]}"
+    return f"{said}; one training each does not tell which recipe is better."
+
+
 def first_chart(named: Mapping[str, RunFiles], colours: Mapping[str, str]) -> Markup:
     """Draw the first number of each run with its interval on one scale; '' where one has none."""
+    rows = []
+    for name, cell in _first_numbers(named).values():
+        low, high = cell["interval95"]
+        ends = zip(("at", "low", "high"), (cell["value"], low, high), strict=True)
+        texts = {key: f"{100 * value:.1f}" for key, value in ends}
+        rows.append({"name": name, "colour": colours[name], **texts})
+    measures = {measure for measure, _ in _first_numbers(named)}
+    what = f"{', '.join(measures)} on the test images, %, with 95 % intervals"
+    return render("bars", rows=rows, what=what) if rows else Markup()
+
+
+def _first_numbers(named: Mapping[str, RunFiles]) -> dict[tuple[str, str], tuple[str, Tree]]:
+    """Find the first number of each run.
+
+    Returns:
+        (measure, run) -> (run, cell); empty where fewer than two have the same measure by the same
+        protocol on the same test data.
+    """
     found = {name: first_number(run) for name, run in named.items()}
-    measured = {name: each for name, each in found.items() if each is not None}
-    measures = {measure for _, measure, _ in measured.values()}
-    if len(measured) < 2 or len(measures) > 1 or len(_tests(named)) > 1:
-        return Markup()
-    (measure,) = measures
-    cells = {name: line.cells[measure] for name, (line, *_) in measured.items()}
-    rows = [
-        {
-            "name": name,
-            "colour": colours[name],
-            "at": f"{100 * cell['value']:.1f}",
-            "low": f"{100 * cell['interval95'][0]:.1f}",
-            "high": f"{100 * cell['interval95'][1]:.1f}",
-        }
-        for name, cell in cells.items()
-    ]
-    return render("bars", rows=rows, what=f"{measure} on the test images, %, with 95 % intervals")
+    cells = {
+        (each[1], name): (name, each[0].cells[each[1]])
+        for name, each in found.items()
+        if each is not None
+    }
+    kinds = {(measure, cell["protocol"]) for (measure, _), (_, cell) in cells.items()}
+    return cells if len(cells) > 1 and len(kinds) == 1 and len(_tests(named)) == 1 else {}
 
 
 def _tests(named: Mapping[str, RunFiles]) -> set[tuple[Any, ...]]:
@@ -220,8 +238,8 @@ def results(named: dict[str, RunFiles], run_colours: Mapping[str, str]) -> Marku
     random = [name for name in colours if name.startswith(("random", NAMES["random"]))]
     few = few_shot_chart(together, colours, whitened=False, dashed=random)
     chart = html("<div class='charts one'>{}</div>", few) if few else Markup()
-    tables = task_tables(together) + leakage_of_runs(evaluated)
-    return result_table(together) + chart + tables + without
+    others = render("folded", title=OTHER_MEASURES, text=task_tables(together))
+    return result_table(together) + chart + leakage_of_runs(evaluated) + others + without
 
 
 def merged(evaluations: dict[str, Tree]) -> Tree:

@@ -6,6 +6,7 @@ from sslpipe.report.page import html, joined
 from sslpipe.report.results import feature_table, table_lines
 from sslpipe.report.run import Tree
 
+OTHER_MEASURES = "Retrieval, verification, geometry, and what else the features know"
 TABLES = {  # heading -> what it is, and metric -> title of its column
     "Retrieval": (
         "Each test image against all others, in %.",

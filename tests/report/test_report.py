@@ -40,6 +40,7 @@ from sslpipe.report.results import (
     accuracy_sentence,
     clear_best,
     feature_colours,
+    headline,
     result_table,
     verdict_sentence,
 )
@@ -451,6 +452,35 @@ def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
     assert clear_best(lines, "kNN") == best
     assert clear_best(lines[:2], "kNN") == []  # nothing to compare with
     assert clear_best(lines, "linear") == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"random": "better", "pixels": "better"}, "better than random weights and raw pixels."),
+        ({"w": "worse"}, "worse than w: use the model you have."),
+        ({"w": "no clear difference"}, "not clearly different from w."),
+        (
+            {"random": "better", "w": "no clear difference"},
+            "better than random weights, but not clearly different from w.",
+        ),
+    ],
+)
+def test_the_page_begins_with_one_sentence_of_the_deciding_comparisons(answers, said):
+    against = [compared(against=name, answer=answer) for name, answer in answers.items()]
+    other = compared(against="x", answer="worse", primary=False)
+    evaluation = {**evaluation_of(row("ssl", 0.5, 0.4, 0.6)), "against": [*against, other]}
+    run = SimpleNamespace(evaluation=evaluation)
+    assert headline(run) == f"The features are {said}"
+
+
+def test_the_first_sentence_without_other_networks_is_of_the_baselines():
+    rows = [row("ssl", 0.9, 0.88, 0.92), row("random", 0.5, 0.4, 0.6), row("pixels", 0.9, 0.8, 1)]
+    said = headline(SimpleNamespace(evaluation=evaluation_of(*rows)))
+    wanted = "better than random weights, but not clearly different from raw pixels."
+    assert said == f"The features are {wanted}"
+    assert "not known" in headline(SimpleNamespace(evaluation=evaluation_of(rows[0])))
+    assert "not known" in headline(SimpleNamespace(evaluation=None))
 
 
 def test_the_first_paragraph_names_baselines_in_the_same_form_and_judges_once(whole):
