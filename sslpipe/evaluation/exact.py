@@ -21,12 +21,7 @@ BANK_PART = 2**16  # rows of a bank that is compared as a whole, at a time
 
 
 class Neighbours(NamedTuple):
-    """The nearest rows of some queries.
-
-    Args:
-        indices: (Q, k) int64 rows of the bank, nearest first.
-        similarities: (Q, k) float32 cosines.
-    """
+    """The nearest rows of some queries, (Q, k) int64, and their cosines, (Q, k) float32."""
 
     indices: Tensor
     similarities: Tensor

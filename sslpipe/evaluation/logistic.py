@@ -15,12 +15,9 @@ GRID_PARAMETERS = 2**20  # of all C that are solved together; L-BFGS keeps 40 nu
 
 
 class Linear(NamedTuple):
-    """A linear classifier: standardised features x have scores x @ weight + bias.
+    """A linear classifier: standardised features x have scores x @ weight + bias, (F, C) and (C,).
 
-    Args:
-        weight: (F, C).
-        bias: (C,).
-        converged: Whether the minimiser was reached, where it was sought step by step.
+    `converged` says whether the minimiser was reached, where it was sought step by step.
     """
 
     weight: Tensor

@@ -43,11 +43,7 @@ SPARSE_CLASSES, SPARSE_ROWS = 1000, 10  # of more classes with fewer rows each, 
 class Part(NamedTuple):
     """One measurement of a set of features.
 
-    Args:
-        title: Its name.
-        score: (train, test) -> results, each with its column.
-        linear: Whether it is a linear probe: of plain features, where they are not too many.
-        shape: Whether its results are no accuracies.
+    `linear` probes are of plain features, where they are not too many; `shape` is no accuracy.
     """
 
     title: str
@@ -57,13 +53,7 @@ class Part(NamedTuple):
 
 
 class FormResults(NamedTuple):
-    """What was measured of a set in one of its two forms.
-
-    Args:
-        whitened: The form: whitened, or plain.
-        results: Each with its column.
-        geometry: Results that are no accuracies.
-    """
+    """What was measured of a set, whitened or plain; geometry is no accuracy."""
 
     whitened: bool
     results: Columns
@@ -71,11 +61,7 @@ class FormResults(NamedTuple):
 
 
 class TimeToGo:
-    """Estimate the rest of a suite from what each part of the sets so far has taken.
-
-    Args:
-        sets: How many there are.
-    """
+    """Estimate the rest of a suite from what each part of the sets so far has taken."""
 
     def __init__(self, sets: int) -> None:
         self._sets_left, self._seconds = sets, dict[str, float]()

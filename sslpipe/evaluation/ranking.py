@@ -30,11 +30,9 @@ Compare = Callable[[Tensor], Tensor]  # queries -> (q, N) float32, larger is nea
 
 
 class Ranks(NamedTuple):
-    """The ranks of some queries' matches, in order of the queries.
+    """The ranks of some queries' matches: (q, most matches) ascending, 1 the nearest, then inf.
 
-    Args:
-        ranks: (q, most matches) float64, ascending, 1 the nearest; inf behind the last match.
-        matches: (q,) rows of the gallery with the query's label, what is removed not counted.
+    `matches` (q,) counts the rows of the gallery with the query's label that it may see.
     """
 
     ranks: NDArray[np.float64]

@@ -34,15 +34,7 @@ _BY_VALUE = re.compile(r"Recall@\d+|map|map_at_r")  # of which the worst value i
 
 
 class PerQuery(NamedTuple):
-    """What each query scored; `gathered` puts the shares of all processes together.
-
-    Args:
-        names: Of the metrics.
-        ids: (Q,) int64.
-        labels: (Q,) int64.
-        matches: (Q,) int64, 0 for a lone query.
-        values: (Q, metrics) float64; 0 in the rows of lone queries.
-    """
+    """What each of Q queries scored: values (Q, metrics) float64, 0 where it has no match."""
 
     names: tuple[str, ...]
     ids: Integers

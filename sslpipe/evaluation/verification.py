@@ -25,13 +25,7 @@ Floats = NDArray[np.float64]
 
 
 class LabelledPairs(NamedTuple):
-    """Pairs of rows with what is known of them.
-
-    Args:
-        first: (P,) int64 rows.
-        second: (P,) int64 rows.
-        same: (P,) bool, whether a pair is of one label; those of one come first.
-    """
+    """(P,) rows of each pair, and whether it is of one label; those of one label come first."""
 
     first: Integers
     second: Integers
@@ -39,12 +33,9 @@ class LabelledPairs(NamedTuple):
 
 
 class Roc(NamedTuple):
-    """A ROC curve: one entry a distinct score, from the highest.
+    """A ROC curve: one entry a distinct score, from the highest, at which pairs are accepted.
 
-    Args:
-        threshold: (T,) float64; accepted are all pairs of at least this score.
-        false: (T,) float64, the share of the different pairs accepted.
-        true: (T,) float64, the share of the same pairs accepted.
+    `false` and `true` are the shares of the different and of the same pairs accepted.
     """
 
     threshold: Floats
@@ -294,10 +285,7 @@ def gathered_scores(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 def roc(scores: NDArray[np.float32], same: NDArray[np.bool_], weights: Floats | None = None) -> Roc:
     """Compute the curve over all distinct scores; pairs of one score are accepted together.
 
-    Args:
-        scores: (P,), larger is more alike.
-        same: (P,), whether a pair is of one label.
-        weights: (P,) how often each pair counts; by default once.
+    scores: (P,), larger is more alike; same: (P,), one label; weights: (P,) how often each counts.
     """
     times = np.ones(len(scores)) if weights is None else weights
     order = np.argsort(-scores, kind="stable")
@@ -331,9 +319,6 @@ def kfold_accuracy(
     """Compute the mean accuracy over the folds, each at the threshold best on the others.
 
     Fold f has every folds-th pair of each kind. Of equal thresholds the highest is taken.
-
-    Returns:
-        The mean, and each fold's accuracy.
 
     Raises:
         DataError: Fewer pairs of a kind than folds, or fewer than 2 folds.
