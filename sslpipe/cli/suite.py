@@ -95,7 +95,7 @@ def suite(
 
     One table: kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe;
     Recall@1 and MAP@R where train has not the classes of test. The same protocols, samples and
-    draws for every row.
+    draws for every row. Ctrl-C or SIGTERM writes what is measured; the same command resumes.
     """
     target = start_alone("suite", device)
     sets: Sets = {}  # the most wanted first: what is interrupted has these
@@ -203,7 +203,7 @@ def _stoppable(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         folder = kept_folder(out)
         resumes = f"; the same command resumes from {folder}" if folder.is_dir() else ""
-        text = f"interrupted before all of the first features was measured: {out} is not written"
+        text = f"interrupted: {out} is not written"
         console.print(text + resumes, highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
     finally:
