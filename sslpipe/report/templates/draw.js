@@ -5,6 +5,8 @@ function draw() {
     if (!box.offsetWidth) continue; // folded: it has no width yet
     const spec = JSON.parse(box.nextElementSibling.textContent);
     if (spec.data.name) spec.datasets = {[spec.data.name]: shared[spec.data.name]};
+    // a chart zooms, not the page
+    box.addEventListener("wheel", (event) => { if (event.ctrlKey || event.metaKey) event.preventDefault(); }, {passive: false});
     box.append(document.createElement("div"));
     vegaEmbed(box.firstChild, spec, {mode: "vega-lite", ast: true, actions: false, renderer: "svg"});
   }
