@@ -1,163 +1,213 @@
-"""How many planted duplicates `sslpipe curate duplicates` finds, and how many pairs are wrong.
+"""Measure how many planted duplicates `sslpipe curate duplicates` finds, and how many are wrong.
 
-Pictures of three sources get duplicates of seven kinds; see `curate_plants.py`. Pairs that the
-program finds among the pictures themselves, before anything is planted, are natural: they are
-counted apart, their pictures are no sources of plants, and a plant is not wrong to be paired with
-what its source is paired with. Pictures that are nearly constant, or nearly a ramp, are no sources
-either: nothing can be found of them. Limits were chosen on the set "chosen" and are measured on
-"measured", of other files (of photographs, of another folder). With `--readings other` plants are
-made as other people may read the seven words, see `curate_readings.py`. Each part is kept in
-the JSON and not done again.
+Plants are made of pictures that deviate from a linear ramp by at least 12 levels. Pairs that are
+found before anything is planted are natural: their pictures get no plants, and a plant is not wrong
+to be paired with what its source is paired with. `--montage` shows the natural pairs.
 
-    python -m benchmarks.curate --fashion-mnist DIR --drawings DIR --photographs DIR \
-        --photographs-measured DIR --out docs/measured/curate.json
+    apt-get download openclipart-png tuxpaint-stamps-default
+    for file in *.deb; do dpkg -x $file debian; done
+    python -m benchmarks.curate --drawings debian/usr/share --out docs/measured/curate.json
 """
 
 import argparse
+import gzip
+import io
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
-from benchmarks.curate_plants import KINDS, Picture, drawings, fashion_mnist, photographs
-from benchmarks.curate_readings import READINGS, Make
 from sslpipe.curate.duplicates import find_duplicates
 from sslpipe.curate.scan import scan_pictures
 from sslpipe.curate.thumbnails import luminance
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.portable import write_atomically
 
-LEAST_DEVIATION = 12.0  # levels, see `detail`, of a source of plants
-KINDS_AT_ONCE = 7  # planted into one set; of more kinds, every so many-th are
+Picture = NDArray[np.uint8]  # (h, w, 3) uint8
+Random = np.random.Generator
+FASHION_MNIST = Path("assets/fashion-mnist-10k/train-images-idx3-ubyte.gz")
+LEAST_DEVIATION = 12.0
 
 
-def pictures_of(source: str, folder: Path, count: int, measured: bool, px: int) -> list[Picture]:
-    if source == "fashion_mnist":
-        name, first = ("t10k", 5000) if measured else ("train", 0)
-        return fashion_mnist(folder / f"{name}-images-idx3-ubyte.gz", first, count)
-    if source == "drawings":
-        return drawings(folder, count, measured, px, skipped=int(measured))
-    return photographs(folder, count, None if measured else False, px)
+def jpeg(low: int, high: int) -> Callable[[Picture, Random], Picture]:
+    def save(picture: Picture, rng: Random) -> Picture:
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "JPEG", quality=int(rng.integers(low, high + 1)))
+        return np.asarray(Image.open(file).convert("RGB"))
+
+    return save
+
+
+def resize(picture: Picture, rng: Random) -> Picture:
+    share = np.exp(rng.uniform(np.log(0.5), np.log(2.0)))
+    height, width = (max(8, round(share * side)) for side in picture.shape[:2])
+    filters = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
+    chosen = filters[rng.integers(len(filters))]
+    return np.asarray(Image.fromarray(picture).resize((width, height), chosen))
+
+
+def crop(picture: Picture, rng: Random) -> Picture:
+    """90 % of either side, anywhere."""
+    height, width = (round(0.9 * side) for side in picture.shape[:2])
+    top = rng.integers(picture.shape[0] - height + 1)
+    left = rng.integers(picture.shape[1] - width + 1)
+    return picture[top : top + height, left : left + width]
+
+
+def mirror(picture: Picture, rng: Random) -> Picture:
+    return picture[:, ::-1]
+
+
+def brightness(picture: Picture, rng: Random) -> Picture:
+    factor = 1.1 if rng.random() < 0.5 else 0.9
+    return np.rint(np.clip(picture * factor, 0, 255)).astype(np.uint8)
+
+
+def border(picture: Picture, rng: Random) -> Picture:
+    """2 to 6 % of the shorter side, all around: black, white or grey."""
+    px = max(1, round(rng.uniform(0.02, 0.06) * min(picture.shape[:2])))
+    level = (0, 255, 128)[rng.integers(3)]
+    return np.pad(picture, ((px, px), (px, px), (0, 0)), constant_values=level)
+
+
+def small_text(picture: Picture, rng: Random) -> Picture:
+    """A word of a tenth of the height in one corner, black or white."""
+    height, width = picture.shape[:2]
+    scale = max(1, -(-200 // height))  # drawn large and reduced: no font has letters of 3 px
+    font = ImageFont.load_default(size=max(6, round(0.1 * height * scale)))
+    mask = Image.new("L", (width * scale, height * scale))
+    word = ("photo", "2024", "(c) me", "draft")[rng.integers(4)]
+    y = (0, round(0.88 * height * scale))[rng.integers(2)]
+    ImageDraw.Draw(mask).text((2, y), word, fill=255, font=font)
+    share = np.asarray(mask.resize((width, height), Image.Resampling.BOX))[..., None] / 255
+    ink = 0.0 if picture.mean() > 127 else 255.0
+    return np.rint(picture * (1 - share) + ink * share).astype(np.uint8)
+
+
+KINDS: dict[str, Callable[[Picture, Random], Picture]] = {
+    "saved again, JPEG 60-95": jpeg(60, 95),
+    "resized, 50-200 %": resize,
+    "cropped to 90 %": crop,
+    "mirrored": mirror,
+    "JPEG 30": jpeg(30, 30),
+    "brightness 10 %": brightness,
+    "border": border,
+    "small text": small_text,
+}
+
+
+def fashion_mnist(count: int) -> list[Picture]:
+    with gzip.open(FASHION_MNIST) as content:
+        raw = np.frombuffer(content.read(), np.uint8, offset=16).reshape(-1, 28, 28, 1)
+    return list(np.repeat(raw[:count], 3, 3))
+
+
+def drawings(folder: Path, count: int, px: int = 256) -> list[Picture]:
+    """PNGs evenly among those under a folder, on white, longer side at most px.
+
+    1,375 rings of one program ("star_*") are left out: people call a series of them one picture.
+    """
+    files = [
+        file
+        for file in sorted(folder.rglob("*.png"))
+        if "star_" not in file.name and file.stat().st_size < 2**20
+    ]
+    found = []
+    for file in files[:: max(1, len(files) // count)][:count]:
+        image = Image.open(file).convert("RGBA")
+        image.thumbnail((px, px))
+        white = Image.new("RGBA", image.size, "white")
+        found.append(np.asarray(Image.alpha_composite(white, image).convert("RGB")))
+    return found
 
 
 def detail(picture: Picture) -> float:
     """Deviation of the brightness from a linear ramp, in levels."""
     levels = luminance(picture)
-    axes = [np.linspace(-1, 1, side) for side in levels.shape]
-    down, right = np.meshgrid(*axes, indexing="ij")
+    down, right = np.meshgrid(*(np.linspace(-1, 1, side) for side in levels.shape), indexing="ij")
     levels = levels - levels.mean()
     for ramp in (down, right):
-        levels = levels - ramp * (levels * ramp).sum() / (ramp**2).sum()
+        levels = levels - ramp * (levels * ramp).sum() / max((ramp**2).sum(), 1e-9)
     return float(levels.std())
 
 
-def found_pairs(pictures: list[Picture], workers: int) -> set[tuple[int, int]]:
+def found_pairs(pictures: list[Picture]) -> set[tuple[int, int]]:
     samples = scan_pictures(pictures)
-    pairs = find_duplicates(samples, num_workers=workers).pairs
-    samples.pictures.thumbs.close()
+    pairs = find_duplicates(samples).pairs
+    samples.thumbs.close()
     return set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
 
 
-def measure(
-    pictures: list[Picture], kinds: dict[str, Make], plants_each: int, seed: int, workers: int
-) -> dict:
-    start = time.process_time()
-    natural = found_pairs(pictures, workers)
+def measure(pictures: list[Picture], plants: int, natural: set[tuple[int, int]]) -> dict[str, Any]:
+    start, rng = time.process_time(), np.random.default_rng(0)
     known = {row for pair in natural for row in pair}
     fit = [
-        row
-        for row, picture in enumerate(pictures)
-        if row not in known and detail(picture) >= LEAST_DEVIATION
+        row for row, p in enumerate(pictures) if row not in known and detail(p) >= LEAST_DEVIATION
     ]
-    rng = np.random.default_rng(seed)
-    sets, rows = -(-len(kinds) // KINDS_AT_ONCE), {}
-    for first in range(sets):
-        some = dict(list(kinds.items())[first::sets])
-        everything, sources, made = list(pictures), list(range(len(pictures))), [""] * len(pictures)
-        for kind, make in some.items():
-            for row in rng.choice(fit, min(plants_each, len(fit)), replace=False).tolist():
-                everything.append(make(pictures[row], rng))
-                sources.append(row)
-                made.append(kind)
-        rows |= _counts(found_pairs(everything, workers), natural, sources, made, list(some))
-    return {
-        "pictures": len(pictures),
-        "sources": len(fit),
-        "natural_pairs": len(natural),
-        "pictures_in_natural_pairs": len(known),
-        "cpu_s": round(time.process_time() - start, 1),
-        "kinds": {kind: rows[kind] for kind in kinds},
-    }
-
-
-def _counts(
-    pairs: set[tuple[int, int]],
-    natural: set[tuple[int, int]],
-    sources: list[int],
-    made: list[str],
-    kinds: list[str],
-) -> dict[str, dict]:
-    """Count what was found of each kind.
-
-    Args:
-        pairs: As found.
-        natural: Those that were found before.
-        sources: Of each picture, what it was made of.
-        made: Of each picture, its kind.
-        kinds: All of them.
-    """
-    rows = {}
-    for kind in kinds:
+    everything, sources, made = list(pictures), list(range(len(pictures))), [""] * len(pictures)
+    for kind, make in KINDS.items():
+        for row in rng.choice(fit, min(plants, len(fit)), replace=False).tolist():
+            everything.append(make(pictures[row], rng))
+            sources.append(row)
+            made.append(kind)
+    pairs, rows = found_pairs(everything), {}
+    for kind in KINDS:
         planted = {row for row, each in enumerate(made) if each == kind}
-        hits = {row for row in planted if (sources[row], row) in pairs}
+        found = {row for row in planted if (sources[row], row) in pairs}
         wrong = {
-            pair
-            for pair in pairs
-            if planted & set(pair)
-            and sources[pair[0]] != sources[pair[1]]
-            and tuple(sorted((sources[pair[0]], sources[pair[1]]))) not in natural
+            (a, b)
+            for a, b in pairs
+            if planted & {a, b}
+            and sources[a] != sources[b]
+            and tuple(sorted((sources[a], sources[b]))) not in natural
         }
-        total = len(hits) + len(wrong)
         rows[kind] = {
             "planted": len(planted),
-            "found": len(hits),
-            "recall": len(hits) / len(planted),
-            "recall_interval95": wilson95(len(hits), len(planted)),
+            "found": len(found),
+            "recall_interval95": wilson95(len(found), len(planted)),
             "wrong": len(wrong),
-            "precision": len(hits) / total if total else None,
-            "precision_interval95": wilson95(len(hits), total) if total else None,
         }
-    return rows
+    cpu_s = round(time.process_time() - start, 1)
+    return {"pictures": len(pictures), "natural": len(natural), "cpu_s": cpu_s, "kinds": rows}
+
+
+def montage(pictures: list[Picture], pairs: list[tuple[int, int]]) -> Image.Image:
+    """Draw pairs side by side, ten in a row."""
+    sheet = Image.new("RGB", (2050, 105 * (1 + len(pairs) // 10)), "grey")
+    for place, pair in enumerate(pairs):
+        for side, row in enumerate(pair):
+            image = Image.fromarray(np.ascontiguousarray(pictures[row]))
+            image = image.resize((100, 100 * image.height // image.width or 1)).crop(
+                (0, 0, 100, 100)
+            )
+            sheet.paste(image, (place % 10 * 205 + side * 101, place // 10 * 105))
+    return sheet
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for source in ("fashion-mnist", "drawings", "photographs", "photographs-measured"):
-        parser.add_argument(f"--{source}", type=Path)
+    parser.add_argument("--drawings", type=Path, help="A folder of PNG files.")
     parser.add_argument("--out", type=Path, default=Path("docs/measured/curate.json"))
-    parser.add_argument("--pictures", type=int, default=1500)
-    parser.add_argument("--plants", type=int, default=150)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--readings", choices=("ours", "other"), default="ours")
-    parser.add_argument("--px", type=int, default=256, help="Of drawings and photographs.")
-    parser.add_argument("--only", choices=("chosen", "measured"))
+    parser.add_argument("--montage", type=Path, help="Folder for pictures of the natural pairs.")
+    parser.add_argument("--pictures", type=int, default=1000)
+    parser.add_argument("--plants", type=int, default=200)
     options = parser.parse_args()
-    tree = json.loads(options.out.read_text()) if options.out.exists() else {}
-    for source in ("fashion_mnist", "drawings", "photographs"):
-        folders = dict.fromkeys(("measured", "chosen"), getattr(options, source))
-        if source == "photographs":
-            folders["measured"] = options.photographs_measured
-        for name, folder in folders.items():
-            key = f"{source}, {name}"
-            if folder is None or key in tree or options.only not in (None, name):
-                continue
-            measured = name == "measured"
-            pictures = pictures_of(source, folder, options.pictures, measured, options.px)
-            kinds = KINDS if options.readings == "ours" else READINGS
-            tree[key] = measure(pictures, kinds, options.plants, int(measured), options.workers)
-            write_atomically(options.out, json.dumps(tree, indent=1) + "\n")
-            print(key, json.dumps(tree[key]["kinds"]), flush=True)
+    sets = {"fashion_mnist": fashion_mnist(options.pictures)}
+    if options.drawings:
+        sets["drawings"] = drawings(options.drawings, options.pictures)
+    results = {}
+    for name, pictures in sets.items():
+        natural = found_pairs(pictures)
+        if options.montage:
+            montage(pictures, sorted(natural)).save(options.montage / f"{name}.png")
+        results[name] = measure(pictures, options.plants, natural)
+        print(name, json.dumps(results[name], indent=1), flush=True)
+    write_atomically(options.out, json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

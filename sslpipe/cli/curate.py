@@ -90,13 +90,11 @@ def duplicates(
 ) -> None:
     """Find the images that are one picture, inside a split and across splits.
 
-    Exact ones by bytes and pixels; near ones (saved again, resized, cropped to 90 %, mirrored,
-    recoloured a little, with a border or a small text) by their lowest frequencies, by features if
-    these are given, and then by a comparison of their pixels. Writes groups.csv and groups.parquet,
-    one row a sample of a group, doubt.png, the pairs nearest to the limit, and the column
-    duplicate_group, by which training keeps one of each group, or none as another's negative. The
-    shards stay as they are, and what does not use the column, features and runs, fits the data set
-    as before.
+    Finds exact copies, and those that were saved again, resized, cropped to 90 % or mirrored.
+    Candidates come from their lowest frequencies, and from features if these are given; their
+    pixels decide. Writes groups.csv and groups.parquet (a row a sample of a group), doubt.png (look
+    at it first) and the column duplicate_group, by which training keeps one of each group, or uses
+    none as another's negative. The shards do not change, and existing features and runs stay valid.
     """
     check_folder(out)
     names = split or list(load_index(data).manifest.splits)
@@ -113,7 +111,14 @@ def duplicates(
 
     from sslpipe.curate.duplicates import find_duplicates
     from sslpipe.curate.groups import group
-    from sslpipe.curate.results import COLUMN, FIELDS, check_place, group_rows, write_column
+    from sslpipe.curate.results import (
+        COLUMN,
+        FIELDS,
+        check_place,
+        group_rows,
+        shared_sentences,
+        write_column,
+    )
     from sslpipe.curate.scan import scan
     from sslpipe.curate.sheet import doubt_sheet
     from sslpipe.run.allocator import keep_freed_memory
@@ -129,7 +134,7 @@ def duplicates(
         keep_freed_memory()
     with progress("read", sum(map(len, splits))) as advance:
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
-    with closing(samples.pictures.thumbs):
+    with closing(samples.thumbs):
         vectors = None if rows is None else _of_samples(rows, samples)
         found = find_duplicates(samples, vectors, num_workers=num_workers, progress=progress)
         sheet = doubt_sheet(samples, found.doubt)
@@ -151,7 +156,8 @@ def duplicates(
                 "begun with those, and are not resumed with these"
             )
     summary = f"{len(groups.sizes())} groups of {len(table)} of {len(samples)} samples in {out}"
-    Console().print(summary, highlight=False, markup=False, soft_wrap=True)
+    for text in (*shared_sentences(samples, groups), summary):
+        Console().print(text, highlight=False, markup=False, soft_wrap=True)
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 

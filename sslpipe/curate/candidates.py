@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslpipe.curate.scan import Pictures
 from sslpipe.curate.scan import Progress as Advance
 from sslpipe.curate.threads import one_thread_an_operation
-from sslpipe.curate.thumbnails import COARSE, EVEN, FREQUENCIES, FULL, LEVELS, rounded
+from sslpipe.curate.thumbnails import COARSE, EVEN, FREQUENCIES, FULL, rounded
 from sslpipe.evaluation.exact import PART_ROWS, fixed_point_units
 from sslpipe.evaluation.neighbours import nearest_units
 from sslpipe.precision import full_float32
@@ -55,9 +54,8 @@ class ByDescriptors(NamedTuple):
     neither tiles nor threads change a pair.
 
     Args:
-        descriptors: (P, VIEWS, 64) int8, of all pictures; they are held once.
-        rows: (M,) int64 of those that are compared.
-        sample: (M,) int64 rows of samples, ascending.
+        descriptors: (N, VIEWS, 64) int8, of all samples; they are held once.
+        rows: (M,) int64 of those that are compared, ascending.
         low: (14, M) and (10, M), even and odd low frequencies of the wholes.
         whole: (M, 64) float32, even and then odd frequencies of the wholes.
         length: (M,) float32 of those. Rounded descriptors are longer or shorter than 127 by up to
@@ -68,7 +66,6 @@ class ByDescriptors(NamedTuple):
 
     descriptors: NDArray[np.int8]
     rows: Integers
-    sample: Integers
     low: tuple[Tensor, Tensor]
     whole: Floats
     length: Floats
@@ -78,32 +75,28 @@ class ByDescriptors(NamedTuple):
     @classmethod
     def of(
         cls,
-        pictures: Pictures,
-        samples: NDArray[np.bool_] | None = None,
+        descriptors: NDArray[np.int8],
+        rows: Integers,
         *,
         num_workers: int = 2,
         least: float = LEAST_SIMILAR,
     ) -> "ByDescriptors":
-        """Prepare the search of the pictures of some samples, (N,); None: of all."""
-        every = np.arange(len(pictures.sample))
-        rows = every if samples is None else every[samples[pictures.sample]]
-        wholes = pictures.descriptors[rows, FULL]
+        """Prepare the search of some rows."""
+        wholes = descriptors[rows, FULL]
         even, odd = _low_halves(wholes[:, None])
         whole = np.ascontiguousarray(wholes[:, _HALVED], np.float32)
         low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()
-        sample, length = pictures.sample[rows], _lengths(whole)
-        return cls(pictures.descriptors, rows, sample, low, whole, length, num_workers, least)
+        return cls(descriptors, rows, low, whole, _lengths(whole), num_workers, least)
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples with its k nearest; see `Search`."""
-        rows = np.flatnonzero(np.isin(self.sample, samples))
-        first = np.diff(self.sample, prepend=-1) != 0  # of each sample
+        rows = np.searchsorted(self.rows, samples)
         parts = [rows[at : at + TILE_ROWS] for at in range(0, len(rows), TILE_ROWS)]
 
         def near(part: Integers) -> Integers:
             found = self._near(part, k)
             if advance is not None:
-                advance(int(first[part].sum()))
+                advance(len(part))
             return found
 
         with full_float32(), one_thread_an_operation():
@@ -116,7 +109,7 @@ class ByDescriptors(NamedTuple):
 
     def _near(self, part: Integers, k: int) -> Integers:
         """Pair the samples of some pictures with their k nearest. -> (n k or fewer, 2)."""
-        count = len(self.sample)
+        count = len(self.rows)
         wide = min(max(WIDER, int(WIDER_SHARE * count), 4 * k), count - 1)
         if wide < 1:
             return np.zeros((0, 2), np.int64)
@@ -144,14 +137,13 @@ class ByDescriptors(NamedTuple):
         even += odd
         even *= 1 / _lengths(views)[:, None]
         alike = even.max(0) / self.length[near]
-        sample, others = self.sample[row], self.sample[near]
-        alike[others == sample] = 0
+        alike[near == row] = 0
         if len(near) > k:
             kept = np.flatnonzero(alike >= np.partition(alike, len(near) - k)[len(near) - k])
-            near, others, alike = near[kept], others[kept], alike[kept]
+            near, alike = near[kept], alike[kept]
         order = np.lexsort((near, -alike))[:k]
-        kept = others[order[alike[order] >= self.least]]
-        return np.stack([np.full(len(kept), sample), kept], 1)
+        kept = self.rows[near[order[alike[order] >= self.least]]]
+        return np.stack([np.full(len(kept), self.rows[row]), kept], 1)
 
 
 class ByFeatures(NamedTuple):
@@ -247,19 +239,3 @@ def _lengths(rows: Floats) -> Floats:
     """Lengths of rows of whole numbers, (..., d) -> (...); 1 of zeros. The sums are exact."""
     lengths: Floats = np.sqrt(np.maximum((rows**2).sum(-1), 1))
     return lengths
-
-
-def similarities(
-    descriptors: NDArray[np.int8], whole: Integers, part: Integers
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Compare every view of some rows with the whole of others.
-
-    Returns:
-        (P, VIEWS) each: what even and odd horizontal frequencies add to the cosine; of the mirror
-        image the second counts negatively.
-    """
-    views = descriptors[whole].astype(np.float32)  # (P, VIEWS, 64)
-    other = descriptors[part, FULL].astype(np.float32)[:, :, None]
-    halves = views @ (other * np.stack([EVEN, ~EVEN], 1))  # (P, VIEWS, 2)
-    even, odd = np.moveaxis(halves / np.float32(LEVELS**2), 2, 0)
-    return even, odd

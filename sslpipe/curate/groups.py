@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 # what relates two samples; see `duplicates`
-KINDS = ("bytes", "pixels", "near", "cropped", "mirrored", "mirrored and cropped", "overlaid")
-BYTES, PIXELS, NEAR, CROPPED, MIRRORED, MIRRORED_CROPPED, OVERLAID = range(len(KINDS))
+KINDS = ("bytes", "pixels", "near", "cropped", "mirrored", "mirrored and cropped")
+BYTES, PIXELS, NEAR, CROPPED, MIRRORED, MIRRORED_CROPPED = range(len(KINDS))
 
 
 class Pairs(NamedTuple):

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from sslpipe.curate.duplicates import Limits, accepted_pairs, compare_all, others_rests
+from sslpipe.curate.duplicates import accepted, compare_all
 from sslpipe.curate.results import COLUMN
 from sslpipe.curate.scan import Progress as Advance
 from sslpipe.curate.scan import Samples, scan
-from sslpipe.curate.verify import Verdicts
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.exact import fixed_point_units
@@ -24,11 +23,9 @@ from sslpipe.evaluation.neighbours import nearest, nearest_units
 Pair = tuple[Embeddings, Embeddings]
 Integers = NDArray[np.int64]
 
-NEIGHBOURS = 5  # by pixels, of what may be in train: those that are only alike, for `Limits`
 PIXELS_PX = 14  # side to which pixels are reduced: as many duplicates are nearest as at 28
 EDGE = 1  # px of these, all around, that do not count: a border, or a small text
-# least correlation of these with which samples are compared: of 99 % of those that were saved
-# again, resized, mirrored, recoloured, or got a text; those cropped are near by features
+# least correlation of these with which samples are compared; crops are near by features
 ALIKE = 0.95
 LARGE_BYTES = 2**14  # of a sample, from which on threads that decode are worth their price
 
@@ -57,8 +54,7 @@ def find_leaks(
 
     Where both splits have the column duplicate_group, it says so. Else the pixels of each test
     sample are compared with those of the train sample that is nearest by features and, where they
-    are alike on a coarse grid, by pixels, mirrored or not; where one of them may be the same, with
-    those of more, for `Limits`.
+    are alike on a coarse grid, by pixels, mirrored or not.
 
     Args:
         splits: Train and test.
@@ -72,43 +68,34 @@ def find_leaks(
     """
     if all(split.has_values(COLUMN) for split in splits):
         return Leaks(_by_column(*splits), f"by the column {COLUMN}")
-    k = min(NEIGHBOURS, len(rows[0].ids))
-    wanted, others_wanted = _near(rows, pixels(), k)
-
-    # the nearest; then more of what may be in train
+    wanted = _near(rows, pixels())
     count = sum(len(np.unique(side)) for side in wanted.T)
     with nullcontext() if progress is None else progress("leakage", count) as advance:
-        samples, pairs, verdicts = _compared(splits, wanted, num_workers, advance)
-    same = _may_be_same(samples, pairs, verdicts)
-    suspects = np.unique(samples.ids[pairs[same, 1]])
-    if not len(suspects):
-        return Leaks(suspects, "by pixels")
-    wanted = np.concatenate([wanted, others_wanted])
-    wanted = wanted[np.isin(wanted[:, 1], suspects)]
-    samples, pairs, verdicts = _compared(splits, wanted, num_workers, None)
-    others = others_rests(pairs, verdicts, len(samples), Limits(), k)
-    same = accepted_pairs(pairs, verdicts, others, Limits()) | _equal(samples, pairs)
+        samples = _read(splits, wanted, num_workers, advance)
+    with closing(samples.thumbs):
+        pairs = _rows_of(samples, wanted)
+        hashes = samples.pixels_sha256
+        same = (hashes[pairs[:, 0]] == hashes[pairs[:, 1]]).all(1)
+        same |= accepted(compare_all(samples, pairs, num_workers=num_workers))
     return Leaks(np.unique(samples.ids[pairs[same, 1]]), "by pixels")
 
 
-def _near(rows: Pair, pixels: Pair, k: int) -> tuple[Integers, Integers]:
-    """Pair test samples with train samples, as ids.
+def _near(rows: Pair, pixels: Pair) -> Integers:
+    """Pair test samples with the nearest train samples, as ids.
 
     Returns:
-        (P, 2) those nearest by features, and those nearest by pixels, mirrored or not, that are
-        alike; (k Q, 2) the k nearest by pixels.
+        (P, 2), each once: nearest by features, and by pixels, mirrored or not, that are alike.
     """
     (train, test), (of_train, of_test) = ([each.ids.numpy() for each in p] for p in (rows, pixels))
     by_features = nearest(rows[0].features, rows[1].features, 1).indices[:, 0].numpy()
     pairs = [np.stack([train[by_features], test], 1)]
     bank, queries = (small_pictures(each.features) for each in pixels)  # (N, C, S, S)
     units = _units(bank)
-    plain = nearest_units(units, _units(queries), k)
-    for way in (plain, nearest_units(units, _units(queries.flip(3)), 1)):
-        alike = np.flatnonzero(way.similarities[:, 0].numpy() >= ALIKE)
-        pairs.append(np.stack([of_train[way.indices[alike, 0].numpy()], of_test[alike]], 1))
-    others = np.stack([of_train[plain.indices.numpy()].ravel(), np.repeat(of_test, k)], 1)
-    return np.concatenate(pairs), others
+    for pictures in (queries, queries.flip(3)):
+        near = nearest_units(units, _units(pictures), 1)
+        alike = np.flatnonzero(near.similarities[:, 0].numpy() >= ALIKE)
+        pairs.append(np.stack([of_train[near.indices[alike, 0].numpy()], of_test[alike]], 1))
+    return np.unique(np.concatenate(pairs), axis=0)
 
 
 def small_pictures(pixels: Tensor) -> Tensor:
@@ -132,36 +119,19 @@ def _units(pictures: Tensor) -> Tensor:
     return fixed_point_units(rows - rows.mean(1, keepdim=True))
 
 
-def _compared(
+def _read(
     splits: tuple[Split, Split], wanted: Integers, num_workers: int, advance: Advance | None
-) -> tuple[Samples, Integers, Verdicts]:
-    """Read samples and compare them, (P, 2) ids of train and test; rows of those that are read."""
-    ids = [np.unique(side) for side in wanted.T]
+) -> Samples:
+    """Read the samples of pairs of ids, (P, 2)."""
     shards = [shard for split in splits for shard in split.shards]
     mean_bytes = sum(shard.bytes for shard in shards) / sum(shard.samples for shard in shards)
-    samples = scan(
+    return scan(
         splits,
-        ids=ids,
+        ids=[np.unique(side) for side in wanted.T],
         num_workers=num_workers if mean_bytes >= LARGE_BYTES else 0,
         on_bad=lambda bad: None,  # reported where features were made
         progress=advance,
     )
-    with closing(samples.pictures.thumbs):
-        pairs = _rows_of(samples, np.unique(wanted, axis=0))
-        return samples, pairs, compare_all(samples, pairs, num_workers=num_workers)
-
-
-def _may_be_same(samples: Samples, pairs: Integers, verdicts: Verdicts) -> NDArray[np.bool_]:
-    """Say which pairs are one picture if nothing else is as like them, (P,)."""
-    none = np.ones((2, len(samples)), np.float32)
-    return accepted_pairs(pairs, verdicts, none, Limits()) | _equal(samples, pairs)
-
-
-def _equal(samples: Samples, pairs: Integers) -> NDArray[np.bool_]:
-    """Say which pairs have equal pixels, (P,)."""
-    hashes = samples.pixels_sha256
-    equal: NDArray[np.bool_] = (hashes[pairs[:, 0]] == hashes[pairs[:, 1]]).all(1)
-    return equal
 
 
 def _rows_of(samples: Samples, wanted: Integers) -> Integers:

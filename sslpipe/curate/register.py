@@ -1,163 +1,294 @@
-"""Find where one picture lies in another, by Gauss and Newton's steps on a grid of their pixels.
+"""Register one picture to a part of another, and score what is left unexplained.
+
+Both are resized to 64 x 64 px. Starting from the view whose descriptor is most similar, mirrored or
+not, Gauss-Newton steps find the box of one that is the other: first at 16 x 16 px, then at 32 x 32.
+A gain, a sharpness and a brightness for the whole picture are fitted. The score is 1 minus the
+unexplained share of the *worst window*: two drawings that differ in a mouth or a digit differ
+completely in one window, however alike they are elsewhere; saving a picture again spoils no window.
 
 Source:
     Lucas and Kanade 1981, IJCAI (image registration by linear least squares), with the gain and the
     bias of Baker, Gross and Matthews 2003, CMU-RI-TR-03-35; the Laplacian stands for sharpness.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.curate.thumbnails import GRID_PX
+from sslpipe.curate.thumbnails import EVEN, FULL, LEVELS, VIEW_BOXES, luminance, resampling
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
 
-COARSE_PX = 16  # of the grid on which most pairs are refused, before that of GRID_PX
-EDGE = 2  # px of the grid, all around, that do not count: a border's blur reaches so far
-SMALLEST_BOX, LARGEST_BOX = 0.82, 1.02  # share of a side that is cut out
-_TAPS = 2 * int(np.ceil(2 * LARGEST_BOX))  # pixels that a triangle of `cut` may weigh
+COARSE_PX, GRID_PX = 16, 32  # grids that pictures are registered on
+STEPS = 3  # of Gauss and Newton on each
+EDGE = 1 / 16  # share of a side that does not count, where a resized edge is uncertain
+SMALLEST_BOX, LARGEST_BOX = 0.82, 1.02  # share of a side that a crop leaves
 FARTHEST = 0.03  # share of a side that a box may reach beyond the picture
-LEAST_GAIN, MOST_GAIN = 0.75, 1.3
-FAINT = 3.0  # levels; a picture that deviates less from a ramp is like nothing
-INNER_PX = GRID_PX - 2 * EDGE  # of either axis, which count
-# places of the pixels that count, as shares of a side, by the pixels of a grid
-AXES = {
-    px: ((np.arange(px, dtype=np.float32) + 0.5) / px)[EDGE * px // GRID_PX :][
-        : INNER_PX * px // GRID_PX
-    ]
-    for px in (COARSE_PX, GRID_PX)
-}
+MOST_GAIN = 1.3  # of contrast, or its inverse
+FAINT = 3.0  # levels; a picture with less deviation is similar to nothing
+SIMILAR, SURER = 0.6, 0.05  # least cosine of descriptors; by how much one mirroring is better
+PROMISING = 0.9  # least share explained at COARSE_PX with which GRID_PX is tried
+ASPECT = 0.06  # tolerance of the logarithm of an aspect ratio, beside a pixel's rounding
+WINDOW_PX = 4  # of GRID_PX
+NOISE = 0.15  # share of the picture's variance that is added to a window's
+CHROMA = 0.5  # weight of colour differences, which JPEG halves in resolution
 
 
-def cut(pictures: Floats, box: Floats) -> Floats:
-    """Resample boxes of pictures to half their side.
-
-    Weights are triangles, as wide as two pixels of the grid: what is finer must not be seen in one
-    picture as something else than in the other.
+class Verdicts(NamedTuple):
+    """What pixels say of some pairs, (P,) each.
 
     Args:
-        pictures: (n, s, s) or (n, c, s, s).
-        box: (n, 4).
+        score: 1 minus the unexplained share of the worst window; 0 for pairs refused earlier.
+        whole: Share of the whole picture's variance that is explained.
+        mirrored: Whether one is the other's mirror image.
+        cropped: Whether one is a part of the other.
+    """
+
+    score: Floats
+    whole: Floats
+    mirrored: NDArray[np.bool_]
+    cropped: NDArray[np.bool_]
+
+
+def compare(thumbs: NDArray[np.uint8], descriptors: NDArray[np.int8], sizes: Integers) -> Verdicts:
+    """Compare pairs of pictures.
+
+    Args:
+        thumbs: (P, 2, 64, 64, 3).
+        descriptors: (P, 2, VIEWS, 64).
+        sizes: (P, 2, 2) height and width in px.
+    """
+    count = len(thumbs)
+    verdicts = Verdicts(*np.zeros((2, count), np.float32), *np.zeros((2, count), bool))
+    pair, side, mirrored, box = _trials(descriptors)
+    luma = luminance(thumbs)  # (P, 2, 64, 64)
+
+    def both(rows: Integers) -> tuple[Floats, Floats]:
+        whole, part = luma[pair[rows], side[rows]], luma[pair[rows], 1 - side[rows]]
+        return whole, np.where(mirrored[rows, None, None], part[:, :, ::-1], part)
+
+    # coarse, then fine
+    every = np.arange(len(pair))
+    whole, part = both(every)
+    box, alike = _register(_shrink(whole, GRID_PX), _shrink(part, COARSE_PX), box)
+    np.maximum.at(verdicts.whole, pair, alike)
+    rows = every[alike >= PROMISING]
+    whole, part = both(rows)
+    found, _ = _register(whole, _shrink(part, GRID_PX), box[rows])
+    shapes = sizes[pair[rows], side[rows]], sizes[pair[rows], 1 - side[rows]]
+    fits = _same_shape(found, *shapes)
+    rows, found, shapes = rows[fits], found[fits], (shapes[0][fits], shapes[1][fits])
+    if not len(rows):
+        return verdicts
+    # scores, in colour; the better trial of a pair is written last
+    shown = _opponent(thumbs[pair[rows], side[rows]])
+    target = _opponent(thumbs[pair[rows], 1 - side[rows]])
+    target = np.where(mirrored[rows, None, None, None], target[..., ::-1], target)
+    shown, target = _cut(shown, found), _shrink(target, GRID_PX)
+    strict = _lose_pixels(shown, target, *shapes)
+    score, explained = _score(shown, target)
+    score = 1 - strict * (1 - score)
+    order = np.argsort(score, kind="stable")
+    last = pair[rows[order]]
+    verdicts.score[last], verdicts.whole[last] = score[order], explained[order]
+    verdicts.mirrored[last] = mirrored[rows[order]]
+    verdicts.cropped[last] = found[order, 2:].min(1) < (1 + 0.9) / 2
+    return verdicts
+
+
+def _trials(
+    descriptors: NDArray[np.int8],
+) -> tuple[Integers, Integers, NDArray[np.bool_], Floats]:
+    """Choose for each pair and mirroring which is the whole, and where the part may be.
 
     Returns:
-        (n, [c,] s / 2, s / 2).
+        (T,) rows of pairs, (T,) which of both is the whole, (T,) mirrored, (T, 4) boxes.
+    """
+    views = descriptors.astype(np.float32)  # (P, 2, V, 64)
+    products = views * views[:, ::-1, FULL, None]
+    even, odd = products[..., EVEN].sum(-1), products[..., ~EVEN].sum(-1)
+    alike = np.stack([even + odd, even - odd], 1) / LEVELS**2  # (P, mirrored, side, V)
+    flat = alike.reshape(len(views), 2, 2 * views.shape[2])
+    at, best = flat.argmax(2), flat.max(2)
+    tried = (best >= SIMILAR) & (best >= best.max(1, keepdims=True) - SURER)
+    pair, mirrored = np.nonzero(tried)
+    side, view = np.divmod(at[pair, mirrored], views.shape[2])
+    # a mirrored part is looked for in the whole as it is
+    return pair, side, mirrored.astype(bool), VIEW_BOXES[view]
+
+
+def _register(whole: Floats, part: Floats, box: Floats) -> tuple[Floats, Floats]:
+    """Improve boxes by steps of linear least squares.
+
+    Args:
+        whole: (n, 2 px, 2 px) luma.
+        part: (n, px, px), cut out of it.
+        box: (n, 4) first estimates: left, top, width and height as shares.
+
+    Returns:
+        (n, 4) boxes, (n,) share of the variance explained at the last step.
+    """
+    count, px, _ = part.shape
+    inner, edge = _inner(part), round(EDGE * px)
+    side = inner.shape[1]
+    axis = (np.arange(edge, px - edge, dtype=np.float32) + 0.5) / px
+    places = np.stack(np.meshgrid(axis, axis))
+    target = (inner - inner.mean((1, 2), keepdims=True)).reshape(count, side**2)
+    energy, explained = (target**2).sum(1), np.zeros(count, np.float32)
+    terms = np.empty((count, 6, side, side), np.float32)
+    for _ in range(STEPS):
+        shown = _cut(whole, box)
+        up, down, left, right = _beside(shown, edge)
+        # the picture, two shifts, two sizes, the Laplacian
+        terms[:, 0] = _inner(shown)
+        terms[:, 1], terms[:, 2] = right - left, down - up
+        terms[:, 3:5] = terms[:, 1:3] * places
+        terms[:, 5] = up + down + left + right - 4 * terms[:, 0]
+        flat = terms.reshape(count, 6, side**2)
+        flat -= flat.mean(2, keepdims=True)
+        gram, moments = flat @ flat.swapaxes(1, 2), (flat @ target[:, :, None])[:, :, 0]
+        # a little of the diagonal: a box stays where a picture has no detail along an axis
+        gram += np.eye(6, dtype=np.float32) * (1e-4 * np.einsum("nii->ni", gram) + 1e-3)[:, None]
+        solved = np.linalg.solve(gram, moments[:, :, None])[:, :, 0]  # (n, 6)
+        explained = (solved * moments).sum(1)
+        gain = np.clip(solved[:, :1], 1 / MOST_GAIN, MOST_GAIN)
+        box = box + np.clip(2 * solved[:, 1:5] / gain / px, -0.05, 0.05)  # per two pixels
+        size = np.clip(box[:, 2:], SMALLEST_BOX, LARGEST_BOX)
+        corner = np.clip(box[:, :2], -FARTHEST, 1 + FARTHEST - size)
+        box = np.concatenate([corner, size], 1).astype(np.float32)
+    faint = energy < FAINT**2 * side**2
+    return box, np.where(faint, 0, explained / np.maximum(energy, 1)).astype(np.float32)
+
+
+def _lose_pixels(shown: Floats, target: Floats, whole: Integers, part: Integers) -> Floats:
+    """Reduce the picture with more pixels to those of the other, where these are few.
+
+    What is lost is no difference any more, neither to a copy nor to a look-alike.
+
+    Args:
+        shown: (n, 3, px, px), a box of a whole; may be overwritten.
+        target: (n, 3, px, px); may be overwritten.
+        whole: (n, 2) height and width of the wholes in px.
+        part: (n, 2) height and width of the targets.
+
+    Returns:
+        (n,) how much more an unexplained share counts: the grid's pixels by those that are left.
+    """
+    px = shown.shape[-1]
+    smaller = np.minimum(whole, part)
+    lossy = (smaller.min(1) < px) & (np.abs(whole - part).max(1) > 0.2 * smaller.max(1))
+    for height, width in np.unique(smaller[lossy], axis=0).tolist():
+        rows, columns = (
+            resampling(0.0, 1.0, px, some) @ resampling(0.0, 1.0, some, px)
+            for some in (min(height, px), min(width, px))
+        )
+        for pictures, sizes in ((shown, whole), (target, part)):
+            own = lossy & (smaller == (height, width)).all(1) & (sizes > smaller).any(1)
+            pictures[own] = rows @ pictures[own] @ columns.T
+    strict: Floats = np.where(lossy, px / smaller.min(1), 1).astype(np.float32)
+    return strict
+
+
+def _score(shown: Floats, target: Floats) -> tuple[Floats, Floats]:
+    """Score pictures against targets.
+
+    Args:
+        shown: (n, 3, px, px), luma and colour differences.
+        target: (n, 3, px, px).
+
+    Returns:
+        (n,) scores of the worst window, (n,) shares of the whole that are explained.
+    """
+    source, sharper, wanted = (
+        each - each.mean((2, 3), keepdims=True)
+        for each in (_inner(shown), sum(_beside(shown, 2)) - 4 * _inner(shown), _inner(target))
+    )
+    # gain and sharpness for the whole picture, brightness for each channel
+    terms = np.stack([source, sharper], 1).reshape(len(shown), 2, -1)
+    gram = terms @ terms.swapaxes(1, 2) + np.eye(2, dtype=np.float32)
+    moments = terms @ wanted.reshape(len(shown), -1, 1)
+    fit = np.linalg.solve(gram, moments)[:, :, 0]
+    gain = np.clip(fit[:, 0], 1 / MOST_GAIN, MOST_GAIN)
+    sharpness = np.clip((moments[:, 1, 0] - gain * gram[:, 0, 1]) / gram[:, 1, 1], -0.5, 0.5)
+    rest = wanted - gain[:, None, None, None] * source - sharpness[:, None, None, None] * sharper
+    unexplained, energy = (rest**2).sum(1), (wanted**2).sum(1)  # (n, px, px)
+    variance = energy.mean((1, 2))
+    # a window's own variance, and a share of the picture's: a plain ground has little of its own
+    own = _windows(energy) - (_windows(wanted.reshape(-1, *rest.shape[2:])) ** 2).reshape(
+        len(rest), 3, *_windows(energy).shape[1:]
+    ).sum(1)
+    worst = (_windows(unexplained) / (own + NOISE * variance[:, None, None] + 1)).max((1, 2))
+    whole = 1 - unexplained.mean((1, 2)) / np.maximum(variance, 1e-6)
+    score = np.where(variance >= FAINT**2, 1 - worst, 0)
+    return score.astype(np.float32), whole.astype(np.float32)
+
+
+def _windows(grid: Floats) -> Floats:
+    """Means of every window. (n, px, px) -> (n, px - w + 1, px - w + 1)."""
+    sums = np.pad(grid.astype(np.float64), ((0, 0), (1, 0), (1, 0))).cumsum(1).cumsum(2)
+    w = WINDOW_PX
+    total = sums[:, w:, w:] - sums[:, :-w, w:] - sums[:, w:, :-w] + sums[:, :-w, :-w]
+    means: NDArray[Any] = total / w**2
+    return means
+
+
+def _cut(pictures: Floats, box: Floats) -> Floats:
+    """Resample boxes to half the side with triangles. (n, [3,] s, s), (n, 4) -> (n, [3,] s/2, s/2).
+
+    What is finer than two pixels of the grid must not be seen in one picture as something else than
+    in the other.
     """
     side = pictures.shape[-1]
-    rows, columns = _weights(box[:, :2] * side, box[:, 2:], side).transpose(1, 0, 2, 3)[::-1]
+    target = (np.arange(side // 2, dtype=np.float32) + 0.5) * 2
+    centres = box[:, :2, None] * side + box[:, 2:, None] * target  # (n, 2, s/2)
+    centres = np.clip(centres, 0.5, side - 0.5)  # edges repeated
+    far = np.abs(np.arange(side, dtype=np.float32) + 0.5 - centres[..., None])
+    weights = np.maximum(0, 1 - far / (2 * box[:, 2:, None, None]))
+    weights /= weights.sum(3, keepdims=True)
+    columns, rows = weights[:, 0], weights[:, 1]
     if pictures.ndim == 4:
         rows, columns = rows[:, None], columns[:, None]
     found: NDArray[Any] = rows @ pictures @ columns.swapaxes(-1, -2)
     return found
 
 
-def _weights(start: Floats, size: Floats, side: int) -> Floats:
-    """Triangles that resample parts of axes to half their pixels; most weights are 0.
-
-    Args:
-        start: (n, 2) of the part, in px.
-        size: (n, 2) of the part, as a share of the axis, at most LARGEST_BOX.
-        side: px of the axis.
-
-    Returns:
-        (n, 2, side / 2, side).
-    """
-    target = (np.arange(side // 2, dtype=np.float32) + 0.5) * 2
-    centres = start[..., None] + size[..., None] * target  # (n, 2, side / 2)
-    centres = np.clip(centres, 0.5, side - 0.5)  # edges repeated
-    # of the few pixels around each centre; those first, for numpy is slow along a short last axis
-    first = np.floor(centres - 0.5) - (_TAPS // 2 - 1)
-    place = first + np.arange(_TAPS, dtype=np.float32)[:, None, None, None]  # (taps, n, 2, ...)
-    hat = np.abs(centres - 0.5 - place)
-    hat /= -2 * size[..., None]
-    hat += 1
-    np.maximum(hat, 0, out=hat)
-    hat *= (place >= 0) & (place < side)
-    hat /= hat.sum(0)
-    # with room on both sides for pixels beyond the picture, whose weights are 0
-    weights = np.zeros((*first.shape, side + 2 * _TAPS), np.float32)
-    line = np.arange(_TAPS, weights.size, weights.shape[-1]).reshape(first.shape)
-    weights.ravel()[line + place.astype(np.int64)] = hat
-    return weights[..., _TAPS:-_TAPS]
+def _shrink(pictures: Floats, px: int) -> Floats:
+    """Resample whole pictures with the same triangles. (..., s, s) -> (..., px, px)."""
+    matrix = resampling(0.0, 1.0, px, pictures.shape[-1])
+    found: NDArray[Any] = matrix @ pictures @ matrix.T
+    return found
 
 
-def inner(grid: Floats, down: int = 0, right: int = 0) -> Floats:
-    """What counts of a grid, or what lies beside it by a pixel. (..., px, px), a view."""
-    px = grid.shape[-1]
-    edge = EDGE * px // GRID_PX
-    rows, columns = (slice(edge + by, px - edge + by) for by in (down, right))
-    return grid[..., rows, columns]
+def _inner(grid: Floats) -> Floats:
+    """What counts of a grid, without EDGE. (..., px, px)."""
+    edge = round(EDGE * grid.shape[-1])
+    return grid[..., edge:-edge, edge:-edge]
 
 
-def laplacian(grid: Floats) -> Floats:
-    """Of what counts of a grid."""
-    # all rows in one line, along which numpy is fast: beside an edge is another row, but that does
-    # not count
-    line, px = grid.reshape(-1), grid.shape[-1]
-    sums = np.zeros_like(line)
-    middle, end = sums[px:-px], len(line)
-    np.add(line[: -2 * px], line[2 * px :], out=middle)
-    middle += line[px - 1 : end - px - 1]
-    middle += line[px + 1 : end - px + 1]
-    middle -= 4 * line[px:-px]
-    return inner(sums.reshape(grid.shape))
+def _beside(grid: Floats, edge: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """What lies a pixel above, below, left and right of what counts."""
+    end, inner = grid.shape[-1] - edge, slice(edge, -edge)
+    before, after = slice(edge - 1, end - 1), slice(edge + 1, end + 1)
+    return (
+        grid[..., before, inner],
+        grid[..., after, inner],
+        grid[..., inner, before],
+        grid[..., inner, after],
+    )
 
 
-def register(
-    whole: Floats, part: Floats, box: Floats, promising: Sequence[float]
-) -> tuple[Floats, Floats]:
-    """Improve boxes by steps of linear least squares.
-
-    Args:
-        whole: (n, 2 px, 2 px) grey.
-        part: (n, px, px) on the grid, cut out of it.
-        box: (n, 4) first estimates.
-        promising: Of each step, the least share explained with which the next one is made.
-
-    Returns:
-        (n, 4) boxes, (n,) share of the variance explained by the last step.
-    """
-    box, alike, px = box.copy(), np.zeros(len(box), np.float32), part.shape[-1]
-    axis = AXES[px]
-    places = np.stack(np.meshgrid(axis, axis)).reshape(2, len(axis) ** 2)
-    target = inner(part) - inner(part).mean((1, 2), keepdims=True)
-    energy = (target**2).mean((1, 2))
-    live = np.flatnonzero(energy >= FAINT**2)
-    for least in promising:
-        if not len(live):
-            break
-        shown = cut(whole[live] if len(live) < len(whole) else whole, box[live])
-        # what the target is made of, the target, and 1
-        terms: NDArray[Any] = np.empty((len(live), 8, len(axis), len(axis)), np.float32)
-        np.subtract(inner(shown), shown.mean((1, 2), keepdims=True), out=terms[:, 0])
-        np.subtract(inner(shown, 0, 1), inner(shown, 0, -1), out=terms[:, 1])
-        np.subtract(inner(shown, 1), inner(shown, -1), out=terms[:, 2])
-        terms[:, 5], terms[:, 6], terms[:, 7] = laplacian(shown), target[live], 1
-        terms = terms.reshape(len(live), 8, len(axis) ** 2)
-        np.multiply(terms[:, 1:3], places, out=terms[:, 3:5])
-        # sums of products about the means, (n, 6, 7)
-        products = terms[:, :6] @ terms.transpose(0, 2, 1)
-        about = products[:, :, :7]
-        about[:, :, :6] -= products[:, :, 7:] * (products[:, None, :, 7] / len(axis) ** 2)
-        gram, moments = about[:, :, :6], about[:, :, 6]
-        # a little of the diagonal: where a picture has no detail along an axis, it stays
-        diagonal = 1e-4 * np.einsum("nii->ni", gram) + 1e-3
-        gram += np.eye(6, dtype=np.float32) * diagonal[:, None]
-        solved = np.linalg.solve(gram, moments[:, :, None])[:, :, 0]  # (n, 6)
-        explained = (solved * moments).sum(1) / len(axis) ** 2
-        alike[live] = explained / energy[live]
-        gain = np.clip(solved[:, :1], LEAST_GAIN, MOST_GAIN)
-        # differences were those of two pixels
-        move = np.clip(2 * solved[:, 1:5] / gain / px, -0.05, 0.05)
-        box[live] = _allowed(box[live] + move)
-        live = live[alike[live] >= least]
-    return box, alike
+def _opponent(thumbs: NDArray[np.uint8]) -> Floats:
+    """Luma, and red and blue without it. (n, 64, 64, 3) -> (n, 3, 64, 64)."""
+    luma = luminance(thumbs)
+    colours = [CHROMA * (thumbs[..., channel] - luma) for channel in (0, 2)]
+    return np.stack([luma, *colours], 1)
 
 
-def _allowed(box: Floats) -> Floats:
-    """Keep boxes among those that a crop or a border makes."""
-    size = np.clip(box[:, 2:], SMALLEST_BOX, LARGEST_BOX)
-    corner = np.clip(box[:, :2], -FARTHEST, 1 + FARTHEST - size)
-    return np.concatenate([corner, size], 1).astype(np.float32)
+def _same_shape(box: Floats, whole: Integers, part: Integers) -> NDArray[np.bool_]:
+    """Say whether boxes of wholes have the shapes of parts. (n, 4), (n, 2), (n, 2) -> (n,)."""
+    height, width = box[:, 3] * whole[:, 0], box[:, 2] * whole[:, 1]
+    differ = np.abs(np.log(width / height) - np.log(part[:, 1] / part[:, 0]))
+    fits: NDArray[np.bool_] = differ <= ASPECT + 1.5 / part.min(1)
+    return fits

@@ -45,6 +45,22 @@ def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
     return rows
 
 
+def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
+    """Say how many images of each other split are in train, too; [] where train is not there."""
+    if "train" not in samples.splits:
+        return []
+    train = samples.split == samples.splits.index("train")
+    shared = (groups.group >= 0) & np.isin(groups.group, groups.group[train])
+    sentences = []
+    for number, name in enumerate(samples.splits):
+        own = samples.split == number
+        if name != "train":
+            count, total = int((shared & own).sum()), int(own.sum())
+            share = f" ({100 * count / total:.2g} %)" if count else ""
+            sentences.append(f"{count:,} of {total:,} {name} images are also in train{share}")
+    return sorted(sentences, key=lambda text: " test images" not in text)
+
+
 def check_place(index: DatasetIndex) -> None:
     """Check that the column can be written beside a data set.
 

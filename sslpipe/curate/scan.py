@@ -21,9 +21,7 @@ from sslpipe.curate.thumbnails import (
     ThumbFile,
     Thumbs,
     describe,
-    inside_frame,
     thumbnail,
-    thumbnails,
 )
 from sslpipe.data.decode import MAX_PIXELS, BadSample, decode
 from sslpipe.data.index import Split
@@ -41,27 +39,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Pictures(NamedTuple):
-    """What samples are compared by: each one's whole and, of a framed one, then its inside.
-
-    Args:
-        sample: (M,) int64, rows of `Samples`, ascending.
-        sizes: (M, 2) int64, height and width in px.
-        descriptors: (M, VIEWS, 64) int8, see `thumbnails.describe`.
-        thumbs: M thumbnails, on disk.
-    """
-
-    sample: Integers
-    sizes: Integers
-    descriptors: NDArray[np.int8]
-    thumbs: ThumbFile
-
-    def of(self, samples: Integers) -> tuple[Integers, Integers]:
-        """Return the first picture of some samples, and how many they have: 1 or 2."""
-        first = np.searchsorted(self.sample, samples)
-        return first, np.searchsorted(self.sample, samples, side="right") - first
-
-
 class Samples(NamedTuple):
     """The readable samples of some splits, one split after the other, by id.
 
@@ -72,7 +49,9 @@ class Samples(NamedTuple):
         keys: N of the shards.
         bytes_sha256: (N, 32) uint8, of the encoded image.
         pixels_sha256: (N, 32) uint8, of its decoded pixels and their shape.
-        pictures: Of all of them.
+        sizes: (N, 2) int64, height and width in px.
+        descriptors: (N, VIEWS, 64) int8, see `thumbnails.describe`.
+        thumbs: N thumbnails, on disk.
     """
 
     splits: tuple[str, ...]
@@ -81,7 +60,9 @@ class Samples(NamedTuple):
     keys: list[str]
     bytes_sha256: NDArray[np.uint8]
     pixels_sha256: NDArray[np.uint8]
-    pictures: Pictures
+    sizes: Integers
+    descriptors: NDArray[np.int8]
+    thumbs: ThumbFile
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,22 +73,15 @@ class _Seen(NamedTuple):
     key: str
     bytes_sha256: bytes
     pixels_sha256: bytes
-    sizes: list[tuple[int, int]]  # of the whole, and of what is inside its frame
+    size: tuple[int, int]
+    thumb: Thumbs  # (64, 64, 3)
 
 
 class _Part(NamedTuple):
-    """What is kept of the samples of a part.
-
-    Args:
-        samples: How many there are, with those that cannot be read.
-        seen: The others, in order.
-        thumbs: (m, 64, 64, 1 or 3) uint8, of all their pictures.
-        descriptors: (m, VIEWS, 64) int8.
-    """
+    """The samples of a part: all, those that can be read, and their descriptors."""
 
     samples: int
     seen: list[_Seen]
-    thumbs: Thumbs
     descriptors: NDArray[np.int8]
 
 
@@ -192,9 +166,10 @@ class _Collected:
 
     def take(self, part: _Part) -> None:
         with _temporary_file():
-            self._thumbs.append(part.thumbs)
+            self._thumbs.append(_stacked(part.seen))
         self._descriptors.append(part.descriptors)
-        self.rows += part.seen
+        none = np.zeros((0, 0, 3), np.uint8)
+        self.rows += [seen._replace(thumb=none) for seen in part.seen]
 
     def samples(self, splits: Sequence[str], counts: Sequence[int]) -> Samples:
         """Put everything into arrays. counts: Rows of each split."""
@@ -203,27 +178,17 @@ class _Collected:
             np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)
             for hashes in ([r.bytes_sha256 for r in rows], [r.pixels_sha256 for r in rows])
         )
-        pictures = Pictures(
-            np.repeat(np.arange(len(rows)), [len(row.sizes) for row in rows]),
-            np.array([size for row in rows for size in row.sizes], np.int64).reshape(-1, 2),
-            self._all_descriptors(),
+        return Samples(
+            tuple(splits),
+            np.repeat(np.arange(len(splits)), counts),
+            np.array([row.id for row in rows], np.int64),
+            [row.key for row in rows],
+            of_bytes,
+            of_pixels,
+            np.array([row.size for row in rows], np.int64).reshape(-1, 2),
+            np.concatenate(self._descriptors),
             self._thumbs,
         )
-        ids = np.array([row.id for row in rows], np.int64)
-        split = np.repeat(np.arange(len(splits)), counts)
-        keys = [row.key for row in rows]
-        return Samples(tuple(splits), split, ids, keys, of_bytes, of_pixels, pictures)
-
-    def _all_descriptors(self) -> NDArray[np.int8]:
-        """Put the parts into one array; each is given up at once, that memory holds all once."""
-        parts, at = self._descriptors, 0
-        whole = np.empty((sum(map(len, parts)), VIEWS, WIDTH), np.int8)
-        parts.reverse()
-        while parts:
-            part = parts.pop()
-            whole[at : at + len(part)] = part
-            at += len(part)
-        return whole
 
 
 def each_part(
@@ -282,7 +247,7 @@ def each_part(
             yield ahead.popleft().result()
 
 
-def _look(sample_id: int, raw: Raw) -> tuple[_Seen, list[Thumbs]]:
+def _look(sample_id: int, raw: Raw) -> _Seen:
     """See `_see`. Raises: BadSample."""
     if isinstance(raw.image, BadSample):
         raise raw.image
@@ -290,32 +255,22 @@ def _look(sample_id: int, raw: Raw) -> tuple[_Seen, list[Thumbs]]:
     return _see(sample_id, raw.key, raw.image, pixels)
 
 
-def _see(
-    sample_id: int, key: str, raw: bytes | memoryview, pixels: Thumbs
-) -> tuple[_Seen, list[Thumbs]]:
-    """Look at a picture, (h, w, 3) uint8.
-
-    Returns:
-        What is kept of it; itself and what is inside its frame, what is larger than a thumbnail as
-        one, for a part of large pictures would need much memory.
-    """
+def _see(sample_id: int, key: str, raw: bytes | memoryview, pixels: Thumbs) -> _Seen:
+    """Keep what a picture, (h, w, 3) uint8, is compared by."""
     height, width, _ = pixels.shape
     of_pixels = hashlib.sha256(f"{height} {width} ".encode())
     of_pixels.update(np.ascontiguousarray(pixels).data)
-    inside = inside_frame(pixels)
-    shown = [pixels] if inside is None else [pixels, inside]
-    seen = _Seen(
-        sample_id,
-        key,
-        hashlib.sha256(raw).digest(),
-        of_pixels.digest(),
-        [(each.shape[0], each.shape[1]) for each in shown],
-    )
-    return seen, [each if max(each.shape) <= THUMB_PX else thumbnail(each) for each in shown]
+    of_bytes = hashlib.sha256(raw).digest()
+    size = (height, width)
+    return _Seen(sample_id, key, of_bytes, of_pixels.digest(), size, thumbnail(pixels))
 
 
-def _gathered(looked: list[tuple[_Seen, list[Thumbs]] | None]) -> _Part:
-    """Compute what all pictures of a part are compared by."""
-    readable = [each for each in looked if each is not None]
-    thumbs = thumbnails([shown for _, pictures in readable for shown in pictures])
-    return _Part(len(looked), [seen for seen, _ in readable], thumbs, describe(thumbs))
+def _gathered(looked: list[_Seen | None]) -> _Part:
+    """Describe all pictures of a part."""
+    seen = [each for each in looked if each is not None]
+    return _Part(len(looked), seen, describe(_stacked(seen)))
+
+
+def _stacked(seen: list[_Seen]) -> Thumbs:
+    thumbs = np.array([each.thumb for each in seen], np.uint8)
+    return thumbs.reshape(-1, THUMB_PX, THUMB_PX, 3)

@@ -10,11 +10,10 @@ CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 10, 15, 20
 BACKGROUND, INK, REFUSED = (250, 250, 248), (34, 34, 34), (176, 0, 32)
 COLUMNS = 4  # pairs in a row
 MOST_PAIRS = 120
-FARTHEST = 3.0  # logarithm of a rest by its limit: from 20 times the limit on nobody doubts
 
 
 def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image.Image | None:
-    """Draw the pairs nearest to the limit, those that were refused with red words.
+    """Draw the doubtful pairs, those that were refused with red words.
 
     Args:
         samples: As scanned; their thumbnails are drawn.
@@ -22,12 +21,11 @@ def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image
         most: Pairs drawn.
 
     Returns:
-        An RGB image; None where no pair is doubtful, so far from the limit are those refused.
+        An RGB image; None where no pair is doubtful.
     """
-    doubtful = np.flatnonzero(doubt.distance < FARTHEST)[:most]
-    if not len(doubtful):
+    pairs, scores, verdicts = (column[:most] for column in doubt)
+    if not len(pairs):
         return None
-    pairs, scores, verdicts = (x[doubtful] for x in (doubt.pairs, doubt.score, doubt.accepted))
     font = ImageFont.load_default(size=11)
     step_x, step_y = 2 * CELL_PX + 2 + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
     columns = min(COLUMNS, len(pairs))
@@ -38,9 +36,8 @@ def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image
     for place, pair in enumerate(pairs.tolist()):
         left = MARGIN_PX + place % columns * step_x
         top = MARGIN_PX + place // columns * step_y
-        wholes, _ = samples.pictures.of(np.array(pair))
-        for side, thumb in enumerate(samples.pictures.thumbs.read(wholes)):
-            size = _fitted(*samples.pictures.sizes[wholes[side]].tolist())
+        for side, thumb in enumerate(samples.thumbs.read(pair)):
+            size = _fitted(*samples.sizes[pair[side]].tolist())
             sheet.paste(Image.fromarray(thumb).resize(size), (left + side * (CELL_PX + 2), top))
         accepted = bool(verdicts[place])
         words = f"{'one picture' if accepted else 'refused'}, score {scores[place]:.4f}"

@@ -1,4 +1,4 @@
-"""The sheet of doubtful pairs: those near to the limit alone, in their order."""
+"""The sheet of doubtful pairs: in their order, red where refused."""
 
 from contextlib import closing
 
@@ -14,24 +14,23 @@ from sslpipe.curate.sheet import CELL_PX, MARGIN_PX, doubt_sheet
 def samples():
     pictures = [np.full((32, 32, 3), 40 * k, np.uint8) for k in range(5)]
     found = scan_pictures(pictures)
-    with closing(found.pictures.thumbs):
+    with closing(found.thumbs):
         yield found
 
 
-def doubt(*rests):
-    """Pairs 0-1, 1-2 ... with these rests, of a limit of 0.0125."""
-    pairs = np.array([(k, k + 1) for k in range(len(rests))], np.int64).reshape(-1, 2)
-    score = 1 - np.array(rests, np.float32)
-    distance = np.log(np.array(rests, np.float32) / 0.0125)
-    return Doubt(pairs, score, distance <= 0, distance)
+def doubt(count):
+    """Pairs 0-1, 1-2 ..., each second one accepted."""
+    pairs = np.array([(k, k + 1) for k in range(count)], np.int64).reshape(-1, 2)
+    return Doubt(pairs, np.full(count, 0.8, np.float32), np.arange(count) % 2 == 1)
 
 
-def test_pairs_that_nobody_doubts_are_not_drawn(samples):
-    both = doubt_sheet(samples, doubt(0.02, 0.001, 1.0, 0.6))
-    one = doubt_sheet(samples, doubt(0.9, 0.2))
+def test_doubtful_pairs_are_drawn_in_their_order(samples):
+    both, one = doubt_sheet(samples, doubt(2)), doubt_sheet(samples, doubt(1))
     assert both.size[0] == 2 * (2 * CELL_PX + 2) + 10 + 2 * MARGIN_PX
     assert one.size[0] == 2 * CELL_PX + 2 + 2 * MARGIN_PX
     middle = MARGIN_PX + CELL_PX // 2
-    assert [one.getpixel((middle + side, middle))[0] for side in (0, CELL_PX)] == [40, 80]
-    assert doubt_sheet(samples, doubt(0.9, 1.0)) is None
-    assert doubt_sheet(samples, doubt()) is None
+    assert [one.getpixel((middle + side, middle))[0] for side in (0, CELL_PX)] == [0, 40]
+    words = np.asarray(one)[MARGIN_PX + CELL_PX + 1 :]
+    assert (words[..., 0].astype(int) - words[..., 1] > 100).any()
+    assert doubt_sheet(samples, doubt(2), most=1).size == one.size
+    assert doubt_sheet(samples, doubt(0)) is None
