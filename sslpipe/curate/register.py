@@ -22,14 +22,14 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 COARSE_PX, GRID_PX = 16, 32  # grids that pictures are registered on
-STEPS = 3  # of Gauss and Newton on each
-EDGE = 1 / 16  # share of a side that does not count, where a resized edge is uncertain
+EDGE = 1 / 16  # share of a side that is not registered; of the score, one pixel of the grid
 SMALLEST_BOX, LARGEST_BOX = 0.82, 1.02  # share of a side that a crop leaves
 FARTHEST = 0.03  # share of a side that a box may reach beyond the picture
 MOST_GAIN = 1.3  # of contrast, or its inverse
 FAINT = 3.0  # levels; a picture with less deviation is similar to nothing
 SIMILAR, SURER = 0.6, 0.05  # least cosine of descriptors; by how much one mirroring is better
-PROMISING = 0.9  # least share explained at COARSE_PX with which GRID_PX is tried
+# steps at COARSE_PX, and the least share explained with which a pair is tried further
+PROMISING = {1: 0.8, 2: 0.93}
 ASPECT = 0.06  # tolerance of the logarithm of an aspect ratio, beside a pixel's rounding
 WINDOW_PX = 4  # of GRID_PX
 NOISE = 0.15  # share of the picture's variance that is added to a window's
@@ -67,16 +67,19 @@ def compare(thumbs: NDArray[np.uint8], descriptors: NDArray[np.int8], sizes: Int
 
     def both(rows: Integers) -> tuple[Floats, Floats]:
         whole, part = luma[pair[rows], side[rows]], luma[pair[rows], 1 - side[rows]]
-        return whole, np.where(mirrored[rows, None, None], part[:, :, ::-1], part)
+        part[mirrored[rows]] = part[mirrored[rows], :, ::-1]
+        return whole, part
 
     # coarse, then fine
-    every = np.arange(len(pair))
-    whole, part = both(every)
-    box, alike = _register(_shrink(whole, GRID_PX), _shrink(part, COARSE_PX), box)
-    np.maximum.at(verdicts.whole, pair, alike)
-    rows = every[alike >= PROMISING]
+    rows = np.arange(len(pair))
+    for steps, least in PROMISING.items():
+        whole, part = both(rows)
+        whole, part = _shrink(whole, GRID_PX), _shrink(part, COARSE_PX)
+        box[rows], alike = _register(whole, part, box[rows], steps)
+        np.maximum.at(verdicts.whole, pair[rows], alike)
+        rows = rows[alike >= least]
     whole, part = both(rows)
-    found, _ = _register(whole, _shrink(part, GRID_PX), box[rows])
+    found, _ = _register(whole, _shrink(part, GRID_PX), box[rows], steps=3)
     shapes = sizes[pair[rows], side[rows]], sizes[pair[rows], 1 - side[rows]]
     fits = _same_shape(found, *shapes)
     rows, found, shapes = rows[fits], found[fits], (shapes[0][fits], shapes[1][fits])
@@ -119,30 +122,32 @@ def _trials(
     return pair, side, mirrored.astype(bool), VIEW_BOXES[view]
 
 
-def _register(whole: Floats, part: Floats, box: Floats) -> tuple[Floats, Floats]:
+def _register(whole: Floats, part: Floats, box: Floats, steps: int) -> tuple[Floats, Floats]:
     """Improve boxes by steps of linear least squares.
 
     Args:
         whole: (n, 2 px, 2 px) luma.
         part: (n, px, px), cut out of it.
         box: (n, 4) first estimates: left, top, width and height as shares.
+        steps: How many.
 
     Returns:
         (n, 4) boxes, (n,) share of the variance explained at the last step.
     """
     count, px, _ = part.shape
-    inner, edge = _inner(part), round(EDGE * px)
+    edge = round(EDGE * px)
+    inner = _inner(part, edge)
     side = inner.shape[1]
     axis = (np.arange(edge, px - edge, dtype=np.float32) + 0.5) / px
     places = np.stack(np.meshgrid(axis, axis))
     target = (inner - inner.mean((1, 2), keepdims=True)).reshape(count, side**2)
     energy, explained = (target**2).sum(1), np.zeros(count, np.float32)
     terms = np.empty((count, 6, side, side), np.float32)
-    for _ in range(STEPS):
+    for _ in range(steps):
         shown = _cut(whole, box)
         up, down, left, right = _beside(shown, edge)
         # the picture, two shifts, two sizes, the Laplacian
-        terms[:, 0] = _inner(shown)
+        terms[:, 0] = _inner(shown, edge)
         terms[:, 1], terms[:, 2] = right - left, down - up
         terms[:, 3:5] = terms[:, 1:3] * places
         terms[:, 5] = up + down + left + right - 4 * terms[:, 0]
@@ -203,7 +208,11 @@ def _score(shown: Floats, target: Floats) -> tuple[Floats, Floats]:
     """
     source, sharper, wanted = (
         each - each.mean((2, 3), keepdims=True)
-        for each in (_inner(shown), sum(_beside(shown, 2)) - 4 * _inner(shown), _inner(target))
+        for each in (
+            _inner(shown, 1),
+            sum(_beside(shown, 1)) - 4 * _inner(shown, 1),
+            _inner(target, 1),
+        )
     )
     # gain and sharpness for the whole picture, brightness for each channel
     terms = np.stack([source, sharper], 1).reshape(len(shown), 2, -1)
@@ -261,9 +270,8 @@ def _shrink(pictures: Floats, px: int) -> Floats:
     return found
 
 
-def _inner(grid: Floats) -> Floats:
-    """What counts of a grid, without EDGE. (..., px, px)."""
-    edge = round(EDGE * grid.shape[-1])
+def _inner(grid: Floats, edge: int) -> Floats:
+    """What counts of a grid. (..., px, px)."""
     return grid[..., edge:-edge, edge:-edge]
 
 

@@ -65,6 +65,13 @@ def person(skirt):
     return image
 
 
+def marked(level):
+    """A picture with a small mark at its edge, as a page number is."""
+    image = sign("none")
+    ImageDraw.Draw(image).rectangle((0, 940, 90, 1023), fill=(level, level, level))
+    return image
+
+
 PAIRS = {
     "smile and frown": (face("smile"), face("frown")),
     "smile and frown in outline": (face("smile", filled=False), face("frown", filled=False)),
@@ -75,6 +82,8 @@ PAIRS = {
     "another digit": (plate("1207"), plate("1201")),
     "a small sign and none": (sign("circle"), sign("none")),
     "two small signs": (sign("circle", 1.4), sign("triangle", 1.4)),
+    "a mark at the edge": (marked(0), marked(230)),
+    "a smaller sign": (sign("circle", 0.7), sign("none")),
     "man and woman": (person(skirt=False), person(skirt=True)),
 }
 
@@ -90,7 +99,7 @@ def test_drawings_that_differ_in_a_small_part_are_two_and_in_doubt(name, px):
     rng = np.random.default_rng(0)
     others = [shown(Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8)), px) for _ in "1234"]
     # a copy of one of them does not join both
-    samples = scan_pictures([one, other, *others, shown(PAIRS[name][0], px // 2 + 14)])
+    samples = scan_pictures([one, other, *others, shown(PAIRS[name][0], px // 2)])
     with closing(samples.thumbs):
         found = find_duplicates(samples, num_workers=0)
     groups = group(found.pairs, len(samples)).group.tolist()
