@@ -31,6 +31,7 @@ SIMILAR, SURER = 0.6, 0.05  # least cosine of descriptors; by how much one mirro
 # steps at COARSE_PX, and the least share explained with which a pair is tried further
 PROMISING = {1: 0.8, 2: 0.93}
 ASPECT = 0.06  # tolerance of the logarithm of an aspect ratio, beside a pixel's rounding
+SHARPEN = 2  # of what a picture with few pixels loses when it is reduced to these once more
 WINDOW_PX = 4  # of GRID_PX
 NOISE = 0.15  # share of the picture's variance that is added to a window's
 CHROMA = 0.5  # weight of colour differences, which JPEG halves in resolution
@@ -90,8 +91,10 @@ def compare(thumbs: NDArray[np.uint8], descriptors: NDArray[np.int8], sizes: Int
     target = _opponent(thumbs[pair[rows], 1 - side[rows]])
     target = np.where(mirrored[rows, None, None, None], target[..., ::-1], target)
     shown, target = _cut(shown, found), _shrink(target, GRID_PX)
-    strict = _lose_pixels(shown, target, *shapes)
-    score, explained = _score(shown, target)
+    sharper = np.zeros_like(shown)
+    sharper[..., 1:-1, 1:-1] = sum(_beside(shown, 1)) - 4 * _inner(shown, 1)
+    strict = _lose_pixels(shown, sharper, target, *shapes)
+    score, explained = _score(shown, sharper, target)
     score = 1 - strict * (1 - score)
     order = np.argsort(score, kind="stable")
     last = pair[rows[order]]
@@ -167,13 +170,16 @@ def _register(whole: Floats, part: Floats, box: Floats, steps: int) -> tuple[Flo
     return box, np.where(faint, 0, explained / np.maximum(energy, 1)).astype(np.float32)
 
 
-def _lose_pixels(shown: Floats, target: Floats, whole: Integers, part: Integers) -> Floats:
+def _lose_pixels(
+    shown: Floats, sharper: Floats, target: Floats, whole: Integers, part: Integers
+) -> Floats:
     """Reduce the picture with more pixels to those of the other, where these are few.
 
     What is lost is no difference any more, neither to a copy nor to a look-alike.
 
     Args:
         shown: (n, 3, px, px), a box of a whole; may be overwritten.
+        sharper: (n, 3, px, px), what is added to sharpen it; overwritten at the scale of few px.
         target: (n, 3, px, px); may be overwritten.
         whole: (n, 2) height and width of the wholes in px.
         part: (n, 2) height and width of the targets.
@@ -192,27 +198,26 @@ def _lose_pixels(shown: Floats, target: Floats, whole: Integers, part: Integers)
         for pictures, sizes in ((shown, whole), (target, part)):
             own = lossy & (smaller == (height, width)).all(1) & (sizes > smaller).any(1)
             pictures[own] = rows @ pictures[own] @ columns.T
+        own = lossy & (smaller == (height, width)).all(1)
+        sharper[own] = SHARPEN * (shown[own] - rows @ shown[own] @ columns.T)
     strict: Floats = np.where(lossy, px / smaller.min(1), 1).astype(np.float32)
     return strict
 
 
-def _score(shown: Floats, target: Floats) -> tuple[Floats, Floats]:
+def _score(shown: Floats, sharper: Floats, target: Floats) -> tuple[Floats, Floats]:
     """Score pictures against targets.
 
     Args:
         shown: (n, 3, px, px), luma and colour differences.
+        sharper: (n, 3, px, px), what is added to sharpen it.
         target: (n, 3, px, px).
 
     Returns:
         (n,) scores of the worst window, (n,) shares of the whole that are explained.
     """
     source, sharper, wanted = (
-        each - each.mean((2, 3), keepdims=True)
-        for each in (
-            _inner(shown, 1),
-            sum(_beside(shown, 1)) - 4 * _inner(shown, 1),
-            _inner(target, 1),
-        )
+        _inner(each, 1) - _inner(each, 1).mean((2, 3), keepdims=True)
+        for each in (shown, sharper, target)
     )
     # gain and sharpness for the whole picture, brightness for each channel
     terms = np.stack([source, sharper], 1).reshape(len(shown), 2, -1)

@@ -104,7 +104,9 @@ def test_drawings_that_differ_in_a_small_part_are_two_and_in_doubt(name, px):
         found = find_duplicates(samples, num_workers=0)
     groups = group(found.pairs, len(samples)).group.tolist()
     assert groups[0] != groups[1] or groups[0] < 0
-    assert groups[6] == groups[0] >= 0
+    assert groups[6] < 0 or groups[6] != groups[1]
+    if px >= 64:  # else half of its pixels do not show the digit
+        assert groups[6] == groups[0] >= 0
     doubtful = found.doubt.pairs.tolist()
     assert [0, 1] in doubtful[:3]
     assert not found.doubt.accepted[doubtful.index([0, 1])]
