@@ -9,15 +9,17 @@ import math
 
 import torch
 
-from tests.helpers.metric_loops import d2, mean
+from tests.helpers.metric_loops import d2, mean, unit
 
 
 def length(a):
-    return a.square().sum().sqrt()
+    """A dead row, all zeros, has no slope."""
+    return a.square().sum().sqrt() if a.any() else 0 * a.sum()
 
 
 def cosine(a, b):
-    return a @ b / (length(a) * length(b))
+    """0 where a row is dead, all zeros."""
+    return a @ b / (length(a) * length(b)) if a.any() and b.any() else a @ b * 0
 
 
 def entropy(logits, label):
@@ -128,7 +130,7 @@ def circle(row, label, head):
 def proxy_nca(x, y, head):
     values = []
     for row, label in zip(x, y, strict=True):
-        d = [d2(row / length(row), p / length(p)) for p in head.proxies]
+        d = [d2(*unit([row, p])) for p in head.proxies]
         others = sum(torch.exp(-v) for c, v in enumerate(d) if c != label)
         values.append(d[label] + torch.log(others))
     return mean(values)

@@ -10,7 +10,8 @@ import torch
 
 
 def unit(rows):
-    return [row / row.square().sum().sqrt() for row in rows]
+    """A dead row, all zeros, stays so."""
+    return [row / row.square().sum().sqrt() if row.any() else 0 * row for row in rows]
 
 
 def dist(a, b):
@@ -318,11 +319,15 @@ def class_means(x, y):
 
 
 def tree_margins(x, y, beta, levels):
-    """alpha_z for each ordered pair of classes: the levels one by one, merging sets of classes."""
-    means = class_means([row.detach() for row in unit(x)], y)
+    """alpha_z for each ordered pair of classes: the levels one by one, merging sets of classes.
+
+    Dead rows, all zeros, are skipped; a class of none else has the margin beta.
+    """
+    alive = [(row.detach(), c) for row, c in zip(unit(x), y, strict=True) if row.any()]
+    means = class_means([row for row, _ in alive], [c for _, c in alive])
     within = dict.fromkeys(means, 0.0)  # mean over pairs of two rows; 0 for a class with one
     for c in means:
-        own = [row.detach() for row, label in zip(unit(x), y, strict=True) if label == c]
+        own = [row for row, label in alive if label == c]
         apart = [float(d2(a, b)) for i, a in enumerate(own) for b in own[:i]]
         within[c] = sum(apart) / max(1, len(apart))
     between = {(c, k): 2 - 2 * float(means[c] @ means[k]) for c in means for k in means}
@@ -342,7 +347,11 @@ def tree_margins(x, y, beta, levels):
                                 merged[c, k] = merged[k, c] = threshold
                         nodes = [n for n in nodes if n is not one and n is not two] + [one | two]
                         changed = True
-    return {(c, k): beta + merged[c, k] - within[c] for c in means for k in means if c != k}
+    return {
+        (c, k): beta + merged[c, k] - within[c] if c in means and k in means else beta
+        for c in set(y)
+        for k in set(y) - {c}
+    }
 
 
 def hierarchical_triplet(x, y, beta=0.1, levels=16):

@@ -96,6 +96,9 @@ def rows_of(kind):
         x = noise() + 1000
     elif kind == "tiny":
         x = 1e-6 * x
+    elif kind == "dead rows":  # one of a class, and all of another
+        x[[at for at, label in enumerate(y) if label == y[0]][:1]] = 0
+        x[[at for at, label in enumerate(y) if label == max(y)]] = 0
     elif kind == "single class":
         y = [1] * len(y)
     elif kind == "empty":
@@ -105,7 +108,10 @@ def rows_of(kind):
     return x, y
 
 
-INPUTS = ("ordinary", "collapsed", "offset", "tiny", "single class", "empty", "without labels")
+INPUTS = (
+    *("ordinary", "collapsed", "offset", "tiny", "dead rows"),
+    *("single class", "empty", "without labels"),
+)
 # rounded to half precision, rows become equal: which of them is the hardest is then open
 TIES = (("hdc", "collapsed"), ("tuple_max", "offset"))
 
@@ -169,6 +175,11 @@ def test_a_loss_has_the_digits_of_float64(name, kind, dtype):
     tolerance = (UNIT_GRADIENT.get(kind, GRADIENT) + 2 * info.eps * half) * size
     tolerance += half * info.smallest_normal * info.eps * within.numel() ** 0.5
     assert error <= tolerance + 1e-14, (error, size)
+
+
+@pytest.mark.parametrize("name", [*LOSS_LOOPS, *HEAD_LOOPS])
+def test_dead_rows_are_rows_of_length_0_to_a_loss(name):
+    test_a_loss_has_the_digits_of_float64(name, "dead rows", torch.float32)
 
 
 def listed(kept):
@@ -330,6 +341,11 @@ def test_a_miner_keeps_what_its_rule_keeps_in_float64(name, kind, dtype):
     if name == "distance_weighted":
         inside_the_sphere(miner, x, y)
     check(kept, list(x.double()), y)
+
+
+@pytest.mark.parametrize("name", MINER_RULES)
+def test_dead_rows_are_rows_of_length_0_to_a_miner(name):
+    test_a_miner_keeps_what_its_rule_keeps_in_float64(name, "dead rows", torch.float32)
 
 
 def inside_the_sphere(miner, x, y):

@@ -49,7 +49,8 @@ class ProxyNCA(Head):
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
         """Return the value over all ranks. Collective."""
         cosines = _cosines(x, self.proxies)
-        logits = -self.scale * (2 - 2 * cosines)  # (B, C)
+        lengths = (x != 0).any(1)[:, None].to(x.dtype) + (self.proxies != 0).any(1)  # 2, or dead
+        logits = -self.scale * (lengths - 2 * cosines)  # (B, C)
         own = logits.gather(1, labels[:, None])[:, 0]
         if self.form == "paper":
             logits = logits.scatter(1, labels[:, None], -math.inf)

@@ -235,14 +235,14 @@ def follow_means(
     Args:
         means: (C, D) running means of unit rows.
         seen: (C,) bool, which means there are already.
-        rows: (M, D).
+        rows: (M, D); those that are all zeros have no direction, and are skipped.
         labels: (M,) int64, < 0 for none.
         momentum: The weight of the new rows.
 
     Returns:
         The groups of `rows`.
     """
-    groups = group(rows, labels)
+    groups = group(rows, labels.masked_fill((rows == 0).all(1), -1))
     new = groups.means.to(means.dtype)
     old, known = means[groups.labels], seen[groups.labels, None]
     means[groups.labels] = torch.where(known, old + momentum * (new - old), new)

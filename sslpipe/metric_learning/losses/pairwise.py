@@ -37,7 +37,7 @@ class LabelledRows(NamedTuple):
     column_labels: Tensor  # (M,) int64
     first: int  # the column that is anchor 0
     references: int  # the last so many columns
-    unit: bool = False  # whether all rows have length 1
+    unit: bool = False  # whether all rows have length 1, or are all zeros
 
     def similarities(self) -> Tensor:
         """Return (n, M) dot products: cosines where the loss normalises."""
@@ -48,10 +48,12 @@ class LabelledRows(NamedTuple):
 
         For rules that know differences of an anchor's similarities only: they keep their digits
         where the columns share an offset, or are all nearly one. Of rows of length 1, the product
-        is 1 - d^2 / 2; it is taken from the distance, as near 1 rounding is larger than it.
+        is 1 - d^2 / 2; it is taken from the distance, as near 1 rounding is larger than it. A dead
+        row, all zeros, is no such row: with it the product is 0.
         """
         if self.unit:
-            return self.distances("squared") / -2
+            dead = (self.columns == 0).all(1)  # (M,)
+            return self.distances("squared") / -2 - 0.5 * dead
         return self.anchors @ centered_columns(self.columns).T
 
     def centered(self) -> "LabelledRows":
