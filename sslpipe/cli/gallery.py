@@ -13,14 +13,14 @@ from sslpipe.cli.progress import progress
 from sslpipe.cli.recipes import Checkpoint, Device, Weights
 from sslpipe.cli.terminal import console as err
 from sslpipe.cli.terminal import say_weights
-from sslpipe.errors import DataError, UserError
+from sslpipe.errors import DataError, UserError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sslpipe.evaluation.neighbours import Search
     from sslpipe.export.load import FrozenBackbone
-    from sslpipe.metric_learning.gallery import Gallery
+    from sslpipe.metric_learning.gallery import Gallery, Match
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,7 +64,7 @@ def enrol(
         f"{len(kept)} images of {len({names[k] for k in kept})} names; {len(book)} names in all"
     )
     out.print(f"{gallery}: {summary}", highlight=False)
-    say_next("gallery", "identify", gallery, folder, "--model", model)
+    _say_next(book, gallery, "--model", model, images=folder)
 
 
 @app.command()
@@ -85,8 +85,9 @@ def add(
     _, embeddings = _embed(backbone, images)
     book.add(name, embeddings)
     book.save(gallery)
-    out.print(f"{gallery}: {name} has {len(book.embeddings(name))} images", highlight=False)
-    say_next("gallery", "list", gallery)
+    count = len(book.embeddings(name))
+    out.print(f"{gallery}: {one_line(name)} has {count} images", highlight=False, markup=False)
+    _say_next(book, gallery, "--model", model, images=images[0])
 
 
 @app.command()
@@ -98,7 +99,8 @@ def remove(
     book = _read(gallery)
     book.remove(name)
     book.save(gallery)
-    out.print(f"{gallery}: {name} is gone; {len(book)} names are left", highlight=False)
+    summary = f"{one_line(name)} is gone; {len(book)} names are left"
+    out.print(f"{gallery}: {summary}", highlight=False, markup=False)
     say_next("gallery", "list", gallery)
 
 
@@ -107,8 +109,10 @@ def list_names(gallery: GalleryFile) -> None:
     """Names, their numbers of images, and the threshold."""
     book = _read(gallery)
     for name in book.names:
-        out.print(f"{len(book.embeddings(name)):6d}  {name}", highlight=False, markup=False)
-    out.print(f"threshold {book.threshold:.4f}", highlight=False)
+        count = len(book.embeddings(name))
+        out.print(f"{count:6d}  {one_line(name)}", highlight=False, markup=False)
+    threshold = f"{book.threshold:.4f}" if book.calibrated else "not set; `calibrate` sets it"
+    out.print(f"threshold {threshold}", highlight=False)
 
 
 @app.command()
@@ -153,22 +157,32 @@ def identify(
     search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
-    """One line an image: path, name or -, score; the names below the threshold in brackets."""
+    """One line an image: path, name or -, score; the names below the threshold in brackets.
+
+    Before `calibrate` no threshold is set: the nearest name, whoever it is, and each line says so.
+    """
     check_model(model)
     _check_there(gallery)
     paths = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
     _check_images(paths)
+
+    from sslpipe.metric_learning.gallery import NO_THRESHOLD
+
     backbone = _load(model, checkpoint, weights, device)
     book = _open(gallery, backbone, search)
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
-        shown = [
-            f"{m.name}\t{m.score:.4f}"
-            if m.score >= book.threshold
-            else f"-\t{m.score:.4f} ({m.name})"
-            for m in matches
-        ]
-        print("\t".join([str(paths[k]), *shown]))
+        print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
+    if not book.calibrated:
+        err.print(NO_THRESHOLD, style="yellow", highlight=False)
+        _say_next(book, gallery, "--model", model)
+
+
+def _answer(book: "Gallery", match: "Match") -> str:
+    name, score = one_line(match.name), f"{match.score:.4f}"
+    if not book.calibrated:
+        return f"{name}\t{score} (nearest name, no threshold set)"
+    return f"{name}\t{score}" if match.score >= book.threshold else f"-\t{score} ({name})"
 
 
 @app.command("verify")
@@ -208,6 +222,16 @@ def verify_command(
     print(f"{'same' if same else 'different'}\t{score:.4f}\tthreshold {threshold:.4f}")
     if not same:
         raise typer.Exit(1)
+
+
+def _say_next(
+    book: "Gallery", gallery: Path, *model: str | Path, images: Path | None = None
+) -> None:
+    """Name `calibrate`, without which a stranger gets a name, and after it `identify`."""
+    if not book.calibrated:
+        say_next("gallery", "calibrate", gallery, "STRANGERS", *model)
+    elif images is not None:
+        say_next("gallery", "identify", gallery, images, *model)
 
 
 def _check_there(gallery: Path) -> None:

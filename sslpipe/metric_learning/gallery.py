@@ -6,6 +6,8 @@ removing another name changes no bit of it, and nothing is ever trained.
 """
 
 import json
+import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +17,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sslpipe.errors import DataError, UserError, did_you_mean
+from sslpipe.errors import DataError, UserError, did_you_mean, shown
 from sslpipe.evaluation.embed import CHECKSUM, UNREADABLE, content_sha256
 from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.neighbours import ENGINES, Search, nearest
-from sslpipe.portable import replacing
+from sslpipe.portable import open_regular, replacing
 
 FORMAT_VERSION = 1
+NO_THRESHOLD = "no threshold is set: every image gets the nearest name, a stranger's too"
 
 
 class Match(NamedTuple):
@@ -34,7 +37,8 @@ class Match(NamedTuple):
 class Gallery:
     """Keep names and their embeddings, on the CPU.
 
-    A query scoring below `threshold` is nobody in the gallery; -1 accepts all. `calibrate` sets it.
+    A query scoring below `threshold` is nobody in the gallery. Until `calibrate` sets it, it is -1,
+    and whoever is asked about gets the nearest name: `identify` warns of it.
 
     Args:
         dim: D of the embeddings; their length means nothing, but it may not be 0.
@@ -66,6 +70,11 @@ class Gallery:
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a threshold is set, so that a stranger can be nobody."""
+        return self.threshold > -1
 
     def embeddings(self, name: str) -> Tensor:
         """Return a name's embeddings (n, D), of length 1."""
@@ -120,7 +129,13 @@ class Gallery:
         return ranked
 
     def identify(self, queries: Tensor) -> list[Match | None]:
-        """Say who each query is: the best name, or None where it scores below the threshold."""
+        """Say who each query is: the best name, or None where it scores below the threshold.
+
+        Warns:
+            UserWarning: No threshold is set: every query gets the nearest name, a stranger's too.
+        """
+        if not self.calibrated:
+            warnings.warn(f"{NO_THRESHOLD}; Gallery.calibrate sets one", stacklevel=2)
         best = [matches[0] for matches in self.rank(queries)]
         return [match if match.score >= self.threshold else None for match in best]
 
@@ -161,6 +176,7 @@ class Gallery:
             DataError: the file holds no gallery, or a damaged one.
         """
         try:
+            open_regular(path).close()
             with safetensors.safe_open(str(path), framework="pt") as file:
                 text = (file.metadata() or {})["gallery"]
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -169,9 +185,12 @@ class Gallery:
                 raise DataError(
                     f"{path} is damaged: its sha256 is another one; copy it again, or enrol anew"
                 )
-            about, embeddings, owner = json.loads(text), tensors["embeddings"], tensors["owner"]
+            about = json.loads(text)
             if about["format_version"] != FORMAT_VERSION:
                 raise DataError(f"{path}: format_version = {about['format_version']!r} is unknown")
+            embeddings, owner = tensors["embeddings"], tensors["owner"]
+            if wrong := _wrong_content(about, embeddings, owner):
+                raise DataError(f"{path} is damaged: {wrong}; copy it again, or enrol anew")
             gallery = cls(embeddings.shape[1], search=search, metadata=about["facts"])
             gallery._names = {name: place for place, name in enumerate(about["names"])}
             gallery.threshold = float(about["threshold"])
@@ -244,6 +263,36 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
         for a, b in zip(first.split(2**16), second.split(2**16), strict=True)
     ]
     return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _wrong_content(about: dict[str, Any], embeddings: Tensor, owner: Tensor) -> str | None:
+    """Say what of a file's content no gallery can have; None: nothing.
+
+    Files of earlier versions have no checksum, and whoever writes a file can write that, too.
+    """
+    names, threshold = about["names"], about["threshold"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return "its names are no list of texts"
+    if len(set(names)) < len(names):
+        return "a name is there twice"
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        return f"its threshold is {shown(threshold)}"
+    if not math.isfinite(threshold):
+        return f"its threshold is {threshold}"
+    if not isinstance(about["facts"], dict):
+        return "its metadata are no table"
+    if embeddings.dim() != 2 or embeddings.dtype != torch.float32 or not embeddings.shape[1]:
+        return (
+            f"its embeddings are {embeddings.dtype} {tuple(embeddings.shape)}, not float32 (n, D)"
+        )
+    if owner.dtype != torch.int64 or owner.shape != embeddings.shape[:1]:
+        return f"its owners are {owner.dtype} {tuple(owner.shape)}, not int64 ({len(embeddings)},)"
+    if not torch.equal(torch.unique(owner), torch.arange(len(names))):
+        return f"its rows do not belong to its {len(names)} names, each to one"
+    lengths = embeddings.double().square().sum(1)
+    if not bool(((lengths - 1).abs() < 1e-3).all()):  # NaN is not
+        return "its embeddings are not of length 1"
+    return None
 
 
 def _refuse_zeros(rows: Tensor, names: Sequence[str]) -> None:

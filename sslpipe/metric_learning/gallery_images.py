@@ -10,6 +10,7 @@ from sslpipe.data.decode import BadSample, decode
 from sslpipe.errors import UserError
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.models.state import check_finite
+from sslpipe.portable import read_regular
 
 
 def embed_images(
@@ -62,7 +63,7 @@ def embed_images(
 def _view_of_file(backbone: FrozenBackbone, path: Path) -> Tensor:
     """Return what the backbone sees of the image, (1, 3, S, S)."""
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     pixels = decode(raw, canvas_px=backbone.view.canvas_px)

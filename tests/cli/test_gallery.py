@@ -96,6 +96,42 @@ def test_enrol_calibrate_identify_remove(photos, model, capsys):
     ]
 
 
+def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photos, model, capsys):
+    book, strangers = photos / "book.safetensors", photos / "strangers"
+    _, _, after = call(capsys, "enrol", book, photos / "photos", "--model", model)
+    assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
+    assert call(capsys, "list", book)[1].splitlines()[-1].startswith("threshold not set")
+    words = ("identify", book, strangers, "--model", model)
+    status, said, after = call(capsys, *words)
+    assert status == 0
+    assert [line.endswith("(nearest name, no threshold set)") for line in said.splitlines()] == (
+        [True] * 10
+    )
+    assert "a stranger's too" in after.replace("\n", " ")
+    assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
+
+    _, _, after = call(capsys, "calibrate", book, strangers, "--model", model)
+    assert "sslpipe gallery identify" in after
+    status, said, after = call(capsys, *words)
+    assert "no threshold" not in said + after
+
+
+def test_names_and_files_with_control_characters_are_shown_as_text(photos, model, capsys):
+    book = photos / "book.safetensors"
+    evil = "\x1b]0;owned\x07\x1b[2Jann"
+    assert call(capsys, "add", book, evil, photos / "photos/ann/0.png", "--model", model)[0] == 0
+    (photos / "photos/ann/0.png").rename(photos / "photos/\x1b[31mred.png")
+    for words in (
+        ("list", book),
+        ("identify", book, photos / "photos/\x1b[31mred.png", "--model", model),
+        ("remove", book, evil),
+    ):
+        status, said, after = call(capsys, *words)
+        assert status == 0
+        assert "\x1b" not in said + after
+        assert "\\x1b" in said
+
+
 def test_verify_says_same_or_different_and_so_does_its_status(photos, model, capsys):
     ann, bob = photos / "photos/ann", photos / "photos/bob"
     options = ("--model", model, "--pairs", photos / "photos", "--far", "0")

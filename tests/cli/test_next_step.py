@@ -86,6 +86,8 @@ def test_a_beginner_is_led_from_photographs_to_an_export(follow, tmp_path):
     # an export whitened, and a gallery
     follow("sslpipe whiten runs/tiny/backbone f/train.safetensors")
     line = follow("sslpipe gallery enrol pets.safetensors 'my photos' --model runs/tiny/backbone")
+    assert line.startswith("sslpipe gallery calibrate pets.safetensors STRANGERS --model")
+    line = follow(line.replace("STRANGERS", "'my photos'"))
     assert line.startswith("sslpipe gallery identify pets.safetensors 'my photos' --model")
     assert follow(line) is None
 

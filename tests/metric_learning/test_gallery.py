@@ -1,6 +1,9 @@
 """The gallery against loops over every enrolled embedding; adding and removing disturbs nobody."""
 
+import json
 import math
+import os
+import re
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.embed import CHECKSUM, content_sha256
 from sslpipe.metric_learning.gallery import (
     Gallery,
     different_pairs,
@@ -55,7 +59,7 @@ def test_ranks_are_those_of_loops_over_every_embedding(top):
 def test_a_query_is_whoever_the_nearest_embedding_belongs_to():
     """By Euclidean distance at length 1: the same order as cosines."""
     gallery, queries = filled(), some(30, 12)
-    gallery.threshold = -1.0  # nobody is a stranger
+    gallery.threshold = -0.99  # nobody is a stranger
     for query, match in zip(queries.double(), gallery.identify(queries), strict=True):
         nearest = (math.inf, "")
         for name in gallery.names:
@@ -107,7 +111,8 @@ def test_a_query_below_the_threshold_is_nobody():
     assert actual[0].score == pytest.approx(1)
     assert actual[1] is None
     gallery.threshold = -1.0
-    assert gallery.identify(stranger)[0] is not None
+    with pytest.warns(UserWarning, match="no threshold is set"):
+        assert gallery.identify(stranger)[0] is not None
 
 
 @pytest.mark.parametrize("far", [0.0, 0.01, 0.05, 0.3, 1.0])
@@ -195,6 +200,57 @@ def test_a_saved_gallery_is_the_same_after_loading(tmp_path):
     assert (again.threshold, again.metadata) == (gallery.threshold, gallery.metadata)
     assert again.rank(some(30, 2), 4) == gallery.rank(some(30, 2), 4)
     assert again.identify(some(30, 2)) == gallery.identify(some(30, 2))
+
+
+NAMES, ROWS = [f"person {n}" for n in range(30)], len(filled()._owner)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"embeddings": torch.full((ROWS, DIM), math.nan)}, "embeddings are not of length 1"),
+        ({"embeddings": torch.full((ROWS, DIM), 1e30)}, "embeddings are not of length 1"),
+        ({"embeddings": torch.zeros(ROWS, DIM)}, "embeddings are not of length 1"),
+        ({"embeddings": torch.zeros(ROWS)}, "not float32"),
+        ({"embeddings": torch.zeros(ROWS, 0)}, "not float32"),
+        ({"embeddings": torch.zeros(ROWS, DIM, dtype=torch.int64)}, "not float32"),
+        ({"owner": torch.full((ROWS,), 30)}, "do not belong to its 30 names"),
+        ({"owner": torch.full((ROWS,), -1)}, "do not belong to its 30 names"),
+        ({"owner": torch.zeros(ROWS, dtype=torch.int64)}, "do not belong to its 30 names"),
+        ({"owner": torch.zeros(ROWS)}, "owners are torch.float32"),
+        ({"owner": torch.zeros(ROWS, 1, dtype=torch.int64)}, "owners are torch.int64"),
+        ({"owner": torch.zeros(7, dtype=torch.int64)}, "owners are torch.int64"),
+        ({"names": NAMES[:-1]}, "do not belong to its 29 names"),
+        ({"names": ["x"] * 30}, "a name is there twice"),
+        ({"names": [*range(30)]}, "no list of texts"),
+        ({"names": "abc"}, "no list of texts"),
+        ({"threshold": math.nan}, "threshold is nan"),
+        ({"threshold": "high"}, "threshold is 'high'"),
+        ({"threshold": True}, "threshold is True"),
+        ({"facts": []}, "metadata are no table"),
+        ({"format_version": 2}, "format_version = 2"),
+    ],
+)
+def test_content_that_no_gallery_has_is_one_error(tmp_path, change, wrong, sealed):
+    """With a checksum that fits, or without any, as files of earlier versions."""
+    gallery, path = filled(), tmp_path / "g.safetensors"
+    about = {"format_version": 1, "names": NAMES, "threshold": 0.5, "facts": {}}
+    tensors = {"embeddings": gallery._embeddings, "owner": gallery._owner}
+    tensors |= {key: value for key, value in change.items() if key in tensors}
+    text = json.dumps(about | {key: value for key, value in change.items() if key in about})
+    seal = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
+    save_file({**tensors, **({CHECKSUM: seal} if sealed else {})}, path, metadata={"gallery": text})
+    with pytest.raises(DataError, match=re.escape(wrong)):
+        Gallery.load(path)
+
+
+def test_a_fifo_or_a_device_is_no_gallery(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("fifo", "zero"):
+        with pytest.raises(DataError, match="not a regular file"):
+            Gallery.load(tmp_path / name)
 
 
 def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):

@@ -223,6 +223,6 @@ def test_a_gallery_refuses_a_zero_vector_and_names_it():
     assert not gallery.names
     gallery.add("a", x[0])
     with pytest.raises(UserError, match="embedding 3 is all zeros"):
-        gallery.identify(x)
+        gallery.rank(x)
     with pytest.raises(UserError, match="'second'"):
         similarity(x[0], x[3])
