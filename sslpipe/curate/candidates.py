@@ -1,7 +1,7 @@
 """Pairs of samples that may be one picture, by descriptors or by features; exact, in tiles."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,22 +28,6 @@ _FEW = np.arange(FREQUENCIES) < 5
 _LOW = np.flatnonzero(np.logical_and.outer(_FEW, _FEW))[1:]
 # all frequencies, the even ones first
 _HALVED, _HALF = np.argsort(~EVEN, kind="stable"), int(EVEN.sum())
-
-
-class Search(Protocol):
-    """Names the samples that may be the same picture as some samples."""
-
-    def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
-        """Pair each of some samples, ascending, with its k nearest.
-
-        Args:
-            samples: Which.
-            k: How many neighbours.
-            advance: Called with the number of samples of each part that is done.
-
-        Returns:
-            (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
-        """
 
 
 class ByDescriptors(NamedTuple):
@@ -89,7 +73,16 @@ class ByDescriptors(NamedTuple):
         return cls(descriptors, rows, low, whole, _lengths(whole), num_workers, least)
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
-        """Pair each of some samples with its k nearest; see `Search`."""
+        """Pair each of some samples, ascending, with its k nearest.
+
+        Args:
+            samples: (n,) which.
+            k: How many neighbours.
+            advance: Called with the number of samples of each part that is done.
+
+        Returns:
+            (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
+        """
         rows = np.searchsorted(self.rows, samples)
         parts = [rows[at : at + TILE_ROWS] for at in range(0, len(rows), TILE_ROWS)]
 
@@ -172,7 +165,7 @@ class ByFeatures(NamedTuple):
         return cls(units, samples)
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
-        """Pair each of some samples with its k nearest; see `Search`."""
+        """Pair each of some samples with its k nearest, as `ByDescriptors.pairs` does."""
         rows = torch.from_numpy(np.searchsorted(self.samples, samples))
         k, pairs = min(k, len(self.samples) - 1), [np.zeros((0, 2), np.int64)]
         ids, every = torch.arange(len(self.samples)), len(rows) == len(self.samples)

@@ -19,13 +19,13 @@ from sslpipe.curate.candidates import (
     NEIGHBOURS,
     ByDescriptors,
     ByFeatures,
-    Search,
     each_once,
 )
 from sslpipe.curate.groups import BYTES, CROPPED, MIRRORED, NEAR, PIXELS, Pairs, joined
 from sslpipe.curate.register import Verdicts, compare
 from sslpipe.curate.scan import Samples
 from sslpipe.curate.threads import one_thread_an_operation
+from sslpipe.curate.thumbnails import THUMB_PX
 from sslpipe.evaluation.features import Progress
 
 Integers = NDArray[np.int64]
@@ -88,7 +88,9 @@ def find_duplicates(
     first[exact.second] = False  # one of equal pixels is enough
     rows = np.flatnonzero(first)
     # a network may not know a mirrored picture again, so low frequencies are searched, too
-    searches: list[Search] = [ByDescriptors.of(samples.descriptors, rows, num_workers=num_workers)]
+    searches: list[ByDescriptors | ByFeatures] = [
+        ByDescriptors.of(samples.descriptors, rows, num_workers=num_workers)
+    ]
     if features is not None:
         searches.append(ByFeatures.of(features, rows))
 
@@ -148,7 +150,7 @@ def compare_all(
     """Compare any number of pairs, (P, 2) rows, by their pixels."""
 
     def look(part: Integers) -> Verdicts:
-        thumbs = samples.thumbs.read(part.ravel()).reshape(len(part), 2, 64, 64, 3)
+        thumbs = samples.thumbs.read(part.ravel()).reshape(len(part), 2, THUMB_PX, THUMB_PX, 3)
         verdicts = compare(thumbs, samples.descriptors[part], samples.sizes[part])
         if progress is not None:
             progress(len(part))
