@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 
 from sslpipe.errors import UserError
+from sslpipe.portable import read_regular
 from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names
 from sslpipe.run.lock import holder_of, read_lock
 from sslpipe.run.log import (
@@ -21,7 +22,7 @@ from sslpipe.run.log import (
     unreadable_lines,
 )
 from sslpipe.run.records import is_number, read_description
-from sslpipe.run.stop import MARKERS
+from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
 from sslpipe.run.watchdog import read_heartbeats
 
 SPEED_LINES = 20  # of metrics.jsonl, for the speed that the estimate uses
@@ -155,17 +156,19 @@ def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, 
     if holder is not None:
         return "running", f"process {holder['pid']} on {holder['host']}", {}
     damaged = {}
-    with suppress(FileNotFoundError):
-        try:
-            read_lock(run_dir / "lock")
-        except (IsADirectoryError, ValueError) as error:
-            damaged["lock"] = str(error)
+    try:
+        read_lock(run_dir / "lock")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        damaged["lock"] = getattr(error, "strerror", None) or str(error)
     for marker in MARKERS:
         path = run_dir / marker
         if not path.exists():
             continue
         try:
-            text = path.read_text(encoding="utf-8", errors="replace").strip()
+            raw = read_regular(path, MOST_MARKER_BYTES)
+            text = raw.decode(errors="replace").strip()
         except OSError:
             text = ""
         saved = re.fullmatch(r"step-0*(\d+)", checkpoint["name"]) if checkpoint else None
