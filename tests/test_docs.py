@@ -207,6 +207,16 @@ def test_the_python_of_the_readme_trains_loads_and_embeds(tmp_path):
     assert (tmp_path / "runs" / "photos" / "DONE").exists()
 
 
+def test_the_map_for_maintainers_names_files_that_exist():
+    part = TEXTS["docs/architecture.md"].partition("## If you want to change")[2]
+    rows = [line for line in part.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 12
+    for line in rows:
+        files = re.findall(r"`(sslpipe/[\w/]+\.py)`", line)
+        assert len(files) == 2, line
+        assert all((ROOT / file).is_file() for file in files), line
+
+
 def figures(name: str) -> list[dict]:
     tree = json.loads((ROOT / "docs" / "measured" / name).read_text())
     return tree.get("records") or tree.get("results") or [tree]
