@@ -138,7 +138,7 @@ def duplicates(
         vectors = None if rows is None else _of_samples(rows, samples)
         found = find_duplicates(samples, vectors, num_workers=num_workers, progress=progress)
         sheet = doubt_sheet(samples, found.doubt)
-    groups = group(found.pairs, len(samples))
+    groups = group(found.pairs, len(samples), found.apart)
     # write
     table = group_rows(samples, groups)
     write_results(out / "groups", table, FIELDS)

@@ -35,6 +35,7 @@ LEAST_SCORE = 0.85  # of a pair that is one picture; chosen by `benchmarks/curat
 PART_PAIRS = 128  # compared at a time, in a thread
 CROWD = 0.4  # share of a sample's candidates that are copies, from which on more are searched
 WIDENING, MOST_NEIGHBOURS = 4, 80  # more candidates at a time, and at most
+APART = 0.93  # share of the whole that is explained of pictures that differ in one place only
 ALIKE = 0.5  # share of the whole that is explained, from which on a refused pair is doubtful
 
 
@@ -60,10 +61,12 @@ class Found(NamedTuple):
 
     Args:
         pairs: Verified, each once.
+        apart: (A, 2) rows of different pictures that no common crop joins, see `groups.group`.
         doubt: For people to look at.
     """
 
     pairs: Pairs
+    apart: Integers
     doubt: Doubt
 
 
@@ -126,7 +129,9 @@ def find_duplicates(
     same = accepted(verdicts)
     kinds = NEAR + verdicts.mirrored * (MIRRORED - NEAR) + verdicts.cropped * (CROPPED - NEAR)
     found = Pairs(pairs[same, 0], pairs[same, 1], kinds[same], verdicts.score[same])
-    return Found(joined([exact, found]), _doubt(pairs, verdicts))
+    # alike as a whole and different in one place: surely two pictures
+    apart = ~same & (verdicts.whole >= APART) & (verdicts.score < LEAST_SCORE / 2)
+    return Found(joined([exact, found]), pairs[apart & ~verdicts.cropped], _doubt(pairs, verdicts))
 
 
 def exact_duplicates(samples: Samples) -> Pairs:

@@ -63,7 +63,7 @@ def joined(parts: list[Pairs]) -> Pairs:
     return Pairs(*(column[kept] for column in columns))
 
 
-def group(pairs: Pairs, rows: int) -> Groups:
+def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
     """Put samples into groups around centres.
 
     The row with the most verified pairs (of equals the lowest) is a centre, and its group are all
@@ -73,7 +73,13 @@ def group(pairs: Pairs, rows: int) -> Groups:
     Args:
         pairs: Verified, each once; of equal rows, the first with each other one at least.
         rows: How many samples there are.
+        apart: (A, 2) pairs that no centre joins: what a crop cut off may be the only difference of
+            two pictures that it is a part of.
     """
+    differ: dict[int, set[int]] = {}
+    for one, other in () if apart is None else apart.tolist():
+        differ.setdefault(one, set()).add(other)
+        differ.setdefault(other, set()).add(one)
     # neighbours of each row, nearest first
     first = np.concatenate([pairs.first, pairs.second])
     second = np.concatenate([pairs.second, pairs.first])
@@ -100,7 +106,11 @@ def group(pairs: Pairs, rows: int) -> Groups:
             if len(free) < size:
                 buckets[len(free)].append(row)
                 continue
-            label[row] = label[free] = count
+            kept: list[int] = []  # the nearest first
+            for one in free.tolist():
+                if differ.get(one, set()).isdisjoint(kept):
+                    kept.append(one)
+            label[row] = label[kept] = count
             count += 1
     # what is equal goes where the first of its kind went: that one alone was compared with others
     equal = pairs.kind <= PIXELS

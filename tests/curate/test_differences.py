@@ -102,7 +102,7 @@ def test_drawings_that_differ_in_a_small_part_are_two_and_in_doubt(name, px):
     samples = scan_pictures([one, other, *others, shown(PAIRS[name][0], px // 2)])
     with closing(samples.thumbs):
         found = find_duplicates(samples, num_workers=0)
-    groups = group(found.pairs, len(samples)).group.tolist()
+    groups = group(found.pairs, len(samples), found.apart).group.tolist()
     assert groups[0] != groups[1] or groups[0] < 0
     assert groups[6] < 0 or groups[6] != groups[1]
     if px >= 64:  # else half of its pixels do not show the digit
@@ -110,3 +110,14 @@ def test_drawings_that_differ_in_a_small_part_are_two_and_in_doubt(name, px):
     doubtful = found.doubt.pairs.tolist()
     assert [0, 1] in doubtful[:3]
     assert not found.doubt.accepted[doubtful.index([0, 1])]
+
+
+def test_a_crop_that_shows_no_difference_joins_no_two_drawings():
+    one, other = (shown(image, 128) for image in PAIRS["a mark at the edge"])
+    copies = [one[:115, 13:], other[:114, 14:], shown(PAIRS["a mark at the edge"][1], 100)]
+    samples = scan_pictures([one, other, *map(np.ascontiguousarray, copies)])
+    with closing(samples.thumbs):
+        found = find_duplicates(samples, num_workers=0)
+    groups = group(found.pairs, len(samples), found.apart).group.tolist()
+    assert groups[0] != groups[1] == groups[4] >= 0
+    assert {groups[2], groups[3]} <= {groups[0], groups[1]}
