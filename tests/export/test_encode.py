@@ -122,7 +122,6 @@ X = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
         ("nowhere.png", "nowhere.png", "No such file"),
         (Image.new("F", (9, 9)), "'F'", "levels"),
     ],
-    ids=str,
 )
 def test_what_is_no_image_is_refused_by_name_with_the_remedy(model, given, named, remedy):
     with pytest.raises(UserError, match=named) as caught:
