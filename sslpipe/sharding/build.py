@@ -28,7 +28,7 @@ from sslpipe.sharding.record import (
     shards_in,
 )
 from sslpipe.sharding.sources import Images, SourceOptions
-from sslpipe.sharding.splits import cut_classes, cut_test, relabel
+from sslpipe.sharding.splits import cut_classes, cut_test, describe_test, relabel
 from sslpipe.sharding.writer import (
     Layout,
     SplitImages,
@@ -122,6 +122,7 @@ def build_dataset(
     }
     if test_fraction:
         splits = cut_test(splits, test_fraction, layout.seed, split_by)
+    drawn = describe_test(splits, test_fraction) if test_fraction and not split_by else []
     if unseen_classes:
         splits = cut_classes(splits, list(unseen_classes), classes)
     _check_splits(splits, without_splits(manifest, splits))
@@ -154,7 +155,8 @@ def build_dataset(
         columns={name: each.kind for own in columns.values() for name, each in own.items()},
         done=written,
     )
-    notes = (*_describe_ignored(images), *describe(columns), *_describe_cut(splits, split_by))
+    notes = (*_describe_ignored(images), *describe(columns), *drawn)
+    notes = (*notes, *_describe_cut(splits, split_by))
     if part is None:
         built = finish(out, manifest, facts, workers=workers)
         return built._replace(notes=(*notes, *built.notes))

@@ -1,5 +1,6 @@
 """Cut the images of a source into splits, by share or by class."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,9 @@ def cut_test(
 ) -> dict[str, SplitImages]:
     """Move a share of each class (rounded) from train to a new split, test.
 
+    Where rounding leaves a split empty, as of four images a class, the remainders of classes are
+    carried over to the next class, so that the share of all images is met.
+
     Args:
         splits: train, and nothing else.
         fraction: The share.
@@ -42,20 +46,52 @@ def cut_test(
     if by is not None:
         groups = find_groups(train.columns, by, "--split-by")
         is_test = choose_groups(groups, images.labels, fraction, seed)
-    else:
+    elif _can_round(images, fraction):
         for label in np.unique(images.labels).tolist():
             members = np.nonzero(images.labels == label)[0]
             order = permutation(len(members), seed, label)
             is_test[members[order[: round(fraction * len(members))]]] = True
+    else:
+        is_test = choose_groups(np.arange(len(images)), images.labels, fraction, seed)
     if not is_test.any() or is_test.all():
-        whole = f", as groups of {by} stay whole" if by else ""
+        count = len(images)
+        remedy = f"give a fraction from {1 / count:.2g} to {1 - 1 / count:.2g}"
+        if by:
+            remedy = f"groups of {by} stay whole: give another fraction, or another column"
+        elif count < 2:
+            remedy = "add images"
         raise DataError(
-            f"--test-fraction {fraction} of {len(images)} images leaves a split empty{whole}"
+            f"--test-fraction {fraction} of {count} images leaves a split empty; {remedy}"
         )
     return {
         "train": train._replace(numbers=np.nonzero(~is_test)[0]),
         "test": train._replace(numbers=np.nonzero(is_test)[0]),
     }
+
+
+def _can_round(images: Images, fraction: float) -> bool:
+    """Say whether both splits have an image where the share of each class is rounded."""
+    sizes = np.unique(images.labels, return_counts=True)[1].tolist()
+    drawn: int = sum(round(fraction * size) for size in sizes)
+    return 0 < drawn < len(images)
+
+
+def describe_test(splits: Mapping[str, SplitImages], fraction: float) -> list[str]:
+    """Say what `cut_test` drew, without groups, where test lacks classes."""
+    images = splits["train"].images
+    labels, test = images.labels, images.labels[splits["test"].numbers]
+    classes, drawn = np.unique(labels[labels >= 0]), np.unique(test[test >= 0])
+    if len(drawn) == len(classes):
+        return []
+    if _can_round(images, fraction):
+        how = f"the others are too small for a share of {fraction} and are in train only"
+    else:
+        how = "classes are too small for a share of each, so it was drawn over all images"
+    share = f"{len(test):,} of {len(labels):,} images ({len(test) / len(labels):.1%})"
+    return [
+        f"split test: {share}, from {len(drawn):,} of {len(classes):,} classes; {how}. For more "
+        "classes in test give a larger --test-fraction, or --unseen-classes for whole classes"
+    ]
 
 
 def cut_classes(

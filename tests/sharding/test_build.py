@@ -10,6 +10,9 @@ from PIL import Image
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.sharding.members import flatten
+from sslpipe.sharding.sources import Images
+from sslpipe.sharding.splits import cut_test
+from sslpipe.sharding.writer import SplitImages
 from tests.sharding.test_shards import BUILD, add, error_of, jpeg, photos, read_all, run, tree
 from tests.sharding.test_sources import png
 
@@ -227,3 +230,34 @@ def test_images_with_transparent_parts_are_counted_once_whatever_their_mode(
     assert sum(int(line.split()[0]) for lines in parts for line in lines) == 6
     assert run("merge", tmp_path / "parts") == 0
     assert f"{wanted[0]}, which show" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fraction", "wanted"),
+    [([4] * 25, 0.1, 10), ([4] * 25, 0.9, 90), ([1] * 7, 0.2, 1), ([1] * 7, 0.9, 6)],
+)
+def test_small_classes_share_a_test_split_drawn_over_all_images(sizes, fraction, wanted):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    images = Images([""] * len(labels), labels, labels, (), lambda _: b"")
+    whole = SplitImages(images, np.arange(len(labels)), "train")
+    cut = cut_test({"train": whole}, fraction, seed=3)
+    assert len(cut["test"].numbers) == wanted
+    both = np.concatenate([cut["train"].numbers, cut["test"].numbers])
+    assert sorted(both.tolist()) == list(range(len(labels)))
+    again = cut_test({"train": whole}, fraction, seed=3)
+    assert again["test"].numbers.tolist() == cut["test"].numbers.tolist()
+    per_class = np.bincount(labels[cut["test"].numbers], minlength=len(sizes))
+    assert per_class.max() <= -(-max(sizes) * fraction // 1) + 1  # spread, not a few whole classes
+
+
+def test_a_fraction_of_small_classes_is_met_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(40):
+        png(tmp_path / "photos" / f"c{number // 4}" / f"{number}.png", number)
+    words = ["--root", tmp_path / "photos", "--test-fraction", "0.1"]
+    assert run("build", tmp_path / "set", *words) == 0
+    assert "split test: 4 of 40 images (10.0%)" in capsys.readouterr().out
+    message = error_of(capsys, "build", tmp_path / "none", *words[:3], "0.001")
+    assert "leaves a split empty" in message
+    assert "a fraction from 0.025" in message

@@ -337,7 +337,7 @@ def rows_of_icons(folder: Path) -> list[str]:
         ({"group_by": "them"}, "--group-by 'them' is no column that is read; did you mean"),
         ({"split_by": "them"}, "--split-by 'them' is no column that is read; did you mean"),
         ({"split_by": "theme", "test_fraction": 0.0}, "needs --test-fraction"),
-        ({"split_by": "size"}, "leaves a split empty, as groups of size stay whole"),
+        ({"split_by": "size"}, "leaves a split empty; groups of size stay whole"),
     ],
 )
 def test_a_column_that_cannot_group_is_one_line(tmp_path: Path, change, words: str) -> None:
