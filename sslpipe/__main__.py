@@ -1,7 +1,10 @@
 """`python -m sslpipe` and the program `sslpipe`; the commands are in sslpipe/cli."""
 
 import os
+import signal
 import sys
+
+INTERRUPTED = 130  # the shell's status for Ctrl-C
 
 
 def main() -> None:
@@ -13,9 +16,14 @@ def main() -> None:
 
             watch_launcher()
         from sslpipe.cli.app import run
+
+        run()
     except KeyboardInterrupt:
-        sys.exit(130)  # the shell's status for Ctrl-C
-    run()
+        sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # a SIGTERM that is sent twice must not change the status
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
 
 
 if __name__ == "__main__":

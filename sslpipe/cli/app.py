@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import sys
 import traceback
 from copy import copy
@@ -40,8 +39,6 @@ COMMANDS = {
     "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
 }
 
-
-INTERRUPTED = 130  # the shell's status for Ctrl-C
 
 # full, read-only, not allowed, no such name: no fault of the program
 _OF_THE_DISK = {
@@ -142,8 +139,6 @@ def run(*words: str) -> None:
         lost = streams[0].error if streams else None  # of standard output
         if not status and lost is not None and lost.errno not in GONE:
             status = _refuse(f"the output could not be written: {lost}")
-    if status == INTERRUPTED:  # a SIGTERM that is sent twice must not change the status
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(status)
 
 
@@ -165,7 +160,7 @@ def _run(words: list[str]) -> Any:
             return _refuse_plugin(ended)
         return ended.code
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return 130  # the shell's status for Ctrl-C
     except UserError as error:
         if os.environ.get("SSLPIPE_TRACE") == "1":
             traceback.print_exc()
