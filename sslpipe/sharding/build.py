@@ -17,6 +17,7 @@ from sslpipe.sharding.cells import ColumnSpec
 from sslpipe.sharding.columns import check_kinds, remove_unnamed, without_splits, write_columns
 from sslpipe.sharding.gather import TarColumns, columns_of_images, columns_of_tars, describe
 from sslpipe.sharding.manifest import load_manifest, merge_classes, new_manifest, save_manifest
+from sslpipe.sharding.members import Conversion, describe_conversion
 from sslpipe.sharding.parts import PartFile, SplitRecord, save_part
 from sslpipe.sharding.record import (
     Done,
@@ -161,7 +162,7 @@ def build_dataset(
         built = finish(out, manifest, facts, workers=workers)
         return built._replace(notes=(*notes, *built.notes))
     save_part(out, facts)
-    notes = (*notes, *_describe_transparent(written))
+    notes = (*notes, *_describe_conversions(written), *_describe_transparent(written))
     return Built(manifest, _skipped(written), facts.missing, notes)
 
 
@@ -175,6 +176,19 @@ def _describe_ignored(images: Mapping[str, Images]) -> list[str]:
     rest = sum(count for _, count in kinds[MOST_SUFFIXES:])
     parts += [f"others {rest:,}"] * bool(rest)
     return [f"ignored {ignored.total():,} files: {', '.join(parts)}"]
+
+
+def _describe_conversions(written: Mapping[str, list[Done]]) -> list[str]:
+    """Say how images were converted that are not 8-bit grey or RGB, a line a kind."""
+    shards = [done for each in written.values() for done in each]
+    total = sum(done.entry.samples for done in shards if done.entry is not None)
+    lines = []
+    for kind in sorted({kind for done in shards for kind in done.conversions}):
+        found = [done.conversions[kind] for done in shards if kind in done.conversions]
+        counts, lows, highs = zip(*found, strict=True)
+        conversion = Conversion(kind, min(lows), max(highs))
+        lines.append(describe_conversion(conversion, sum(counts), total))
+    return lines
 
 
 def _describe_transparent(written: Mapping[str, list[Done]]) -> list[str]:
@@ -279,7 +293,7 @@ def finish(out: Path, manifest: Manifest, facts: PartFile, *, workers: int = 2) 
     _list_missing(out / MISSING, facts)
     save_manifest(out, manifest)
     remove_unnamed(out, manifest)
-    notes = tuple(_describe_transparent(facts.done))
+    notes = (*_describe_conversions(facts.done), *_describe_transparent(facts.done))
     return Built(manifest, _skipped(facts.done), facts.missing, notes)
 
 

@@ -8,9 +8,15 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from sslpipe.data.index import ShardFile
 from sslpipe.errors import DataError
@@ -71,6 +77,8 @@ class Done(BaseModel):
         moments: Of its pixels.
         bad: "NAME: reason" for each image that was skipped.
         transparent: How many images have transparent parts and were put on no colour.
+        conversions: Of images that are not 8-bit grey or RGB: kind -> (count, lowest value,
+            highest value); see `conversion_of`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -79,6 +87,13 @@ class Done(BaseModel):
     moments: Moments
     bad: list[str]
     transparent: int = 0  # records of earlier versions do not say
+    conversions: dict[str, tuple[int, int, int]] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `conversions` where there are none: most records stay as they were."""
+        tree: dict[str, Any] = write(self)
+        return tree if self.conversions else {k: v for k, v in tree.items() if k != "conversions"}
 
 
 def record_path(folder: Path, split: str, part: Part | None = None) -> Path:

@@ -30,7 +30,13 @@ from sslpipe.random import permutation
 from sslpipe.sharding.columns import find_groups
 from sslpipe.sharding.gather import Columns, to_json
 from sslpipe.sharding.manifest import shard_file
-from sslpipe.sharding.members import downscale, flatten, has_transparent_parts, to_member
+from sslpipe.sharding.members import (
+    conversion_of,
+    downscale,
+    flatten,
+    has_transparent_parts,
+    to_member,
+)
 from sslpipe.sharding.record import (
     Done,
     Moments,
@@ -279,6 +285,7 @@ def _write_shard(
     # the images, with the sums that mean and std are computed of
     bad: list[str] = []
     pixels, transparent = 0, 0
+    conversions: dict[str, tuple[int, int, int]] = {}
     sums, squares = np.zeros(3, np.int64), np.zeros(3, np.int64)
     with (
         replacing(path, fsync=True) as temporary,
@@ -299,6 +306,11 @@ def _write_shard(
                     ) from error
                 bad.append(f"{name}: {error}")
                 continue
+            converted = conversion_of(original)
+            if converted is not None:
+                count, low, high = conversions.get(converted.kind, (0, *converted[1:]))
+                low, high = min(low, converted.low), max(high, converted.high)
+                conversions[converted.kind] = count + 1, low, high
             transparent += layout.background is None and has_transparent_parts(original)
             pixels += image.shape[1]
             sums += image.sum(axis=1)
@@ -317,7 +329,14 @@ def _write_shard(
         path.unlink()
         return Done(shard=shard, entry=None, moments=moments, bad=bad)
     entry = shard_file(path, offset_rows(scan_tar(path)), sha256_of(path))
-    return Done(shard=shard, entry=entry, moments=moments, bad=bad, transparent=transparent)
+    return Done(
+        shard=shard,
+        entry=entry,
+        moments=moments,
+        bad=bad,
+        transparent=transparent,
+        conversions=conversions,
+    )
 
 
 def _member(raw: bytes, source: SplitImages, number: int, layout: Layout) -> tuple[str, bytes]:

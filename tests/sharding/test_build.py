@@ -1,15 +1,17 @@
 """sharding.build: what is kept and what is written anew; where to look instead of --root."""
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from sslpipe.data.decode import decode
+from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import load_index
-from sslpipe.sharding.members import flatten
+from sslpipe.sharding.members import conversion_of, describe_conversion, flatten, to_member
 from sslpipe.sharding.sources import Images
 from sslpipe.sharding.splits import cut_test
 from sslpipe.sharding.writer import SplitImages
@@ -261,3 +263,72 @@ def test_a_fraction_of_small_classes_is_met_and_said(
     message = error_of(capsys, "build", tmp_path / "none", *words[:3], "0.001")
     assert "leaves a split empty" in message
     assert "a fraction from 0.025" in message
+
+
+TWELVE_BITS = np.arange(24, dtype=np.uint16).reshape(4, 6) * 178  # to 4,094
+DEEP = {
+    "grey.png": (Image.fromarray(TWELVE_BITS), ["16-bit grey PNG", "0 to 4,094", "0 to 15 of 255"]),
+    "grey.tif": (Image.fromarray(TWELVE_BITS), ["16-bit grey TIFF", "0 to 4,094", "65,535"]),
+    "full.png": (Image.fromarray(TWELVE_BITS * 16), ["16-bit grey PNG", "0 to 65,504", "upper 8"]),
+    "ink.jpg": (Image.new("CMYK", (6, 4), (9, 80, 7, 0)), ["CMYK JPEG", "colour profile"]),
+    "ink.tif": (Image.new("CMYK", (6, 4), (9, 80, 7, 0)), ["CMYK TIFF", "colour profile"]),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_what_happens_to_images_that_are_not_8_bit_rgb_is_said(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, words = DEEP[name]
+    (tmp_path / "photos").mkdir()
+    image.save(tmp_path / "photos" / name)
+    png(tmp_path / "photos" / "plain.png", 3)
+    for _ in range(2):  # a finished build says it again
+        assert run("build", tmp_path / "set", "--root", tmp_path / "photos") == 0
+        (line,) = [each for each in capsys.readouterr().out.splitlines() if " of 2 images" in each]
+        assert line.startswith("1 of 2")
+        assert not [word for word in words if word not in line]
+        assert ("almost black" in line) == ("4,094" in words[1])
+
+
+def test_colour_of_16_bits_and_pages_are_found() -> None:
+    deep = png_of_16_bits(np.full((4, 6, 3), 4094, ">u2"))
+    assert conversion_of(deep) == ("16-bit colour PNG", 3840, 3840)
+    file = io.BytesIO()
+    pages = [Image.new("L", (4, 4), level) for level in (1, 2)]
+    pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
+    found = conversion_of(file.getvalue())
+    assert found is not None
+    assert "first page" in describe_conversion(found, 1, 1)
+
+
+def png_of_16_bits(pixels: np.ndarray) -> bytes:
+    """(h, w, 3) big-endian uint16 -> PNG, by the specification; Pillow writes none."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_values_without_a_range_are_refused_with_those_found(kind: type) -> None:
+    file = io.BytesIO()
+    Image.fromarray(TWELVE_BITS.astype(kind)).save(file, "TIFF")
+    with pytest.raises(BadSample, match=r"4,094.*scale"):
+        to_member(file.getvalue())
+
+
+def test_a_tiff_of_five_bands_is_refused_with_its_bands() -> None:
+    tags = [(256, 4), (257, 4), (258, 8), (259, 1), (262, 1), (273, 8), (277, 5), (279, 80)]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    raw = b"II*\0" + struct.pack("<I", 88) + bytes(80)
+    raw += struct.pack("<H", len(tags)) + entries + bytes(4)
+    with pytest.raises(BadSample, match=r"5 bands of 8 bits.*RGB"):
+        to_member(raw)
