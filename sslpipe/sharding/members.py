@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
@@ -18,6 +17,7 @@ from sslpipe.data.decode import (
     decode,
     first_line,
     image_kind,
+    is_plain_jpeg,
     looks_like,
 )
 from sslpipe.sharding.png import encode_png
@@ -81,7 +81,7 @@ def _conversion_of(raw: bytes) -> Conversion | None:
     kind = image_kind(raw)
     if kind == "webp" or (kind == "png" and raw[24] != 16):  # bits in the header
         return None
-    if kind == "jpg" and simplejpeg.decode_jpeg_header(raw)[2] not in ("CMYK", "YCCK"):
+    if kind == "jpg" and is_plain_jpeg(raw):
         return None
     image = _open(raw, ("JPEG", "PNG", *_OTHER_FORMATS))
     name = image.format or ""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.sharding.sources import (
     Images,
@@ -18,6 +19,10 @@ from sslpipe.sharding.sources import (
 )
 
 MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
+
+_UNITS = {"D": 1 / 86400, "s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in a second
+_DAY_S = 86400
+_ENDS_S = (-62_135_596_800 + _DAY_S, 253_402_300_799 - _DAY_S)  # of the years 1 to 9999, from 1970
 
 Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), or their names
 
@@ -192,18 +197,47 @@ def _images(
         classes,
         read,
         list(missing.values()),
-        {name: _cells(table.column(name), kept) for name in options.fields},
+        {
+            name: _cells(table.column(name), kept, f"{root}, {split}, column {name!r}")
+            for name in options.fields
+        },
         "typed",
     )
 
 
-def _cells(cells: Any, kept: list[int]) -> list[object]:
-    """Return some rows of a column as Python values; finer times are cut to microseconds."""
-    from pyarrow import timestamp, types
+def _cells(cells: Any, kept: list[int], where: str) -> list[object]:
+    """Return some rows of a column as Python values; finer times are cut to microseconds.
 
-    if types.is_timestamp(cells.type):
-        cells = cells.cast(timestamp("us", cells.type.tz), safe=False)
-    return list(cells.take(kept).to_pylist())
+    Args:
+        cells: The column.
+        kept: Its rows.
+        where: Split and column, for messages.
+
+    Raises:
+        DataError: A time or a date that Python does not hold, or an unknown time zone.
+    """
+    from pyarrow import ArrowException, timestamp, types
+
+    kind = cells.type
+    if types.is_timestamp(kind) or types.is_date(kind):
+        # whole units since 1970; a day less at both ends, for time zones
+        unit = _UNITS[
+            "D" if types.is_date32(kind) else "ms" if types.is_date64(kind) else kind.unit
+        ]
+        counts = cells.cast("int32" if types.is_date32(kind) else "int64").fill_null(0).to_numpy()
+        seconds = counts / unit  # float64: to well below a day
+        rows = np.flatnonzero((seconds < _ENDS_S[0]) | (seconds > _ENDS_S[1]))
+        if len(rows):
+            raise DataError(
+                f"{where}, row {rows[0]}: {counts[rows[0]]} is no {kind} of the years 1 to "
+                "9999; mend it, leave it empty, or leave the column out of --columns"
+            )
+    try:
+        if types.is_timestamp(kind):
+            cells = cells.cast(timestamp("us", kind.tz), safe=False)
+        return list(cells.take(kept).to_pylist())
+    except (ArrowException, ArithmeticError, ValueError) as error:
+        raise DataError(f"{where}: cannot read values of {kind}: {first_line(error)}") from error
 
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:

@@ -16,6 +16,7 @@ from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
+from sslpipe.sharding.cells import parse_columns
 from sslpipe.sharding.sources import Images, SourceOptions
 from tests.sharding.test_shards import error_of, run
 
@@ -210,3 +211,39 @@ def test_a_column_of_bytes_that_are_no_text_names_the_row(tmp_path: Path, capsys
         capsys, *out, "--columns", "raw"
     )
     assert "did you mean 'raw'" in error_of(capsys, *out, "--columns", "rraw")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (2**60, pa.timestamp("ms")),
+        (-(2**62), pa.timestamp("ms", "UTC")),
+        (2**62, pa.timestamp("us")),
+        (253_402_300_799, pa.timestamp("s", "Pacific/Kiritimati")),
+        (2**31 - 1, pa.date32()),
+        (-(2**62), pa.date64()),
+        (2**62, pa.duration("s")),
+        (1, pa.time64("ns")),
+    ],
+)
+def test_times_beyond_pythons_are_refused_by_column(
+    tmp_path: Path, number: int, kind: pa.DataType
+) -> None:
+    column = pa.array([0, number, None], pa.int32() if kind.bit_width == 32 else pa.int64())
+    table = {
+        "image": [image(i) for i in range(3)],
+        "label": [0, 1, 0],
+        "shot_at": column.view(kind),
+    }
+    parquet.write_table(pa.table(table), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"'shot_at'"):
+        read(tmp_path, columns=parse_columns("shot_at:time", "--columns"))
+
+
+def test_the_first_and_last_times_are_read(tmp_path: Path) -> None:
+    times = [datetime(1, 1, 3), datetime(9999, 12, 30), None]
+    for unit in ("s", "ms", "us"):
+        table = {"image": [image(i) for i in range(3)], "t": pa.array(times, pa.timestamp(unit))}
+        parquet.write_table(pa.table(table), tmp_path / "train.parquet")
+        found = read(tmp_path, columns=parse_columns("t:time", "--columns"), labels=False)
+        assert found["train"].cells["t"] == times
