@@ -32,7 +32,14 @@ from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import all_gather_rows
 from sslpipe.evaluation.monitor import monitor
-from sslpipe.export.initial import describe_init, init_metadata, keep_init, run_view, with_init
+from sslpipe.export.initial import (
+    backbone_note,
+    describe_init,
+    init_metadata,
+    keep_init,
+    run_view,
+    with_init,
+)
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.losses.base import takes_groups
@@ -86,6 +93,7 @@ def train(
         index.check_files(split.name)
         order = plan_order(recipe, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
+        not_used = backbone_note(recipe, init_from)
         recipe = with_init(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
         pairing = plan_pairs(recipe.pairs, split, order)  # partners, masks, labels of [pairs]
 
@@ -120,7 +128,9 @@ def train(
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
         launch = run.device.type, run.process.world_size, loss_fn, run.precision
         not_recorded = graph_refusal(recipe, *launch, on_device=run.guard.on_device)
-        run.announce(size + describe_init(init_from, recipe.tune), [*warnings, not_recorded])
+        run.announce(
+            size + describe_init(init_from, recipe.tune), [*warnings, not_used, not_recorded]
+        )
         canvas_px = recipe.data.canvas_px
         held_out = HeldOut(view, split, holdout_ids(recipe, split), canvas_px)
         run.monitor(monitor, model.backbone, held_out, ema=model.ema)

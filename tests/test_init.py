@@ -162,6 +162,47 @@ def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_pa
     assert f"weights {given.config.weights_sha256[:16]}" in shown.stdout
 
 
+def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tmp_path):
+    """The recipe's is for random weights; an override of it that contradicts them is refused."""
+    given = load_backbone(sources["run"])
+    for name, text in (("metric", METRIC), ("pretrain", RECIPE)):
+        other = text.replace('kind = "small_resnet"', 'kind = "torchvision/resnet18"')
+        other = "\n".join(line for line in other.splitlines() if not line.startswith("widths"))
+        recipe, run_dir = tmp_path / f"{name}.toml", tmp_path / name
+        recipe.write_text(other)
+        few = ["sampler.classes_per_batch=2", "sampler.buffer=24"] if name == "metric" else []
+        words = ("train", str(recipe), "steps=2", *few, "--data", str(data), "--run-dir",
+                 str(run_dir))  # fmt: skip
+        for start in (("--init", str(sources["run"])), ()):  # again: a resume, which keeps them
+            done = command_line(*words, *start, COLUMNS="200")
+            assert done.returncode == 0, done.stderr
+            said = " ".join((done.stdout + done.stderr).split())
+            assert "backbone.kind = 'small_resnet', not 'torchvision/resnet18'" in said
+        backbone = json.loads((run_dir / "recipe.json").read_text())["backbone"]
+        assert (backbone["kind"], backbone["widths"]) == (
+            "small_resnet", given.config.backbone.arguments["widths"],
+        )  # fmt: skip
+        state = state_of(run_dir)["identity"]["recipe"]
+        assert state["init"] == given.config.weights_sha256
+        assert state["backbone"] == backbone
+        refused = command_line(*words[:-1], f"{run_dir}-b", "backbone.kind=torchvision/resnet18",
+                               "--init", str(sources["run"]), COLUMNS="200")  # fmt: skip
+        assert refused.returncode == 2
+        assert "backbone.kind = 'torchvision/resnet18'" in refused.stderr
+        assert "small_resnet" in refused.stderr
+
+
+def test_others_weights_that_name_their_own_backbone_bring_it(tmp_path):
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "weights.pth")
+    source, path = f"timm/test_resnet@{tmp_path / 'weights.pth'}", write_recipe(tmp_path)
+    recipe = load_recipe(path)  # of a small_resnet
+    result = check_pretraining(recipe, None, open_init(recipe, source))
+    assert result.recipe.backbone.kind == "timm/test_resnet"
+    assert any("timm/test_resnet" in text for text in result.warnings)
+    with pytest.raises(WeightsError, match="small_resnet"):
+        open_init(load_recipe(path, ["backbone.kind=small_resnet"]), source)
+
+
 TUNED = (
     "optim.precision=fp64",
     "steps=5",

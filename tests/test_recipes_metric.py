@@ -7,9 +7,12 @@ import pytest
 import torch
 import typer
 
+from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.export.model import freeze
 from sslpipe.metric_learning.build import build_task, with_backbone
 from sslpipe.metric_learning.heads import HEADS
+from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build
@@ -61,8 +64,8 @@ def test_the_header_is_complete_and_its_commands_are_the_programs(path):
         given = parsed(app, words[1:])
         assert str(given["recipe"]) == f"recipes/metric/{path.name}"
         assert given["data"] == started["data"]
-    assert options(finetune)["--backbone"] == options(pretrain)["--run-dir"]
-    assert "--backbone" not in options(scratch)
+    assert options(finetune)["--init"] == options(pretrain)["--run-dir"]
+    assert "--init" not in options(scratch)
     assert options(finetune)["--run-dir"] == f"runs/{path.stem}" != options(scratch)["--run-dir"]
 
 
@@ -73,6 +76,19 @@ def parsed(app: typer.Typer, words: list[str]) -> dict[str, object]:
             command.make_context("x", list(words)), list(words)
         )
     return command.make_context("x", list(words)).params
+
+
+@every_recipe
+def test_it_takes_a_run_of_any_backbone(path):
+    component = Component(kind="small_resnet", widths=[4, 8])
+    view = eval_view_for(32, mean=(0.5,) * 3, std=(0.25,) * 3)
+    given = freeze(build_backbone(component, crop_px=32), component, view, {"name": "mine"})
+    recipe = with_backbone(load_recipe(path), given)
+    assert (recipe.backbone.kind, recipe.backbone.arguments["widths"]) == ("small_resnet", [4, 8])
+    task = build_task(recipe, 32, given, num_classes=6)
+    own = task.backbone.network.state_dict()
+    for key, value in given.backbone.network.state_dict().items():
+        assert torch.equal(own[key], value), key
 
 
 @every_recipe

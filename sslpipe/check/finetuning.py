@@ -10,6 +10,7 @@ from sslpipe.augment.build import build_augment
 from sslpipe.check.splits import straddle_warning
 from sslpipe.check.tables import Rows, memory_text, start_text, tables
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
+from sslpipe.export.initial import backbone_note
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
@@ -75,6 +76,7 @@ def check_finetuning(
     check_precision(recipe.optim.precision, device.type)
 
     # the batches of the first epoch
+    not_used = backbone_note(recipe, init_from)
     recipe = with_backbone(recipe, init_from, index)
     augment = build_augment(recipe, index)
     assert recipe.backbone is not None
@@ -116,7 +118,7 @@ def check_finetuning(
         num_features=task.backbone.num_features,
         groups=groups if plan is not None else "",
         memory=memory,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *filter(None, [not_used])),
         plan=plan,
     )
 

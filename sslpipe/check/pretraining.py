@@ -28,7 +28,7 @@ from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError
-from sslpipe.export.initial import with_init
+from sslpipe.export.initial import backbone_note, with_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
@@ -110,6 +110,7 @@ def check_pretraining(
     jpeg_decoder(recipe.data, device)  # refuses one that is not there
 
     # the order of the first epoch
+    not_used = backbone_note(recipe, init_from)
     recipe = with_init(recipe, init_from, index)
     augment = build_augment(recipe, index)
     pairing = None
@@ -160,7 +161,10 @@ def check_pretraining(
         timed_by=timed_by,
         steps=recipe.steps,
         process_counts=tuple(divisors(recipe.data.num_streams)),
-        warnings=_warnings(recipe, loss_fn, crop_px, data, index, pairing, too_much),
+        warnings=(
+            *_warnings(recipe, loss_fn, crop_px, data, index, pairing, too_much),
+            *filter(None, [not_used]),
+        ),
         data=data,
     )
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +44,7 @@ def open_init(
     """Load the weights that a run is to start from.
 
     Args:
-        recipe: Its [backbone] and views are what the weights are fitted into.
+        recipe: Its views count; its [backbone], where weights of another program fit it.
         source: What `load_backbone` takes, or what is loaded already; None: random weights.
         checkpoint: As in `load_backbone`; only with a run directory.
         weights: As in `load_backbone`; only with a run directory.
@@ -63,13 +64,22 @@ def open_init(
     if run_dir is not None and (run_dir / KEPT).exists() and _is_kept(str(source), run_dir):
         return None
     crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
-    model = load_backbone(
+    load = partial(
+        load_backbone,
         source,
         checkpoint=checkpoint,
         weights=weights,
-        component=recipe.backbone,
         crop_px=crop_px if isinstance(crop_px, int) else None,
     )
+    try:
+        model = load(component=recipe.backbone)
+    except WeightsError as error:
+        if recipe.backbone is None or recipe._backbone_overrides:
+            raise
+        try:
+            model = load()  # they may name, or show by their keys, a backbone of their own
+        except UserError:
+            raise error from None
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
         report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
@@ -151,7 +161,7 @@ def with_init(
 ) -> RecipeT:
     """Return the recipe with backbone, hash and views of the weights that it starts from.
 
-    Its own [backbone] has to be the weights' own, but for `pool`: weights fit any. Views get the
+    The weights' backbone counts, not the recipe's, but for `pool`: weights fit any. Views get the
     weights' mean, std and crop_px where [augment] does not say them and the data's are others.
 
     Args:
@@ -161,7 +171,8 @@ def with_init(
         run_dir: The run directory: a run of an earlier version keeps the views it has.
 
     Raises:
-        RecipeError: No backbone at all, or the recipe names another one, or other weights.
+        RecipeError: No backbone at all, or an override names another one, or the recipe other
+            weights.
     """
     wanted = recipe.backbone
     if init_from is None:
@@ -172,7 +183,7 @@ def with_init(
         component, sha256 = wanted, ""
         _needs_init(recipe)
     else:
-        component, sha256 = _fitted(wanted, init_from), init_from.config.weights_sha256
+        component, sha256 = _fitted(recipe, init_from), init_from.config.weights_sha256
     if recipe.init not in ("", sha256):
         raise RecipeError(
             f"init = {recipe.init[:16]!r}..., but the given backbone's weights have sha256 "
@@ -229,20 +240,51 @@ def _is_same_network(component: Component, crop_px: int, eval_crop_px: int, devi
     return {k: v.shape for k, v in tensors.items()} == {k: v.shape for k, v in others.items()}
 
 
-def _fitted(wanted: Component | None, init_from: FrozenBackbone) -> Component:
-    """The weights' component; a recipe's `pool` counts, and what its [embedding] says elsewhere."""
+def backbone_note(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone | None) -> str | None:
+    """Say which settings of [backbone] the weights replace; None: they have the same.
+
+    Args:
+        recipe: As it was given, not as `with_init` returns it.
+        init_from: The weights.
+    """
+    unlike = [] if init_from is None else _unlike(recipe.backbone, init_from)
+    if not unlike:
+        return None
+    if unlike[0][0] == "kind":  # the arguments of another one do not compare
+        del unlike[1:]
+    texts = [f"backbone.{key} = {present!r}, not {value!r}" for key, value, present in unlike]
+    return (
+        f"the backbone is that of the given weights: {', '.join(texts)}; the recipe's [backbone] "
+        "is for random weights"
+    )
+
+
+def _unlike(wanted: Component | None, init_from: FrozenBackbone) -> list[tuple[str, Any, Any]]:
+    """List (key, the recipe's value, the weights') where a [backbone] names another network."""
+    if wanted is None:
+        return []
     source = init_from.config.backbone
-    theirs = {"kind": source.kind, **source.arguments}
-    for key, value in ({"kind": wanted.kind, **wanted.arguments} if wanted else {}).items():
+    theirs, found = {"kind": source.kind, **source.arguments}, []
+    for key, value in {"kind": wanted.kind, **wanted.arguments}.items():
         present = theirs.get(key)
         if key == "pool" or (key, value) == ("stem", "auto"):  # weights fit any
             continue
         if (list(present) if isinstance(present, tuple) else present) != value:
+            found.append((key, value, present))
+    return found
+
+
+def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Component:
+    """The weights' component; a recipe's `pool` counts, and what its [embedding] says elsewhere."""
+    for key, value, present in _unlike(recipe.backbone, init_from):
+        if key in recipe._backbone_overrides:
             raise RecipeError(
                 f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "
-                "[backbone] out, or give another one"
+                f"backbone.{key} out, or give other weights"
             )
-    own = {} if wanted is None else wanted.arguments
+    source = init_from.config.backbone
+    theirs = {"kind": source.kind, **source.arguments}
+    own = {} if recipe.backbone is None else recipe.backbone.arguments
     heads = {"embedding_dim", "normalize"} - {*own}  # of a fine-tuning: the network is what counts
     arguments = {key: value for key, value in theirs.items() if key not in heads}
     return Component.model_validate(

@@ -16,7 +16,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.evaluation.geometry import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
-from sslpipe.export.initial import describe_init, init_metadata, keep_init, run_view
+from sslpipe.export.initial import backbone_note, describe_init, init_metadata, keep_init, run_view
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
@@ -79,6 +79,7 @@ def finetune(
         index.check_files(split.name)
         order = plan_batches(recipe, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
+        not_used = backbone_note(recipe, init_from)
         recipe = with_backbone(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
 
         # views, backbone with losses, optimizer of what is not frozen
@@ -107,7 +108,7 @@ def finetune(
                 **init_metadata(init_from, view),
             },
         )
-        run.announce(describe_start(order, init_from, recipe.tune), warnings)
+        run.announce(describe_start(order, init_from, recipe.tune), [*warnings, not_used])
         held_out = HeldOut(view, split, monitored_ids(recipe, index), recipe.data.canvas_px)
         run.monitor(retrieval_monitor, task.backbone, held_out, ema=task.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below

@@ -17,7 +17,7 @@ from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.messages import describe_key, explain_errors, known_keys
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.recipe.reading import read_tree
+from sslpipe.recipe.reading import apply_overrides, read_tree
 
 __all__ = [
     "FinetuneRecipe",
@@ -38,7 +38,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe | Fin
     Raises:
         RecipeError: Names the key, its value, the remedy and the nearest valid key.
     """
-    return parse_recipe(read_tree(path, overrides), str(path))
+    recipe = parse_recipe(read_tree(path, overrides), str(path))
+    named: dict[str, Any] = {}
+    apply_overrides(named, [each for each in overrides if each.lstrip().startswith("backbone")])
+    recipe._backbone_overrides = frozenset(named.get("backbone") or ())
+    return recipe
 
 
 def parse_recipe(

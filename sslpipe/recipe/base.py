@@ -260,6 +260,8 @@ class RunRecipe(Section):
         "optim.ema": None,
     }
     # "section.key" -> the default, which stands in no digest: runs recorded before have the same
+    _backbone_overrides: frozenset[str] = frozenset()
+    # keys of [backbone] that overrides name: weights with others are refused, not preferred
 
     name: str
     """The run's name in logs and trackers, which make files of it: no path; not part of the

@@ -113,7 +113,7 @@ def main(program: str) -> None:
     assert features.shape == (2, 16)
     run(program, f"embed backbone {data} --split train --out train.safetensors")
     run(program, "whiten backbone train.safetensors --dims 8")
-    start = "finetune.toml --data data/dataset.json --backbone run --run-dir tuned"
+    start = "finetune.toml --data data/dataset.json --init run --run-dir tuned"
     run(program, f"train {start}")
     script = run(program, f"slurm {start} --nodes 2")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
