@@ -24,6 +24,8 @@ from sslpipe.data.storage import join
 from sslpipe.data.values import PARSERS
 from sslpipe.errors import DataError, shown
 
+_CHECKED = 2**20  # samples at a time
+
 
 class Column:
     """One column of one split; files are opened when they are needed.
@@ -127,8 +129,12 @@ class Column:
             return Groups(self, np.zeros((2, 0), np.int64), np.zeros(0, np.int32))
         if own.groups is None or own.members is None:
             raise DataError(f"{self._place}: dataset.json names no group files; {REWRITE}")
-        groups = self._open(own.groups, np.dtype("<i8"), (2, None))
-        return Groups(self, groups, self._open(own.members, members_dtype(self.samples), (None,)))
+        table = self._open(own.groups, np.dtype("<i8"), (2, None))
+        members = self._open(own.members, members_dtype(self.samples), (None,))
+        groups = Groups(self, table, members)
+        if self.verify:
+            groups.check()
+        return groups
 
     @property
     def _place(self) -> str:
@@ -167,6 +173,30 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def check(self) -> None:
+        """Raise DataError unless the groups hold each sample with a value once, by (value, id)."""
+        values, column = self.column.values, self.column
+        if len(self) and (self.starts[0] != 0 or (np.diff(self.values) <= 0).any()):
+            raise self._damaged()
+        sizes, present, seen = self.sizes(), 0, -1
+        if (sizes <= 0).any() or (not len(self) and len(self.ids)):
+            raise self._damaged()
+        for begin in range(0, max(len(values), len(self.ids)), _CHECKED):
+            present += int((~is_missing(column.kind, values[begin : begin + _CHECKED])).sum())
+            ids = self.ids[begin : begin + _CHECKED].astype(np.int64)
+            if not self._are_samples(ids):
+                raise self._damaged()
+            if not len(ids):
+                continue
+            codes = np.searchsorted(self.starts, np.arange(begin, begin + len(ids)), "right") - 1
+            first = self.starts[codes] == np.arange(begin, begin + len(ids))
+            ascending = np.diff(ids, prepend=seen) > 0
+            if (values[ids] != self.values[codes]).any() or not (first | ascending).all():
+                raise self._damaged()
+            seen = int(ids[-1])
+        if present != len(self.ids):
+            raise self._damaged()
 
     def code_of(self, ids: ArrayLike) -> NDArray[np.int64]:
         """Find the group of each sample, -1 where its value is missing. (n,) -> (n,)."""

@@ -23,7 +23,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
 from sslpipe.data.store import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree, all_gather_rows
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, shown
 from sslpipe.models.state import check_finite, evaluating, hash_tensors, module_sha256
 from sslpipe.portable import full_disk, make_folder, replacing, write_atomically
 from sslpipe.precision import wide_dtype
@@ -271,6 +271,9 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         raise DataError(f"{path}: its facts are no JSON: {error}; embed again") from error
     if not isinstance(facts, dict):
         raise DataError(f"{path}: its facts are a {type(facts).__name__}; embed again")
+    for key in ("data", "data_sha256", "split", "backbone_sha256"):
+        if not isinstance(facts.get(key, ""), str | None):
+            raise DataError(f"{path}: {key} is {shown(facts[key])}, not a text; embed again")
     return rows, facts
 
 

@@ -6,6 +6,8 @@ was stopped, another machine, another program), its columns are read from it.
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +21,25 @@ from sslpipe.sharding.scan import Sample, scan_tar
 from sslpipe.sharding.sources import Images, SourceOptions
 
 Columns = Mapping[str, ColumnValues]  # by name
+PATTERN_S = 2  # CPU time that --name-pattern may take for one name
+# signals interrupt a match in the main thread of a process only; CPU time, as machines are busy
+_MATCHER = """
+import json, re, signal, sys, time
+text, flags, limit, names = json.load(sys.stdin)
+def stop(*_): raise TimeoutError
+signal.signal(signal.SIGVTALRM, stop)
+pattern, found = re.compile(text, flags), []
+try:
+    for name in names:
+        signal.setitimer(signal.ITIMER_VIRTUAL, limit)
+        match = pattern.fullmatch(name)
+        if time.process_time() > limit + 0.001 * len(names): raise TimeoutError
+        found.append(match and match.groupdict())
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+except TimeoutError:
+    found = len(found)
+json.dump(found, sys.stdout)
+"""
 MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an image
 
 
@@ -128,7 +149,7 @@ def match_names(
     """
     if pattern is None:
         return {}
-    matches = [pattern.fullmatch(name) for name in names]
+    matches = _match_in_time(names, pattern)
     failed = [name for name, match in zip(names, matches, strict=True) if match is None]
     if failed:
         raise DataError(
@@ -137,6 +158,36 @@ def match_names(
             "lets others pass without values"
         )
     return {name: [match[name] for match in matches if match] for name in pattern.groupindex}
+
+
+def _match_in_time(
+    names: Sequence[str], pattern: re.Pattern[str]
+) -> list[dict[str, str | None] | None]:
+    """Match whole names in a process of its own, which a pattern that backtracks cannot hold up.
+
+    Returns:
+        The named groups of each name; None where it does not match.
+
+    Raises:
+        DataError: A name took more than PATTERN_S of CPU time, or all took more than that and a
+            millisecond each.
+    """
+    task = json.dumps([pattern.pattern, pattern.flags, PATTERN_S, list(names)])
+    command = [sys.executable, "-I", "-S", "-c", _MATCHER]
+    done = subprocess.run(command, input=task.encode(), capture_output=True, check=False)
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise DataError(f"--name-pattern: its process failed: {' '.join(last)}")
+    found = json.loads(done.stdout)
+    if isinstance(found, int):
+        raise DataError(
+            f"--name-pattern {pattern.pattern!r} takes too long, with {found:,} of {len(names):,} "
+            f"names matched: stopped at {names[found]!r} (limit: {PATTERN_S} s of CPU time a name, "
+            "and 1 ms for each in all); avoid a repeat inside a repeat, as in (a+)+: write [^/]+ "
+            "for a part between slashes"
+        )
+    result: list[dict[str, str | None] | None] = found
+    return result
 
 
 def parse_pattern(text: str) -> re.Pattern[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sslpipe.data import columns
-from sslpipe.data.column_files import ColumnEntry
+from sslpipe.data.column_files import ColumnEntry, ColumnFile
 from sslpipe.data.columns import Column
 from sslpipe.data.index import DatasetIndex, Manifest, load_index
 from sslpipe.errors import DataError
@@ -274,3 +274,41 @@ def test_forged_files_are_one_error_or_values(tmp_path: Path, seed: int) -> None
     ):
         with contextlib.suppress(DataError):
             read()
+
+
+FORGED = {
+    "an id out of range": ("members", lambda a: a.__setitem__(0, 99)),
+    "a negative id": ("members", lambda a: a.__setitem__(-1, -1)),
+    "an id twice": ("members", lambda a: a.__setitem__(0, a[1])),
+    "ids of other groups": ("members", lambda a: a.__setitem__(slice(None), a[::-1].copy())),
+    "a start out of range": ("groups", lambda a: a.__setitem__((1, 1), 2**40)),
+    "a negative start": ("groups", lambda a: a.__setitem__((1, 0), -2)),
+    "starts that overlap": ("groups", lambda a: a.__setitem__((1, 1), 0)),
+    "another value": ("groups", lambda a: a.__setitem__((0, -1), 10**6)),
+}
+
+
+@pytest.mark.parametrize("name", ["age", "patient", "shot_at"])
+@pytest.mark.parametrize("forged", FORGED)
+def test_forged_groups_behind_a_right_checksum_are_refused(index, forged: str, name: str) -> None:
+    part, forge = FORGED[forged]
+    column = index.split("train").column(name)
+    own = column.entry.splits["train"]
+    file = Path(column.folder) / getattr(own, part).file
+    array = np.load(file)
+    forge(array)
+    np.save(file, array)
+    raw = file.read_bytes()
+    entry = {"file": getattr(own, part).file, "bytes": len(raw)}
+    entry["sha256"] = hashlib.sha256(raw).hexdigest()
+    changed = own.model_copy(update={part: ColumnFile(**entry)})
+    entry = column.entry.model_copy(update={"splits": {"train": changed}})
+    with pytest.raises(DataError, match="its groups are damaged"):
+        _ = Column(column.folder, "train", name, entry, len(column)).groups
+
+
+@pytest.mark.parametrize("part", [1, 2, 3, 100])
+def test_groups_are_checked_a_part_at_a_time(index, part: int, monkeypatch) -> None:
+    monkeypatch.setattr(columns, "_CHECKED", part)
+    for name in ("age", "patient", "shot_at"):
+        assert len(index.split("train").column(name).groups)

@@ -288,3 +288,13 @@ def test_a_random_backbone_is_named_by_its_seed_and_leaves_torchs_generator_alon
     assert torch.equal(torch.random.get_rng_state(), before)
     assert module_sha256(random_backbone(component, 28, seed=1)) == first
     assert module_sha256(random_backbone(component, 28, seed=2)) != first
+
+
+@pytest.mark.parametrize("key", ["data", "data_sha256", "split", "backbone_sha256"])
+@pytest.mark.parametrize("value", [["train"], {"a": 1}, 3])
+def test_facts_that_are_no_texts_are_refused(tmp_path, key, value):
+    rows = Embeddings(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64), torch.arange(2))
+    path = tmp_path / "f.safetensors"
+    save_embeddings(path, rows, {key: value})
+    with pytest.raises(DataError, match=f"{key} is .* not a text"):
+        load_embeddings(path)

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import tarfile
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import pytest
 from sslpipe.data.column_files import MISSING_INTEGER
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
+from sslpipe.sharding import gather
 from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.cells import parse_columns
 from sslpipe.sharding.columns import ColumnValues
-from sslpipe.sharding.gather import TarColumns, parse_pattern
+from sslpipe.sharding.gather import TarColumns, match_names, parse_pattern
 from sslpipe.sharding.index import (
     check_columns,
     find_tars,
@@ -445,3 +447,15 @@ def test_a_mistake_on_the_command_line_is_one_line(tmp_path, capsys, options, wo
     line = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / "in", *options)
     assert words in line
     assert not (tmp_path / "out").exists()
+
+
+def test_a_name_pattern_that_backtracks_for_ever_is_stopped(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gather, "PATTERN_S", 0.2)
+    pattern = parse_pattern(r"(?P<word>(a+)+)b")
+    begin = time.monotonic()
+    with pytest.raises(DataError, match=r"(?s)too long.*aaac"):
+        match_names(["ab", "a" * 200 + "c"], pattern)
+    assert time.monotonic() - begin < 20
+    names = ["ab", "a\udcffb\n", ""]
+    assert match_names(names, parse_pattern("(?P<all>.*)")) == {"all": names}
+    assert match_names(["b"], parse_pattern("(?P<a>a)?b")) == {"a": [None]}
