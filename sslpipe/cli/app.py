@@ -144,6 +144,11 @@ def run(*words: str) -> None:
 
 def _run(words: list[str]) -> Any:
     """Run the command that the words name; the exit status."""
+    # --init has had this name; a parameter's second name could not be hidden from --help
+    words = [
+        word.replace("--backbone", "--init", 1) if word.partition("=")[0] == "--backbone" else word
+        for word in words
+    ]
     try:
         if any(word.partition("=")[0] == "--plugin" for word in words):
             from sslpipe.registry.plugins import take_from

@@ -67,7 +67,6 @@ Init = Annotated[
     str | None,
     typer.Option(
         "--init",
-        "--backbone",
         metavar="SOURCE",
         help="The weights that the backbone starts from: timm:NAME, torchvision:NAME, "
         "hf-hub:OWNER/NAME, a run, an export, a file or folder of weights; without it, random ones "

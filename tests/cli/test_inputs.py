@@ -28,6 +28,7 @@ MISTAKES = {
     "check, data": ("check {r} --data {n}.json", "cannot read"),
     "check, split": ("check {r} --data {d} data.split=tset", "has no split 'tset'"),
     "check, backbone": ("check {r} --backbone {n}", "neither an export nor a run"),
+    "check, backbone=": ("check {r} --backbone={n}", "neither an export nor a run"),
     "check, init": ("check {r} --init {n}", "neither an export nor a run"),
     "check, init, shards": (
         "check {r} --init {s}",
