@@ -18,8 +18,7 @@ from sslpipe.export.initial import copy_weights, with_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.memory import EmbeddingQueue
-from sslpipe.metric_learning.model import MetricTask
+from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
 from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.models.averaged import averaged

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 import torch
 
-from sslpipe.metric_learning.memory import EmbeddingQueue
+from sslpipe.metric_learning.model import EmbeddingQueue
 
 
 def pushes(count, rows):

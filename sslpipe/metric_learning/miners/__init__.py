@@ -7,8 +7,7 @@ with `base.Miner`; a new miner is a class with `select` and a line below.
 
 from collections.abc import Callable
 
-from sslpipe.metric_learning.miners.base import Miner
-from sslpipe.metric_learning.miners.curriculum import CurriculumMiner
+from sslpipe.metric_learning.miners.base import CurriculumMiner, Miner
 from sslpipe.metric_learning.miners.pairs import (
     AllPairsMiner,
     BatchHardMiner,
