@@ -34,7 +34,13 @@ from sslpipe.data.index import (
     manifest_text,
 )
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import make_folder, one_at_a_time, remove_abandoned, write_atomically
+from sslpipe.portable import (
+    make_folder,
+    one_at_a_time,
+    read_regular,
+    remove_abandoned,
+    write_atomically,
+)
 from sslpipe.sharding.manifest import save_manifest
 
 FOLDER = "columns"
@@ -178,7 +184,7 @@ def _add_columns(
 
 def _keep_layout(folder: Path, manifest: Manifest) -> None:
     """Keep a dataset.json that another program has written as it is, so that its sha256 stays."""
-    raw, kept = (folder / "dataset.json").read_bytes(), folder / LAYOUT_KEPT
+    raw, kept = read_regular(folder / "dataset.json"), folder / LAYOUT_KEPT
     if raw == manifest_text(manifest).encode():
         kept.unlink(missing_ok=True)  # of an earlier one
         return

@@ -1,10 +1,12 @@
 """Read a CSV file that lists images, a row an image."""
 
 import csv
+import io
 from pathlib import Path
 from typing import NamedTuple
 
 from sslpipe.errors import DataError, did_you_mean
+from sslpipe.portable import open_regular
 from sslpipe.sharding.sources import Images, SourceOptions, from_files
 
 # delimiter -> what it is called in a sentence, and how it is written after --delimiter
@@ -72,7 +74,7 @@ def _read_rows(options: SourceOptions, path: Path) -> list[_Row]:
     ]
     rows = []
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter=delimiter)
             columns = list(reader.fieldnames or ())
             for option, column in wanted:

@@ -17,7 +17,7 @@ from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import read_at
 from sslpipe.sharding.cells import CellReader, ColumnSpec, Origin
 from sslpipe.sharding.columns import ColumnValues, check_name
-from sslpipe.sharding.scan import Sample, scan_tar
+from sslpipe.sharding.scan import Sample, open_tar, scan_tar
 from sslpipe.sharding.sources import Images, SourceOptions
 
 Columns = Mapping[str, ColumnValues]  # by name
@@ -208,7 +208,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
 def read_json(path: Path, samples: Sequence[Sample]) -> list[dict[str, object]]:
     """Read the KEY.json of samples of a tar; {} where there is none. Raises: DataError."""
     trees = []
-    with open(path, "rb") as file:
+    with open_tar(path) as file:
         for sample in samples:
             tree: object = {}
             if sample.json is not None:

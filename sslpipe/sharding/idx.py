@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
-from sslpipe.portable import write_atomically
+from sslpipe.portable import read_regular, write_atomically
 
 
 def parse_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -29,7 +29,7 @@ def parse_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         each size as a big-endian int32, then the data, last index fastest.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if raw[:2] == b"\x1f\x8b":

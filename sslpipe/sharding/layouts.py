@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sslpipe.errors import DataError
+from sslpipe.portable import open_regular
 from sslpipe.sharding.image_files import images_under
 from sslpipe.sharding.sources import (
     Images,
@@ -217,7 +218,8 @@ def _matlab(path: Path) -> dict[str, Any]:
     from scipy.io import loadmat  # comes with scikit-learn
 
     try:
-        content: dict[str, Any] = loadmat(path, squeeze_me=True, struct_as_record=False)
+        with open_regular(path) as file:
+            content: dict[str, Any] = loadmat(file, squeeze_me=True, struct_as_record=False)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     return content

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, did_you_mean
+from sslpipe.portable import open_regular
 from sslpipe.sharding.sources import (
     Images,
     SourceOptions,
@@ -82,7 +83,8 @@ def _columns(path: Path) -> list[str]:
     from pyarrow import ArrowException, parquet
 
     try:
-        return list(parquet.read_schema(path).names)
+        with open_regular(path) as file:
+            return list(parquet.read_schema(file).names)
     except (OSError, ArrowException) as error:
         raise DataError(f"cannot read {path}: {error}") from error
 

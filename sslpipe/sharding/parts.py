@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sslpipe.data.column_files import Kind
 from sslpipe.errors import DataError
-from sslpipe.portable import write_atomically
+from sslpipe.portable import read_regular, write_atomically
 from sslpipe.sharding.record import FOLDER, Done, Part
 
 
@@ -72,7 +72,7 @@ def load_parts(folder: Path) -> list[PartFile]:
     found = []
     for path in sorted((folder / FOLDER).glob("part-*-of-*/part.json")):
         try:
-            part_file = PartFile.model_validate_json(path.read_bytes())
+            part_file = PartFile.model_validate_json(read_regular(path))
         except (OSError, ValidationError) as error:
             raise DataError(f"{path} cannot be read; build that part again") from error
         if part_file.part is None or part_path(folder, part_file.part) != path:

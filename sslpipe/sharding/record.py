@@ -20,7 +20,14 @@ from pydantic import (
 
 from sslpipe.data.index import ShardFile
 from sslpipe.errors import DataError
-from sslpipe.portable import make_folder, open_to_append, sha256_of, write_atomically
+from sslpipe.portable import (
+    make_folder,
+    open_regular,
+    open_to_append,
+    read_regular,
+    sha256_of,
+    write_atomically,
+)
 
 FOLDER = ".build"
 
@@ -105,11 +112,11 @@ def recorded_plan(record: Path) -> str | None:
     """Return the fingerprint of the plan that a record follows; '' for a damaged one."""
     if not record.exists():
         return None
-    with open(record, encoding="utf-8", errors="replace") as file:
-        first = file.readline()
     try:
+        with open_regular(record) as file:
+            first = file.readline()
         return str(json.loads(first)["plan"]) if first else None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
@@ -142,7 +149,7 @@ def read_finished(folder: Path, record: Path) -> dict[int, Done]:
     if not record.exists():
         return {}
     done = {}
-    for line in record.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+    for line in read_regular(record).decode(errors="replace").splitlines()[1:]:
         try:
             finished = Done.model_validate_json(line)
         except ValidationError:  # the line that a kill cut short

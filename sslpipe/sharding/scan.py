@@ -3,6 +3,7 @@
 import io
 import re
 import tarfile
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
-from sslpipe.portable import read_at
+from sslpipe.portable import open_regular, read_at
 
 BLOCK = 512  # bytes: a tar header, and what data are padded to
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
@@ -107,7 +108,7 @@ def scan_tar(path: Path) -> list[Sample]:
     samples: list[Sample] = []
     seen: set[str] = set()
     group: list[Member] = []
-    with open(path, "rb") as file:
+    with open_tar(path) as file:
         for member in [*list_members(path).members, None]:
             if group and (member is None or member.key != group[0].key):
                 sample = to_sample(path, file.fileno(), group)
@@ -131,9 +132,17 @@ def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
     return np.array([(s.start, s.end, s.label) for s in samples], np.int64).reshape(-1, 3)
 
 
+def open_tar(path: Path) -> BufferedReader:
+    """Open a regular file. Raises: DataError where it is none, or cannot be read."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
 def compression(path: Path) -> str | None:
     """Name the compression of a file by its first bytes; None for a plain one."""
-    with open(path, "rb") as file:
+    with open_tar(path) as file:
         return _COMPRESSED.get(file.read(2))
 
 

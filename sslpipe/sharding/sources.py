@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import forward_slashes
+from sslpipe.portable import forward_slashes, read_regular
 from sslpipe.sharding.cells import ColumnSpec, Origin
 from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.image_files import (
@@ -365,6 +365,6 @@ def class_names(path: Path) -> tuple[str, ...]:
 def read_file(path: str | Path) -> bytes:
     """Read a whole file. Raises DataError with the path."""
     try:
-        return Path(path).read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error

@@ -2,7 +2,10 @@
 
 import gzip
 import io
+import os
+import re
 import struct
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from sslpipe.sharding import SOURCES
 from sslpipe.sharding.idx import parse_idx, write_idx
 from sslpipe.sharding.members import to_member
 from sslpipe.sharding.sources import SourceOptions
+from tests.sharding.test_shards import error_of
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
 LABELS = np.array([3, 0, 1, 3, 2, 0], np.uint8)
@@ -262,3 +266,30 @@ def test_float_images_have_no_known_range_and_are_refused() -> None:
     Image.fromarray(np.ones((4, 5), np.float32)).save(buffer, "TIFF")
     with pytest.raises(BadSample, match="no known range"):
         to_member(buffer.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("list.csv", ["build", "OUT", "--source", "csv", "--csv", "list.csv"]),
+        ("train-images-idx3-ubyte", ["build", "OUT", "--source", "idx", "--root", "."]),
+        ("train.parquet", ["build", "OUT", "--source", "parquet", "--root", "."]),
+        ("train-000000.tar", ["index", "."]),
+        ("train-000000.tar", ["repack", ".", "OUT"]),
+        ("names.txt", ["index", ".", "--classes", "names.txt"]),
+        ("OUT/.build/train.jsonl", ["build", "OUT", "--root", "photos"]),
+        ("OUT/.build/part-1-of-2/part.json", ["merge", "OUT"]),
+    ],
+)
+def test_a_fifo_instead_of_a_file_is_refused_at_once(
+    name: str, words: list[str], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    png(tmp_path / "photos" / "x.png", 3)
+    if name == "names.txt":
+        with tarfile.open("train-000000.tar", "w") as tar:
+            tar.add("photos/x.png", "x.png")
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(name)
+    message = error_of(capsys, *words)
+    assert re.search(r"is a FIFO|part.json cannot be read|holds train shards of other", message)
