@@ -185,6 +185,12 @@ def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tm
         state = state_of(run_dir)["identity"]["recipe"]
         assert state["init"] == given.config.weights_sha256
         assert state["backbone"] == backbone
+        checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
+        assert state_of(run_dir)["identity"]["digest"] in checked.stdout, checked.stderr
+        assert "given weights" not in checked.stdout + checked.stderr  # a record has the same
+        refused = command_line("check", str(run_dir), "backbone.widths=[4]", COLUMNS="200")
+        assert refused.returncode == 2
+        assert "backbone.widths = [4]" in refused.stderr
         refused = command_line(*words[:-1], f"{run_dir}-b", "backbone.kind=torchvision/resnet18",
                                "--init", str(sources["run"]), COLUMNS="200")  # fmt: skip
         assert refused.returncode == 2

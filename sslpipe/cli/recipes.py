@@ -100,4 +100,4 @@ def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> Recipe | Finetun
     with made_with(plugins_of(run_dir)):
         tree = read_description(run_dir, RECORDED)
         apply_overrides(tree, overrides)
-        return parse_recipe(tree, f"{run_dir}/{RECORDED}", recorded=True)
+        return parse_recipe(tree, f"{run_dir}/{RECORDED}", recorded=True, overrides=overrides)

@@ -247,7 +247,7 @@ def backbone_note(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone | N
         recipe: As it was given, not as `with_init` returns it.
         init_from: The weights.
     """
-    unlike = [] if init_from is None else _unlike(recipe.backbone, init_from)
+    unlike = [] if init_from is None else _unlike(recipe, init_from)
     if not unlike:
         return None
     if unlike[0][0] == "kind":  # the arguments of another one do not compare
@@ -259,15 +259,21 @@ def backbone_note(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone | N
     )
 
 
-def _unlike(wanted: Component | None, init_from: FrozenBackbone) -> list[tuple[str, Any, Any]]:
+def _unlike(
+    recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone
+) -> list[tuple[str, Any, Any]]:
     """List (key, the recipe's value, the weights') where a [backbone] names another network."""
+    wanted = recipe.backbone
     if wanted is None:
         return []
+    any_fit = {"pool"}
+    if isinstance(recipe, FinetuneRecipe):  # its [embedding] says these; a record repeats them
+        any_fit |= {"embedding_dim", "normalize"}
     source = init_from.config.backbone
     theirs, found = {"kind": source.kind, **source.arguments}, []
     for key, value in {"kind": wanted.kind, **wanted.arguments}.items():
         present = theirs.get(key)
-        if key == "pool" or (key, value) == ("stem", "auto"):  # weights fit any
+        if key in any_fit or (key, value) == ("stem", "auto"):
             continue
         if (list(present) if isinstance(present, tuple) else present) != value:
             found.append((key, value, present))
@@ -276,7 +282,7 @@ def _unlike(wanted: Component | None, init_from: FrozenBackbone) -> list[tuple[s
 
 def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Component:
     """The weights' component; a recipe's `pool` counts, and what its [embedding] says elsewhere."""
-    for key, value, present in _unlike(recipe.backbone, init_from):
+    for key, value, present in _unlike(recipe, init_from):
         if key in recipe._backbone_overrides:
             raise RecipeError(
                 f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "

@@ -38,15 +38,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe | Fin
     Raises:
         RecipeError: Names the key, its value, the remedy and the nearest valid key.
     """
-    recipe = parse_recipe(read_tree(path, overrides), str(path))
-    named: dict[str, Any] = {}
-    apply_overrides(named, [each for each in overrides if each.lstrip().startswith("backbone")])
-    recipe._backbone_overrides = frozenset(named.get("backbone") or ())
-    return recipe
+    return parse_recipe(read_tree(path, overrides), str(path), overrides=overrides)
 
 
 def parse_recipe(
-    tree: dict[str, Any], origin: str, *, recorded: bool = False
+    tree: dict[str, Any], origin: str, *, recorded: bool = False, overrides: Sequence[str] = ()
 ) -> Recipe | FinetuneRecipe:
     """Validate a tree of plain values, of either kind.
 
@@ -54,15 +50,20 @@ def parse_recipe(
         tree: As TOML or JSON gives it; a table `sampler` makes it a fine-tuning.
         origin: Where it came from, for messages.
         recorded: It is of a run that is there: its trackers need not be installed here.
+        overrides: What was put into the tree.
 
     Raises:
         RecipeError: As `load_recipe`.
     """
     kind = FinetuneRecipe if is_finetune(tree) else Recipe
     try:
-        return kind.model_validate(tree, context="recorded" if recorded else None)
+        recipe = kind.model_validate(tree, context="recorded" if recorded else None)
     except ValidationError as error:
         raise RecipeError(explain_errors(error, kind, origin)) from None
+    named: dict[str, Any] = {}
+    apply_overrides(named, [each for each in overrides if each.lstrip().startswith("backbone")])
+    recipe._backbone_overrides = frozenset(named.get("backbone") or ())
+    return recipe
 
 
 def is_finetune(tree: Mapping[str, Any]) -> bool:
