@@ -162,17 +162,16 @@ def plan_warnings(
     warnings += [rate_warning(recipe.optim, recipe.data.batch_size)]
     if len(ids) > MOST_HELD_OUT * len(split):
         warnings.append(
-            f"data.holdout = {recipe.data.holdout} keeps {len(ids)} of the {len(split)} images of "
-            f"the split {split.name!r} out of training ({len(ids) / len(split):.0%}); a tenth "
-            f"would be {settings}"
+            f"data.holdout = {recipe.data.holdout} holds out {len(ids)} of {len(split)} images of "
+            f"the split {split.name!r} ({len(ids) / len(split):.0%}); for a tenth, set {settings}"
         )
     if pairing is not None:
         split = pairing.split  # its labels are those of pairs.label
         warnings += pairing.warnings(recipe.run.cache)
         if pairing.pairs.label is not None and not loss_fn.uses_labels:
             warnings.append(
-                f"pairs.label = {pairing.pairs.label!r} has no effect, as loss.kind = "
-                f"{recipe.loss.kind!r} sees no labels: sup_con does, and loss.mask_labels = true"
+                f"pairs.label = {pairing.pairs.label!r} has no effect: loss.kind = "
+                f"{recipe.loss.kind!r} ignores labels; use sup_con or loss.mask_labels = true"
             )
     if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
         masks = bool(recipe.loss.arguments.get("mask_labels"))

@@ -143,7 +143,7 @@ def test_damaged_lines_and_files_are_counted_and_named(run_dir):
     actual = status(run_dir)
     named = {"heartbeat/rank-1.json", "lock", "DONE", *LINES}
     assert set(actual["damaged"]) == named
-    assert all(actual["damaged"][name] == "3 damaged lines are skipped" for name in LINES)
+    assert all(actual["damaged"][name] == "skipped 3 damaged lines" for name in LINES)
     ignored = ("damaged", "checkpoint")
     for key in set(whole) - {*ignored}:
         assert actual[key] == whole[key], key

@@ -20,7 +20,7 @@ def main(
 ) -> None:
     """Print where a run stands, from its directory alone.
 
-    Progress, speed, time to go, health, bad samples, last checkpoint, and each process.
+    Progress, speed, time left, health, bad samples, last checkpoint, and each process.
     """
     check_run(run)
 

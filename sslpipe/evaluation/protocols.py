@@ -273,7 +273,7 @@ class ClassesWithEnough:
 
     def few(self, count: int) -> bool:
         """Say whether kNN with so many labels a class can be measured on two classes or more."""
-        return self._measurable(count, f"kNN with {count} labels a class")
+        return self._measurable(count, f"kNN, {count} label{'s' * (count > 1)} per class")
 
     def most(self, count: int) -> bool:
         """Say whether at least half of the classes have so many: numbers of fewer are no column."""
@@ -318,13 +318,12 @@ class ClassesWithEnough:
         kept, total = self._kept(count), len(self.counts)
         most = max(self.counts.values())
         if not kept:
-            self.left_out.append(f"{what}: the largest class of the bank has {most} rows")
+            self.left_out.append(f"{what}: the largest train class has {most} samples")
         elif len(kept) < 2:
-            self.left_out.append(f"{what}: only one class of the bank has so many rows")
+            self.left_out.append(f"{what}: only one train class has {count} samples")
         elif not np.isin(self.test_labels, kept).any():
-            self.left_out.append(
-                f"{what}: no test sample is of a class that has so many in the bank"
-            )
+            enough = f" with {count} samples" if count > 1 else ""
+            self.left_out.append(f"{what}: no test class occurs in train{enough}")
         elif len(kept) < total:
             smaller = sorted(set(self.counts) - set(kept), key=lambda label: self.counts[label])
             named = ", ".join(f"{self._name(k)} ({self.counts[k]})" for k in smaller[:MOST_NAMED])

@@ -65,7 +65,7 @@ def trained_sentence(run: RunFiles, held_out: int | None = None) -> Markup:
     images, holdout = data["samples"].get(split, 0), recipe["data"].get("holdout", 0)
     labelled = data["classes"] or run.evals  # without labels nothing is held out
     count = f"about {holdout:,}" if held_out is None else f"{held_out:,}"
-    without = f", {count} of them held out," if holdout and labelled else ""
+    without = f" ({count} held out)" if holdout and labelled else ""
     kind, loss = str(recipe["backbone"]["kind"]), str(recipe["loss"]["kind"])
     return html(
         "<code>{}</code> was trained with <code>{}</code> on {:,} images of {}{} for {:,} steps "

@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -23,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sslpipe.errors import UserError
 from sslpipe.registry import Table
 from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
-from sslpipe.run.throughput import StepTimer
+from sslpipe.run.throughput import StepTimer, clock
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
     from sslpipe.data.store import Quarantined
@@ -76,9 +75,9 @@ class RunLog:
         self._restart = 1 + max((line["restart"] for line in starts), default=-1)
         for path in _logs(run_dir):
             if path.is_dir():
-                raise UserError(f"{path} is a folder where a file should be; move it away")
+                raise UserError(f"{path} is a folder, not a file; move it away")
         for name, count in unreadable_lines(run_dir).items():
-            self.warn(f"{run_dir / name}: {count} damaged lines are skipped; the others are used")
+            self.warn(f"{run_dir / name}: skipped {count} damaged lines")
         self._file = open_log(self.path)  # for the whole run
         self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
         self._steps = steps
@@ -116,19 +115,15 @@ class RunLog:
         step_s, timed = self._timer.read(step)
         known = timed >= LEAST_TIMED and step < self._steps
         cheaper = step < self._cheaper_steps
-        left = timedelta(seconds=round(step_s * (self._steps - step)))
+        left = clock(step_s * (self._steps - step))
         if not self.console.is_terminal:  # a log file: a line now and then, not a bar
-            to_go = f"  {left} to go" if known else ""
+            to_go = f"  {left} left" if known else ""
             if known and cheaper:
-                to_go = f"  more than {left} to go: the first {self._cheaper_steps} steps cost less"
+                to_go = f"  more than {left} left: the first {self._cheaper_steps} steps are faster"
             self.say(f"step {step}/{self._steps}  {status}{to_go}")
         if known and not cheaper and not self._said_speed:
             self._said_speed = True
-            self.say(
-                f"{1 / max(step_s, 1e-9):.3g} steps/s in the last {timed} steps: about {left} for "
-                f"the other {self._steps - step:,}, if the machine stays as busy as now, without "
-                "evaluations and saves; the time to go follows the speed"
-            )
+            self.say(f"{step_s:.2g} s/step, about {left} left")
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
         """Write what an evaluation measured; nothing where it measured nothing."""
@@ -167,7 +162,7 @@ class RunLog:
                 append_records(self._quarantine, [record._asdict()])
                 self.warn(
                     f"quarantined {record.shard}, key {record.key!r}: {record.reason}; "
-                    "another sample takes its place"
+                    "replaced by another sample"
                 )
 
     def quarantined_ids(self) -> list[int]:
@@ -204,7 +199,7 @@ class RunLog:
             try:
                 tracker.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
             except Exception as error:  # a tracker may fail in any way
-                self.warn(f"{tracker_name} failed and is skipped from here on: {error}")
+                self.warn(f"{tracker_name} failed and is now switched off: {error}")
                 del self._trackers[tracker_name]
 
     def _line(self, record: dict[str, Any]) -> None:
@@ -219,7 +214,7 @@ class RunLog:
                 written = self._file.write(self._unwritten)
                 self._unwritten = self._unwritten[written:]
         except OSError as error:  # a full disk: these lines come with the next one
-            self.warn(f"metrics.jsonl was not written ({error}); the next line tries again")
+            self.warn(f"cannot write metrics.jsonl ({error}); will retry at the next line")
 
 
 def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:

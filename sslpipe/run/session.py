@@ -203,11 +203,13 @@ class Run:
         start = f"resumed at step {self.first_step}" if self.first_step else "from the start"
         self.reporter.say(
             f"{self.recipe.name}: {world} process{'es' * (world > 1)} on {self.device.type}, "
-            f"{self.precision}; {what}; {start}, to step {total}"
+            f"{self.precision}; {what}; {start}, {total} steps in all"
         )
         self.reporter.say(describe_groups(self._optimizer, self._model))
         if ignores_hang_up():
-            self.reporter.say("SIGHUP is ignored (nohup): a closed terminal does not stop the run")
+            self.reporter.say(
+                "SIGHUP is ignored (nohup): closing the terminal does not stop the run"
+            )
         for remark in remarks:
             if remark:
                 self.reporter.warn(remark)

@@ -23,6 +23,7 @@ from sslpipe.run.log import (
 )
 from sslpipe.run.records import is_number, read_description
 from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
+from sslpipe.run.throughput import clock
 from sslpipe.run.watchdog import read_heartbeats
 
 SPEED_LINES = 20  # of metrics.jsonl, for the speed that the estimate uses
@@ -55,7 +56,7 @@ def status(run_dir: Path) -> dict[str, Any]:
     """
     path = run_dir / "recipe.json"
     if not path.is_file():
-        raise UserError(f"{run_dir} holds no run: there is no recipe.json; has it begun?")
+        raise UserError(f"{run_dir} holds no run: no recipe.json; check the path")
     steps = read_description(run_dir, "recipe.json").get("steps")
     if not isinstance(steps, int) or steps < 1:
         raise UserError(f"{path} is damaged: steps = {steps!r:.40}; restore a copy")
@@ -65,8 +66,7 @@ def status(run_dir: Path) -> dict[str, Any]:
     checkpoint = _newest_checkpoint(run_dir / "checkpoints")
     state, detail, damaged = _state(run_dir, checkpoint)
     damaged |= {
-        name: f"{count} damaged lines are skipped"
-        for name, count in unreadable_lines(run_dir).items()
+        name: f"skipped {count} damaged lines" for name, count in unreadable_lines(run_dir).items()
     }
     for path in sorted((run_dir / "heartbeat").glob("rank-*.json")):
         if path.name not in {f"rank-{rank}.json" for rank in ranks}:
@@ -176,7 +176,7 @@ def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, 
             damaged[marker] = "does not name the step of the last checkpoint"
             text = f"step {saved[1]}"
         return marker.lower(), text, damaged
-    detail = "no process holds it and it left no marker; resume with the same command"
+    detail = "the process ended without saving; the same `sslpipe train` command resumes it"
     return "lost", detail, damaged
 
 
@@ -186,9 +186,9 @@ def render(summary: dict[str, Any]) -> Group:
     done = 100 * summary["step"] / summary["steps"]
     speed = [f"{summary['images_per_s']:.0f} images/s"] if summary["images_per_s"] else []
     if summary["data_wait_percent"] is not None:
-        speed.append(f"{summary['data_wait_percent']:.0f} % of the time waiting for data")
+        speed.append(f"{summary['data_wait_percent']:.0f} % waiting for data")
     if summary["eta_s"] is not None:
-        speed.append(f"{timedelta(seconds=round(summary['eta_s']))} to go")
+        speed.append(f"{clock(summary['eta_s'])} left")
     checkpoint = summary["checkpoint"]
     waits = summary["state"] in ("stopped", "preempted")
     rows = {
@@ -203,8 +203,8 @@ def render(summary: dict[str, Any]) -> Group:
         **_skipped(summary),
         "checkpoint": f"{checkpoint['name']}, {timedelta(seconds=round(checkpoint['age_s']))} old, "
         f"{checkpoint['bytes'] / 1e6:.1f} MB; {checkpoint['kept']} kept"
-        + (f", the best of them {checkpoint['best']}" if "best" in checkpoint else "")
-        + (", its averaged weights" if "best_weights" in checkpoint else "")
+        + (f", best {checkpoint['best']}" if "best" in checkpoint else "")
+        + (" (averaged weights)" if "best_weights" in checkpoint else "")
         if checkpoint
         else "none yet",
     }

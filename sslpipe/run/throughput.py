@@ -4,11 +4,18 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 T = TypeVar("T")
 
-TIMED_LINES = 20  # log lines that the time to go looks back on
+TIMED_LINES = 20  # log lines that the remaining time is estimated from
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as 2:34 (minutes, seconds) or 1:02:34, with days where there are any."""
+    text = str(timedelta(seconds=round(seconds)))
+    return text.removeprefix("0:").removeprefix("0") if text.startswith("0:") else text
 
 
 class Meter:

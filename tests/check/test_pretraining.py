@@ -94,7 +94,7 @@ def test_resnet18_has_torchvisions_parameters_and_flops():
 def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(recipe_of, index):
     """Of 128 images 32 are a quarter."""
     said = [check_pretraining(recipe_of(f"data.holdout={n}"), index).warnings for n in (32, 36)]
-    quiet, told = ([text for text in texts if "out of training" in text] for texts in said)
+    quiet, told = ([text for text in texts if "holds out" in text] for texts in said)
     assert not quiet
     (warning,) = told
     assert warning.startswith("data.holdout = 36 keeps 36 of the 128 images of the split 'train'")
@@ -105,10 +105,10 @@ def test_a_large_holdout_is_not_blamed_on_the_shards_too(recipe_of, index, monke
     monkeypatch.setattr(pretraining, "mixing_score", lambda *given: 0.5)
     said = [check_pretraining(recipe_of(f"data.holdout={n}"), index).warnings for n in (32, 36)]
     kinds = [
-        [key for text in texts for key in ("out of training", "mixing score") if key in text]
+        [key for text in texts for key in ("holds out", "mixing score") if key in text]
         for texts in said
     ]
-    assert kinds == [["mixing score"], ["out of training"]]
+    assert kinds == [["mixing score"], ["holds out"]]
 
 
 def test_flops_of_a_small_network_are_those_on_paper():
@@ -307,7 +307,7 @@ def test_few_groups_in_a_window_are_a_warning(recipe_of, tmp_path, together, win
 def test_labels_of_a_column_that_no_loss_sees_are_said(recipe_of, tmp_path, setting, said):
     index = add_columns(write_dataset(tmp_path), icon=[f"icon{i // 4}" for i in range(128)])
     result = check_pretraining(recipe_of("pairs.label=icon", setting), index)
-    text = "pairs.label = 'icon' has no effect, as loss.kind = 'nt_xent' sees no labels"
+    text = "pairs.label = 'icon' has no effect: loss.kind = 'nt_xent' ignores labels"
     assert any(text in warning for warning in result.warnings) == said
 
 

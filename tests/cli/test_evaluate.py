@@ -214,7 +214,7 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert all(row["queries"] == 20 for row in report["rows"])
     assert (report["facts"]["step"], report["facts"]["steps"]) == (3, 3)
     assert "unfinished" not in shown
-    for message in ("tiny, whitened", "pixels", "random", "kNN with 100 labels a class"):
+    for message in ("tiny, whitened", "pixels", "random", "kNN, 100 labels per class"):
         assert message in shown
     assert "ssl" not in shown.replace("sslpipe", "")  # the name of the run
     shown = call(report_tool, run_dir)

@@ -90,7 +90,7 @@ def test_what_cannot_be_measured_is_reported():
     report = run_suite({"ssl": (train, test)}, {})
     assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
     assert len(report["left_out"]) == 1
-    assert report["left_out"][0].startswith("kNN with 100 labels a class: the largest class")
+    assert report["left_out"][0].startswith("kNN, 100 labels per class: the largest train class")
 
 
 def test_the_report_is_plain_json(report):
@@ -142,12 +142,12 @@ def with_small_classes():
 @pytest.mark.parametrize(
     ("labels", "tested", "reason"),
     [
-        ([0] * 40, [0] * 20, "kNN with 10 labels a class: only one class of the bank has so many"),
+        ([0] * 40, [0] * 20, "kNN, 10 labels per class: only one train class has 10"),
         ([0] * 30 + [1] * 10, [2] * 20, "kNN and linear probes: no test class occurs in train"),
         (
             [0] * 38 + [1] * 2,
             [0] * 10 + [1] * 10,
-            "kNN with 10 labels a class: only one class of the bank has so many",
+            "kNN, 10 labels per class: only one train class has 10",
         ),
     ],
 )
@@ -228,11 +228,11 @@ def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():
     counts = torch.bincount(train.labels).tolist()
     assert counts[4:] == [12, 1]
     said = report["left_out"]
-    assert f"kNN with 100 labels a class: the largest class of the bank has {max(counts)}" in said[
-        0
-    ] or ("kNN with 100 labels a class for" in said[0])
+    assert f"kNN, 100 labels per class: the largest train class has {max(counts)}" in said[0] or (
+        "kNN, 100 labels per class for" in said[0]
+    )
     assert any(
-        text.startswith("kNN with 10 labels a class for 1 of 6 classes") and "fox (1)" in text
+        text.startswith("kNN, 10 labels per class for 1 of 6 classes") and "fox (1)" in text
         for text in said
     )
     assert any(text.startswith("linear probes for 1 of 6 classes") for text in said)

@@ -283,12 +283,12 @@ def test_the_last_numbers_of_training_are_those_of_the_log(whole):
     for key in ("loss", "effective_rank", "alignment"):
         assert f"{last[key]:.4g}" in whole.page.text.replace("−", "-")
     assert "for 8 steps" in whole.page.text
-    assert "on 128 images of tiny, 16 of them held out," in whole.page.text
+    assert "on 128 images of tiny (16 held out)" in whole.page.text
     run = read_run(whole.run_dir)
     run.given_recipe["data"]["holdout"] = run.recipe["data"]["holdout"] = 17
     without_data, exact = header(run), header(run, held_out(run, load_index(whole.data)))
-    assert "about 17 of them held out" in without_data  # each of the 4 classes gives 17 / 4
-    assert "tiny, 16 of them held out" in exact
+    assert "(about 17 held out)" in without_data  # each of the 4 classes gives 17 / 4
+    assert "tiny (16 held out)" in exact
 
 
 def test_a_run_that_stopped_between_two_log_lines_is_shown_at_its_last_save(whole, tmp_path):

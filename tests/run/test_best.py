@@ -366,7 +366,7 @@ def test_the_commands_take_the_better_weights_of_the_best_and_say_so(
     assert told in page
     assert "<dt>best checkpoint</dt><dd>step-00000008, averaged weights</dd>" in page
     # how the run stands, and a run that starts from it
-    assert "the best of them step-00000008, its averaged" in command("status", run_dir)[0]
+    assert "best step-00000008 (averaged" in command("status", run_dir)[0]
     assert (
         json.loads(command("status", run_dir, "--json")[0])["checkpoint"]["best_weights"] == "ema"
     )
