@@ -63,6 +63,9 @@ class EvalView(nn.Module):
         squash: bool = False,
     ) -> None:
         super().__init__()
+        for name, value in (("crop_px", crop_px), ("resize_px", resize_px)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} = {value!r} is no whole number")
         if not 0 < crop_px <= resize_px:
             raise ValueError(f"crop_px = {crop_px} is not in 1..resize_px = {resize_px}")
         if resize_px > LONGEST_SIDE_PX:

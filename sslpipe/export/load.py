@@ -11,12 +11,12 @@ from torch import Tensor
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.index import Manifest
-from sslpipe.errors import CheckpointError, ExportError, UserError
+from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.model import Config, FrozenBackbone, freeze
 from sslpipe.models.backbones import build_backbone
-from sslpipe.models.limits import within_memory
+from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import module_sha256
 from sslpipe.portable import sha256_of
@@ -116,9 +116,9 @@ def load_backbone(
 
 def _load_export(path: Path) -> FrozenBackbone:
     """Load what `write.export_model` wrote. Raises: ExportError."""
-    for file in (path / "config.json", path / "model.safetensors"):
-        if file.is_dir():
-            raise ExportError(f"{file} is a folder, not a file; copy the export again")
+    for file in (path / name for name in (*LOADED, "SHA256SUMS")):
+        if file.exists() and not file.is_file():
+            raise ExportError(f"{file} is no regular file; copy the export again")
     try:
         check_sums(path)
         raw = (path / "config.json").read_bytes()
@@ -140,6 +140,7 @@ def _load_export(path: Path) -> FrozenBackbone:
         tensors = _tensors(path / "model.safetensors")
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
         view = EvalView(**config.view)
+        check_side(f"{path}/config.json", view.resize_px)
         whitening = None
         if config.whitening_sha256 is not None:
             whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
@@ -157,7 +158,7 @@ def _load_export(path: Path) -> FrozenBackbone:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "config.json"
         raise ExportError(f"{path}/config.json: {key}: {first['msg']}") from None
-    except ExportError:
+    except (ExportError, WeightsError):
         raise
     except OSError as error:
         raise ExportError(f"cannot read {error.filename}: {error.strerror}") from error

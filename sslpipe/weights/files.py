@@ -3,7 +3,7 @@
 import argparse
 import hashlib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from torch import Tensor
 from sslpipe.errors import WeightsError
 from sslpipe.portable import sha256_of
 from sslpipe.run.records import parse_object
-from sslpipe.weights.source import weights_files
+from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_files
 
 _POINTER = b"version https://git-lfs.github.com/spec/"  # what a clone without git LFS holds
 
+MOST_EXPANDED = 4  # bytes of tensors for each byte of a file
+MOST_NESTED = 8  # tables in tables that are looked into
 Tree = dict[str, Any]  # of tensors, tables and plain values, as a checkpoint nests them
 
 
@@ -32,6 +34,7 @@ def read_tree(path: Path) -> tuple[Tree, str]:
         WeightsError: It is damaged, of no known kind, or a pickle that needs more than tensors.
     """
     (file,) = weights_files(path) if path.is_dir() else [path]
+    check_file(file, MOST_JSON_BYTES if file.name.endswith(".index.json") else None)
     if not file.name.endswith(".index.json"):
         return _read_file(file), sha256_of(file)
     try:
@@ -81,7 +84,25 @@ def _read_file(path: Path) -> Tree:
         ) from error
     if not isinstance(tree, Mapping):
         raise WeightsError(f"{path} holds a {type(tree).__name__}, not a table of named tensors")
-    return {str(key): value for key, value in tree.items()}
+    tree = {str(key): value for key, value in tree.items()}
+    # a view of stride 0 claims more numbers than the file has
+    dense = sum(t.numel() * t.element_size() for t in _dense_tensors(tree))
+    most = MOST_EXPANDED * path.stat().st_size + 2**28
+    if dense > most:
+        raise WeightsError(
+            f"{path} claims {dense:,} bytes of tensors in {path.stat().st_size:,}: views repeat "
+            "their numbers; save contiguous tensors"
+        )
+    return tree
+
+
+def _dense_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided and not value.is_meta:
+            yield value
+    elif isinstance(value, Mapping | list | tuple) and depth < MOST_NESTED:
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _dense_tensors(inner, depth + 1)
 
 
 def _refusal(path: Path) -> str:

@@ -61,8 +61,6 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     for key in own.keys() & given.keys():
         if given[key].is_floating_point() != own[key].is_floating_point():
             raise WeightsError(f"{what}: {key} is of type {given[key].dtype}, not {own[key].dtype}")
-        if given[key].is_meta:
-            raise WeightsError(f"{what}: {key} was saved without its values, on the meta device")
         if not torch.isfinite(given[key]).all():
             raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
         if key.endswith("running_var") and bool((given[key] < 0).any()):
@@ -75,6 +73,20 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
         "unexpected": [*unexpected, *dropped],
         "resized": [k for k in own if k in tensors and tensors[k].shape != own[k].shape],
     }
+
+
+def check_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Check that all are plain tensors with values. Raises: WeightsError."""
+    for key, tensor in tensors.items():
+        if tensor.is_meta:
+            raise WeightsError(f"{what}: {key} was saved without its values, on the meta device")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise WeightsError(f"{what}: {key} is sparse, nested or quantised; save it dense")
+        if tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() < 2):
+            raise WeightsError(
+                f"{what}: {key} is of type {tensor.dtype}, which no backbone has; save it as "
+                "float32, float16 or bfloat16"
+            )
 
 
 def _fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> bool:
@@ -182,6 +194,7 @@ def _misfit(
     first = given.get("conv1.weight")
     if (
         first is not None
+        and first.ndim == 4
         and backbone.stem is not None
         and wrong == ["conv1.weight"]
         and first.shape[2:] != own["conv1.weight"].shape[2:]

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslpipe.errors import WeightsError, did_you_mean
+from sslpipe.errors import WeightsError, did_you_mean, shown
 from sslpipe.recipe.base import Component
+from sslpipe.registry import REFUSALS
 from sslpipe.weights.layouts import Encoder
 
 Config = Mapping[str, Any]
@@ -63,6 +64,7 @@ _RESNET: Rules = (
     (r"classifier\.1\.(.*)", r"fc.\1"),
 )
 
+MOST = 2**20  # of any size in a config.json
 _TIMM_EPS = 1e-6  # of the LayerNorms of vision transformers and ConvNeXts
 
 # (width, depth, heads) -> the size in timm's names
@@ -109,12 +111,12 @@ def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder
         )
     rules, find_component = MODELS[model_type]
     bare = {key.removeprefix(f"{model_type}."): tensor for key, tensor in tensors.items()}
-    if model_type in ("vit", "dinov2", "dinov2_with_registers"):
-        bare = _join_attention(bare)
-    renamed, dropped = _rename(bare, rules)
     try:
+        if model_type in ("vit", "dinov2", "dinov2_with_registers"):
+            bare = _join_attention(bare)
+        renamed, dropped = _rename(bare, rules)
         component = find_component(config, bare)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except REFUSALS as error:
         raise WeightsError(
             f"{what}: its config.json lacks or garbles what a {model_type} needs: {error!r}"
         ) from error
@@ -156,6 +158,14 @@ def _join_attention(tensors: Tensors) -> Tensors:
     return joined
 
 
+def _whole(config: Config, key: str) -> int:
+    """Read a positive number, or two equal ones of height and width."""
+    sides = config[key] if isinstance(config[key], list) else [config[key]]
+    if len({*sides}) != 1 or type(sides[0]) is not int or not 0 < sides[0] <= MOST:
+        raise ValueError(f"{key} = {shown(config[key])} is none of 1 to {MOST:,}")
+    return int(sides[0])
+
+
 def _require(config: Config, **expected: Any) -> None:
     for key, value in expected.items():
         if config.get(key, value) != value:
@@ -165,8 +175,8 @@ def _require(config: Config, **expected: Any) -> None:
 def _vit(config: Config, tensors: Tensors) -> Component:
     _require(config, hidden_act="gelu", num_channels=3)
     size = _SIZES.get(_width_depth_heads(config), "")
-    patch, width = int(config["patch_size"]), int(config["hidden_size"])
-    ratio = int(config["intermediate_size"]) / width
+    patch, width = _whole(config, "patch_size"), _whole(config, "hidden_size")
+    ratio = _whole(config, "intermediate_size") / width
     bias = bool(config.get("qkv_bias", True))
     kind = f"vit_{size}_patch{patch}_224"
     if _in_timm(kind) and ratio == 4 and bias:
@@ -184,11 +194,11 @@ def _dinov2(config: Config, tensors: Tensors) -> Component:
     if middle is None:
         raise ValueError(f"num_register_tokens = {registers}, and only 0 and 4 are read")
     kind = f"vit_{size}_patch14_{middle}dinov2"
-    usual = int(config["patch_size"]) == 14 and gated == (size == "giant")
+    usual = _whole(config, "patch_size") == 14 and gated == (size == "giant")
     if _in_timm(kind) and usual and config.get("mlp_ratio", 4) == 4:
         return _component(f"timm/{kind}", _eps(config))
     inner = tensors[f"encoder.layer.0.mlp.{'weights_in' if gated else 'fc1'}.weight"].shape[0]
-    width = int(config["hidden_size"])
+    width = _whole(config, "hidden_size")
     ratio = inner / width
     if int(width * ratio) != inner:  # as timm computes it
         ratio = (inner + 0.5) / width
@@ -232,14 +242,14 @@ def _component(kind: str, arguments: Mapping[str, Any]) -> Component:
 
 def _width_depth_heads(config: Config) -> tuple[int, int, int]:
     width, depth, heads = (
-        int(config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+        _whole(config, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
     )
     return width, depth, heads
 
 
 def _sizes(config: Config) -> dict[str, int]:
     width, depth, heads = _width_depth_heads(config)
-    patch = int(config["patch_size"])
+    patch = _whole(config, "patch_size")
     return {"embed_dim": width, "depth": depth, "num_heads": heads, "patch_size": patch}
 
 

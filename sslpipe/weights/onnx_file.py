@@ -1,20 +1,31 @@
-"""An ONNX file as a backbone: to embed with and to compare with, never to train."""
+"""An ONNX file as a backbone: to embed with and to compare with, never to train.
 
+The graph is read before it runs, and first runs in a process of its own, with limits.
+"""
+
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.errors import WeightsError
+from sslpipe.errors import WeightsError, shown
 from sslpipe.models.backbones import Backbone
+from sslpipe.models.limits import check_side, most_image_bytes
 from sslpipe.portable import sha256_of
 from sslpipe.weights.views import make_view, unknown_view
 
 _VIEW = ("crop_px", "resize_px", "mean", "std", "crops", "reduce", "interpolation", "squash")
+_REPEATS = ("Loop", "Scan", "SequenceMap")  # may run for ever, and no backbone needs them
+PROBE_TIMEOUT_S = 100  # of one image
+BASE_BYTES = 2**30  # what Python and onnxruntime take beside the file
 
 
 class OnnxNetwork(nn.Module):
@@ -26,6 +37,7 @@ class OnnxNetwork(nn.Module):
     Attributes:
         size: Side of the images, or None where any will do.
         metadata: What the file says of itself.
+        files: It and those with its external data.
 
     Raises:
         WeightsError: onnxruntime is not installed or refuses the file, or it is no network from
@@ -35,52 +47,180 @@ class OnnxNetwork(nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         try:
-            import onnxruntime
+            import onnx
+            import onnxruntime  # noqa: F401 (it is used after the file has been judged)
         except ImportError as error:
             raise WeightsError(f"{path} needs onnxruntime: pip install 'sslpipe[onnx]'") from error
         try:
-            self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its errors have no common base
-            text = " ".join(str(error).split())[:200]
-            raise WeightsError(f"{path} is damaged, or no ONNX file: {text}") from error
-        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
-            given = ", ".join(f"{i.name}: {i.type} {i.shape}" for i in inputs)
+            model = onnx.load(path, load_external_data=False)
+        except OSError as error:
+            raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+        except Exception as error:  # protobuf's have no common base
+            raise WeightsError(f"{path} is damaged, or no ONNX file: {error}") from error
+        self.path, graph = path, model.graph
+        self.files = [path, *_external_files(path, model)]
+        self.metadata = {entry.key: entry.value for entry in model.metadata_props}
+        initial = {tensor.name for tensor in graph.initializer}
+        inputs = [each for each in graph.input if each.name not in initial]
+        # one input: float images, square and RGB
+        float_images = [
+            each
+            for each in inputs
+            if each.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+            and len(each.type.tensor_type.shape.dim) == 4
+        ]
+        if len(inputs) != 1 or not float_images:
+            given = ", ".join(each.name for each in inputs[:5]) or "nothing"
             raise WeightsError(f"{path} takes {given}; a backbone takes float images (B, 3, H, W)")
-        self.input, shape = inputs[0].name, inputs[0].shape
-        sides = {side for side in shape[2:] if isinstance(side, int)}
-        if (shape[1] not in (3, None) and isinstance(shape[1], int)) or len(sides) > 1:
+        dims = float_images[0].type.tensor_type.shape.dim
+        shape = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
+        sides = {side for side in shape[2:] if side is not None}
+        if shape[1] not in (3, None) or len(sides) > 1 or min(sides, default=1) < 1:
             raise WeightsError(f"{path} takes images of {shape}; a backbone takes square RGB ones")
-        self.size: int | None = next(iter(sides), None)
-        self.fixed_batch = shape[0] if isinstance(shape[0], int) else None
-        named = [out.name for out in outputs if out.name == "features"]
-        if len(outputs) > 1 and not named:
-            names = ", ".join(out.name for out in outputs)
+        self.input, self.size = inputs[0].name, next(iter(sides), None)
+        if shape[0] is not None and not 1 <= shape[0] <= MOST_FIXED_BATCH:
+            raise WeightsError(
+                f"{path} takes {shape[0]} images at a time, not 1 to {MOST_FIXED_BATCH}; export it "
+                "with a free batch size"
+            )
+        self.fixed_batch = shape[0]
+        # one output: a tensor of floats
+        named = [each for each in graph.output if each.name == "features"] or list(graph.output)
+        if len(named) != 1:
+            names = ", ".join(each.name for each in named[:5]) or "none"
             raise WeightsError(f"{path} has several outputs ({names}), none called 'features'")
-        self.output = named[0] if named else outputs[0].name
-        self.metadata: Mapping[str, str] = self.session.get_modelmeta().custom_metadata_map
+        self.output = named[0].name
+        if named[0].type.tensor_type.elem_type not in _float_types():
+            raise WeightsError(
+                f"{path}: its output {shown(self.output)} is no tensor of floats; features are"
+            )
+        self.session: Any = None  # once `open` has judged what it takes
+
+    def open(self, side: int) -> int:
+        """Run one batch of black images in a process of its own, then open the file in this one.
+
+        Args:
+            side: Of the images, in px.
+
+        Returns:
+            F, the number of features.
+
+        Raises:
+            WeightsError: It takes too long or too much memory, or gives no row of features.
+        """
+        most = most_image_bytes() + BASE_BYTES + 3 * sum(file.stat().st_size for file in self.files)
+        program = Path(__file__).with_name("onnx_probe.py")
+        sizes = [self.fixed_batch or 1, side, most]
+        command = [sys.executable, program, self.path, self.input, self.output]
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                [*command, *map(str, sizes)],
+                capture_output=True,
+                text=True,
+                timeout=PROBE_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **threads},
+            )
+        except subprocess.TimeoutExpired as late:
+            raise WeightsError(
+                f"{self.path} has not computed one image in {PROBE_TIMEOUT_S} s; name another file"
+            ) from late
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+            raise WeightsError(
+                f"{self.path} is damaged, or cannot be run on an image of {side} px within "
+                f"{most / 2**30:.1f} GiB: {lines[-1]}; SSLPIPE_IMAGE_GB=N allows N GiB for an image"
+            )
+        dtype, shape = json.loads(done.stdout.splitlines()[-1])
+        pooled = shape[2:] in ([], [1, 1]) and len(shape) in (2, 4)
+        if not pooled or shape[0] != (self.fixed_batch or 1) or not shape[1]:
+            raise WeightsError(
+                f"{self.path}: its output {shown(self.output)} is {tuple(shape)}, not one row of "
+                "features an image; export the network without what follows the pooling"
+            )
+        if not dtype.startswith("float"):
+            raise WeightsError(f"{self.path}: its output is of type {dtype}; features are floats")
+        import onnxruntime
+
+        try:
+            self.session = onnxruntime.InferenceSession(
+                self.path, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # its errors have no common base
+            raise WeightsError(f"{self.path} cannot be opened: {error}") from error
+        return int(shape[1])
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features: (B, 3, S, S) normalised floats -> (B, F) float32."""
         pixels = images.detach().to("cpu", torch.float32).contiguous()
-        batches = (
-            [pixels] if self.fixed_batch is None else list(torch.split(pixels, self.fixed_batch))
-        )
         rows = []
-        for batch in batches:
+        for batch in torch.split(pixels, self.fixed_batch or max(1, len(pixels))):
             short = 0 if self.fixed_batch is None else self.fixed_batch - len(batch)
             filled = torch.cat([batch, batch.new_zeros(short, *batch.shape[1:])])
             (features,) = self.session.run([self.output], {self.input: filled.numpy()})
-            rows.append(torch.from_numpy(features)[: len(batch)])
-        joined = torch.cat(rows)
-        if joined.ndim == 4 and joined.shape[2:] == (1, 1):
-            joined = joined.flatten(1)
-        if joined.ndim != 2:
+            rows.append(torch.from_numpy(features)[: len(batch)].float().flatten(1))
+        return torch.cat(rows).to(images.device)
+
+
+MOST_FIXED_BATCH = 1024
+
+
+def _float_types() -> tuple[int, ...]:
+    from onnx import TensorProto
+
+    return TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.UNDEFINED
+
+
+def _external_files(path: Path, model: Any) -> list[Path]:
+    """Find the files with a model's external data, sorted.
+
+    Raises:
+        WeightsError: One is missing or lies elsewhere, or the graph repeats a part of itself.
+    """
+    names = set()
+    for tensor in _tensors(path, [model.graph, *model.functions]):
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    for name in sorted(names):
+        inner = PurePosixPath(name)
+        if inner.is_absolute() or ".." in inner.parts or not (path.parent / name).is_file():
             raise WeightsError(
-                f"an ONNX file's output {self.output!r} is {tuple(joined.shape)}, not one row of "
-                "features an image; export the network without what follows the pooling"
+                f"{path} names {shown(name)} with its weights, which is no file beside it; copy "
+                "both into one folder"
             )
-        return joined.to(images.device)
+    return [path.parent / name for name in sorted(names)]
+
+
+def _tensors(path: Path, graphs: Sequence[Any]) -> Iterator[Any]:
+    """Walk through all tensors of graphs and functions, and of the graphs inside of their nodes."""
+    waiting = list(graphs)
+    while waiting:
+        graph = waiting.pop()
+        yield from getattr(graph, "initializer", ())
+        for sparse in getattr(graph, "sparse_initializer", ()):
+            yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            if node.op_type in _REPEATS:
+                raise WeightsError(
+                    f"{path} repeats a part of itself ({node.op_type}), which may never end; "
+                    "export the network without loops"
+                )
+            for attribute in node.attribute:
+                yield from (attribute.t, *attribute.tensors)
+                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                    yield from (sparse.values, sparse.indices)
+                waiting += [attribute.g, *attribute.graphs]
+
+
+def _sha256(files: Sequence[Path]) -> str:
+    """Hash a file; of several, the lines "sha256  name" of all."""
+    if len(files) == 1:
+        return sha256_of(files[0])
+    folder = files[0].parent
+    lines = [f"{sha256_of(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def read_onnx(
@@ -95,19 +235,25 @@ def read_onnx(
     if network.size is not None and crop_px not in (None, network.size):
         raise WeightsError(f"{what} takes images of {network.size} px only, not of {crop_px}")
     view, notes = _view(what, crop_px, network)
-    with torch.no_grad():
-        features = network(torch.zeros(1, 3, view.crop_px, view.crop_px))
+    if crop_px is None:
+        check_side(what, max(view.resize_px, network.size or 1))
+    if network.size not in (None, view.crop_px):
+        raise WeightsError(
+            f"{what} takes images of {network.size} px, and its metadata say {view.crop_px}"
+        )
+    sha256 = _sha256(network.files)
+    features = network.open(view.crop_px)
     report = {
         "source": what,
         "format": "ONNX",
-        "sha256": sha256_of(path),
+        "sha256": sha256,
         "loaded": 0,
         "missing": [],
         "unexpected": [],
         "resized": [],
         "notes": ["the file is run as it is: it can be embedded with, not trained", *notes],
     }
-    return Backbone(network, features.shape[1]), view, report
+    return Backbone(network, features), view, report
 
 
 def _view(what: str, crop_px: int | None, network: OnnxNetwork) -> tuple[EvalView, list[str]]:
@@ -119,7 +265,7 @@ def _view(what: str, crop_px: int | None, network: OnnxNetwork) -> tuple[EvalVie
         }
         if {"crop_px", "resize_px", "mean", "std"} <= stated.keys():
             return _own_view(what, crop_px, stated), []
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{what}: its metadata are garbled: {error}") from error
     size = 224 if network.size is None else network.size
     return unknown_view(what, crop_px, size=size)

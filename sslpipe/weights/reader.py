@@ -1,5 +1,6 @@
 """Read a SOURCE of another program: the network with its weights, its view, and a report."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +10,13 @@ from torch import Tensor
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import UserError, WeightsError, did_you_mean, shown
 from sslpipe.models.backbones import ONNX, Backbone, build_backbone
-from sslpipe.models.limits import within_memory
+from sslpipe.models.limits import TooLarge, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.run.records import parse_object
 from sslpipe.weights import architectures
 from sslpipe.weights.files import read_tree
-from sslpipe.weights.fit import fit_tensors
-from sslpipe.weights.huggingface import transformers_encoder
+from sslpipe.weights.fit import check_tensors, fit_tensors
+from sslpipe.weights.huggingface import MOST, transformers_encoder
 from sslpipe.weights.layouts import Encoder, find_encoder
 from sslpipe.weights.onnx_file import read_onnx
 from sslpipe.weights.source import Source
@@ -28,6 +29,7 @@ _OF_ITS_LIBRARY = ("EfficientNet-PyTorch", "sslpipe", "state dict", "timm")
 _NOT_BUILT = ("img_size", "in_chans", "num_classes")
 # arguments that change what the same tensors compute
 _NOT_IN_TENSORS = ("act_layer", "global_pool", "head_norm_eps", "norm_eps", "norm_layer")
+MOST_ASKED = 2  # numbers that a network may have for each of the file; tables are resized
 _SAME = 1e-5  # features of two networks differ by less, relative to the largest: they are one
 
 
@@ -91,6 +93,7 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")
     encoder = find_encoder(tree, what)
+    check_tensors(encoder.tensors, what)
     del tree
     if "model_type" in config:
         encoder = transformers_encoder(config, encoder.tensors, what)
@@ -137,13 +140,28 @@ def _stated(source: Source, config: dict[str, Any]) -> Component | None:
             "name of a network of timm"
         )
     try:
-        stated = dict(config.get("model_args") or {})
+        stated = config.get("model_args") or {}
+        if not isinstance(stated, dict):
+            raise TypeError(f"{shown(stated)} is no table of arguments")
+        for key, value in stated.items():  # some are counted to before anything is built
+            if any(isinstance(each, int) and abs(each) > MOST for each in _leaves(value)):
+                raise ValueError(f"{key} = {shown(value)} is more than {MOST:,}")
         tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
         tree["kind"] = "timm/" + config["architecture"]
         return Component.model_validate(tree)
     except (TypeError, ValueError) as error:  # pydantic's are of the latter
         text = " ".join(str(error).split())
         raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Walk through what lies in lists and tables."""
+    inner = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping | list):
+        for each in inner:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _named(
@@ -291,7 +309,8 @@ def _view(
         return transformers_view(what, crop_px, config, stated)
     if "architecture" in config:
         stated = config.get("pretrained_cfg", config)
-        return timm_view(what, crop_px, stated, (config.get("model_args") or {}).get("img_size"))
+        arguments = config.get("model_args") or {}  # a table, or it was refused
+        return timm_view(what, crop_px, stated, arguments.get("img_size"))
     family, _, architecture = named.component.kind.partition("/")
     of_its_library = encoder.format in _OF_ITS_LIBRARY and not named.by_keys
     if family == "timm" and (of_its_library or named.tag):
@@ -312,6 +331,7 @@ def _build(
     component: Component, crop_px: int, encoder: Encoder, *, fixed: bool
 ) -> tuple[Backbone, Component]:
     """Build the network; the weights decide a ResNet's stem, unless a recipe does."""
+    _check_size(component, crop_px, encoder)
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)
     first = encoder.tensors.get("conv1.weight")
@@ -327,3 +347,21 @@ def _build(
         component = Component(kind=component.kind, **{**component.arguments, "stem": stem})
         backbone = build_backbone(component, crop_px=crop_px)
     return backbone, component
+
+
+def _check_size(component: Component, crop_px: int, encoder: Encoder) -> None:
+    """Raise TooLarge for a network with far more numbers than the file; nothing is allocated."""
+    try:
+        with within_memory("backbone"), torch.device("meta"):
+            network = build_backbone(component, crop_px=crop_px).network
+    except TooLarge:
+        raise
+    except UserError:  # some constructors read what they compute: the real one decides
+        return
+    asked = sum(tensor.numel() for tensor in network.state_dict().values())
+    given = sum(tensor.numel() for tensor in encoder.tensors.values())
+    if asked > MOST_ASKED * given + 2**26:
+        raise TooLarge(
+            f"{component.kind} is configured with {asked:,} numbers, and the file has {given:,}; "
+            "its configuration is of other weights"
+        )

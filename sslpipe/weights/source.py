@@ -23,6 +23,7 @@ PREFERRED = (
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 INDEX = "dataset.json"  # of a folder of shards
 OF_SSLPIPE = ("recipe.json", "config.json")
+MOST_JSON_BYTES = 2**26
 _OF_OTHERS = {"architecture", "architectures", "model_type"}  # keys of timm and transformers
 _NAMED = re.compile(r"([A-Za-z][\w.-]*(?:/[\w.-]+)?)@(.+)", re.DOTALL)
 EXPECTED = (
@@ -72,6 +73,8 @@ def parse_source(text: str | Path) -> Source:
             f"{text} is neither an export nor a run, nor other weights: there is no {path}; a "
             f"source of weights is {EXPECTED}"
         )
+    if not path.is_dir():
+        check_file(path)
     if path.is_dir():
         ours = kind is None and (
             (path / "recipe.json").is_file()
@@ -89,12 +92,27 @@ def parse_source(text: str | Path) -> Source:
     return Source(text, "path", path, kind)
 
 
+def check_file(path: Path, most_bytes: int | None = None) -> None:
+    """Check that a file of others is a regular one, or a link to one: no pipe, no device.
+
+    Raises:
+        WeightsError: It is none, or larger than `most_bytes`.
+    """
+    if not path.is_file():
+        raise WeightsError(f"{path} is no regular file (a pipe or a device?); copy it into one")
+    if most_bytes is not None and path.stat().st_size > most_bytes:
+        raise WeightsError(
+            f"{path} has {path.stat().st_size:,} bytes, more than the {most_bytes:,} that are read"
+        )
+
+
 def _of_images(path: Path, what: str) -> str:
     return f"{path} {what}, not weights; --data names it, and a source of weights is {EXPECTED}"
 
 
 def is_export(config: Path) -> bool:
     """Say whether a config.json is of an export of sslpipe; a damaged one may be, too."""
+    check_file(config, MOST_JSON_BYTES)
     try:
         tree = json.loads(config.read_bytes())
     except (OSError, ValueError, RecursionError):

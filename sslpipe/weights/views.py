@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.errors import WeightsError
+from sslpipe.errors import WeightsError, shown
+from sslpipe.models.limits import check_side
 from sslpipe.registry import REFUSALS
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -29,7 +30,7 @@ def make_view(
 
     Args:
         what: Names the source in messages.
-        crop_px: Side of the views; None: `size`.
+        crop_px: Side of the views; None: `size`, which is judged then.
         size: Side that the weights were trained for.
         resize: Shorter side before the crop, at `size`; keeps its share at other sizes.
         mean: RGB in [0, 1].
@@ -47,6 +48,9 @@ def make_view(
         interpolation = "bicubic"
     crop = size if crop_px is None else crop_px
     resize_px = size if resize is None else resize
+    if crop_px is None:
+        check_side(what, size)
+        check_side(what, resize_px)
     if crop != size:
         resize_px = math.floor(crop * resize_px / size)
     resize_px = crop if squash else max(crop, resize_px)
@@ -85,7 +89,15 @@ def timm_view(
     """
     from timm.data import resolve_data_config
 
+    kinds = {"interpolation": str, "crop_mode": str, "crop_pct": int | float}
     try:  # as create_transform reads it
+        if not isinstance(config, Mapping):
+            raise TypeError(f"{shown(config)} is no table")
+        for key, kind in kinds.items():
+            value = config.get(key)
+            wrong = isinstance(value, bool) or not isinstance(value, kind) or value == 0
+            if value is not None and wrong:
+                raise TypeError(f"{key} = {shown(value)}")
         data = resolve_data_config({}, pretrained_cfg=dict(config))
         sides = data["input_size"][-2:] if img_size is None else img_size
         height, width = (int(sides),) * 2 if isinstance(sides, int) else map(int, sides)
@@ -149,7 +161,7 @@ def transformers_view(
         stated: Its preprocessor_config.json; {} where it has none.
     """
     if not stated:
-        return unknown_view(what, crop_px, size=int(config.get("image_size", 224)))
+        return unknown_view(what, crop_px, size=_image_size(what, config))
     try:
         size, crop = _sides(stated.get("size", 224)), _sides(stated.get("crop_size", 224))
         cropped = bool(stated.get("do_center_crop", False))
@@ -167,8 +179,23 @@ def transformers_view(
             interpolation=_PIL[int(stated.get("resample", 2))],
             squash=len(size) == 2 or (share is not None and not cropped),
         )
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+    except WeightsError:
+        raise
+    except REFUSALS as error:
         raise WeightsError(f"{what}: its preprocessor_config.json is garbled: {error!r}") from error
+
+
+def _image_size(what: str, config: Mapping[str, Any]) -> int:
+    """Take transformers' image_size: a number, or a list of height and width."""
+    stated = config.get("image_size", 224)
+    sides = stated if isinstance(stated, list) else [stated]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    if not whole or len(set(sides)) != 1:
+        raise WeightsError(
+            f"{what}: its config.json has image_size = {shown(stated)}; one number, or two equal "
+            "ones, is read"
+        )
+    return int(sides[0])
 
 
 _PIL = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by PIL's numbers

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -68,3 +69,21 @@ def test_a_damaged_file_is_one_line(exported, tmp_path):
     with pytest.raises(WeightsError, match=r"broken\.onnx is damaged") as caught:
         load_backbone(path)
     assert str(caught.value).isprintable()
+
+
+def test_files_beside_it_with_its_weights_are_part_of_the_hash(exported, tmp_path):
+    _, path = exported
+    assert load_backbone(path).config.weights_sha256 == sha256_of(path)
+    beside = tmp_path / "a.onnx"
+    proto = onnx.load(path)
+    onnx.save(proto, beside, save_as_external_data=True, location="a.bin", size_threshold=64)
+    before = load_backbone(beside)
+    assert load_backbone(beside).config.weights_sha256 == before.config.weights_sha256
+    assert torch.equal(before.encode(images()), load_backbone(path).encode(images()))
+
+    raw = np.frombuffer((tmp_path / "a.bin").read_bytes(), np.float32).copy()
+    raw *= 1.5
+    (tmp_path / "a.bin").write_bytes(raw.tobytes())
+    after = load_backbone(beside)
+    assert not torch.equal(before.encode(images()), after.encode(images()))
+    assert after.config.weights_sha256 != before.config.weights_sha256

@@ -1,0 +1,360 @@
+"""Files that claim to be weights and are not, or ask for too much: name -> a writer of a SOURCE.
+
+Each writer takes an empty folder and returns what `load_backbone` is called with. All have to end
+as one line, at once, in little memory.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+import torchvision
+from onnx import TensorProto, helper
+from safetensors.torch import save_file
+
+Writer = Callable[[Path], Path | str]
+HOSTILE: dict[str, Writer] = {}
+
+
+def hostile(name: str, *arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a writer, called with the folder and the arguments."""
+
+    def register(writer: Callable[..., Any]) -> Callable[..., Any]:
+        HOSTILE[name] = lambda folder: writer(folder, *arguments)
+        return writer
+
+    return register
+
+
+# --- files that are no regular files
+
+
+def _fifo(folder: Path, name: str, link: bool) -> Path:
+    path = folder / name
+    os.mkfifo(folder / "pipe" if link else path)
+    if link:
+        path.symlink_to(folder / "pipe")
+    return path
+
+
+for _name in ("a.pth", "a.safetensors", "a.onnx"):
+    hostile(f"FIFO {_name}", _name, False)(_fifo)
+    hostile(f"link to a FIFO {_name}", _name, True)(_fifo)
+    hostile(f"link to /dev/zero {_name}", _name)(
+        lambda folder, name: (folder / name).symlink_to("/dev/zero") or folder / name
+    )
+
+
+@hostile("/dev/zero as it is")
+def _zero(folder: Path) -> str:
+    return "torchvision/resnet18@/dev/zero"
+
+
+@hostile("FIFO model.safetensors", "model.safetensors")
+@hostile("FIFO config.json", "config.json")
+@hostile("FIFO preprocessor_config.json", "preprocessor_config.json")
+@hostile("FIFO recipe.json", "recipe.json")
+def _fifo_in_folder(folder: Path, name: str) -> Path:
+    _transformers(folder)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    return folder
+
+
+@hostile("endless config.json")
+def _endless_config(folder: Path) -> Path:
+    _transformers(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("/dev/zero")
+    return folder
+
+
+# --- tensors
+
+
+def _resnet(**changes: Any) -> dict[str, Any]:
+    state = torchvision.models.resnet18().state_dict()
+    return {**state, **{key.replace("__", "."): value for key, value in changes.items()}}
+
+
+@hostile("float8", torch.zeros(64, dtype=torch.float8_e4m3fn))
+@hostile("sparse", torch.zeros(64).to_sparse())
+@hostile("complex", torch.zeros(64, dtype=torch.complex64))
+@hostile("scalar", torch.tensor(1.0))
+@hostile("bool", torch.zeros(64, dtype=torch.bool))
+def _odd_tensor(folder: Path, tensor: torch.Tensor) -> str:
+    torch.save(_resnet(bn1__bias=tensor), folder / "a.pth")
+    return f"torchvision/resnet18@{folder}/a.pth"
+
+
+@hostile("all float8", torch.float8_e5m2)
+@hostile("all bool", torch.bool)
+def _odd_dtype(folder: Path, dtype: torch.dtype) -> str:
+    state = {key: t.to(dtype) if t.ndim else t for key, t in _resnet().items()}
+    torch.save(state, folder / "a.pth")
+    return f"torchvision/resnet18@{folder}/a.pth"
+
+
+@hostile("conv1 (7,)", (7,), "torchvision/resnet18@")
+@hostile("conv1 ()", (), "torchvision/resnet18@")
+@hostile("conv1 (64, 3)", (64, 3), "torchvision/resnet18@")
+@hostile("conv1 (0, 3, 7, 7)", (0, 3, 7, 7), "torchvision/resnet18@")
+@hostile("conv1 (64, 1, 0, 0)", (64, 1, 0, 0), "torchvision/resnet18@")
+@hostile("conv1 (7,), nobody named", (7,), "")
+@hostile("conv1 (7,), timm", (7,), "timm/resnet18@")
+@hostile("conv1 5-D", (64, 3, 7, 7, 1), "timm/resnet18@")
+def _odd_first(folder: Path, shape: tuple[int, ...], kind: str) -> str:
+    torch.save(_resnet(conv1__weight=torch.zeros(shape)), folder / "a.pth")
+    return f"{kind}{folder}/a.pth"
+
+
+@hostile("position table of stride 0")
+def _stride_zero(folder: Path) -> str:
+    state = torchvision.models.vit_b_16().state_dict()
+    state = {k: t for k, t in state.items() if not k.startswith("encoder.layers.")}
+    state["encoder.pos_embedding"] = torch.zeros(1, 1, 768).expand(1, 10**8 + 1, 768)
+    torch.save(state, folder / "a.pth")
+    return f"torchvision/vit_b_16@{folder}/a.pth"
+
+
+# --- folders of transformers and timm
+
+
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 192,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "intermediate_size": 768,
+    "patch_size": 16,
+    "image_size": 224,
+    "hidden_act": "gelu",
+}
+
+
+def _transformers(folder: Path, **changes: Any) -> Path:
+    save_file({"layernorm.weight": torch.ones(192)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**VIT, **changes}))
+    return folder
+
+
+for _key, _values in {
+    "image_size": ("224", None, 48000, [], [224, 112], 1e400, True, 0, -1),
+    "hidden_size": (0, -1, 2**62, 10**9, "x", None, 1e400),
+    "num_hidden_layers": (10**9, 0, -1, 2**70, None),
+    "num_attention_heads": (0, 7, -1, 10**9),
+    "intermediate_size": (0, 2**60, None),
+    "patch_size": (0, -1, 10**9, [16, 16, 16], None),
+    "layer_norm_eps": ("x", None, float("nan")),
+    "model_type": ([], {}, None, 7),
+}.items():
+    for _value in _values:
+        hostile(f"transformers {_key} = {_value!r}", {_key: _value})(
+            lambda folder, changes: _transformers(folder, **changes)
+        )
+
+
+@hostile("preprocessor image_mean = []", {"image_mean": []})
+@hostile("preprocessor size = 48000", {"size": 48000})
+@hostile("preprocessor crop_pct = 1e-320", {"size": {"shortest_edge": 224}, "crop_pct": 1e-320})
+@hostile("preprocessor resample = 99", {"resample": 99})
+@hostile("preprocessor resample = None", {"resample": None})
+def _preprocessor(folder: Path, changes: dict[str, Any]) -> Path:
+    stated = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 224, **changes}
+    (folder / "preprocessor_config.json").write_text(json.dumps(stated))
+    return _transformers(folder)
+
+
+def _timm(folder: Path, stated: dict[str, Any]) -> Path:
+    save_file(_resnet(), folder / "model.safetensors")
+    tree = {"architecture": "resnet18", "pretrained_cfg": {"input_size": [3, 224, 224]}}
+    (folder / "config.json").write_text(json.dumps({**tree, **stated}))
+    return folder
+
+
+for _stated in (
+    {"model_args": [["img_size", 224], ["depth", 3]]},
+    {"model_args": [["a", "b", "c"]]},
+    {"model_args": "img_size"},
+    {"model_args": {"img_size": {"a": 1}}},
+    {"model_args": {"layers": [10**6] * 4}},
+    {"model_args": {"width": 10**9}},
+    {"architecture": "vit_tiny_patch16_224", "model_args": {"depth": 10**9}},
+    {"architecture": "vit_tiny_patch16_224", "model_args": {"embed_dim": 3 * 2**20}},
+    {"architecture": "vit_tiny_patch16_224", "model_args": {"img_size": 48000}},
+    {"architecture": "vit_tiny_patch16_224", "model_args": {"img_size": "x"}},
+    {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 0}},
+    {"architecture": "vit_tiny_patch16_224", "model_args": {"mlp_ratio": 1e300}},
+    {"pretrained_cfg": {"crop_pct": 1e-320}},
+    {"pretrained_cfg": {"crop_pct": 0}},
+    {"pretrained_cfg": {"crop_pct": -1}},
+    {"pretrained_cfg": {"crop_pct": float("nan")}},
+    {"pretrained_cfg": {"input_size": [3, 20000, 20000]}},
+    {"pretrained_cfg": {"input_size": [3, 0, 0]}},
+    {"pretrained_cfg": {"input_size": [3, 2**70, 2**70]}},
+    {"pretrained_cfg": {"input_size": "abc"}},
+    {"pretrained_cfg": {"mean": "abc"}},
+    {"pretrained_cfg": {"std": [0, 0, 0]}},
+    {"pretrained_cfg": {"interpolation": [1]}},
+    {"pretrained_cfg": {"crop_mode": [1]}},
+    {"pretrained_cfg": [["crop_pct", 1]]},
+):
+    hostile(f"timm {json.dumps(_stated)[:90]}", _stated)(_timm)
+
+
+# --- ONNX
+
+
+def onnx_model(nodes: list[Any], inputs: Any = None, outputs: Any = None, **graph: Any) -> Any:
+    """Make a model; by default float images of a free size -> floats."""
+    inputs = inputs or [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3, "h", "w"])]
+    outputs = outputs or [helper.make_tensor_value_info("features", TensorProto.FLOAT, None)]
+    made = helper.make_graph(nodes, "g", inputs, outputs, **graph)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def _pooled(name: str = "features") -> Any:
+    return helper.make_node("ReduceMean", ["x", "axes"], [name], keepdims=0)
+
+
+def _axes() -> list[Any]:
+    return [helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])]
+
+
+def pooling(side: Any = "h", batch: Any = "b", **metadata: str) -> Any:
+    """Make a sane model: each channel's mean. A side, a batch and metadata as wanted."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, side, side])]
+    model = onnx_model([_pooled()], inputs, initializer=_axes())
+    helper.set_model_props(model, metadata)
+    return model
+
+
+def _write(folder: Path, model: Any) -> Path:
+    onnx.save(model, folder / "a.onnx")
+    return folder / "a.onnx"
+
+
+VIEW = {"crop_px": "64", "resize_px": "64", "mean": "[0, 0, 0]", "std": "[1, 1, 1]"}
+for _name, _model in {
+    "batch 0": lambda: pooling(batch=0),
+    "batch -1": lambda: pooling(batch=-1),
+    "batch 1e9": lambda: pooling(batch=10**9),
+    "side 50,000": lambda: pooling(side=50_000),
+    "side 0": lambda: pooling(side=0),
+    "metadata [[[": lambda: pooling(**{**VIEW, "mean": "[" * 100_000}),
+    "metadata crop_px 30000": lambda: pooling(**{**VIEW, "crop_px": "30000", "resize_px": "30000"}),
+    "metadata crop_px true": lambda: pooling(**{**VIEW, "crop_px": "true"}),
+    "metadata crop_px 1e400": lambda: pooling(**{**VIEW, "crop_px": "1e400"}),
+    "metadata crop_px list": lambda: pooling(**{**VIEW, "crop_px": "[64]"}),
+    "metadata unlike the graph": lambda: pooling(side=32, **VIEW),
+}.items():
+    hostile(f"ONNX {_name}")(lambda folder, model=_model: _write(folder, model()))
+
+
+@hostile("ONNX text output")
+def _text(folder: Path) -> Path:
+    value = helper.make_tensor("t", TensorProto.STRING, [1], [b"hello"])
+    outputs = [helper.make_tensor_value_info("features", TensorProto.STRING, [1])]
+    node = helper.make_node("Identity", ["t"], ["features"])
+    return _write(folder, onnx_model([node], outputs=outputs, initializer=[value]))
+
+
+@hostile("ONNX sequence output")
+def _sequence(folder: Path) -> Path:
+    node = helper.make_node("SequenceConstruct", ["x"], ["features"])
+    element = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    output = helper.make_value_info("features", helper.make_sequence_type_proto(element))
+    return _write(folder, onnx_model([node], outputs=[output]))
+
+
+@hostile("ONNX integers")
+def _integers(folder: Path) -> Path:
+    nodes = [_pooled("y"), helper.make_node("Cast", ["y"], ["features"], to=TensorProto.INT64)]
+    outputs = [helper.make_tensor_value_info("features", TensorProto.INT64, None)]
+    return _write(folder, onnx_model(nodes, outputs=outputs, initializer=_axes()))
+
+
+@hostile("ONNX 0 features")
+def _no_features(folder: Path) -> Path:
+    numbers = {"start": [0], "end": [0], "along": [1]}
+    initial = [helper.make_tensor(k, TensorProto.INT64, [1], v) for k, v in numbers.items()]
+    nodes = [_pooled("y"), helper.make_node("Slice", ["y", "start", "end", "along"], ["features"])]
+    return _write(folder, onnx_model(nodes, initializer=[*initial, *_axes()]))
+
+
+@hostile("ONNX one row whatever the batch", [4, 8])
+@hostile("ONNX ConstantOfShape 2^40", [1, 2**40])
+@hostile("ONNX ConstantOfShape 6 GB", [1, 3 * 2**29])
+@hostile("ONNX ConstantOfShape -1", [1, -1])
+def _constant_of_shape(folder: Path, shape: list[int]) -> Path:
+    initial = [helper.make_tensor("s", TensorProto.INT64, [len(shape)], shape)]
+    node = helper.make_node("ConstantOfShape", ["s"], ["features"])
+    return _write(folder, onnx_model([node], initializer=initial))
+
+
+@hostile("ONNX 6 GB on the way")
+def _large_inside(folder: Path) -> Path:
+    initial = [helper.make_tensor("s", TensorProto.INT64, [3], [2**15, 3, 2**14]), *_axes()]
+    nodes = [
+        _pooled("y"),
+        helper.make_node("ConstantOfShape", ["s"], ["c"]),
+        helper.make_node("ReduceSum", ["c"], ["d"], keepdims=0),
+        helper.make_node("Add", ["y", "d"], ["features"]),
+    ]
+    return _write(folder, onnx_model(nodes, initializer=initial))
+
+
+@hostile("ONNX loop of 2^60", False)
+@hostile("ONNX loop of 2^60 inside of an If", True)
+def _loop(folder: Path, inside: bool) -> Path:
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Add", ["v", "v"], ["w"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("w", TensorProto.FLOAT, None),
+        ],
+    )
+    initial = [
+        helper.make_tensor("n", TensorProto.INT64, [], [2**60]),
+        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
+        *_axes(),
+    ]
+    loop = helper.make_node("Loop", ["n", "yes", "y"], ["features"], body=body)
+    if inside:
+        out = [helper.make_tensor_value_info("features", TensorProto.FLOAT, None)]
+        branch = helper.make_graph([loop], "branch", [], out)
+        loop = helper.make_node("If", ["yes"], ["features"], then_branch=branch, else_branch=branch)
+    return _write(folder, onnx_model([_pooled("y"), loop], initializer=initial))
+
+
+@hostile("ONNX external data outside", "../secret")
+@hostile("ONNX external data absolute", "/etc/passwd")
+@hostile("ONNX external data missing", "missing.bin")
+@hostile("ONNX external data a FIFO", "pipe")
+@hostile("ONNX external data /dev/zero", "zero")
+@hostile("ONNX external data too short", "short")
+def _external(folder: Path, location: str) -> Path:
+    os.mkfifo(folder / "pipe")
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "short").write_bytes(b"12345678")
+    model = pooling()
+    axes = model.graph.initializer[0]
+    axes.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(axes), axes.name))
+    onnx.external_data_helper.set_external_data(axes, location, offset=0, length=16)
+    axes.raw_data = b""
+    axes.data_location = TensorProto.EXTERNAL
+    (folder / "a.onnx").write_bytes(model.SerializeToString())
+    return folder / "a.onnx"
