@@ -320,9 +320,9 @@ class ClassesWithEnough:
         if not kept:
             self.left_out.append(f"{what}: the largest train class has {most} samples")
         elif len(kept) < 2:
-            self.left_out.append(f"{what}: only one train class has {count} samples")
+            self.left_out.append(f"{what}: only one train class has {count} samples or more")
         elif not np.isin(self.test_labels, kept).any():
-            enough = f" with {count} samples" if count > 1 else ""
+            enough = f" with {count} samples or more" if count > 1 else ""
             self.left_out.append(f"{what}: no test class occurs in train{enough}")
         elif len(kept) < total:
             smaller = sorted(set(self.counts) - set(kept), key=lambda label: self.counts[label])

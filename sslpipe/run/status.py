@@ -176,7 +176,7 @@ def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, 
             damaged[marker] = "does not name the step of the last checkpoint"
             text = f"step {saved[1]}"
         return marker.lower(), text, damaged
-    detail = "the process ended without saving; the same `sslpipe train` command resumes it"
+    detail = "the process was killed or crashed; the same `sslpipe train` command resumes it"
     return "lost", detail, damaged
 
 
