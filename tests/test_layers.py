@@ -40,7 +40,7 @@ HOMES = {
     "typer": ("__main__", "cli"),
     "timm": ("models", "export", "weights"),
     "torchvision": ("models", "data", "augment", "export", "sharding", "run", "weights"),
-    "onnx": ("export",),
+    "onnx": ("export", "weights"),
     "onnxruntime": ("export", "weights"),
     "huggingface_hub": ("export", "weights"),
     "wandb": (),  # through accelerate
