@@ -171,7 +171,7 @@ def test_lines_that_a_full_disk_refused_come_with_the_next_one(tmp_path, capsys)
         log.train(2, numbers)
         log.train(3, numbers)
         assert [line["step"] for line in read_metrics(tmp_path)] == [1]
-        assert "metrics.jsonl was not written" in capsys.readouterr().err
+        assert "cannot write metrics.jsonl" in capsys.readouterr().err
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     log.train(4, numbers)
