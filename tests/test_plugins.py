@@ -91,7 +91,7 @@ def test_check_gives_the_digest_of_the_training(trained, site, data):
     identity = json.loads((latest(run) / "state.json").read_text())["identity"]
     assert identity["digest"] in shown
     assert list(identity["plugins"]) == ["photo_parts"]
-    assert "0 (the objective uses none)" in shown
+    assert "none (the objective uses no negatives)" in shown
 
 
 def test_a_stopped_run_resumes_with_its_code_and_is_refused_with_another(trained, site, tmp_path):
