@@ -335,7 +335,7 @@ class TupletMarginLoss(MetricLoss, normalize=True):
         epsilon: float = 0.01,
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        s = batch.similarities()
+        s, relative = batch.similarities(), batch.relative_similarities()
         slots = positive_slots(pairs.positive, pairs.most_positives)
         cosines = slots.take(s)  # (n, P)
         # cos(th - margin) without acos: a small angle is read off the distance, not the cosine
@@ -343,8 +343,11 @@ class TupletMarginLoss(MetricLoss, normalize=True):
         near = d * (1 - d.square() / 4).clamp_min(SINE_LIMIT).sqrt()
         far = (1 - cosines.square()).clamp_min(SINE_LIMIT).sqrt()
         sines = torch.where(cosines > 0.5, near, far)
-        own = math.cos(margin) * cosines + math.sin(margin) * sines  # (n, P)
-        negatives = masked_lse(s, pairs.negative, scale)[:, None]
+        # cosines near 1 keep their digits less 1: both sides of the softmax are taken less base
+        base = (s - relative).mean(1, keepdim=True)  # (n, 1)
+        own = math.cos(margin) * slots.take(relative) + (math.cos(margin) - 1) * base
+        own = own + math.sin(margin) * sines  # (n, P)
+        negatives = masked_lse(relative, pairs.negative, scale)[:, None]
         terms = [per_pair(F.softplus(negatives - scale * own), slots.filled)]
         if variance_weight:
             low = (1 - epsilon) * _global_mean(cosines, slots.filled) - cosines
