@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from sslpipe.errors import UserError
 from sslpipe.portable import make_folder, remove_abandoned, replacing
 
 BLOCK_BYTES = 8 * 2**20
+BLOCK = re.compile(r"[0-9a-f]{64}\.block")  # nothing else in the folder is the cache's to delete
 KEPT_SHARE = 0.9  # of the limit, after blocks were dropped: not a few at every read
 
 
@@ -103,7 +105,9 @@ class DiskCache:
     def _blocks(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of every block there is."""
         blocks = []
-        for path in self.folder.glob("*/*.block"):
+        for path in self.folder.glob("[0-9a-f][0-9a-f]/*.block"):
+            if not BLOCK.fullmatch(path.name) or path.parent.is_symlink():
+                continue
             try:
                 status = path.stat()
             except OSError:  # another process dropped it

@@ -247,6 +247,22 @@ def test_a_block_that_was_cut_and_a_file_that_changed_are_fetched_anew(tmp_path,
     assert cache.read("new", 250, 0, 250, lambda a, b: new[a:b]) == new
 
 
+def test_the_cache_deletes_nothing_but_its_own_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_cache, "BLOCK_BYTES", 100)
+    outside = tmp_path / "outside" / f"{'0' * 64}.block"
+    own = [tmp_path / "cache" / name for name in ("ab/thesis.block", "photos/x.block")]
+    for path in (outside, *own):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"mine")
+    (tmp_path / "cache" / "00").symlink_to(outside.parent, target_is_directory=True)
+    cache = DiskCache(tmp_path / "cache", limit_bytes=0)
+    cache.read("x", 500, 0, 500, lambda a, b: b"x" * (b - a))
+    assert sorted((tmp_path / "cache").glob("*/*")) == sorted(
+        [*own, tmp_path / "cache/00" / outside.name]
+    )
+    assert {path.read_bytes() for path in (outside, *own)} == {b"mine"}
+
+
 def test_a_cache_on_a_full_disk_costs_speed_only(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
