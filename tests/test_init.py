@@ -383,3 +383,21 @@ def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(continued, good
     assert first["value"]["below_start"] > max(start - 0.15, min(values[bad]))
     assert all(value > start - 0.02 for value in values[bad][: first["step"]])
     assert not read_metrics(continued / good, "alarm")
+
+
+def test_a_start_that_failed_does_not_block_the_next(data, sources, tmp_path):
+    """Refused before the first step, or killed before a checkpoint; then started from others."""
+    run_dir = tmp_path / "run"
+    words = ("train", str(write_short(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
+    refused = command_line(*words, "--init", str(sources["run"]), "optim.precision=fp16")
+    assert refused.returncode == 2, refused.stderr
+    killed = command_line(*words, "--init", str(sources["run"]), SSLPIPE_FAULT="train.step:1")
+    assert killed.returncode == 9
+    assert (run_dir / "init").is_dir()
+    done = command_line(*words, "--init", str(sources["other"]))
+    assert done.returncode == 0, done.stderr
+    kept = load_backbone(run_dir / "init").config.weights_sha256
+    assert kept == load_backbone(sources["other"]).config.weights_sha256
+    late = command_line(*words, "--init", str(sources["run"]))
+    assert late.returncode == 2
+    assert "--init" in late.stderr

@@ -16,6 +16,7 @@ import torch
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.data.index import DatasetIndex
+from sslpipe.distributed import agree
 from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, load_backbone
@@ -99,21 +100,27 @@ def keep_init(
         is_main: Whether this rank writes.
 
     Returns:
-        Those in RUN/init where it is there; else `init_from`.
+        Those in RUN/init where it is there; else `init_from`. Collective.
 
     Raises:
-        UserError: RUN/init holds others, is damaged, or cannot be written.
+        UserError: RUN/init holds others, from which checkpoints came, is damaged, or cannot be
+            written.
     """
     folder = run_dir / KEPT
-    if folder.exists():
-        kept = load_backbone(folder)
-        named = None if init_from is None else init_from.config.weights_sha256
-        if named not in (None, kept.config.weights_sha256):
+    kept = load_backbone(folder) if folder.exists() else None
+    own, named = (
+        None if each is None else each.config.weights_sha256 for each in (kept, init_from)
+    )
+    if agree(None not in (own, named) and own != named):
+        if checkpoint_names(run_dir / "checkpoints"):
             raise UserError(
-                f"{run_dir} started from weights with sha256 {kept.config.weights_sha256}, and "
-                f"--init names others, with {named}: leave --init out to resume it, or use "
-                "another --run-dir"
+                f"{run_dir} started from weights with sha256 {own}, and --init names others, with "
+                f"{named}: leave --init out to resume it, or use another --run-dir"
             )
+        kept = None  # of a start that failed before its first checkpoint
+        if is_main:
+            shutil.rmtree(folder)
+    if kept is not None:
         return kept
     if init_from is None or begun_without(run_dir) or not is_main:
         return init_from
