@@ -100,18 +100,27 @@ def new_run_dir(name: str) -> Path:
 
 
 def after_train(run_dir: Path, data: str, index: DatasetIndex) -> None:
-    """Measure the run, where the data set has labels to measure with; else show it."""
-    if {"train", "test"} <= {*index.manifest.splits} and (index.split("test").labels >= 0).any():
+    """Measure the run, where the data set has labels to measure with; else embed and show it."""
+    both = {"train", "test"} <= {*index.manifest.splits}
+    if both and (index.split("test").labels >= 0).any():
         out = run_dir / "eval.json"
         say_next("evaluate", "suite", run_dir, "--data", data, "--out", out)
+    elif both:
+        splits = ["--split", "train", "--split", "test"]
+        features = run_dir / "features" / "{split}.safetensors"
+        say_next("embed", run_dir, "--data", data, *splits, "--out", features)
     else:
         say_next("report", run_dir, "--data", data)
 
 
 def after_embed(files: dict[str, Path], data: str, index: DatasetIndex) -> None:
-    """Score the features, by each other where there is one split; without labels see the odd."""
+    """Score the features, by each other where there is one split; without labels look at them."""
     last = [*files][-1]
-    if (index.split(last).labels < 0).any():
+    run_dir = files[last].parent.parent
+    unlabelled = bool((index.split(last).labels < 0).any())
+    if unlabelled and last == "test" and (run_dir / "recipe.json").is_file():
+        say_next("report", run_dir, "--data", data)
+    elif unlabelled:
         where = files[last].with_name("outliers")
         say_next("curate", "outliers", files[last], "--data", data, "--out", where)
     elif {"train", "test"} <= {*files}:

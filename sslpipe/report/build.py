@@ -70,6 +70,10 @@ def build_page(
             + render("folded", title=OTHER_MEASURES, text=task_tables(evaluation))
             if evaluation
             else missing("No eval.json yet.", SUITE)
+            if facts.data["classes"]
+            else missing(
+                "Without labels there is no accuracy. Scores without labels: see Training."
+            )
         ),
         "Nearest neighbours": lambda: nearest_neighbours(queries, split, bank, rows),
         "Embedding map": lambda: embedding_map(facts, queries, split, shared),
@@ -90,6 +94,8 @@ def build_page(
         "Quarantine": lambda: quarantine(facts),
         "Settings": lambda: settings(facts),
     }
+    if not (evaluation or facts.data["classes"]):  # nothing to compare with
+        del builders["Few labels"], builders["Confusion"]
     sections = {}
     for name, build in builders.items():
         say(name.lower())

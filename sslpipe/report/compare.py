@@ -233,13 +233,20 @@ def results(named: dict[str, RunFiles], run_colours: Mapping[str, str]) -> Marku
         return apart + tables + without
     # one table, a curve for each run, further metrics
     together = merged(evaluated)
+    shortened = joined(
+        missing(f"{name}: {tree['facts']['shortened']}.")
+        for name, tree in evaluated.items()
+        if tree["facts"].get("shortened")
+    )
     colours = {row["features"]: "var(--faint)" for row in together["rows"]}
     colours |= run_colours
     random = [name for name in colours if name.startswith(("random", NAMES["random"]))]
     few = few_shot_chart(together, colours, whitened=False, dashed=random)
     chart = html("<div class='charts one'>{}</div>", few) if few else Markup()
     others = render("folded", title=OTHER_MEASURES, text=task_tables(together))
-    return result_table(together) + chart + leakage_of_runs(evaluated) + others + without
+    return (
+        shortened + result_table(together) + chart + leakage_of_runs(evaluated) + others + without
+    )
 
 
 def merged(evaluations: dict[str, Tree]) -> Tree:

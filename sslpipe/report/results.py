@@ -9,7 +9,7 @@ from markupsafe import Markup
 from sslpipe.evaluation.against import KNN, RECALL
 from sslpipe.evaluation.result import caveats, measured_columns
 from sslpipe.evaluation.verdict import answer_text, comparisons, form_names, unfinished, verdict
-from sslpipe.report.page import html, joined, missing, number, render, table
+from sslpipe.report.page import html, joined, number, render, table
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.run.records import is_number
 
@@ -91,6 +91,8 @@ def _is_better(ours: Tree, theirs: Tree) -> bool:
 def headline(run: RunFiles) -> str:
     """Say in one sentence whether to use the features: against other networks, else baselines."""
     if run.evaluation is None:
+        if not run.data["classes"]:
+            return "No labels, so no accuracy: look at the nearest neighbours."
         return "Not evaluated yet: how good the features are is not known."
     names = {"better": "better than", "worse": "worse than", "": "not clearly different from"}
     said: dict[str, list[str]] = {}
@@ -221,7 +223,6 @@ def _leaked(evaluation: Tree) -> str:
 def result_table(evaluation: Tree) -> Markup:
     """Tabulate features by the columns of eval.json, in percent with intervals; protocols below."""
     queries = next((row["queries"] for row in evaluation["rows"] if row["column"]), 0)
-    shortened = evaluation["facts"].get("shortened")
     # what a reader should know more of, as a fit at its grid's edge
     below = [
         html(
@@ -239,7 +240,6 @@ def result_table(evaluation: Tree) -> Markup:
     below += [html("<p class='note'>{}</p>", note) for note in evaluation.get("notes", [])]
     return joined(
         [
-            missing(f"{str(shortened).capitalize()}.") if shortened else Markup(),
             feature_table(table_lines(evaluation), measured_columns(evaluation)),
             html(
                 "<p class='note'>{}, with 95 % intervals over {:,} test images (over classes where "

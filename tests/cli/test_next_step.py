@@ -151,6 +151,14 @@ def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
     assert line == "sslpipe report here --data data"
     line = follow("sslpipe embed here --data data --split train --out f/train.safetensors")
     assert line == "sslpipe curate outliers f/train.safetensors --data data --out f/outliers"
+    # where there is a test split, the report shows its neighbours
+    follow("sslpipe shards build both --root photos --no-labels --test-fraction 0.3")
+    train = "sslpipe train own.toml data.holdout=0 --data both --run-dir there"
+    commands, line = follow_all(follow, train, "cat ")
+    assert commands == ["train own.toml", "embed there", "report there", "export there"]
+    page = (tmp_path / "there/report.html").read_text()
+    assert "query" in page
+    assert "evaluate suite" not in page
 
 
 def test_a_batch_script_is_submitted_by_the_same_command(follow, tmp_path):

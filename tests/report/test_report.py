@@ -480,7 +480,7 @@ def test_the_first_sentence_without_other_networks_is_of_the_baselines():
     wanted = "better than random weights, but not clearly different from raw pixels."
     assert said == f"The features are {wanted}"
     assert "not known" in headline(SimpleNamespace(evaluation=evaluation_of(rows[0])))
-    assert "not known" in headline(SimpleNamespace(evaluation=None))
+    assert "not known" in headline(SimpleNamespace(evaluation=None, data={"classes": ["a"]}))
 
 
 def test_the_first_paragraph_names_baselines_in_the_same_form_and_judges_once(whole):
