@@ -3,8 +3,9 @@
 Both are resized to 64 x 64 px. Starting from the view whose descriptor is most similar, mirrored or
 not, Gauss-Newton steps find the box of one that is the other: first at 16 x 16 px, then at 32 x 32.
 A gain, a sharpness and a brightness for the whole picture are fitted. The score is 1 minus the
-unexplained share of the *worst window*: two drawings that differ in a mouth or a digit differ
-completely in one window, however alike they are elsewhere; saving a picture again spoils no window.
+unexplained share of the *worst window*: two drawings that differ in a mouth differ completely in
+one window, however alike they are elsewhere; saving a picture again spoils no window. A difference
+smaller than a window (an eighth of the side) can be missed where the picture is busy.
 
 Source:
     Lucas and Kanade 1981, IJCAI (image registration by linear least squares), with the gain and the
