@@ -143,9 +143,9 @@ def _untold(component: Component) -> set[str]:
 
 
 def _is_torchvision_resnet(network: nn.Module) -> bool:
-    import torchvision  # takes 2 s, which the other formats need not wait for
-
-    return isinstance(network, torchvision.models.ResNet)
+    # by name: to import torchvision takes a second, and who has such a network has imported it
+    names = {f"{each.__module__}.{each.__name__}" for each in type(network).__mro__}
+    return "torchvision.models.resnet.ResNet" in names
 
 
 def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
