@@ -137,7 +137,7 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
         open_init(load_recipe(recipe), tmp_path / "elsewhere", run_dir=run_dir)
     done = command_line(*words, *named)  # the command it was started with
     assert done.returncode == 0, done.stderr
-    assert f"{source} is not there any more: resumed from the copy in" in done.stderr
+    assert f"{source} is gone: resumed from the copy in" in done.stderr
     straight = command_line(*words[:-1], str(tmp_path / "straight"), "--init", str(sources["run"]))
     assert straight.returncode == 0, straight.stderr
     expected, actual = final_weights(tmp_path / "straight"), final_weights(run_dir)

@@ -93,7 +93,7 @@ def suite(
 ) -> None:
     """Every evaluation of a backbone beside raw pixels, random weights and other networks.
 
-    One table: kNN with all, 100 and 10 labels a class, plain and whitened, and a linear probe;
+    One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
     Recall@1 and MAP@R where train has not the classes of test. The same protocols, samples and
     draws for every row. Ctrl-C or SIGTERM writes what is measured; the same command resumes.
     """

@@ -176,7 +176,7 @@ def _lose_pixels(
 ) -> Floats:
     """Reduce the picture with more pixels to those of the other, where these are few.
 
-    What is lost is no difference any more, neither to a copy nor to a look-alike.
+    What is lost no longer counts as a difference, for copies and look-alikes alike.
 
     Args:
         shown: (n, 3, px, px), a box of a whole; may be overwritten.

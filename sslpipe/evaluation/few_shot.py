@@ -1,4 +1,4 @@
-"""kNN with a few labels a class, averaged over draws of them."""
+"""kNN with a few labels per class, averaged over draws of them."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def few_shot_knn(
     by: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
-    """Average top-1 over banks of a few labels a class; one result for each k.
+    """Average top-1 over banks of a few labels per class; one result for each k.
 
     Draw d takes labels_per_class rows of each class, chosen by hashes of seed, d and the row's
     place among the sorted ids: the same rows for every backbone.
@@ -118,7 +118,7 @@ def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> T
         at = int(np.argmax(counts < labels_per_class))
         raise DataError(
             f"class {known[at]} has {counts[at]} rows in the bank, fewer than the "
-            f"{labels_per_class} labels a class requested"
+            f"{labels_per_class} labels per class requested"
         )
     rows = np.sort(chosen)
     return torch.from_numpy(rows).to(bank.features.device)

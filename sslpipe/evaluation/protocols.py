@@ -97,7 +97,7 @@ class Protocols:
         classes: Their names by label, where known.
         left_out: Gets a sentence for each number that cannot be measured.
         search: As in `run_suite`, and so are draws and seed.
-        draws: Of a few labels a class.
+        draws: Of a few labels per class.
         seed: Of all that is drawn.
     """
 
@@ -149,7 +149,7 @@ class Protocols:
 
     def scored_ids(self) -> dict[str, NDArray[np.int64]]:
         """Return each column's (q,) ids of the test samples that it scores."""
-        needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in self._few}}  # labels a class
+        needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in self._few}}  # labels per class
         test = self._first[1]
         matched = test.ids.cpu().numpy()[has_a_match(test.labels.cpu().numpy())]
         return dict.fromkeys(PER_QUERY.values(), matched) | {
@@ -230,7 +230,7 @@ class Protocols:
         return sparse
 
     def _few_shot(self, labels: int, bank: Embeddings, queries: Embeddings) -> Columns:
-        """KNN with a few labels a class; a column of the table where most classes have so many."""
+        """KNN with few labels per class; a column of the table where most classes have so many."""
         in_table = labels in LABELS_PER_CLASS and self.enough.most(labels)
         results = few_shot_knn(
             *self.enough.rows(bank, queries, labels),
@@ -272,7 +272,7 @@ class ClassesWithEnough:
         self.names, self.left_out = names, left_out
 
     def few(self, count: int) -> bool:
-        """Say whether kNN with so many labels a class can be measured on two classes or more."""
+        """Say whether kNN with so many labels per class can be measured on two classes or more."""
         return self._measurable(count, f"kNN, {count} label{'s' * (count > 1)} per class")
 
     def most(self, count: int) -> bool:
@@ -373,7 +373,7 @@ def _plain(results: Sequence[Result]) -> Columns:
 
 
 def few_column(labels_per_class: int) -> str:
-    """Name the table's column of so many labels a class."""
+    """Name the table's column of so many labels per class."""
     return f"{KNN}, {labels_per_class}/class"
 
 

@@ -50,9 +50,9 @@ def run_suite(
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features.
 
-    kNN with all, 100, 10, 5 and 1 labels a class (of the classes that have so many), retrieval and
+    kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
     verification inside test, plain and whitened, two linear probes and the geometry. The table has
-    kNN with k = 20, or as many as there are labels a class where those are fewer, and the linear
+    kNN with k = 20, or as many as there are labels per class where those are fewer, and the linear
     probe; Recall@1 and MAP@R where train has not the classes of most test samples. Nothing is
     chosen on test. The linear probes standardise, so they are run on plain features only.
     Verification and retrieval take pairs of test samples, each sample against all others.
@@ -71,7 +71,7 @@ def run_suite(
             table is given without them, too. None: nobody has looked for them.
         leaked_by: How they were found.
         search: "torch" or "faiss"; both find the same neighbours.
-        draws: Of a few labels a class.
+        draws: Of a few labels per class.
         seed: Of all that is drawn.
         say: Called with what comes next.
         progress: Makes a progress bar for each set.

@@ -408,6 +408,6 @@ def _is_kept(source: str, run_dir: Path) -> bool:
     else:
         return False
     if os.environ.get("RANK", "0") == "0":
-        text = f"{source} is not there any more: resumed from the copy in {run_dir / KEPT}"
+        text = f"{source} is gone: resumed from the copy in {run_dir / KEPT}"
         print(text, file=sys.stderr)
     return True

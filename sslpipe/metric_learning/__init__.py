@@ -1,4 +1,4 @@
-"""Labelled fine-tuning after pretraining: losses, heads, miners, batches with K images a class.
+"""Labelled fine-tuning after pretraining: losses, heads, miners, batches with K images per class.
 
 For whoever has labels: `sslpipe train` with a fine-tuning recipe uses all of it, a notebook one
 part at a time, `TripletLoss(margin=0.2)(embeddings, labels, miner=SemiHardMiner())`. The tables

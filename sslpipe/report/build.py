@@ -116,14 +116,14 @@ def held_out(facts: RunFiles, index: DatasetIndex | None) -> int | None:
 
 
 def few_labels(facts: RunFiles) -> Markup:
-    """Return the section about kNN with few labels a class."""
+    """Return the section about kNN with few labels per class."""
     if facts.evaluation is None:
         return NEEDS_RESULTS
     chart = few_shot_chart(facts.evaluation)
     if not chart:
-        return missing("eval.json has no kNN with few labels a class.")
+        return missing("eval.json has no kNN with few labels per class.")
     return html(
-        "<p>How many labels the features need: the same kNN vote, with few labelled images a class "
+        "<p>How many labels the features need: the same kNN vote, with few labels per class "
         "(mean over several draws) and with all. Bars: 95 % intervals.</p><div class='charts one'>"
         "{}</div>",
         chart,

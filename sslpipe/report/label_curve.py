@@ -1,4 +1,4 @@
-"""Draw what eval.json says of few labels: kNN's accuracy over the labelled images a class."""
+"""Draw what eval.json says of few labels: kNN's accuracy over the labelled images per class."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +23,7 @@ def few_shot_chart(
     whitened: bool = True,
     dashed: Collection[str] = (),
 ) -> Markup:
-    """Draw the accuracy of the kNN columns over the labelled images a class.
+    """Draw the accuracy of the kNN columns over the labelled images per class.
 
     Args:
         evaluation: eval.json.
@@ -34,11 +34,11 @@ def few_shot_chart(
     Returns:
         '' where there is a single column.
     """
-    # rows of more labels a class than the table shows are taken in by their protocol
+    # rows of more labels per class than the table shows are taken in by their protocol
     colours = {**feature_colours(evaluation["rows"]), **(colours or {})}
     classes = _classes(evaluation)
     series: list[Series] = []
-    counts: dict[float, str] = {}  # labels a class -> text of the tick
+    counts: dict[float, str] = {}  # labels per class -> text of the tick
     rows = [
         {**row, "column": f"{KNN}, {few.group(1)}/class"}
         if row["column"] is None
@@ -73,7 +73,7 @@ def few_shot_chart(
     return line_chart(
         "kNN top-1 in %",
         series,
-        x_label="labelled train images a class",
+        x_label="labelled train images per class",
         x_ticks=dict(sorted(counts.items())),
         log="x",
         last_values=False,
@@ -89,7 +89,7 @@ def _of_most_classes(protocol: str) -> bool:
 def _classes(evaluation: Tree) -> int:
     """Count the classes in the bank: few-shot banks hold n labels of each, or of the larger ones.
 
-    The bank with the fewest labels a class has the most classes.
+    The bank with the fewest labels per class has the most classes.
     """
     banks = {
         int(few.group(1)): int(row["bank"])
@@ -100,7 +100,7 @@ def _classes(evaluation: Tree) -> int:
 
 
 def _labels_a_class(line: Line, classes: int) -> Iterator[tuple[float, str, Tree]]:
-    """Yield (labels a class, text of its tick, result) of each kNN column; all labels: the mean."""
+    """Yield (labels per class, text of its tick, result) of each kNN column; of all: the mean."""
     for column, cell in line.cells.items():
         few = _FEW.fullmatch(column)
         if few:

@@ -37,7 +37,7 @@ def advice(run_dir: Path, optim: Optim | None, precision: str, *, moved: bool) -
         changes.append("optim.precision = 'fp32'")
     cause = "the rate or the precision" if rounded else "the rate"
     text = (
-        f"As all steps from one on were skipped, {cause} is the likely cause: begin {_NEW_RUN} "
+        f"Every step since then was skipped, so {cause} is the likely cause: begin {_NEW_RUN} "
         f"with {', or with '.join(changes)}"
     )
     return text if optim is None else f"{text}. {_lower_rate(run_dir, optim.peak_lr)}"

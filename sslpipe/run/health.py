@@ -100,14 +100,14 @@ class Alarm(NamedTuple):
         if self.name == "below_start":
             start = self.threshold + MOST_FALL
             if not self.raised:
-                return f"{reading}, not below the start any more: over"
+                return f"{reading}, back above the start"
             return (
                 f"{reading}, {start - self.value:.3g} below the {start:.3g} that the run started "
                 "from: training makes these weights worse. Begin again with a smaller "
                 "optim.peak_lr or tune.backbone_lr, or with tune.projector_first_steps"
             )
         if not self.raised:
-            return f"{reading}, above {OVER * self.threshold:.3g} again: over"
+            return f"{reading}, above {OVER * self.threshold:.3g} again"
         return (
             f"{reading}, under {self.threshold:.3g} for {PATIENCE} readings: {_MEANING[self.name]}."
             " Lower optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "

@@ -25,7 +25,7 @@ def cut_test(
 ) -> dict[str, SplitImages]:
     """Move a share of each class (rounded) from train to a new split, test.
 
-    Where rounding leaves a split empty, as of four images a class, the remainders of classes are
+    Where rounding leaves a split empty, as of four images per class, the remainders of classes are
     carried over to the next class, so that the share of all images is met.
 
     Args:

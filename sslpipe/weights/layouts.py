@@ -120,7 +120,7 @@ def find_encoder(tree: Tree, what: str) -> Encoder:
         if tables:
             raise WeightsError(
                 f"{what} holds several tables of tensors, {', '.join(tables[:5])}, and none that "
-                "is known to be the encoder's; save that one by itself"
+                "is known to be the encoder's; save that one alone"
             )
         keys = ", ".join(map(repr, list(tree)[:5]))
         raise WeightsError(f"{what} holds no table of tensors; it has {keys or 'nothing'}")

@@ -133,7 +133,7 @@ def unseen(generator, test, kind):
     "kind", ["8 steps at rate 0", "other statistics", "as good as before", "useful"]
 )
 def test_of_100_useless_runs_at_least_95_are_not_called_better_on_unseen_classes(kind, test):
-    """4 images a class: a form that each network chose by itself was chance, and decided."""
+    """4 images per class: a form that each network chose by itself was chance, and decided."""
     draws = 100 if kind != "useful" else 20
     pairs = (unseen(torch.Generator().manual_seed(draw), test, kind) for draw in range(draws))
     answers = [deciding(*pair, known=False)["answer"] for pair in pairs]

@@ -123,7 +123,7 @@ def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):
     assert "UserError: 3 steps in a row" in failed
     assert "(the last: step 9, loss nan, gradient norm nan)" in failed
     summary = status(tmp_path / "run")
-    assert f"; the last checkpoint is {summary['checkpoint']['name']}. As all steps" in failed
+    assert f"; the last checkpoint is {summary['checkpoint']['name']}. Every step" in failed
     good = [line for line in read_metrics(tmp_path / "run") if line["loss"] is not None][-1]
     assert f"the last finite log line: step {good['step']}, loss {good['loss']:.4g}, lr " in failed
     assert all(bool(torch.isfinite(v).all()) for v in final_weights(tmp_path / "run").values())
@@ -341,7 +341,7 @@ def test_the_run_ends_as_it_was_when_too_many_were_bad_in_a_row(
         trainee.steps(math.nan, 1.0)
     said = str(ended.value)
     assert "; no log line is finite (run.log_steps = 1 logs every step); no checkpoint was" in said
-    assert "written yet. As all steps from one on were" in said
+    assert "written yet. Every step since then was" in said
     assert "scattered" not in said  # they were not
     assert "lower optim.peak_lr" in str(ended.value)
     assert trainee.done == (4 if on_device else 3)  # steps that came to their end

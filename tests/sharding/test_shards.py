@@ -98,7 +98,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 of the shipped images a class."""
+    """200 of the shipped images per class."""
     folder = tmp_path_factory.mktemp("fashion")
     assert run("cut-idx", ASSETS, folder, "--per-class", "200") == 0
     (folder / "classes.txt").write_bytes((ASSETS / "classes.txt").read_bytes())
