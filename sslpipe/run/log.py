@@ -6,9 +6,12 @@ After a kill some steps stand twice; the later line counts (`read_metrics`). A t
 and can never stop a run.
 """
 
+import importlib
 import math
 import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -20,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sslpipe.errors import UserError
+from sslpipe.portable import make_folder
 from sslpipe.registry import Table
 from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
 from sslpipe.run.throughput import StepTimer, clock
@@ -300,6 +304,8 @@ def _accelerate_tracker(kind: str) -> Callable[[str, Path], Any]:
     def start(name: str, run_dir: Path) -> Any:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+        if kind == "wandb":
+            _import_wandb(run_dir)
         arguments: dict[str, dict[str, Any]] = {
             "wandb": {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}},
             "tensorboard": {"logging_dir": str(run_dir / "tensorboard")},
@@ -307,6 +313,19 @@ def _accelerate_tracker(kind: str) -> Callable[[str, Path], Any]:
         return LOGGER_TYPE_TO_CLASS[kind](name, **arguments.get(kind, {}))
 
     return start
+
+
+def _import_wandb(run_dir: Path) -> None:
+    """Import wandb so that its temporary folders, which a kill leaves, lie in the run.
+
+    It makes two at import; the next start of the run removes them.
+    """
+    shutil.rmtree(make_folder(run_dir, "wandb") / "tmp", ignore_errors=True)
+    before, tempfile.tempdir = tempfile.tempdir, str(make_folder(run_dir, "wandb", "tmp"))
+    try:
+        importlib.import_module("wandb")
+    finally:
+        tempfile.tempdir = before
 
 
 # (run's name, run directory) -> what has start(), store_init_configuration(settings),

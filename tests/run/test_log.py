@@ -1,10 +1,14 @@
 import importlib
+import os
+import subprocess
+import sys
 
 import pytest
 
 from sslpipe.data.store import Quarantined
 from sslpipe.run.log import RunLog, quarantined_ids, read_metrics
 from sslpipe.run.records import unseal
+from tests.helpers.runs import ROOT
 
 SECRET = "f00d-7391-not-to-be-written"
 VALUES = {"loss": 1.5, "images_per_s": 100.0, "data_wait_percent": 1.0}
@@ -130,6 +134,29 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     assert next(run.glob("*.wandb")).stat().st_size > 0
     config = b"".join(p.read_bytes() for p in run.rglob("*") if p.is_file())
     assert SECRET.encode() not in config
+
+
+def test_a_kill_leaves_no_folder_of_wandb_but_in_the_run(tmp_path):
+    """What it leaves there goes with the next start."""
+    program = (
+        "import os, pathlib; from tests.run.test_log import a_log;"
+        f"log = a_log(pathlib.Path({str(tmp_path / 'run')!r}), trackers=('wandb',));"
+        "assert list(log._trackers) == ['wandb']; os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "WANDB_SILENT": "true"}
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "run").mkdir()
+    left = []
+    for _ in range(2):
+        killed = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, env=environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert killed.returncode == -9, killed.stderr
+        assert not list((tmp_path / "tmp").glob("*wandb-*"))
+        left.append({path.name for path in (tmp_path / "run/wandb/tmp").glob("*wandb-*")})
+    assert [len(each) for each in left] == [2, 2]
+    assert not left[0] & left[1]
 
 
 def test_a_tracker_that_cannot_start_is_named_and_skipped(tmp_path, monkeypatch, capsys):
