@@ -211,7 +211,7 @@ class Values(TorchDispatchMode):
         name = func._schema.name
         solves = ("linalg_" in name and "norm" not in name) or name == "aten::isin"
         if solves and any(_on_device(x) for x in tree_leaves(args)):
-            return _solved(func, args, kwargs)
+            return _solved(func, args, kwargs, self.most_numbers)
         length = _selected(name, args)
         if length is not None:  # its own code reads what no kernel has counted
             _stubs.fake_answer(length, 8)
@@ -287,12 +287,25 @@ def _on_cuda(values: Any) -> Any:
     return tree_map(lambda x: x.cuda() if isinstance(x, Tensor) else x, values)
 
 
-def _solved(func: Any, args: Any, kwargs: Any) -> Any:
+def _solved(func: Any, args: Any, kwargs: Any, most_numbers: int) -> Any:
     """A decomposition, or `isin`, whose code reads too much: a kernel, and the wait for a check."""
     _kernel(func._schema.name)
     _stubs.fake_log(b"Y", b"cudaStreamSynchronize", 0, 0, 0, None)
     with _unlogged():
-        return _on_cuda(_computed(func, *aliases((args, kwargs))))
+        given = aliases((args, kwargs))
+        # without values the memory holds what lay there before, which may have no solution
+        if any(_on_device(x) and x.numel() > most_numbers for x in tree_leaves((args, kwargs))):
+            given = tree_map(_identity, given)
+        return _on_cuda(_computed(func, *given))
+
+
+def _identity(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    x = torch.zeros_like(x)
+    if x.dim() > 1:
+        x.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return x
 
 
 def _selected(name: str, args: Any) -> int | None:

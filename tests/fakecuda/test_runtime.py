@@ -77,6 +77,15 @@ def test_small_tensors_have_the_values_of_a_cpu():
         torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b))
 
 
+def _spectrum_of_what_no_kernel_wrote():
+    return torch.linalg.eigvalsh(torch.full((3, 3), float("nan")).cuda()).cpu()
+
+
+def test_without_values_a_decomposition_is_of_the_identity():
+    (found,) = run_on_cuda(_spectrum_of_what_no_kernel_wrote, env={"FAKE_VALUES": "0"})
+    assert found.tolist() == [1.0] * 3
+
+
 def _collectives():
     from tests.fakecuda.runtime import events, reset
 
