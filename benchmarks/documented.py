@@ -1,11 +1,16 @@
-"""What the docs show, printed beside what was measured now: a ratio that does not repeat, shows."""
+"""Print what was measured, beside what the docs show: a ratio that does not repeat, shows."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 MEASURED = Path(__file__).parents[1] / "docs" / "measured"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format rows of texts as a Markdown table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def compare(name: str, now: Any, ratios: Callable[[Any], dict[str, float]]) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,32 +72,26 @@ def measure(images: int, micro_batch: int, px: int) -> dict[str, float]:
     return {"mb": memory_mb("VmHWM") - before, "s": step(images, micro_batch)}
 
 
-def in_fresh_process(images: int, micro_batch: int, px: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.gradient_cache", "--one"]
-    command += ["--batch", str(images), "--micro", str(micro_batch), "--px", str(px)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    result: dict[str, float] = json.loads(output.splitlines()[-1])
-    return result
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--micro", default="128,32,8")
     parser.add_argument("--px", type=int, default=32)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sizes = [int(size) for size in arguments.micro.split(",")]
     if arguments.one:
-        print(json.dumps(measure(arguments.batch, sizes[0], arguments.px)))
+        print(json.dumps(measure(arguments.batch, int(arguments.micro), arguments.px)))
         return
 
-    records = []
+    records: list[dict[str, Any]] = []
     print(f"{'batch':>6} {'micro':>6} {'MB':>8} {'less':>7} {'s':>7} {'time':>6}")
-    for size in sizes:
-        result = in_fresh_process(arguments.batch, size, arguments.px)
-        records.append({"batch": arguments.batch, "micro_batch": size, **result})
+    for size in arguments.micro.split(","):
+        command = [sys.executable, "-m", "benchmarks.gradient_cache", "--one", "--micro", size]
+        command += ["--batch", str(arguments.batch), "--px", str(arguments.px)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        result = json.loads(output.splitlines()[-1])
+        records.append({"batch": arguments.batch, "micro_batch": int(size), **result})
         less, slower = records[0]["mb"] / result["mb"], result["s"] / records[0]["s"]
         print(
             f"{arguments.batch:>6} {size:>6} {result['mb']:>8.1f} {less:>6.1f}x"

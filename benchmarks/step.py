@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.documented import compare
+from benchmarks.documented import compare, markdown_table
 from benchmarks.views import MEAN, STD, Case, chosen, hardware, in_turns, quietest, serve
 from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
@@ -74,11 +74,6 @@ def kornia_views(images: Tensor) -> Callable[[], Tensor]:
     return views
 
 
-def our_loss() -> Loss:
-    loss_fn = NTXentLoss(TEMPERATURE)
-    return lambda z_a, z_b: loss_fn(z_a, z_b)
-
-
 def lightly_loss() -> Loss:
     from lightly.loss import NTXentLoss as Peer
 
@@ -125,24 +120,25 @@ def loss_alone(loss: Loss, count: int) -> Call:
 
 def contenders(images: Tensor) -> dict[str, Callable[[], Call]]:
     ready = torch.randn(2 * len(images), 3, CROP_PX, CROP_PX)
-    ready_fast = ready.contiguous(memory_format=torch.channels_last)
-    fused = partial(our_views, images)
-    return {
-        "naive": lambda: step(kornia_views(images), lightly_loss(), bf16=False, fast=False),
-        "ours, fp32": lambda: step(fused(), our_loss(), bf16=False, fast=True),
-        "bare encoder, fp32": lambda: step(lambda: ready_fast, no_loss, bf16=False, fast=True),
-        "ours, bf16": lambda: step(fused(), our_loss(), bf16=True, fast=True),
-        "bare encoder, bf16": lambda: step(lambda: ready_fast, no_loss, bf16=True, fast=True),
-        "ours, bf16, compiled": lambda: step(
-            fused(compile=True), our_loss(), bf16=True, fast=True, compile=True
-        ),
-        "bare encoder, bf16, compiled": lambda: step(
-            lambda: ready_fast, no_loss, bf16=True, fast=True, compile=True
-        ),
-        "part: our views": fused,
-        "part: our views, compiled": lambda: fused(compile=True),
-        "part: kornia's views": lambda: kornia_views(images),
-        "part: our loss": lambda: loss_alone(our_loss(), len(images)),
+    ready = ready.contiguous(memory_format=torch.channels_last)
+    ours = NTXentLoss(TEMPERATURE)
+    found: dict[str, Callable[[], Call]] = {
+        "naive": lambda: step(kornia_views(images), lightly_loss(), bf16=False, fast=False)
+    }
+    for name, settings in {
+        "fp32": {"bf16": False},
+        "bf16": {"bf16": True},
+        "bf16, compiled": {"bf16": True, "compile": True},
+    }.items():
+        made = partial(our_views, images, compile="compile" in settings)
+        whole = partial(step, fast=True, **settings)
+        found[f"ours, {name}"] = lambda whole=whole, made=made: whole(made(), ours)
+        found[f"bare encoder, {name}"] = partial(whole, lambda: ready, no_loss)
+    return found | {
+        "part: our views": partial(our_views, images),
+        "part: our views, compiled": partial(our_views, images, compile=True),
+        "part: kornia's views": partial(kornia_views, images),
+        "part: our loss": lambda: loss_alone(ours, len(images)),
         "part: lightly's loss": lambda: loss_alone(lightly_loss(), len(images)),
     }
 
@@ -187,16 +183,15 @@ def main() -> None:
     turns = {"threads": arguments.threads, "rounds": arguments.rounds}
     times, _ = in_turns("benchmarks.step", names, own, **turns)
     seconds = {name: quietest(rounds)[0] for name, rounds in times.items()}
-    print(f"\nResNet-18, {CROP_PX} px, {arguments.batch} images a step\n")
-    print("| | ms | images/s | x naive | of the bare encoder |")
-    print("|---|---|---|---|---|")
+    rows = []
     for name, second in seconds.items():
-        bare = seconds.get(name.replace("ours", "bare encoder"))
-        naive = seconds.get("naive")
-        cells = [f"{second * 1e3:.1f}", f"{arguments.batch / second:.1f}"]
+        bare, naive = seconds.get(name.replace("ours", "bare encoder")), seconds.get("naive")
+        cells = [name, f"{second * 1e3:.1f}", f"{arguments.batch / second:.1f}"]
         cells.append(f"{naive / second:.2f}" if naive and "part" not in name else "")
         cells.append(f"{bare / second:.1%}" if bare and name.startswith("ours") else "")
-        print(f"| {name} | {' | '.join(cells)} |")
+        rows.append(cells)
+    print(f"\nResNet-18, {CROP_PX} px, {arguments.batch} images a step\n")
+    print(markdown_table(["", "ms", "images/s", "x naive", "of the bare encoder"], rows))
     for name in ("ours, fp32", "ours, bf16", "ours, bf16, compiled"):
         compiled = ", compiled" if "compiled" in name else ""
         parts = [f"part: our views{compiled}", "part: our loss"]

@@ -1,10 +1,12 @@
-"""What tables of whole trainings share: their runs, the seconds they took, their features."""
+"""What tables of whole trainings share: arguments, runs, the seconds they took, features."""
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,23 +24,33 @@ KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
 class Training(NamedTuple):
-    """A run of `sslpipe train`.
-
-    Args:
-        row: Of the table.
-        seed: Of the run.
-        recipe: Its file.
-        data: Folder of the data set, in that of the table.
-        overrides: Of the recipe.
-        init: A source of weights; "": none.
-    """
+    """A run of `sslpipe train`: of a row of the table, in a data folder beside its runs."""
 
     row: str
     seed: int
     recipe: Path
     data: str
     overrides: tuple[str, ...]
-    init: str = ""
+    init: str = ""  # a source of weights
+
+
+def arguments(doc: str | None, **sources: str) -> argparse.Namespace:
+    """Parse a table's command line; `sources` are further options with their defaults."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="of the data sets; runs and features go there")
+    parser.add_argument("--seeds", default="0,1,2", type=lambda text: [*map(int, text.split(","))])
+    parser.add_argument("--split", default="test", choices=("val", "test"))
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, a thread each")
+    parser.add_argument("--json", type=Path)
+    for name, default in sources.items():
+        parser.add_argument(f"--{name}", default=default)
+    return parser.parse_args()
+
+
+def train_all(chains: Sequence[Sequence[Training]], folder: Path, jobs: int) -> None:
+    """Train chains of runs side by side; a run may start from one before it in its chain."""
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda runs: [train(run, folder) for run in runs], chains))
 
 
 def run_folder(folder: Path, row: str, seed: int) -> Path:
@@ -82,14 +94,9 @@ def embedded(
     *,
     canvas_px: int,
 ) -> Embeddings:
-    """Embed the whole shorter side of a split's images, or read what was embedded.
+    """Embed the whole shorter side of a split's images, or read what is at `path`.
 
-    Args:
-        path: Of the features.
-        split: Of the images.
-        load: Gives the network, with its own view's side, mean and std.
-        facts: Written beside the features.
-        canvas_px: Longer side an image is reduced to first.
+    `load` gives the network, with its own view's side, mean and std.
     """
     if path.exists():
         return load_embeddings(path)[0]
@@ -104,11 +111,8 @@ def embedded(
 
 def cpu_seconds(folder: Path, rows: Sequence[str], seeds: Sequence[int]) -> dict[str, list[float]]:
     """Read the processor seconds of each trained row's runs."""
-    paths = {
-        row: [Path(f"{run_folder(folder, row, seed)}.cpu.json") for seed in seeds] for row in rows
-    }
-    return {
-        row: [json.loads(path.read_text()) for path in files if path.exists()]
-        for row, files in paths.items()
-        if any(path.exists() for path in files)
-    }
+    found = {}
+    for row in rows:
+        paths = [Path(f"{run_folder(folder, row, seed)}.cpu.json") for seed in seeds]
+        found[row] = [json.loads(path.read_text()) for path in paths if path.exists()]
+    return {row: seconds for row, seconds in found.items() if seconds}

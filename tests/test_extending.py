@@ -1,18 +1,15 @@
 """docs/extending.md: its examples run, and are in the tables afterwards."""
 
 import re
-import shlex
 import tomllib
 
 import pytest
 import torch
 import torch.nn.functional as F
-import typer
 
 from sslpipe.augment.ops import OPS
 from sslpipe.augment.two_views import KorniaViews, TwoViews
 from sslpipe.build import build_loss
-from sslpipe.cli.app import app
 from sslpipe.cli.explain import explain
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation import EVALS
@@ -147,21 +144,3 @@ def test_the_entry_points_are_those_of_a_package_that_a_test_installs():
     assert list(shown) == list(GROUPS)
     for group, entries in shown.items():
         assert entries.items() <= installed[group].items()
-
-
-def test_the_commands_are_command_lines_of_the_program():
-    for line in "".join(blocks("sh")).splitlines():
-        words = shlex.split(line)[1:]
-        words = [word for word in words if word not in ("--plugin", "my_parts.py")]
-        command = typer.main.get_command(app)
-        while isinstance(command, typer.core.TyperGroup):
-            _, command, words = command.resolve_command(
-                command.make_context("x", list(words)), list(words)
-            )
-        command.make_context("x", list(words))  # raises on what it does not know or misses
-
-
-def test_the_page_is_short():
-    lines = TEXT.splitlines()
-    assert len(lines) <= 200
-    assert max(map(len, lines)) <= 120

@@ -1,11 +1,9 @@
 """Every shipped fine-tuning recipe loads, builds, and says where it comes from."""
 
-import re
 import shlex
 
 import pytest
 import torch
-import typer
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
@@ -16,8 +14,8 @@ from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build
-from tests.helpers.runs import ROOT
-from tests.test_recipes import header, options
+from tests.helpers.runs import ROOT, parsed
+from tests.test_recipes import check_header, header, options
 
 RECIPES = sorted((ROOT / "recipes" / "metric").glob("*.toml"))
 FIELDS = (
@@ -43,39 +41,22 @@ def test_there_is_a_recipe_for_each_style():
 
 @every_recipe
 def test_the_header_is_complete_and_its_commands_are_the_programs(path):
-    from sslpipe.cli.app import app
-
     title, fields = header(path)
-    assert title.endswith(".")
-    assert tuple(fields) == FIELDS
-    measured = fields["measured"]
-    assert measured == "not yet measured" or re.search(r"commit [0-9a-f]{7}.*\d", measured)
-    assert fields["published"].startswith(("none", "elsewhere, "))
-    assert all(len(line) <= 100 for line in path.read_text().splitlines())
-
+    check_header(path, title, fields, FIELDS)
     shards, pretrain, finetune, scratch = (shlex.split(fields[name]) for name in FIELDS[:4])
     assert shards[:2] == ["sslpipe", "shards"]
     assert pretrain[:2] == ["sslpipe", "train"]
     assert finetune[:2] == scratch[:2] == ["sslpipe", "train"]
-    built, started = parsed(app, shards[1:]), parsed(app, pretrain[1:])
+    built, started = parsed(*shards[1:]), parsed(*pretrain[1:])
     assert f"{built['out']}/dataset.json" == started["data"]
     assert (ROOT / str(started["recipe"])).is_file()
     for words in (finetune, scratch):
-        given = parsed(app, words[1:])
+        given = parsed(*words[1:])
         assert str(given["recipe"]) == f"recipes/metric/{path.name}"
         assert given["data"] == started["data"]
     assert options(finetune)["--init"] == options(pretrain)["--run-dir"]
     assert "--init" not in options(scratch)
     assert options(finetune)["--run-dir"] == f"runs/{path.stem}" != options(scratch)["--run-dir"]
-
-
-def parsed(app: typer.Typer, words: list[str]) -> dict[str, object]:
-    command = typer.main.get_command(app)
-    while isinstance(command, typer.core.TyperGroup):
-        _, command, words = command.resolve_command(
-            command.make_context("x", list(words)), list(words)
-        )
-    return command.make_context("x", list(words)).params
 
 
 @every_recipe

@@ -22,11 +22,8 @@ draws; classes of at least 15 images. A difference is of the mean over the seeds
 classes (`paired_means`). Settings were chosen with `--split val`; "test" was read once, at the end.
 """
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,15 +32,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.documented import markdown_table
 from benchmarks.nt_xent import machine
 from benchmarks.trainings import (
     QUIET,
     RECIPES,
     Training,
+    arguments,
     cpu_seconds,
     embedded,
     run_folder,
-    train,
+    train_all,
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
@@ -59,15 +58,19 @@ from sslpipe.export.load import FrozenBackbone, load_backbone
 Floats = NDArray[np.float64]
 Tree = dict[str, Any]
 
-HERE = Path(__file__).parent
-FINETUNE = HERE / "finetune.toml"
+FINETUNE = Path(__file__).with_name("finetune.toml")
 DATA, CROP_PX, CANVAS_PX = "openclipart", 96, 256
-LABELS, DRAWS, LEAST_IMAGES = 10, 5, 15  # of kNN: labels a class, draws, images of a class
+LABELS, DRAWS, LEAST_IMAGES = 10, 5, 15  # of kNN: labels per class, draws, images of a class
 METRICS = ("Recall@1", "MAP@R", "kNN")
 PIXELS, SCRATCH, SHELF = "pixels", "from scratch, 10 min", "off the shelf"
 TWO, TEN = "continued, 2 min", "continued, 10 min"
 TUNED = "continued, 10 min, then fine-tuned with labels"
+ROWS = (PIXELS, SCRATCH, SHELF, TWO, TEN, TUNED)
 WHITENED, FITTED = ", whitened", (SHELF, TEN)  # rows that are shown whitened, too
+COMPARED = (
+    *((TEN, SHELF), (TEN + WHITENED, SHELF), (TEN + WHITENED, SHELF + WHITENED)),
+    *((TWO, SHELF), (TWO, SCRATCH), (TUNED, SHELF), (TUNED, TEN)),
+)
 # steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
 SCRATCH_STEPS, TWO_MINUTES, TEN_MINUTES = 400, 75, 380
 TWO_MINUTES_RATE = "tune.backbone_lr=0.05"  # steps times rate as in ten minutes
@@ -88,45 +91,19 @@ def trainings(source: str, seed: int, folder: Path) -> list[Training]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="what benchmarks.adapting.data built")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--rows", help="only these, separated by ';'")
-    parser.add_argument("--split", default="test", choices=("val", "test"))
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, a thread each")
-    parser.add_argument("--source", default=f"timm/tf_efficientnet_lite0@{imagenet_weights()}")
-    parser.add_argument("--train-only", action="store_true")
-    parser.add_argument("--score-only", action="store_true", help="what is trained; fewer seeds")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, source=f"timm/tf_efficientnet_lite0@{imagenet_weights()}")
     torch.set_num_threads(1)
-    seeds = [int(seed) for seed in args.seeds.split(",")]
-    wanted = args.rows.split(";") if args.rows else [PIXELS, SCRATCH, SHELF, TWO, TEN, TUNED]
-
-    # trainings: a seed's runs one after the other, seeds side by side
-    plans = [
-        [run for run in trainings(args.source, s, args.folder) if run.row in wanted] for s in seeds
-    ]
-    if args.score_only:
-        plans = []
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda runs: [train(run, args.folder) for run in runs], plans))
-    if args.train_only:
-        return
+    train_all([trainings(args.source, s, args.folder) for s in args.seeds], args.folder, args.jobs)
 
     # features of every network, then scores of every query
-    splits = {
-        "drawings": load_index(str(args.folder / DATA / "dataset.json")).split(args.split),
-        "stamps": load_index(str(args.folder / "stamps" / "dataset.json")).split("test"),
-        "fit": load_index(str(args.folder / DATA / "dataset.json")).split("train"),
-    }
+    drawings = load_index(str(args.folder / DATA / "dataset.json"))
+    stamps = load_index(str(args.folder / "stamps" / "dataset.json"))
+    splits = {"drawings": drawings.split(args.split), "stamps": stamps.split("test")}
     scores = {}
-    for row in wanted:
-        networks = [""] if row == PIXELS else [args.source] if row == SHELF else [
-            str(run) for run in (run_folder(args.folder, row, seed) for seed in seeds)
-            if (run / "DONE").exists()
-        ]  # fmt: skip
-        used = {name: each for name, each in splits.items() if name != "fit" or row in FITTED}
+    for row in ROWS:
+        runs = [str(run_folder(args.folder, row, seed)) for seed in args.seeds]
+        networks = {PIXELS: [""], SHELF: [args.source]}.get(row, runs)
+        used = splits | ({"fit": drawings.split("train")} if row in FITTED else {})
         rows = [features(args.folder, row, place, net, used) for place, net in enumerate(networks)]
         scores[row] = [score(each, whitened=False) for each in rows]
         if row in FITTED:
@@ -137,12 +114,10 @@ def main() -> None:
     result = {
         "machine": machine(1),
         "split": args.split,
-        "seeds": seeds,
-        "cpu_s": cpu_seconds(args.folder, wanted, seeds),
+        "seeds": args.seeds,
+        "cpu_s": cpu_seconds(args.folder, ROWS, args.seeds),
         "rows": [summary(row, sets) for row, sets in scores.items()],
-        "differences": [
-            difference(ours, theirs, scores) for ours, theirs in compared(scores.keys())
-        ],
+        "differences": [difference(ours, theirs, scores) for ours, theirs in COMPARED],
     }
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -179,12 +154,7 @@ def features(
 
 
 class Scores(NamedTuple):
-    """What each query of a set scored; its class stands beside it.
-
-    Args:
-        classes: Metric -> (Q,) labels.
-        values: Metric -> (Q,) in [0, 1].
-    """
+    """What each query of a set scored, in [0, 1], and its label: metric -> (Q,)."""
 
     classes: dict[str, NDArray[np.int64]]
     values: dict[str, Floats]
@@ -200,7 +170,7 @@ def score(rows: dict[str, Embeddings], *, whitened: bool) -> dict[str, Scores]:
 
 
 def score_set(rows: Embeddings) -> Scores:
-    """Score each image as a query: every other image of the set is searched, or 10 a class vote."""
+    """Score each image as a query: every other image is searched, or 10 per class vote."""
     found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
     has_match = found.matches > 0
     labels = rows.labels.numpy()
@@ -246,13 +216,6 @@ def summary(row: str, runs: list[dict[str, Scores]]) -> Tree:
     return tree
 
 
-def compared(rows: Sequence[str]) -> list[tuple[str, str]]:
-    """List which row is compared with which."""
-    pairs = [(TEN, SHELF), (TEN + WHITENED, SHELF), (TEN + WHITENED, SHELF + WHITENED)]
-    pairs += [(TWO, SHELF), (TWO, SCRATCH), (TUNED, SHELF), (TUNED, TEN)]
-    return [(ours, theirs) for ours, theirs in pairs if ours in rows and theirs in rows]
-
-
 def difference(ours: str, theirs: str, scores: dict[str, list[dict[str, Scores]]]) -> Tree:
     """Compare two rows query by query, each averaged over its seeds."""
     tree: Tree = {"row": ours, "than": theirs}
@@ -274,20 +237,19 @@ def difference(ours: str, theirs: str, scores: dict[str, list[dict[str, Scores]]
 def show(result: Tree) -> None:
     """Print the table in percent, and the differences with their intervals."""
     columns = [key for key in result["rows"][0] if key != "row"]
-    print("| | " + " | ".join(columns) + " |")
-    print("|---" * (len(columns) + 1) + "|")
-    for tree in result["rows"]:
-        cells = [f"{100 * tree[column]['value']:.1f}" for column in columns]
-        print(f"| {tree['row']} | " + " | ".join(cells) + " |")
-    print()
-    print("| difference | " + " | ".join(columns) + " |")
-    print("|---" * (len(columns) + 1) + "|")
+    rows = [
+        [tree["row"], *(f"{100 * tree[column]['value']:.1f}" for column in columns)]
+        for tree in result["rows"]
+    ]
+    differences = []
     for tree in result["differences"]:
-        cells = []
+        cells = [f"{tree['row']} - {tree['than']}"]
         for column in columns:
             low, high = (100 * end for end in tree[column]["interval95"])
             cells.append(f"{100 * tree[column]['value']:+.1f} ({low:+.1f} to {high:+.1f})")
-        print(f"| {tree['row']} - {tree['than']} | " + " | ".join(cells) + " |")
+        differences.append(cells)
+    print(markdown_table(["", *columns], rows))
+    print(f"\n{markdown_table(['difference', *columns], differences)}")
     for row, seconds in result["cpu_s"].items():
         print(f"{row}: {', '.join(f'{each:.0f}' for each in seconds)} CPU s")
 

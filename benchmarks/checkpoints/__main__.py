@@ -4,7 +4,7 @@
         [--json docs/measured/checkpoints.json]
 
 `out/checkpoints` holds what `benchmarks.checkpoints.data` builds; numbers go there, too. What is
-done is not done again, so a stopped command is repeated; with --table nothing is trained.
+done is not done again, so a stopped command is repeated.
 
 Every run of `runs.RUNS` on each data set keeps its checkpoints (every 80 of 320 steps). The scores
 of a checkpoint are of the 500 images that the run holds out, as its monitor takes them. What they
@@ -69,6 +69,7 @@ OVERRIDES = {"clothes": GRAY, "letters": GRAY}
 TEST_IMAGES, BANK_IMAGES, K = 3000, 2000, 20
 
 CROP_PX, CANVAS_PX = 24, 40  # base.toml's
+DRAWN = "rankme_view_recall"
 
 Tree = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -78,20 +79,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="what benchmarks.checkpoints.data built")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each")
-    parser.add_argument("--most", type=int, help="measure so many runs, then stop")
-    parser.add_argument("--table", action="store_true", help="of what is there; train nothing")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--svg", type=Path, help="draw kNN over the score --by")
-    parser.add_argument("--by", choices=SCORES, default="rankme_view_recall")
+    parser.add_argument("--svg", type=Path, help=f"draw kNN over {DRAWN}")
     args = parser.parse_args()
-    # the runs of one recipe on all data sets follow one another: a stopped table is a fair one
     todo = [(args.folder, data, run) for run in (START, *RUNS) for data in DATA_SETS]
-    if not args.table:
-        left = [each for each in todo if not numbers_file(*each).exists()][: args.most]
-        one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
-        with ProcessPoolExecutor(args.jobs, **one_thread) as pool:
-            for done in pool.map(measure, *zip(*left, strict=True)) if left else ():
-                print(done, file=sys.stderr, flush=True)
+    left = [each for each in todo if not numbers_file(*each).exists()]
+    one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ProcessPoolExecutor(args.jobs, **one_thread) as pool:
+        for done in pool.map(measure, *zip(*left, strict=True)) if left else ():
+            print(done, file=sys.stderr, flush=True)
     checkpoints = [row for where in todo for row in scored(*where)]
     weights = {data: combine(checkpoints, data) for data in DATA_SETS}
     tables = {data: table(checkpoints, data) for data in DATA_SETS}
@@ -104,7 +100,7 @@ def main() -> None:
         tree = json.loads(text, parse_constant=lambda _: None)
         args.json.write_text(json.dumps(tree, indent=1) + "\n")
     if args.svg:
-        args.svg.write_text(plot(checkpoints, args.by))
+        args.svg.write_text(plot(checkpoints, DRAWN))
     show(tables)
     show_averages(candidates)
     print(

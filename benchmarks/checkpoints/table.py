@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import rankdata
 
+from benchmarks.documented import markdown_table
 from sslpipe.evaluation.label_free import SCORES
 
 START = "random weights"
@@ -58,29 +59,18 @@ def combine(checkpoints: list[Tree], data: str) -> dict[str, int]:
 
 def parts(rows: list[Tree]) -> Floats:
     """Return (N, P): ranks and recall by their logarithms, and alpha as near as 3 to 1."""
-    return np.array(
-        [
-            (
-                np.log(row["rankme"]),
-                np.log(row["lidar"]),
-                row["alignment"],
-                row["uniformity"],
-                max(row["alpha_req"], -3.0),
-                np.log(max(row["view_recall"], 1e-3)),
-            )
-            for row in rows
-        ]
-    )
+    values = np.array([[row[name] for name in PARTS] for row in rows])
+    values[:, 4] = values[:, 4].clip(min=-3.0)
+    values[:, 5] = values[:, 5].clip(min=1e-3)
+    values[:, [0, 1, 5]] = np.log(values[:, [0, 1, 5]])
+    return values
 
 
 def rank_correlations(columns: Floats, values: Floats) -> Floats:
     """Compute Spearman's correlation of each column (N, C) with values (N,)."""
-    a, b = rankdata(columns, axis=0), rankdata(values)
-    a, b = a - a.mean(axis=0), b - b.mean()
-    result: Floats = (a * b[:, None]).sum(axis=0) / (
-        np.linalg.norm(a, axis=0) * np.linalg.norm(b) + 1e-12
-    )
-    return result
+    ranks = rankdata(np.column_stack([values, columns]), axis=0)
+    correlations: Floats = np.corrcoef(ranks, rowvar=False)[0, 1:]
+    return np.nan_to_num(correlations)  # of a constant column
 
 
 def table(checkpoints: list[Tree], data: str) -> Tree:
@@ -128,16 +118,15 @@ def averages(checkpoints: list[Tree]) -> Tree:
         score's choice among the trained alone and among both, by the rule of run.keep: the first
         of the highest, the trained before the averaged.
     """
-    sets = dict.fromkeys(row["data"] for row in checkpoints)
+    by_run: dict[tuple[str, str], list[Tree]] = {}
+    for row in checkpoints:
+        by_run.setdefault((row["data"], row["run"]), []).append(row)
     pairs = []
-    for data, runs in product(sets, AVERAGED.items()):
-        trained, averaged = (
-            [row for row in checkpoints if (row["data"], row["run"]) == (data, run)] for run in runs
-        )
+    for data, runs in product(dict.fromkeys(data for data, _ in by_run), AVERAGED.items()):
+        trained, averaged = (by_run.get((data, run), []) for run in runs)
         if trained and averaged:
-            pairs.append(
-                (trained, [row for two in zip(trained, averaged, strict=True) for row in two])
-            )
+            both = [row for two in zip(trained, averaged, strict=True) for row in two]
+            pairs.append((trained, both))
     if not pairs:
         return {}
 
@@ -176,10 +165,9 @@ def best_by(rows: list[Tree], name: str) -> Tree:
 
 def spearman(rows: list[Tree], name: str) -> float:
     """Rank correlation with kNN; 0 where one of the two is always the same."""
-    scores, knn = ([row[key] for row in rows] for key in (name, "knn"))
-    if len(set(scores)) < 2 or len(set(knn)) < 2:
-        return 0.0
-    return float(spearmanr(scores, knn).statistic)
+    scores, knn = (np.array([row[key] for row in rows]) for key in (name, "knn"))
+    with np.errstate(invalid="ignore"):
+        return float(rank_correlations(scores[:, None], knn)[0])
 
 
 def regrets_within(runs: list[list[Tree]], choose: Callable[[list[Tree]], Tree]) -> list[float]:
@@ -200,15 +188,14 @@ def show(tables: dict[str, Tree]) -> None:
         if "best" not in tree:
             continue
         print(f"best {100 * tree['best']:.1f}; failed: {', '.join(tree['failed']) or 'none'}")
-        columns = list(tree["rankme"])[:-2]  # the last two are said beside what is picked
-        print("| score | " + " | ".join(columns) + " |")
-        print("|---" * (len(columns) + 1) + "|")
-        for name in (name for name in ROWS if name in tree):
-            cells = [text(tree[name][key]) for key in columns]
+        columns, rows = list(tree["rankme"])[:-2], []  # two are said beside what is picked
+        for name in (each for each in ROWS if each in tree):
+            cells = [name, *(text(tree[name][key]) for key in columns)]
             cells[-1] += " (failed)" if tree[name]["picked failed"] else ""
             cells[-1] += " *" if tree[name]["reaches the goal"] else ""
-            print(f"| {name} | " + " | ".join(cells) + " |")
-        print("| last | | | | | | " + " | ".join(map(text, tree["last"].values())) + " | |")
+            rows.append(cells)
+        last = ["last", *[""] * 5, *map(text, tree["last"].values()), ""]
+        print(markdown_table(["score", *columns], [*rows, last]))
 
 
 def show_averages(tree: Tree) -> None:

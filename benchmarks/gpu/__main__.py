@@ -21,17 +21,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import torch
 
+from benchmarks.documented import markdown_table
 from benchmarks.gpu.common import Bench, Figures, SkippedError
 from benchmarks.gpu.devices import several_gpus
 from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, nvjpeg
 from benchmarks.gpu.runs import deterministic, precisions, quality, resnet18, resnet50, vit, waits
 from benchmarks.gpu.views import views
+from benchmarks.gpu.wheels import installed
 
 # what others rest on comes first
 PARTS: dict[str, Callable[[Bench], Figures]] = {
@@ -58,14 +60,11 @@ PACKAGES = ("torch", "torchvision", "triton", "kornia", "accelerate", "timm", "n
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """Commit, processor, devices and versions: a number is worth nothing without them."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "none"
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(words, capture_output=True, text=True).stdout if which("git") else ""
+    versions = {name: installed(name) or "none" for name in PACKAGES}
     facts: dict[str, Any] = {
-        "commit": _commit(),
+        "commit": commit.strip() or "unknown",
         "cpus": f"{os.cpu_count()} {platform.machine()}",
         "python": platform.python_version(),
         **versions,
@@ -75,14 +74,6 @@ def hardware(device: torch.device) -> dict[str, Any]:
         memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
         facts |= {"devices": ", ".join(names), "GiB": round(memory_gib), "cuda": torch.version.cuda}
     return facts
-
-
-def _commit() -> str:
-    try:
-        words = ["git", "rev-parse", "--short", "HEAD"]
-        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
-    except FileNotFoundError:
-        return "unknown"
 
 
 @contextmanager
@@ -136,20 +127,15 @@ def earlier(path: Path | None, machine: dict[str, Any], tiny: bool) -> dict[str,
 
 def table(report: dict[str, Any]) -> str:
     """Markdown: a row a figure, and hardware and versions above."""
-    lines = [
-        ", ".join(f"{key} {value}" for key, value in report["machine"].items()),
-        *["", "tiny sizes: the figures mean nothing"] * report["tiny"],
-        "",
-        "| part | what | figure |",
-        "|---|---|---|",
-    ]
+    rows = []
     for name, part in report["parts"].items():
         ended = {key: part[key] for key in ("skipped", "error") if key in part}
         for what, figure in {**part.get("figures", {}), **ended}.items():
-            shown = figure if isinstance(figure, str) else _number(figure)
-            lines.append(f"| {name} | {what} | {shown} |")
-        lines.append(f"| {name} | seconds of the measurement | {part['seconds']} |")
-    return "\n".join(lines)
+            rows.append([name, what, figure if isinstance(figure, str) else _number(figure)])
+        rows.append([name, "seconds of the measurement", str(part["seconds"])])
+    lines = [", ".join(f"{key} {value}" for key, value in report["machine"].items())]
+    lines += ["", "tiny sizes: the figures mean nothing"] * report["tiny"]
+    return "\n".join([*lines, "", markdown_table(["part", "what", "figure"], rows)])
 
 
 def _number(value: float) -> str:

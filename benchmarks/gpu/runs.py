@@ -30,16 +30,9 @@ from sslpipe.train import train
 
 # what a CPU trains in a second; it takes the place of sizes, and no other setting
 TINY = (
-    "data.batch_size=8",
-    "data.num_streams=4",
-    "data.shuffle_window=4",
-    "data.canvas_px=32",
-    "augment.crop_px=32",
-    "backbone.kind='small_resnet'",
-    "projector.hidden_dim=16",
-    "optim.precision='fp32'",
-    "optim.warmup_steps=0",
-    "run.num_workers=1",
+    *("data.batch_size=8", "data.num_streams=4", "data.shuffle_window=4", "data.canvas_px=32"),
+    *("augment.crop_px=32", "backbone.kind='small_resnet'", "projector.hidden_dim=16"),
+    *("optim.precision='fp32'", "optim.warmup_steps=0", "run.num_workers=1"),
 )
 
 

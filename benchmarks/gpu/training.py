@@ -174,15 +174,7 @@ def run_training(
 def end_to_end(
     bench: Bench, name: str, data: Path, overrides: Sequence[str], *, log_steps: int
 ) -> Figures:
-    """A recipe from shards to weights, three log lines long; the last two are what is measured.
-
-    Args:
-        bench: Where.
-        name: Of the recipe.
-        data: dataset.json.
-        overrides: Of the recipe.
-        log_steps: Steps between log lines.
-    """
+    """A recipe from shards to weights, three log lines long; the last two are what is measured."""
     bench.forget_memory()
     cadence = (f"steps={3 * log_steps}", f"run.log_steps={log_steps}")
     own = (*NO_SAVES, f"run.device={bench.device.type}", *cadence)

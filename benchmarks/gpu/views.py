@@ -18,15 +18,12 @@ def views(bench: Bench) -> Figures:
     """Milliseconds for both views of a batch, as float32; ours checked against the CPU's first."""
     case = bench.size(Case(256, 375, 500, 224), Case(4, 48, 64, 32))
     name = bench.device.type
-    contenders: dict[str, Callable[[], Callable[[], Any]]] = {
-        **{
-            f"ours, kernels = {kernels}": partial(ours, case, name, kernels=kernels)
-            for kernels in ("torch", "triton")
-        },
-        **{
-            f"ours, kernels = {kernels}, as in training": partial(planned, case, bench, kernels)
-            for kernels in ("torch", "triton")
-        },
+    contenders: dict[str, Callable[[], Callable[[], Any]]] = {}
+    for kernels in ("torch", "triton"):
+        label = f"ours, kernels = {kernels}"
+        contenders[label] = partial(ours, case, name, kernels=kernels)
+        contenders[f"{label}, as in training"] = partial(planned, case, bench, kernels)
+    contenders |= {
         "kornia, slice": partial(kornia, case, name, cropping="slice"),
         "kornia, resample": partial(kornia, case, name, cropping="resample"),
         "torchvision v2, image by image": partial(torchvision, case, name, form="float"),
@@ -51,20 +48,21 @@ def views(bench: Bench) -> Figures:
 
 def planned(case: Case, bench: Bench, kernels: str) -> Callable[[], Any]:
     """As a run under bf16 makes them: planned and sent by the loader's threads, written in bf16."""
-    images = case.images().contiguous(memory_format=torch.channels_last)
-    ids, sizes = torch.arange(case.count), torch.tensor([[case.height, case.width]] * case.count)
     augment = FusedViews("simclr", case.crop_px, MEAN, STD, kernels=kernels).to(bench.device)
-    batch = augment.prepare(Batch(images, sizes, ids, ids, ids, 0), seed=0, number=0)
-    sent = batch.to(bench.device)
+    sent = augment.prepare(batch_of(case), seed=0, number=0).to(bench.device)
     return partial(augment, sent, dtype=torch.bfloat16)
 
 
 def difference(device: torch.device, case: Case, kernels: str) -> float:
     """Largest difference from the CPU's views, in units of the normalised views."""
-    images = case.images().contiguous(memory_format=torch.channels_last)
-    ids, sizes = torch.arange(case.count), torch.tensor([[case.height, case.width]] * case.count)
-    batch = Batch(images, sizes, ids, ids, ids, 0)
+    batch = batch_of(case)
     reference = FusedViews("simclr", case.crop_px, MEAN, STD, kernels="torch")
-    drawn = draws(0, 0, ids, sizes, reference.specs)
+    drawn = draws(0, 0, batch.ids, batch.sizes, reference.specs)
     augment = FusedViews("simclr", case.crop_px, MEAN, STD, kernels=kernels).to(device)
     return float((augment(batch.to(device), drawn).cpu() - reference(batch, drawn)).abs().max())
+
+
+def batch_of(case: Case) -> Batch:
+    images = case.images().contiguous(memory_format=torch.channels_last)
+    ids, sizes = torch.arange(case.count), torch.tensor([[case.height, case.width]] * case.count)
+    return Batch(images, sizes, ids, ids, ids, 0)

@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.documented import markdown_table
 from benchmarks.loader import write_data
 from benchmarks.nt_xent import machine
 from sslpipe.data.index import Split, load_index
@@ -101,13 +100,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         split = write_groups(Path(name), args.images)
-        order = Order(
-            split.starts,
-            seed=0,
-            batch_size=DATA.batch_size,
-            num_streams=DATA.num_streams,
-            window=DATA.shuffle_window,
-        )
+        sizes = {"batch_size": DATA.batch_size, "num_streams": DATA.num_streams}
+        order = Order(split.starts, seed=0, window=DATA.shuffle_window, **sizes)
         pairing = plan_pairs(Pairs(positive=("group",)), split, order)
         assert pairing is not None
         for contender in (None, pairing):
@@ -121,6 +115,7 @@ def main() -> None:
     without, paired = np.median(rates, axis=0).tolist()
     ratios = sorted(pair / alone for alone, pair in rates)
 
+    mixed = [[streams, window, mixing(streams, window)] for streams, window in PLANS]
     result = {
         "machine": machine(threads=1),
         "images_per_s": {"without [pairs]": without, "with": paired},
@@ -131,18 +126,15 @@ def main() -> None:
             "with a partner": found.partners,
             "in the window": 1 - found.outside / found.partners,
         },
-        "mixing": [[streams, window, mixing(streams, window)] for streams, window in PLANS],
+        "mixing": mixed,
     }
     print(
         f"without [pairs] {without:,.0f} images/s, with {paired:,.0f}: ratio {result['ratio']:.3f} "
         f"({ratios[0]:.3f} to {ratios[-1]:.3f}); {found.partners / found.samples:.1%} of the "
         f"samples have a partner, {1 - found.outside / found.partners:.1%} of these in the window"
     )
-    table = Table("streams", "window", "mixing score")
-    for streams, window in PLANS:
-        score = next(row[2] for row in result["mixing"] if row[:2] == [streams, window])
-        table.add_row(str(streams), str(window), f"{score:.4f}")
-    Console().print(table)
+    rows = [[str(streams), str(window), f"{score:.4f}"] for streams, window, score in mixed]
+    print(markdown_table(["streams", "window", "mixing score"], rows))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from hashlib import sha256
+from hashlib import file_digest
 from math import gcd
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,27 +74,20 @@ def write_columns(folder: Path, samples: int) -> None:
 
     columns = {
         "product": (product, of_products, np.arange(0, samples, GROUP)),
-        "vendor": (
-            lambda ids: ids % VENDORS,
-            of_vendors,
-            np.arange(0, samples, samples // VENDORS),
-        ),
+        "vendor": (lambda k: k % VENDORS, of_vendors, np.arange(0, samples, samples // VENDORS)),
         "patient": (lambda ids: ids // OF_PATIENT, lambda p: p, np.arange(0, samples, OF_PATIENT)),
     }
     entries = {}
     for name, (values, members, starts) in columns.items():
         files = {}
         for part, made in (("values", values), ("members", members)):
-            array = np.lib.format.open_memmap(
-                folder / f"{name}.{part}.npy", "w+", np.dtype("<i4"), (samples,)
-            )
+            path = folder / f"{name}.{part}.npy"
+            array = np.lib.format.open_memmap(path, "w+", np.dtype("<i4"), (samples,))
             for first in range(0, samples, CHUNK):
-                array[first : first + CHUNK] = made(
-                    np.arange(first, min(first + CHUNK, samples), dtype=np.int64)
-                )
+                ids = np.arange(first, min(first + CHUNK, samples), dtype=np.int64)
+                array[first : first + CHUNK] = made(ids)
             array.flush()
-            del array
-            files[part] = written(folder / f"{name}.{part}.npy")
+            files[part] = written(path)
         path = folder / f"{name}.groups.npy"
         np.save(path, np.stack([np.arange(len(starts)), starts]))
         split = SplitColumn(groups=written(path), **files)
@@ -104,11 +97,9 @@ def write_columns(folder: Path, samples: int) -> None:
 
 def written(path: Path) -> ColumnFile:
     """Describe a file as dataset.json does."""
-    digest = sha256()
     with path.open("rb") as file:
-        while part := file.read(2**24):
-            digest.update(part)
-    return ColumnFile(file=path.name, bytes=path.stat().st_size, sha256=digest.hexdigest())
+        sha256 = file_digest(file, "sha256").hexdigest()
+    return ColumnFile(file=path.name, bytes=path.stat().st_size, sha256=sha256)
 
 
 def open_pairing(folder: Path, samples: int, order: Order, *, verify: bool) -> Pairing:
@@ -123,14 +114,13 @@ def open_pairing(folder: Path, samples: int, order: Order, *, verify: bool) -> P
     return Pairing(cast(Split, split), order, PAIRS)
 
 
-def plan(order: Order) -> None:
-    """Plan an epoch: every window of all streams."""
-    for number in range(STREAMS):
-        _ = order.epoch(0).stream(number).windows
-
-
 def measure(folder: Path, samples: int) -> dict[str, float]:
     """Time planning and steps, without columns and with them."""
+
+    def plan(order: Order) -> None:
+        for number in range(STREAMS):
+            _ = order.epoch(0).stream(number).windows
+
     planned(10 * BATCH, 10, STREAMS).ids(3, range(STREAMS))  # imports and first calls
     result: dict[str, float] = {"samples": samples}
 

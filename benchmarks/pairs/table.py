@@ -3,9 +3,8 @@
     python -m benchmarks.pairs.table out/pairs [--split val] [--json docs/measured/pairs.json]
 
 `out/pairs` holds what `benchmarks.pairs.data` builds; runs and features go there, too. What is done
-is not done again, so a stopped command is repeated; runs that are not there yet are left out of the
-table, which says how many seeds a row has. All rows train recipes/my_images_small.toml, changed by
-SETTINGS, from scratch, for 2 and 5 CPU minutes with three seeds:
+is not done again, so a stopped command is repeated. All rows train recipes/my_images_small.toml,
+changed by SETTINGS, from scratch, for 2 and 5 CPU minutes with three seeds:
 
 two crops: no column. pairs: the second view is of another drawing of the same thing, of any theme
 or size (pairs.positive). pairs, other theme: of another theme (pairs.different). SupCon: two crops,
@@ -29,11 +28,9 @@ its interval over things (`paired_means`). Settings were chosen with `--split va
 once, at the end.
 """
 
-import argparse
 import json
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,15 +39,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.documented import markdown_table
 from benchmarks.nt_xent import machine
 from benchmarks.trainings import (
     QUIET,
     RECIPES,
     Training,
+    arguments,
     cpu_seconds,
     embedded,
     run_folder,
-    train,
+    train_all,
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
@@ -92,6 +91,10 @@ ROWS = {  # what a row adds
 }
 # steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
 STEPS = {2: 650, 5: 1_650}
+COMPARED = (
+    *((PAIRS, CROPS), (DIFFERENT, CROPS), (DIFFERENT, PAIRS), (SUPCON, CROPS), (DIFFERENT, SUPCON)),
+    *((DIFFERENT + ERASED, CROPS), (DIFFERENT + ERASED, DIFFERENT), (CROPS + ERASED, CROPS)),
+)
 
 
 def row_name(kind: str, minutes: int) -> str:
@@ -109,29 +112,10 @@ def trainings(minutes: int, seed: int) -> list[Training]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="what benchmarks.pairs.data built")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--minutes", default="2,5")
-    parser.add_argument("--split", default="test", choices=("val", "test"))
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, a thread each")
-    parser.add_argument("--train-only", action="store_true")
-    parser.add_argument("--score-only", action="store_true", help="what is trained by now")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__)
     torch.set_num_threads(1)
-    seeds = [int(seed) for seed in args.seeds.split(",")]
-    runs = [
-        run
-        for minutes in args.minutes.split(",")
-        for seed in seeds
-        for run in trainings(int(minutes), seed)
-    ]
-    if not args.score_only:
-        with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda run: train(run, args.folder), runs))
-    if args.train_only:
-        return
+    runs = [run for minutes in STEPS for seed in args.seeds for run in trainings(minutes, seed)]
+    train_all([[run] for run in runs], args.folder, args.jobs)
 
     # features of every network, then scores of every query
     index = load_index(str(args.folder / DATA / "dataset.json"))
@@ -141,14 +125,13 @@ def main() -> None:
     found: dict[str, dict[int, Scores]] = {PIXELS: {0: score(splits, *rows)}}
     for run in runs:
         run_dir = run_folder(args.folder, run.row, run.seed)
-        if (run_dir / "DONE").exists():
-            rows = tuple(features(run_dir, splits))
-            found.setdefault(run.row, {})[run.seed] = score(splits, *rows)
-            for kind in (CROPS, DIFFERENT):
-                if run.row.rpartition(",")[0] == kind:
-                    row = run.row.replace(kind, kind + ERASED)
-                    found.setdefault(row, {})[run.seed] = score(splits, *erased(splits, *rows))
-            print(f"scored: {run_dir.name}", file=sys.stderr, flush=True)
+        rows = features(run_dir, splits)
+        found.setdefault(run.row, {})[run.seed] = score(splits, *rows)
+        kind, _, minutes = run.row.rpartition(", ")
+        if kind in (CROPS, DIFFERENT):
+            row = f"{kind}{ERASED}, {minutes}"
+            found.setdefault(row, {})[run.seed] = score(splits, *erased(splits, *rows))
+        print(f"scored: {run_dir.name}", file=sys.stderr, flush=True)
 
     # the table
     result = {
@@ -159,20 +142,25 @@ def main() -> None:
         "settings": SETTINGS,
         "steps": STEPS,
         "rows": [summary(row, scores, args.folder) for row, scores in found.items()],
-        "differences": [difference(ours, theirs, found) for ours, theirs in compared(found)],
+        "differences": [
+            difference(row_name(ours, minutes), row_name(theirs, minutes), found)
+            for minutes in STEPS
+            for ours, theirs in COMPARED
+        ],
     }
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     show(result)
 
 
-def features(run_dir: Path, splits: tuple[Split, Split]) -> Iterator[Embeddings]:
+def features(run_dir: Path, splits: Sequence[Split]) -> tuple[Embeddings, ...]:
     """Embed both splits by a run's backbone, or read what was embedded."""
-    load = cache(partial(load_backbone, run_dir))
+    load, found = cache(partial(load_backbone, run_dir)), []
     for split in splits:
         path = run_dir.parent.parent / "features" / f"{run_dir.name}-{split.name}.safetensors"
         facts = {"run": run_dir.name, "split": split.name}
-        yield embedded(path, split, load, facts, canvas_px=CANVAS_PX)
+        found.append(embedded(path, split, load, facts, canvas_px=CANVAS_PX))
+    return tuple(found)
 
 
 class Scores(NamedTuple):
@@ -284,11 +272,14 @@ def summary(row: str, runs: dict[int, Scores], folder: Path) -> Tree:
     """Average a row's scores over its seeds; the interval is over queries."""
     hits = np.mean([run.hits for run in runs.values()], axis=0)
     first = next(iter(runs.values()))
-    seconds = cpu_seconds(folder, [row], list(runs)).get(row, [])
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(run, name) for run in runs.values()]))
+
     return {
         "row": row,
         "seeds": list(runs),
-        "cpu_s": seconds,
+        "cpu_s": cpu_seconds(folder, [row], list(runs)).get(row, []),
         "Recall@1": {
             "value": float(hits.mean()),
             "interval95": list(bootstrap_means95(hits[:, None])[0]),
@@ -297,51 +288,27 @@ def summary(row: str, runs: dict[int, Scores], folder: Path) -> Tree:
             "seeds": [float(run.hits.mean()) for run in runs.values()],
         },
         "theme": {
-            "value": float(np.mean([run.theme for run in runs.values()])),
+            "value": mean("theme"),
             "chance": first.chance,
-            "above_chance": float(np.mean([run.above for run in runs.values()])),
+            "above_chance": mean("above"),
             "seeds": [run.above for run in runs.values()],
-            "above_chance of half": float(np.mean([run.half for run in runs.values()])),
-            "above_chance of neighbours": float(np.mean([run.neighbours for run in runs.values()])),
-            "balanced": float(np.mean([run.balanced for run in runs.values()])),
+            "above_chance of half": mean("half"),
+            "above_chance of neighbours": mean("neighbours"),
+            "balanced": mean("balanced"),
         },
     }
 
 
-def compared(rows: dict[str, Any]) -> list[tuple[str, str]]:
-    """List which row is compared with which."""
-    pairs = [
-        (row_name(ours, minutes), row_name(theirs, minutes))
-        for minutes in STEPS
-        for ours, theirs in (
-            (PAIRS, CROPS),
-            (DIFFERENT, CROPS),
-            (DIFFERENT, PAIRS),
-            (SUPCON, CROPS),
-            (DIFFERENT, SUPCON),
-            (DIFFERENT + ERASED, CROPS),
-            (DIFFERENT + ERASED, DIFFERENT),
-            (CROPS + ERASED, CROPS),
-        )
-    ]
-    return [(ours, theirs) for ours, theirs in pairs if ours in rows and theirs in rows]
-
-
 def difference(ours: str, theirs: str, found: dict[str, dict[int, Scores]]) -> Tree:
-    """Compare two rows over the seeds that both have, query by query."""
-    seeds = [seed for seed in found[ours] if seed in found[theirs]]
-    if not seeds:
-        return {"row": ours, "than": theirs, "seeds": []}
-    means, above = [], []
-    for row in (ours, theirs):
-        runs = [found[row][seed] for seed in seeds]
-        means.append(np.mean([run.hits for run in runs], axis=0))
-        above.append(float(np.mean([run.above for run in runs])))
-    result = paired_means(means[0], means[1], found[ours][seeds[0]].things)
+    """Compare two rows query by query, each averaged over its seeds."""
+    runs = [[*found[row].values()] for row in (ours, theirs)]
+    means = [np.mean([run.hits for run in its], axis=0) for its in runs]
+    above = [float(np.mean([run.above for run in its])) for its in runs]
+    result = paired_means(means[0], means[1], runs[0][0].things)
     return {
         "row": ours,
         "than": theirs,
-        "seeds": seeds,
+        "seeds": list(found[ours]),
         "Recall@1": {
             "value": result.value,
             "interval95": list(result.interval95),
@@ -355,30 +322,33 @@ def difference(ours: str, theirs: str, found: dict[str, dict[int, Scores]]) -> T
 
 def show(result: Tree) -> None:
     """Print the table in percent, and the differences with their intervals."""
-    print("| | seeds | Recall@1 | theme | above chance | neighbours | of two | CPU s |")
-    print("|---" * 8 + "|")
-    for tree in result["rows"]:
-        recall, theme = tree["Recall@1"], tree["theme"]
-        low, high = (100 * end for end in recall["interval95"])
-        seconds = np.mean(tree["cpu_s"]) if tree["cpu_s"] else 0
-        print(
-            f"| {tree['row']} | {len(tree['seeds'])} "
-            f"| {100 * recall['value']:.1f} ({low:.1f} to {high:.1f}) "
-            f"| {100 * theme['value']:.1f} | {100 * theme['above_chance']:.1f} "
-            f"| {100 * theme['above_chance of neighbours']:.1f} "
-            f"| {100 * theme['balanced']:.1f} | {seconds:.0f} |"
-        )
-    print("\n| difference | Recall@1 | ratio | above chance, ratio |")
-    print("|---" * 4 + "|")
-    for tree in result["differences"]:
-        if tree["seeds"]:
-            recall = tree["Recall@1"]
-            low, high = (100 * end for end in recall["interval95"])
-            print(
-                f"| {tree['row']} - {tree['than']} "
-                f"| {100 * recall['value']:+.1f} ({low:+.1f} to {high:+.1f}) "
-                f"| {recall['ratio']:.2f} | {tree['theme above chance, ratio']:.2f} |"
-            )
+
+    def percent(tree: Tree, sign: str = "") -> str:
+        value, low, high = (f"{100 * x:{sign}.1f}" for x in (tree["value"], *tree["interval95"]))
+        return f"{value} ({low} to {high})"
+
+    rows = [
+        [
+            *(tree["row"], str(len(tree["seeds"])), percent(tree["Recall@1"])),
+            *(
+                f"{100 * tree['theme'][key]:.1f}"
+                for key in ("value", "above_chance", "above_chance of neighbours", "balanced")
+            ),
+            f"{np.mean(tree['cpu_s'] or [0]):.0f}",
+        ]
+        for tree in result["rows"]
+    ]
+    head = ["", "seeds", "Recall@1", "theme", "above chance", "neighbours", "of two", "CPU s"]
+    print(markdown_table(head, rows))
+    rows = [
+        [
+            *(f"{tree['row']} - {tree['than']}", percent(tree["Recall@1"], "+")),
+            *(f"{tree['Recall@1']['ratio']:.2f}", f"{tree['theme above chance, ratio']:.2f}"),
+        ]
+        for tree in result["differences"]
+    ]
+    head = ["difference", "Recall@1", "ratio", "above chance, ratio"]
+    print(f"\n{markdown_table(head, rows)}")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+import typer
 from safetensors.torch import load_file
 
 import sslpipe.api
 import sslpipe.train
 from sslpipe.augment.two_views import FusedViews
+from sslpipe.cli.app import app
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.recipe import load_recipe
@@ -104,6 +106,15 @@ def command_line(
     """`python -m sslpipe ...` as a user would run it, with its imports already done."""
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
     return run_program(arguments, cwd, {**os.environ, **settings})
+
+
+def parsed(*words: str) -> dict[str, object]:
+    """What the program's own parser makes of the words behind `sslpipe`; raises on unknown ones."""
+    command = typer.main.get_command(app)
+    rest = list(words)
+    while isinstance(command, typer.core.TyperGroup):
+        _, command, rest = command.resolve_command(command.make_context("x", [*rest]), [*rest])
+    return command.make_context("x", rest).params
 
 
 def launched(
