@@ -1,8 +1,11 @@
 """What every test shares: one thread, CUDA tests only where there is CUDA, long files first."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import fakecuda  # noqa: F401  (a fixture)
 
 torch.set_num_threads(1)  # tests run beside others; a thread pool per process only gets in the way
@@ -10,6 +13,12 @@ torch.set_num_threads(1)  # tests run beside others; a thread pool per process o
 LONGEST = ("test_slurm.py",)  # of the slow tests: minutes, most of them waiting
 # what a module that starts processes imports: its tests take seconds, those of others mostly not
 STARTS = {"command_line", "finetune_over", "run_on_cuda", "run_processes", "subprocess"}
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset.json of uneven shards that whole trainings read; no test changes it."""
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -61,25 +61,17 @@ def test_the_ranks_shares_are_everything_once_in_order(world_size: int) -> None:
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_device_that_is_not_there_is_refused_with_the_remedy(monkeypatch) -> None:
-    for name in ("cuda", "mps"):
-        backend = torch.cuda if name == "cuda" else torch.backends.mps
+def test_a_device_is_taken_where_it_is_and_refused_with_the_remedy_where_not(monkeypatch) -> None:
+    for name, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)):
         monkeypatch.setattr(backend, "is_available", lambda: False)
-        with pytest.raises(
-            UserError,
-            match=rf"run.device = '{name}', but torch sees no {name.upper()} device; use 'auto' or",
-        ):
+        with pytest.raises(UserError, match=rf"run.device = '{name}', .* use 'auto' or"):
             pick_device(name, f"run.device = {name!r}")
     with pytest.raises(UserError, match="--device gpu is unknown; use auto, cpu, cuda or mps"):
         pick_device("gpu", "--device gpu")
     assert pick_device("auto", "") == pick_device("cpu", "") == "cpu"
-
-
-def test_a_device_that_is_there_is_taken_but_mps_only_where_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    # mps only where asked for
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert pick_device("mps", "") == "mps"
-    assert pick_device("auto", "") == "cpu"
+    assert [pick_device(name, "") for name in ("mps", "auto")] == ["mps", "cpu"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [pick_device(name, "") for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
 
@@ -87,9 +79,8 @@ def test_a_device_that_is_there_is_taken_but_mps_only_where_asked_for(monkeypatc
 def _talk(process: Rank, splits: list[tuple[int, ...]]) -> dict[str, object]:
     for split in splits:
         for dtype in DTYPES:
-            everyone = (torch.randn(12, 3, generator=torch.Generator().manual_seed(1)) * 9).to(
-                dtype
-            )
+            numbers = torch.randn(12, 3, generator=torch.Generator().manual_seed(1)) * 9
+            everyone = numbers.to(dtype)
             mine = shares(everyone, split, process)
             assert row_counts(len(mine)) == split
             assert torch.equal(all_gather_rows(mine), everyone), (split, dtype)
@@ -186,7 +177,8 @@ def _one_norm(
 ) -> nn.Module:
     kind = [nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d][len(shape)]
     torch.manual_seed(3)
-    norm = kind(4, momentum=momentum, affine=affine).to(dtype)
+    tracked = affine or momentum is not None
+    norm = kind(4, momentum=momentum, affine=affine, track_running_stats=tracked).to(dtype)
     if affine:
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
@@ -248,25 +240,13 @@ def test_sync_batchnorm_equals_one_process_in_value_gradient_and_statistics(
         norm = _one_norm(shape, torch.float64, momentum, affine)
         expected = _run_norm(norm, *_norm_data(shape))
         for key, value in expected.items():
-            parts = [answers[i][key] for answers in by_rank]
+            parts = [answers[i][key] for answers in by_rank]  # buffers: the same on every rank
             if key in ("y", "grad_x", "evaluated"):
-                torch.testing.assert_close(torch.cat(parts), value, rtol=1e-9, atol=1e-12)
+                parts = [torch.cat(parts)]
             elif key.startswith("grad_"):
-                total = torch.stack(parts).sum(0)  # each rank's share
-                torch.testing.assert_close(total, value, rtol=1e-9, atol=1e-12)
-            else:
-                for part in parts:  # buffers: the same on every rank
-                    torch.testing.assert_close(part, value, rtol=1e-9, atol=1e-12)
-
-
-def test_sync_batchnorm_passes_finite_differences() -> None:
-    torch.manual_seed(0)
-    norm = sync_batchnorm(nn.BatchNorm2d(3, track_running_stats=False).double(), 2)
-    x = torch.randn(4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda x, w, b: torch.func.functional_call(norm, {"weight": w, "bias": b}, (x,)),
-        (x, torch.rand(3).double().requires_grad_(), torch.rand(3).double().requires_grad_()),
-    )
+                parts = [torch.stack(parts).sum(0)]  # each rank's share
+            for part in parts:
+                torch.testing.assert_close(part, value, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -368,7 +348,7 @@ def _net() -> nn.Module:
 OPTIMS = {
     "sgd": Optim(kind="sgd", peak_lr=0.3, weight_decay=1e-3, warmup_steps=2),
     "lars": Optim(
-        kind="lars", peak_lr=2.0, weight_decay=1e-3, warmup_steps=2, trust_coefficient=0.05
+        kind="lars", peak_lr=2, weight_decay=1e-3, warmup_steps=2, trust_coefficient=0.05
     ),
     "adamw": Optim(kind="adamw", peak_lr=0.01, weight_decay=0.1, warmup_steps=2),
 }

@@ -1,5 +1,6 @@
 """Faults that are no other file's: docs/faults.md lists all of them with their tests."""
 
+import contextlib
 import math
 import os
 import re
@@ -16,7 +17,6 @@ from safetensors.torch import load_file
 
 from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.run.log import RunLog, read_metrics
-from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     ROOT,
@@ -28,11 +28,6 @@ from tests.helpers.runs import (
     write_recipe,
 )
 from tests.test_resume import assert_bitwise
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +78,9 @@ def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(process.wait)
+        stack.callback(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
         deadline = time.monotonic() + 120
         while not read_metrics(run_dir) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -91,10 +88,6 @@ def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data,
             os.killpg(process.pid, signal.SIGTERM)
             time.sleep(0.05)
         process.wait(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
     step = int((run_dir / "PREEMPTED").read_text().split()[1])
     assert checkpoint_names(run_dir / "checkpoints")[-1] == f"step-{step:08d}"
     assert not (run_dir / "FAILED").exists()
@@ -254,8 +247,10 @@ def test_a_hint_or_a_clock_that_is_wrong_changes_nothing(data, tmp_path):
     (folder / "latest").write_text(old)
     os.utime(folder / new, (0, 0))
     os.utime(folder / old, (4e9, 4e9))
+    before = final_weights(run_dir)
     [(done, seen)] = train_over(1, recipe, data, run_dir)
     assert (done, seen) == (12, [])  # it resumed from step 12, the last
+    assert_bitwise(before, final_weights(run_dir))
 
 
 @pytest.mark.slow
@@ -263,14 +258,13 @@ def test_memory_does_not_grow_over_twenty_epochs(data, tmp_path):
     """Resident memory after epochs 5 and 20 of a run that decodes, logs, saves and monitors."""
     recipe = write_recipe(tmp_path)
     settings = ("steps=140", "run.monitor_steps=7", "run.save_steps=7")
-    [sizes] = run_processes(measured_in_rank, 1, str(recipe), str(data), str(tmp_path), *settings)
+    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
+    [sizes] = run_processes(measured_in_rank, 1, *arguments)
     early, late = max(sizes[28:35]), max(sizes[133:140])
     assert late < early + 16 * 2**20, f"{early / 2**20:.0f} MiB, later {late / 2**20:.0f} MiB"
 
 
-def measured_in_rank(process, recipe, data, folder, *settings):
-    import sslpipe.train
-
+def measured_in_rank(process, *arguments):
     sizes = []
 
     def measure(step, batch):
@@ -278,12 +272,5 @@ def measured_in_rank(process, recipe, data, folder, *settings):
         sizes.append(pages * resource.getpagesize())
 
     at_each_step(measure)
-    sslpipe.train.train(*_loaded(recipe, data, settings), Path(folder, "run"))
+    train_in_rank(process, *arguments)
     return sizes
-
-
-def _loaded(recipe, data, settings):
-    from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
-
-    return load_recipe(recipe, settings), load_index(data)

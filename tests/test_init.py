@@ -48,11 +48,6 @@ WITHOUT_BACKBONE = RECIPE[: RECIPE.index("[backbone]")] + RECIPE[RECIPE.index("[
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
-
-
-@pytest.fixture(scope="module")
 def sources(data, tmp_path_factory):
     """Name -> a run of another mean and std, its export, and a run of another seed."""
     folder = tmp_path_factory.mktemp("sources")

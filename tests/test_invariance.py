@@ -7,7 +7,6 @@ import torch
 
 from sslpipe.export.load import load_run
 from sslpipe.run.log import read_metrics
-from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import RECIPE, final_weights, train_on_equal_views, write_recipe
 
@@ -26,11 +25,6 @@ OPTIMIZERS = {
 }
 # Equal from step to step: measured on W = 1, 2, 4 in float64, relative
 TOLERANCE = 1e-9
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
 
 
 @pytest.fixture(scope="module")

@@ -46,10 +46,9 @@ def unharmed(victim: Path) -> bool:
 
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path, victim, dangling):
-    target = victim.with_name("none") if dangling else victim
     path = tmp_path / "dataset.json"
     for name in (path.name, *(each.format(path.name) for each in GUESSED)):
-        (tmp_path / name).symlink_to(target)
+        (tmp_path / name).symlink_to(victim.with_name("none") if dangling else victim)
     write_atomically(path, "new")
     assert path.read_text() == "new"
     assert not path.is_symlink()

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from sslpipe.run.log import read_metrics
-from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
@@ -24,11 +23,6 @@ from tests.helpers.runs import (
     train_over,
     write_recipe,
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
 
 
 @pytest.fixture(scope="module")
@@ -170,15 +164,6 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_run_continues(
     assert_bitwise(final_weights(straight / "2"), final_weights(run_dir))
 
 
-def test_a_stop_file_stops_the_run(data, tmp_path):
-    stop = tmp_path / "STOP"
-    stop.touch()
-    command = ["train", str(write_recipe(tmp_path)), "--data", str(data)]
-    result = command_line(*command, "--run-dir", str(tmp_path / "run"), SSLPIPE_STOP_FILE=str(stop))
-    assert result.returncode == 128 + signal.SIGTERM
-    assert (tmp_path / "run" / "PREEMPTED").read_text() == "step 1\n"
-
-
 @pytest.mark.parametrize(
     ("number", "marker"),
     [
@@ -186,16 +171,23 @@ def test_a_stop_file_stops_the_run(data, tmp_path):
         (signal.SIGTERM, "PREEMPTED"),
         (signal.SIGUSR2, "PREEMPTED"),
         (signal.SIGALRM, "PREEMPTED"),
+        ("a stop file", "PREEMPTED"),
     ],
 )
 def test_the_exit_status_of_a_stopped_run_names_the_signal(data, tmp_path, number, marker):
-    run_dir = tmp_path / "run"
+    run_dir, stop = tmp_path / "run", tmp_path / "STOP"
     command = ("train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
-    stopped = command_line(*command, "steps=3", SSLPIPE_FAULT=f"train.step:2={number.name.lower()}")
+    how, step = {"SSLPIPE_STOP_FILE": str(stop)}, 1
+    if isinstance(number, signal.Signals):
+        how, step = {"SSLPIPE_FAULT": f"train.step:2={number.name.lower()}"}, 2
+    else:
+        stop.touch()
+        number = signal.SIGTERM
+    stopped = command_line(*command, "steps=3", **how)
     assert stopped.returncode == 128 + number, stopped.stderr
-    assert (run_dir / marker).read_text() == "step 2\n"
+    assert (run_dir / marker).read_text() == f"step {step}\n"
     shown = command_line("status", str(run_dir)).stdout
-    assert f"{marker.lower()}: step 2" in shown
+    assert f"{marker.lower()}: step {step}" in shown
     assert "resumes" in shown
     assert "never restarted" not in shown
     assert command_line(*command, "steps=3").returncode == 0
@@ -203,20 +195,8 @@ def test_the_exit_status_of_a_stopped_run_names_the_signal(data, tmp_path, numbe
     assert not (run_dir / marker).exists()
 
 
-def test_the_same_command_after_the_end_does_nothing_more(data, straight, tmp_path):
-    recipe = write_recipe(tmp_path)
-    train_over(1, recipe, data, tmp_path / "run")
-    before = final_weights(tmp_path / "run")
-    assert [last for last, _ in train_over(1, recipe, data, tmp_path / "run")] == [12]
-    assert_bitwise(before, final_weights(tmp_path / "run"))
-
-
 def contents(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_with_another_recipe_is_refused_with_the_keys_that_differ(data, tmp_path):
@@ -224,7 +204,6 @@ def test_a_run_with_another_recipe_is_refused_with_the_keys_that_differ(data, tm
     command = ["train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "run")]
     assert command_line(*command, "steps=5").returncode == 0
     before = contents(tmp_path / "run")
-    assert "DONE" in before
     refused = tmp_path / "REFUSED.77"
     job = {"SSLPIPE_REFUSED_FILE": str(refused)}  # as a batch job has it
     settings = "loss.temperature=0.5", "optim.weight_decay=0.1"

@@ -56,11 +56,6 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
-
-
-@pytest.fixture(scope="module")
 def straight(data, tmp_path_factory):
     """World -> weights at the end of a run that nothing stopped."""
     folder = tmp_path_factory.mktemp("straight")
@@ -316,31 +311,35 @@ def test_an_array_of_parts_and_a_merge_write_the_files_of_one_machine(cluster, t
     assert files_of(out) == files_of(tmp_path / "one" / "set")
 
 
+def stands_in(folder: Path, name: str, script: str) -> str:
+    """Write a program of this name; the PATH on which it comes first."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def started_by(*words: str | Path, script: str | None = None, **environment: str) -> list[str]:
+    """What bash has srun start, of a stand-in that prints its words."""
+    environment = {**os.environ, **environment}
+    done = subprocess.run(
+        ["bash", *words], input=script, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    return said[said.index("python") :]
+
+
 def test_each_task_of_an_array_gets_its_part_and_a_job_without_an_array_none(tmp_path):
-    fake = tmp_path / "srun"
-    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    fake.chmod(0o755)
-    common = {**os.environ, "SSLPIPE_ROOT": str(ROOT), "SSLPIPE_VENV": "/none"}
-    common["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    build = ("build", "my out", "--root", "a b")
+    path = stands_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
+    common = {"SSLPIPE_ROOT": str(ROOT), "SSLPIPE_VENV": "/none", "PATH": path}
+    build, task = ("build", "my out", "--root", "a b"), {"SLURM_ARRAY_TASK_ID": "3"}
     for variables, words, part in (
-        ({"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MAX": "16"}, build, ["--part", "3/16"]),
-        (
-            {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MAX": "7", "SSLPIPE_PARTS": "16"},
-            build,
-            ["--part", "3/16"],
-        ),
+        (task | {"SLURM_ARRAY_TASK_MAX": "16"}, build, ["--part", "3/16"]),
+        (task | {"SLURM_ARRAY_TASK_MAX": "7", "SSLPIPE_PARTS": "16"}, build, ["--part", "3/16"]),
         ({}, ("merge", "my out"), []),
     ):
-        done = subprocess.run(
-            ["bash", str(ROOT / "slurm" / "shards.sbatch"), *words],
-            env={**common, **variables},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        said = done.stdout.splitlines()
-        assert said[said.index("python") :] == ["python", "-m", "sslpipe", "shards", *words, *part]
+        said = started_by(ROOT / "slurm" / "shards.sbatch", *words, **common, **variables)
+        assert said == ["python", "-m", "sslpipe", "shards", *words, *part]
 
 
 SHARDS = ("slurm", "shards", "my out", "--root", "a b", "--test-fraction", "0.1", "--parts", "4")
@@ -351,33 +350,25 @@ def test_a_finished_script_of_shards_builds_a_part_a_task_and_merges_without_an_
     assert result.returncode == 0, result.stderr
     head = [line for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
     assert {"#SBATCH --partition=cpu", "#SBATCH --time=2:00:00"} < set(head)
-    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
+    stands_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     # the script puts its own environment's programs first
     script = result.stdout.replace(f"PATH={sys.prefix}/bin", f"PATH={tmp_path}")
     build = ["build", "my out", "--root", "a b", "--test-fraction", "0.1", "--part", "3/4"]
     for task, words in (({"SLURM_ARRAY_TASK_ID": "3"}, build), ({}, ["merge", "my out"])):
-        done = subprocess.run(
-            ["bash"], input=script, env={**os.environ, **task}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        said = done.stdout.splitlines()
-        assert said[said.index("python") :] == ["python", "-m", "sslpipe", "shards", *words]
+        said = started_by(script=script, **task)
+        assert said == ["python", "-m", "sslpipe", "shards", *words]
 
 
 def test_submitted_shards_are_an_array_and_a_merge_that_waits_for_it(tmp_path):
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\necho Submitted batch job 77\n')
-    sbatch.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    said = f'echo "$@" >>{tmp_path}/said\necho Submitted batch job 77'
+    path = stands_in(tmp_path, "sbatch", said)
     result = command_line(*SHARDS, "--submit", PATH=path)
     assert result.returncode == 0, result.stderr
-    said = (tmp_path / "said").read_text().splitlines()
-    assert said == ["--array=1-4", "--dependency=afterok:77 --kill-on-invalid-dep=yes"]
     wrong = command_line(*SHARDS, "--submit", "--test-fractoin", "0.2", PATH=path)
     assert wrong.returncode == 2
     assert "--test-fractoin" in wrong.stderr
-    assert len((tmp_path / "said").read_text().splitlines()) == 2
+    said = (tmp_path / "said").read_text().splitlines()  # of the first alone
+    assert said == ["--array=1-4", "--dependency=afterok:77 --kill-on-invalid-dep=yes"]
 
 
 def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
@@ -389,10 +380,8 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     head = [line for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
-    assert "#SBATCH --nodes=2" in head
-    assert "#SBATCH --gpus-per-node=2" in head
-    assert "#SBATCH --signal=B:USR1@300" in head
-    assert "#SBATCH --partition=gpu" in head
+    wanted = ("nodes=2", "gpus-per-node=2", "signal=B:USR1@300", "partition=gpu")
+    assert {f"#SBATCH --{option}" for option in wanted} <= set(head)
     assert len({line.split("=")[0] for line in head}) == len(head)  # each option once
     assert "slurm/site.sh" not in result.stdout.replace("# ", "")
     checked = subprocess.run(["bash", "-n"], input=result.stdout, text=True, capture_output=True)
@@ -424,14 +413,10 @@ def test_an_options_value_cannot_become_another_line_or_command(name, value):
 def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
     import sslpipe.errors
 
-    names = [
-        name
-        for name, value in vars(sslpipe.errors).items()
-        if isinstance(value, type) and issubclass(value, UserError)
-    ]
     pattern = re.search(r"grep -qE '(.*)'", template("train.sh"))[1]
-    for name in names:
-        assert re.match(pattern, f"rank 0: {name}: text"), name
+    for name, value in vars(sslpipe.errors).items():
+        if isinstance(value, type) and issubclass(value, UserError):
+            assert re.match(pattern, f"rank 0: {name}: text"), name
 
 
 def test_the_scripts_are_valid_bash():
@@ -443,27 +428,17 @@ def test_the_scripts_are_valid_bash():
         assert done.returncode == 0, done.stderr
 
 
-def test_the_clones_script_has_the_body_of_the_printed_one(tmp_path):
-    """It is sourced, with the script's own arguments."""
-    text = (ROOT / "slurm/train.sbatch").read_text()
-    assert text.splitlines()[-1] == '. "$SSLPIPE_ROOT/sslpipe/run/batch/train.sh"'
+@pytest.mark.parametrize("kind", ["train", "shards"])
+def test_the_clones_script_has_the_body_and_the_options_of_the_printed_one(kind):
+    clone = (ROOT / f"slurm/{kind}.sbatch").read_text().splitlines()
+    printed = batch_script({}, [], {}, kind=kind)
+    # it is sourced, with the script's own arguments
+    assert clone[-1] == f'. "$SSLPIPE_ROOT/sslpipe/run/batch/{kind}.sh"'
     assert '. "$SSLPIPE_ROOT/sslpipe/run/batch/site.sh"' in (ROOT / "slurm/site.sh").read_text()
-    assert template("train.sh").rstrip() in batch_script({}, [], {})
-    shards = batch_script({}, ["out"], {}, kind="shards")
-    assert template("shards.sh").rstrip() in shards
-    theirs = (ROOT / "slurm/shards.sbatch").read_text()
-    assert theirs.splitlines()[-1] == '. "$SSLPIPE_ROOT/sslpipe/run/batch/shards.sh"'
-    assert [k for k in theirs.splitlines() if k.startswith("#SBATCH")] == [
-        k for k in shards.splitlines() if k.startswith("#SBATCH")
-    ]
-    assert template("site.sh") in batch_script({}, [], {})
-    options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
-    assert options == [k for k in batch_script({}, [], {}).splitlines() if k.startswith("#SBATCH")]
-    inner, outer = tmp_path / "inner", tmp_path / "outer"
-    inner.write_text('echo "$#:$1"\n')
-    outer.write_text(f'. "{inner}"\n')
-    said = subprocess.run(["bash", outer, "a b", "c"], capture_output=True, text=True).stdout
-    assert said == "2:a b\n"
+    assert template(f"{kind}.sh").rstrip() in printed
+    assert template("site.sh") in printed
+    options = [k for k in clone if k.startswith("#SBATCH")]
+    assert options == [k for k in printed.splitlines() if k.startswith("#SBATCH")]
 
 
 def test_a_sites_file_and_the_weights_of_the_start_are_in_the_script(data, tmp_path):

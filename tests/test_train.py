@@ -8,12 +8,14 @@ import time
 import pytest
 import torch
 
+from sslpipe.data.index import load_index
 from sslpipe.data.order import held_out
 from sslpipe.data.plan import plan_order, untrained_ids
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest, identity
 from sslpipe.run.launch import stored_precision
+from sslpipe.run.lock import RunLock
 from sslpipe.run.log import read_metrics
 from sslpipe.run.records import write_description
 from tests.helpers.columns import add_columns
@@ -59,9 +61,6 @@ def test_a_run_leaves_its_settings_numbers_and_marker(data, tmp_path):
 
 
 def test_the_held_out_samples_are_never_trained_on(data, tmp_path):
-    from sslpipe.data.index import load_index
-    from sslpipe.data.order import held_out
-
     [(_, seen)] = train_over(1, write_recipe(tmp_path), data, tmp_path / "run", "steps=21")
     served = {int(i) for ids, _ in seen for i in ids}
     aside = set(held_out(load_index(data).split("train").labels, 16).tolist())
@@ -89,35 +88,26 @@ def doubled(folder):
     )
 
 
-def test_of_each_group_the_first_is_trained_on_alone(tmp_path):
-    data = doubled(tmp_path / "data")
-    file, changes = write_recipe(tmp_path), ("data.holdout=0", "steps=14")
-    keep = "data.keep=duplicate_group first"
-    [(_, seen)] = train_over(1, file, data.folder, tmp_path / "run", *changes, keep)
-    ranks = train_over(2, file, data.folder, tmp_path / "two", *changes, keep)
-    for epoch in (range(7), range(7, 14)):
-        assert sorted(int(i) for step in epoch for i in seen[step][0]) == list(range(112))
-    together = [sorted(int(i) for _, own in ranks for i in own[step][0]) for step in range(14)]
-    assert together == [sorted(map(int, ids)) for ids, _ in seen], "the same over processes"
-
-
 def killed_in_rank(process, *arguments):
     os.environ["SSLPIPE_FAULT"] = "train.step:10"
     train_in_rank(process, *arguments)
 
 
-def test_a_run_of_the_first_of_each_group_resumes_in_mid_epoch_with_the_same_order(tmp_path):
+def test_of_each_group_the_first_is_trained_on_alone_also_after_a_resume(tmp_path):
     data, file = doubled(tmp_path / "data"), write_recipe(tmp_path)
     changes = ("data.holdout=0", "steps=14", "data.keep=duplicate_group first")
     [(_, whole)] = train_over(1, file, data.folder, tmp_path / "whole", *changes)
+    served = [[int(i) for i in ids] for ids, _ in whole]
+    for epoch in (served[:7], served[7:]):
+        assert sorted(i for ids in epoch for i in ids) == list(range(112))
+    ranks = train_over(2, file, data.folder, tmp_path / "two", *changes)
+    together = [sorted(int(i) for _, own in ranks for i in own[step][0]) for step in range(14)]
+    assert together == list(map(sorted, served)), "the same over processes"
     arguments = (str(file), str(data.folder), str(tmp_path / "run"), *changes)
     with pytest.raises(AssertionError, match="ended without a word"):
         run_processes(killed_in_rank, 1, *arguments)
     [(_, rest)] = train_over(1, file, data.folder, tmp_path / "run", *changes)
-    served, expected = ([[int(i) for i in ids] for ids, _ in seen] for seen in (rest, whole[5:]))
-    assert len(served) == 9, "saved at step 5, inside of an epoch of 7"
-    assert served == expected
-    assert sorted(i for ids in served[2:] for i in ids) == list(range(112)), "the first of each"
+    assert [[int(i) for i in ids] for ids, _ in rest] == served[5:], "saved at step 5 of 7"
 
 
 def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):
@@ -129,15 +119,12 @@ def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):
     assert set(range(128)) - set(untrained_ids(recipe, split).tolist()) == {*first.values()}
 
 
-def test_a_recipe_that_keeps_all_has_the_digest_that_it_had(tmp_path):
-    recipe = load_recipe(write_recipe(tmp_path), [])
-    assert "keep" not in identity(recipe, "0" * 64, 1)["recipe"]["data"]
-    chosen = load_recipe(write_recipe(tmp_path), ["data.keep=duplicate_group first"])
-    assert digest(chosen, "0" * 64, 1) != digest(recipe, "0" * 64, 1)
-
-
-def test_what_is_kept_by_no_column_or_not_the_first_is_refused(tmp_path):
+def test_what_is_kept_is_in_the_digest_and_refused_where_it_makes_no_sense(tmp_path):
     data, file = doubled(tmp_path / "data"), write_recipe(tmp_path)
+    recipe = load_recipe(file, [])
+    assert "keep" not in identity(recipe, "0" * 64, 1)["recipe"]["data"]  # the digest it had
+    chosen = load_recipe(file, ["data.keep=duplicate_group first"])
+    assert digest(chosen, "0" * 64, 1) != digest(recipe, "0" * 64, 1)
     with pytest.raises(DataError, match=r"data.keep: .*no column 'duplicates'"):
         plan_order(load_recipe(file, ["data.keep=duplicates first"]), data)
     with pytest.raises(RecipeError, match=r"data.keep: 'duplicate_group last' is no COLUMN first"):
@@ -152,13 +139,11 @@ def test_bad_images_are_quarantined_by_shard_and_key_and_the_run_continues(tmp_p
     ranks = train_over(world, recipe, data, run_dir, "data.holdout=0", "steps=8")
     assert [done for done, _ in ranks] == [8] * world
     lines = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
-    actual = {(line["id"], line["shard"], line["key"]) for line in lines}
-    assert actual == {
+    assert sorted((line["id"], line["shard"], line["key"]) for line in lines) == [
         (5, "train-000000.tar", "train000005"),
         (17, "train-000001.tar", "train000017"),
         (40, "train-000002.tar", "train000040"),
-    }
-    assert len(lines) == 3
+    ]
     assert read_metrics(run_dir)[-1]["quarantined"] == 3
 
 
@@ -220,7 +205,8 @@ def test_only_the_command_line_lets_shards_run_commands(tmp_path):
     canary.unlink()
     record = json.loads((run_dir / "recipe.json").read_text())
     record["run"]["allow_pipe"] = True
-    write_description(run_dir, {"recipe.json": record, **described(run_dir)})
+    others = {name: json.loads((run_dir / name).read_text()) for name in ("data.json", "run.json")}
+    write_description(run_dir, {"recipe.json": record, **others})
     for words in (
         (*train, "steps=2"),
         ("check", str(run_dir), *where),
@@ -229,11 +215,6 @@ def test_only_the_command_line_lets_shards_run_commands(tmp_path):
     ):
         assert command_line(*words).returncode == 2, words
         assert not canary.exists(), words
-
-
-def described(run_dir):
-    names = ("data.json", "run.json")
-    return {name: json.loads((run_dir / name).read_text()) for name in names}
 
 
 def test_a_damaged_run_json_is_named_and_precision_chosen_anew_before_a_checkpoint(
@@ -340,8 +321,6 @@ def test_one_failing_rank_ends_all_of_them_with_its_message(data, tmp_path):
 
 
 def test_a_second_job_on_the_run_directory_is_refused(data, tmp_path):
-    from sslpipe.run.lock import RunLock
-
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
     lock = RunLock(run_dir)
     with pytest.raises(AssertionError, match=f"in use by process {os.getpid()}"):
