@@ -56,11 +56,10 @@ def make_up(folder: Path, words: list[str], images: int = 24) -> None:
         columns = [each.partition(":") for each in option(words, "--columns").split(",") if each]
         with open(file, "w", newline="") as out:
             table = csv.writer(out)
-            heads = (
-                option(words, "--image-column", "path"),
-                option(words, "--label-column", "label"),
-            )
-            table.writerow([*heads, *(name for name, _, _ in columns)])
+            names = [name for name, _, _ in columns]
+            label_column = option(words, "--label-column", "label")
+            labelled = [label_column] if label_column not in names else []
+            table.writerow([option(words, "--image-column", "path"), *labelled, *names])
             for path, label, k in rows:
                 cells = [
                     f"2024-05-01T12:{k // 60:02d}:{k % 60:02d}"
@@ -68,7 +67,7 @@ def make_up(folder: Path, words: list[str], images: int = 24) -> None:
                     else f"{name}{value}"
                     for (name, _, kind), value in zip(columns, (k // 4, k % 3), strict=False)
                 ]
-                table.writerow([path, label, *cells])
+                table.writerow([path, *([label] if labelled else []), *cells])
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
