@@ -17,6 +17,10 @@ from torch.autograd.function import once_differentiable
 
 from sslpipe.errors import UserError
 
+# torch 2.14 renamed them
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 T = TypeVar("T")
 
 
@@ -116,7 +120,7 @@ def row_counts(rows: int) -> tuple[int, ...]:
     if current_rank().world_size == 1:
         return (rows,)
     counts = torch.empty(current_rank().world_size, dtype=torch.int64)
-    dist.all_gather_into_tensor(counts, torch.tensor([rows]), group=host_group())
+    all_gather_single(counts, torch.tensor([rows]), group=host_group())
     return tuple(counts.tolist())
 
 
@@ -138,7 +142,7 @@ def all_gather_rows(x: Tensor, counts: tuple[int, ...] | None = None) -> Tensor:
     padded = _pad_rows(x.detach(), longest)
     gathered = padded.new_empty((len(counts) * longest, *x.shape[1:]))
     group = host_group() if x.device.type == "cpu" else None
-    dist.all_gather_into_tensor(gathered, padded, group=group)
+    all_gather_single(gathered, padded, group=group)
     if min(counts) == longest:
         return gathered
     parts = torch.split(gathered, longest)
@@ -172,7 +176,7 @@ class _GatherWithGrad(torch.autograd.Function):
         longest = max(ctx.counts)
         padded = torch.cat([_pad_rows(part, longest) for part in torch.split(grad, ctx.counts)])
         own = grad.new_empty((longest, *grad.shape[1:]))
-        dist.reduce_scatter_tensor(own, padded)  # a sum
+        _reduce_scatter(own, padded)  # a sum
         return own[: ctx.counts[current_rank().rank]]
 
 

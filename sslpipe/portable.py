@@ -165,16 +165,22 @@ def open_to_append(path: Path) -> FileIO:
     return os.fdopen(descriptor, "a+b", buffering=0)
 
 
-def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedReader:
+def open_regular(
+    path: str | Path, most_bytes: int | None = None, *, pipe: bool = False
+) -> BufferedReader:
     """Open a file that somebody else made, to read; never waits for a FIFO or reads a device.
 
     Args:
         path: Also a link to a regular file.
         most_bytes: The largest size; None: any.
+        pipe: Also take a pipe that this process inherited, as a shell's `<(command)` is: for a path
+            that the user typed and that is read once.
 
     Raises:
         OSError: It cannot be opened, is no regular file, or is larger.
     """
+    if pipe and re.fullmatch(r"/(dev|proc/self)/fd/\d+", str(path)) and Path(path).is_fifo():
+        return os.fdopen(os.open(path, os.O_RDONLY), "rb")  # its writer is there, or has ended
     descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY)
     size = _only_regular(descriptor, path)
     if most_bytes is not None and size > most_bytes:

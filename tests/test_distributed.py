@@ -1,6 +1,7 @@
 """Ranks' talk and the global BatchNorm, each against what one process computes."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -77,6 +78,9 @@ def test_a_device_is_taken_where_it_is_and_refused_with_the_remedy_where_not(mon
 
 
 def _talk(process: Rank, splits: list[tuple[int, ...]]) -> dict[str, object]:
+    warnings.simplefilter("error", FutureWarning)  # users would see what torch is about to drop
+    x = torch.ones(process.rank + 1, 2, requires_grad=True)
+    gather_with_grad(x).sum().backward()
     for split in splits:
         for dtype in DTYPES:
             numbers = torch.randn(12, 3, generator=torch.Generator().manual_seed(1)) * 9

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from sslpipe.distributed import current_rank
+from sslpipe.distributed import all_gather_single, current_rank
 
 
 def sync_batchnorm(module: nn.Module, world: int) -> nn.Module:
@@ -224,7 +224,7 @@ def _gathered(mine: Tensor) -> Tensor:
     if world == 1:
         return mine[None]
     everyone = mine.new_empty((world, mine.numel()))
-    dist.all_gather_into_tensor(everyone.view(-1), mine)
+    all_gather_single(everyone.view(-1), mine)
     return everyone
 
 

@@ -74,7 +74,8 @@ def _read_rows(options: SourceOptions, path: Path) -> list[_Row]:
     ]
     rows = []
     try:
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        raw = open_regular(path, pipe=True)
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter=delimiter)
             columns = list(reader.fieldnames or ())
             for option, column in wanted:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import forward_slashes, read_regular
+from sslpipe.portable import forward_slashes, open_regular
 from sslpipe.sharding.cells import ColumnSpec, Origin
 from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.image_files import (
@@ -359,12 +359,14 @@ def _instead_of(root: Path) -> str:
 
 def class_names(path: Path) -> tuple[str, ...]:
     """Read the lines of a text file that are not blank."""
-    return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
+    text = read_file(path, pipe=True).decode()
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-def read_file(path: str | Path) -> bytes:
-    """Read a whole file. Raises DataError with the path."""
+def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
+    """Read a whole file; `pipe` as in `open_regular`. Raises DataError with the path."""
     try:
-        return read_regular(path)
+        with open_regular(path, pipe=pipe) as file:
+            return file.read()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error

@@ -1,5 +1,6 @@
 """sharding.csv_file: delimiters, rows that lack something, files that are not there."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ def test_a_tsv_has_tabs_and_a_delimiter_is_one_character(table: Path) -> None:
     for wrong in ("", ";;", '"', "\n"):
         with pytest.raises(DataError, match="is not one character"):
             SOURCES["csv"](SourceOptions(csv=table, delimiter=wrong))
+
+
+def test_the_output_of_a_command_is_a_table_too(table: Path, tmp_path: Path) -> None:
+    """What a shell makes of `--csv <(command)`."""
+    given, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file:
+        file.write(table.read_bytes())
+    path = Path(f"/dev/fd/{given}")
+    if not path.exists():
+        pytest.skip("this platform has no /dev/fd")
+    options = SourceOptions(csv=path, delimiter=";", root=tmp_path)
+    assert len(SOURCES["csv"](options)["train"]) == 6
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(DataError, match="FIFO"):  # which nobody may ever write to
+        SOURCES["csv"](SourceOptions(csv=tmp_path / "fifo"))
+    os.close(given)
 
 
 @pytest.mark.parametrize(
