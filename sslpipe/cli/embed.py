@@ -1,5 +1,6 @@
 """`sslpipe embed`: a backbone and a split of shards -> features, one row a sample, in a file."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from sslpipe.augment.eval_view import EvalView
     from sslpipe.evaluation.embed import Embeddings
     from sslpipe.export.load import FrozenBackbone
+
+MOST_KEPT_BYTES = 2**30  # of a split's features that the suite leaves in the run
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -155,6 +158,38 @@ def features_metadata(
         **({} if sha256 is None else {"whitening_sha256": sha256}),
         **checkpoint_metadata(backbone),
     }
+
+
+def keep_features(
+    model: Path,
+    backbone: "FrozenBackbone",
+    index: DatasetIndex,
+    splits: Sequence[Split],
+    **options: Any,
+) -> None:
+    """Write RUN/features/SPLIT.safetensors where it is not there, for the report of the run.
+
+    Args:
+        model: Where the backbone is from; what is no run that can be written to gets no features,
+            nor does a split whose features would take more than MOST_KEPT_BYTES.
+        backbone: The backbone.
+        index: The data set.
+        splits: Of it.
+        options: canvas_px, batch_size, num_workers, device, on_bad of `embed_to_file`.
+    """
+    from sslpipe.evaluation.embed import embed_to_file
+
+    if not (model / "recipe.json").is_file() or not os.access(model, os.W_OK):
+        return
+    network = backbone.backbone.to(options["device"])
+    for split in splits:
+        file = model / "features" / f"{split.name}.safetensors"
+        large = len(split) * backbone.config.num_features * 4 > MOST_KEPT_BYTES
+        if file.exists() or large:
+            continue
+        facts = features_metadata(backbone, backbone.view, index, split.name)
+        bar = partial(progress, f"embed {split.name}")
+        embed_to_file(file, network, backbone.view, split, facts, bar=bar, **options)
 
 
 def saved_features(

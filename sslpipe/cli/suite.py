@@ -15,7 +15,7 @@ from rich.console import Console
 
 from sslpipe.cli.against import Compared, Other, embed_others, features_folder, load_compared
 from sslpipe.cli.columns import probed_columns
-from sslpipe.cli.embed import saved_features
+from sslpipe.cli.embed import keep_features, saved_features
 from sslpipe.cli.next_step import after_suite
 from sslpipe.cli.processes import start_alone
 from sslpipe.cli.progress import progress
@@ -275,6 +275,9 @@ def _embed_model(
         untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
     own: dict[str, Any] = {"view": backbone.view, "splits": splits, "canvas_px": canvas, **options}
     own |= {"progress": progress, "on_bad": report_bad}
+    keep_features(
+        Path(model), backbone, index, splits, canvas_px=canvas, on_bad=report_bad, **options
+    )
     saved = saved_features(Path(model), backbone, index, splits, canvas)
     known_as = own_name(config.facts, [*taken, *(other.name for other in compared.others)])
     sets: Sets = {"ssl": embed_pair(known_as, backbone.backbone, saved=saved, **own)}
