@@ -113,10 +113,13 @@ class PKOrder:
         self.classes = np.flatnonzero(sizes >= images_per_class)
         self.small_classes = int(((sizes > 0) & (sizes < images_per_class)).sum())
         if len(self.classes) < classes_per_batch:
+            some = int(np.sort(np.append(sizes, [0] * classes_per_batch))[-classes_per_batch])
+            works = [f"sampler.images_per_class={some}"] if some > 1 else []
+            works += [f"sampler.classes_per_batch={len(self.classes)}"] * (len(self.classes) > 1)
             raise DataError(
                 f"sampler.classes_per_batch = {classes_per_batch}, but {len(self.classes)} classes "
-                f"have {images_per_class} images to train on; use at most {len(self.classes)}, or "
-                "a smaller sampler.images_per_class"
+                f"have sampler.images_per_class = {images_per_class} images to train on; "
+                + (f"set {' or '.join(works)}" if works else "too few have two images")
             )
         left = int(np.isin(self.labels, self.classes).sum())
         read_together = -(-self.batch_size // num_streams) * num_streams  # as much of each stream

@@ -249,9 +249,9 @@ def test_held_out_samples_small_classes_and_unlabelled_ones_are_never_served():
 def test_impossible_plans_are_one_error_with_what_to_do():
     labels = np.arange(400) % 4
     for changes, text in (
-        ({"classes_per_batch": 5}, "4 classes have 3 images to train on; use at most 4"),
+        ({"classes_per_batch": 5}, "but 4 classes .* set sampler.classes_per_batch=4$"),
         ({"buffer": 20}, "less than two batches of 12; use at least 24"),
-        ({"images_per_class": 101, "buffer": 10**4}, "or a smaller sampler.images_per_class"),
+        ({"images_per_class": 101, "buffer": 10**4}, "set sampler.images_per_class=100$"),
         ({"num_streams": 401}, "sampler.num_streams = 401 .* 400 to train .* sampler.num_streams"),
         ({"random_images": 389, "buffer": 10**4}, "400 to train on; .* sampler.random_images"),
     ):
