@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 import zipfile
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -24,7 +25,7 @@ from benchmarks.checkpoints.runs import BASE, RUNS
 from benchmarks.documented import MEASURED, compare
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
-from benchmarks.gpu.common import Bench, SkippedError, WrongError, check
+from benchmarks.gpu.common import Bench, SkippedError, check
 from benchmarks.selection import FIRST, MEASURES, SECOND, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
@@ -98,21 +99,20 @@ def test_a_part_runs_small_on_a_cpu(name: str, folder: Path) -> None:
     assert "error" not in outcome, outcome
     figures = outcome["figures"]
     assert all(isinstance(value, str) or value >= 0 for value in figures.values())
+    shares = [figures[f"{stage} %"] for stage in STAGE_NAMES if f"{stage} %" in figures]
+    assert all(share > 0 for share in shares)
+    assert sum(shares) < 100
     expected = {  # what a reader of the table looks for
-        "resnet50": {"images/s", "waiting for data %", "of the bare encoder's speed %"},
+        "resnet50": {
+            *("images/s", "waiting for data %", "of the bare encoder's speed %"),
+            *(f"{stage} %" for stage in STAGE_NAMES),
+        },
         "views": {"kornia, slice: ms", "ours, kernels = torch: images/s"},
         "batchnorm": {"float32: gradient: error", "bfloat16: ms"},
         "deterministic": {"equal tensors", "images/s without"},
         "quality": {"held-out kNN %"},
     }
     assert expected.get(name, set()) <= figures.keys()
-
-
-def test_the_shares_of_a_step_are_those_of_its_time(folder: Path) -> None:
-    figures = PARTS["resnet50"](Bench(torch.device("cpu"), True, folder))
-    assert all(figures[f"{name} %"] > 0 for name in STAGE_NAMES)
-    stages = [figures[f"{name} %"] for name in STAGE_NAMES]
-    assert 0 < sum(stages) < 100
 
 
 def test_a_part_that_fails_is_one_line_and_the_others_go_on(tmp_path, monkeypatch, capsys) -> None:
@@ -167,12 +167,6 @@ def test_a_part_that_takes_too_long_is_ended_and_what_has_no_time_left_is_skippe
     assert "figures" in measure(lambda bench: {}, bench)
 
 
-def test_an_error_above_what_is_allowed_is_refused() -> None:
-    assert check("values", 0.5, 0.5) == {"values: error": 0.5}
-    with pytest.raises(WrongError, match=r"off by 0\.6, allowed 0\.5"):
-        check("values", 0.6, 0.5)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_every_part_says_so(capsys) -> None:
     assert main(["knn"]) == 0
@@ -189,8 +183,8 @@ def write_wheel(
 
 
 def test_wheels_are_unpacked_where_the_python_lacks_them(tmp_path, monkeypatch) -> None:
-    there = {"torch": "2.15.0+cu132", "pydantic": "1.10.2", "pydantic-core": "9.0", "typer": "0.30"}
-    there |= {"rich": "15.0", "typing-extensions": "4.9"}
+    there = {"torch": "2.15.0+cu132", "pydantic": "1.10.2", "pydantic-core": "9.0",
+             "typer": "0.30", "rich": "15.0", "typing-extensions": "4.9"}  # fmt: skip
     monkeypatch.setattr(wheels, "installed", there.get)
     # the Python's is older than we take; then these two do not fit the new one
     needs = "pydantic_core==2.41", "typing-extensions>=4.14; python_version > '3'"
@@ -204,13 +198,8 @@ def test_wheels_are_unpacked_where_the_python_lacks_them(tmp_path, monkeypatch) 
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "left_over").touch()
     skipped = wheels.unpack(tmp_path, tmp_path / "site")
-    unpacked = {path.name for path in (tmp_path / "site").iterdir()}
-    assert {name for name in unpacked if "dist-info" not in name} == {
-        "pydantic",
-        "pydantic_core",
-        "typing_extensions",
-        "brace_expand",
-    }
+    unpacked = {path.name for path in (tmp_path / "site").iterdir() if "dist" not in path.name}
+    assert unpacked == {"pydantic", "pydantic_core", "typing_extensions", "brace_expand"}
     assert skipped[0].startswith("skipped compiled-1.0-cp39")
     assert "make gpu-wheels PYTHON_VERSION=3." in skipped[0]
     assert skipped[1:] == [
@@ -350,13 +339,11 @@ def test_a_combination_is_chosen_on_other_data_sets_than_its_own() -> None:
 
 
 def test_the_chart_of_checkpoints_has_a_dot_for_each() -> None:
-    rows = [{"data": "x", "run": checkpoints.START, "step": 0, "knn": 0.2, "rankme": 1.0}]
-    for run in ("a", "b"):
-        rows += [
-            {"data": "x", "run": run, "step": step, "knn": step / 100, "rankme": step / 10.0}
-            for step in (40, 80)
-        ]
-    drawing = plot(rows, "rankme")
+    rows = [{"data": "x", "run": checkpoints.START, "step": 0, "knn": 0.2, "rankme_view_recall": 1}]
+    for run, at in product(("a", "b"), (40, 80)):
+        row = {"run": run, "step": at, "knn": at / 100, "rankme_view_recall": at / 10.0}
+        rows.append({"data": "x", **row})
+    drawing = plot(rows, "rankme_view_recall")
     assert drawing.count("<circle") == 4
     assert drawing.count("#0969da") == 2  # the last ones
 

@@ -23,17 +23,9 @@ from tests.helpers.runs import command_line, final_weights
 
 OLD = Path(__file__).with_name("old_runs")  # of a version without checksums: nothing but the types
 ROW = {
-    "features": "ssl",
-    "whitened": False,
-    "column": "kNN",
-    "protocol": "knn k=20",
-    "metric": "top1",
-    "value": 0.5,
-    "interval95": [0.4, 0.6],
-    "queries": 16,
-    "bank": 48,
-    "details": {},
-}
+    "features": "ssl", "whitened": False, "column": "kNN", "protocol": "knn k=20", "metric": "top1",
+    "value": 0.5, "interval95": [0.4, 0.6], "queries": 16, "bank": 48, "details": {},
+}  # fmt: skip
 SUITE = {
     "schema_version": 1,
     "facts": {"against": [{"name": "b", "source": "/x/b", "sha256": "0" * 64, "format": "timm"}]},
@@ -43,15 +35,8 @@ SUITE = {
     "against": [compared(against="b")],
     "not_compared": ["Not compared with c: it is gone."],
 }
-BEAT = {
-    "rank": 0,
-    "host": "h",
-    "pid": 3,
-    "step": 5,
-    "phase": "training",
-    "since_s": 1.0,
-    "wall": 9.0,
-}
+BEAT = {"rank": 0, "host": "h", "pid": 3, "step": 5, "phase": "training", "since_s": 1.0,
+        "wall": 9.0}  # fmt: skip
 ALARM = {"step": 3, "kind": "alarm", "raised": ["a"], "over": [], "value": {"a": 1}}
 LINES = ("metrics.jsonl", "quarantine.jsonl", "bad_steps.0.jsonl")
 OBJECTS = ("recipe.json", "data.json", "run.json", "eval.json", "lock", "heartbeat/rank-0.json")
@@ -144,8 +129,7 @@ def test_damaged_lines_and_files_are_counted_and_named(run_dir):
     named = {"heartbeat/rank-1.json", "lock", "DONE", *LINES}
     assert set(actual["damaged"]) == named
     assert all(actual["damaged"][name] == "skipped 3 damaged lines" for name in LINES)
-    ignored = ("damaged", "checkpoint")
-    for key in set(whole) - {*ignored}:
+    for key in set(whole) - {"damaged", "checkpoint"}:
         assert actual[key] == whole[key], key
     page = build_page(read_run(run_dir), None, None, None)
     for name in LINES:

@@ -36,15 +36,7 @@ IN_A_RUN = {
 
 
 class Stage:
-    """One command of the way from images to an export.
-
-    Args:
-        name: Of its command.
-        words: The command line behind the name.
-        launcher: As in `storm.Command`.
-        points: Named places in it.
-        begun: A file that is there, or changes, once the work has begun.
-    """
+    """One command of the way from images to an export; `begun` changes once its work has begun."""
 
     def __init__(self, name: str, words: list[str], launcher: tuple[str, ...], begun: Path) -> None:
         self.name, self.words, self.launcher, self.begun = name, [name, *words], launcher, begun

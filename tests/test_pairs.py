@@ -5,8 +5,10 @@ import os
 import pytest
 import torch
 
+from sslpipe.check import check_recipe
 from sslpipe.cli import curate as curate_tool
 from sslpipe.data.index import load_index
+from sslpipe.errors import UserError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest
 from sslpipe.run.log import read_metrics
@@ -69,10 +71,8 @@ def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
     data = write_dataset(tmp_path / "data", (16,), broken=plants)
     call(curate_tool, "duplicates", data, "--out", tmp_path / "duplicates")
     recipe, shown = write_recipe(tmp_path), {}
-    for name, settings in {
-        "all": (),
-        "masked": ('pairs.never_negative="duplicate_group"',),
-    }.items():
+    masked = ('pairs.never_negative="duplicate_group"',)
+    for name, settings in {"all": (), "masked": masked}.items():
         words = ("data.holdout=0", "data.shuffle_window=16", "steps=2", *settings)
         run_processes(train_in_rank, 1, str(recipe), str(data), str(tmp_path / name), *words)
         shown[name] = [line["negatives_per_anchor"] for line in read_metrics(tmp_path / name)]
@@ -101,13 +101,9 @@ def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
 def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
     recipe, sha256 = write_recipe(tmp_path), load_index(data).sha256
 
-    def digest_of(*settings):
-        return digest(load_recipe(recipe, settings), sha256, 1)
-
-    digests = {digest_of(*settings) for settings in ((), PAIRS, (*PAIRS, "pairs.reach=window"))}
-    assert len(digests) == 3
-    plain = load_recipe(recipe).model_dump(mode="json")
-    assert plain["pairs"] is None
+    recipes = [load_recipe(recipe, s) for s in ((), PAIRS, (*PAIRS, "pairs.reach=window"))]
+    assert len({digest(each, sha256, 1) for each in recipes}) == 3
+    assert recipes[0].model_dump(mode="json")["pairs"] is None
 
 
 @pytest.mark.parametrize(
@@ -126,9 +122,6 @@ def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
     ],
 )
 def test_settings_that_contradict_are_one_line(data, tmp_path, text, message, capsys):
-    from sslpipe.check import check_recipe
-    from sslpipe.errors import UserError
-
     recipe = write_recipe(tmp_path, f"{RECIPE}\n[pairs]\n{text}\n")
     with pytest.raises(UserError, match=message):
         check_recipe(load_recipe(recipe), load_index(data))

@@ -233,17 +233,16 @@ def run_python(lines: str, cwd: Path) -> str:
 def test_python_resumes_a_run_of_the_command_line_and_the_other_way(data, tmp_path):
     shutil.copytree(PACKAGE / "photo_parts", tmp_path / "photo_parts")
     (tmp_path / "my_parts.py").write_text(MODULE)
-    recipe, plugin = write_recipe(tmp_path, PLUGGED), ("--plugin", "my_parts.py")
-    here = {"path": tmp_path, "cwd": tmp_path}
+    recipe = write_recipe(tmp_path, PLUGGED)
     runs = [tmp_path / name for name in ("commands", "python", "both")]
 
     def train(run: Path, code: int = 0, **options: object) -> None:
-        words = ("train", recipe, "--data", data, "--run-dir", run, *plugin)
-        run_program(*words, code=code, **here, **options)
+        words = ("train", recipe, "--data", data, "--run-dir", run, "--plugin", "my_parts.py")
+        run_program(*words, code=code, path=tmp_path, cwd=tmp_path, **options)
 
-    def python(run: Path) -> str:
+    def python(run: Path) -> None:
         call = f"sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r})"
-        return run_python(f"sslpipe.load_plugins('my_parts.py')\n{call}\n", tmp_path)
+        run_python(f"sslpipe.load_plugins('my_parts.py')\n{call}\n", tmp_path)
 
     train(runs[0])
     python(runs[1])

@@ -41,15 +41,10 @@ LINUX_MEMORY_BYTES = portable.free_memory_bytes() if portable.PROC.is_dir() else
 def platform(request, monkeypatch):
     """This machine as it is, and without what Windows or macOS lack."""
     if request.param == "elsewhere":
-        for module, name in (
-            (os, "pread"),
-            (os, "posix_fadvise"),
-            (os, "O_DIRECTORY"),
-            (signal, "SIGUSR1"),
-            (signal, "SIGHUP"),
-            (signal, "SIGQUIT"),
-        ):
-            monkeypatch.delattr(module, name, raising=False)
+        for name in ("pread", "posix_fadvise", "O_DIRECTORY"):
+            monkeypatch.delattr(os, name, raising=False)
+        for name in ("SIGUSR1", "SIGHUP", "SIGQUIT"):
+            monkeypatch.delattr(signal, name, raising=False)
         monkeypatch.setattr(portable, "PROC", Path("/no/proc"))
 
         def no_handle(name):
@@ -73,13 +68,8 @@ def built(folder):
     part = SplitImages(images, np.arange(9), "train")
     options = {"workers": 2, "skip_bad": False, "advance": lambda count: None}
     write_split(folder, plan_split("train", part, layout), **options)
-    index_folder(
-        folder,
-        {"train": sorted(folder.glob("*.tar"))},
-        ("a", "b", "c"),
-        workers=2,
-        advance=lambda count: None,
-    )
+    shards = {"train": sorted(folder.glob("*.tar"))}
+    index_folder(folder, shards, ("a", "b", "c"), workers=2, advance=lambda count: None)
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 

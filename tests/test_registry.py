@@ -19,7 +19,11 @@ def anything(**arguments: object) -> dict[str, object]:
     return arguments
 
 
-TABLE = {"crop": crop, "anything": anything}
+def strict(size: int) -> None:
+    raise RecipeError("augment.size: no")
+
+
+TABLE = {"crop": crop, "anything": anything, "strict": strict}
 
 
 def made(kind: str, arguments: dict[str, object], **defaults: object) -> object:
@@ -46,19 +50,12 @@ def test_what_the_program_gives_is_used_where_taken_and_the_recipe_wins():
         ("crop", {"size": -1}, r"\[augment\] kind = 'crop': size = -1 is negative"),
         ("crop", {}, r"\[augment\] kind = 'crop': .*missing.*'size'"),
         ("crop", {"size": "x"}, r"augment\.size = 'x': input should be a valid integer"),
+        ("strict", {"size": 1}, r"^augment\.size: no$"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_section_value_and_remedy(kind, arguments, message):
     with pytest.raises(RecipeError, match=message):
         made(kind, arguments)
-
-
-def test_a_recipe_error_of_the_constructor_passes_unchanged():
-    def strict(size: int) -> None:
-        raise RecipeError("augment.size: no")
-
-    with pytest.raises(RecipeError, match=r"^augment\.size: no$"):
-        build({"s": strict}, Component.model_validate({"kind": "s", "size": 1}), section="augment")
 
 
 @pytest.fixture

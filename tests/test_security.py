@@ -7,8 +7,10 @@ import re
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import RecipeError, UserError
@@ -30,13 +32,9 @@ def test_names_in_a_shard_lead_nowhere(tmp_path):
             info = tarfile.TarInfo(name)
             info.size = len(raw)
             tar.addfile(info, io.BytesIO(raw))
-        for name, kind in (("link.png", tarfile.SYMTYPE), ("hard.png", tarfile.LNKTYPE)):
-            info = tarfile.TarInfo(name)
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
+            info = tarfile.TarInfo(f"{kind.decode()}.png")
             info.type, info.linkname = kind, "/etc/passwd"
-            tar.addfile(info)
-        for name, kind in (("device.png", tarfile.CHRTYPE), ("pipe.png", tarfile.FIFOTYPE)):
-            info = tarfile.TarInfo(name)
-            info.type = kind
             tar.addfile(info)
     written = write_own_index(folder)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -50,8 +48,6 @@ def test_names_in_a_shard_lead_nowhere(tmp_path):
 
 def write_own_index(folder: Path) -> Path:
     """An index of the regular members, written with tarfile alone."""
-    import numpy as np
-
     with tarfile.open(folder / "train.tar") as tar:
         members = [member for member in tar.getmembers() if member.isreg()]
     rows = [[m.offset, m.offset_data + -(-m.size // 512) * 512, -1] for m in members]
@@ -59,14 +55,11 @@ def write_own_index(folder: Path) -> Path:
     np.save(sidecar, np.array(rows, np.int64))
     (folder / "train.offsets.npy").write_bytes(sidecar.getvalue())
     raw = (folder / "train.tar").read_bytes()
+    sha256 = [hashlib.sha256(each).hexdigest() for each in (raw, sidecar.getvalue())]
     entry = {
-        "file": "train.tar",
-        "samples": len(rows),
-        "bytes": len(raw),
-        "sha256": hashlib.sha256(raw).hexdigest(),
-        "offsets": "train.offsets.npy",
-        "offsets_sha256": hashlib.sha256(sidecar.getvalue()).hexdigest(),
-    }
+        "file": "train.tar", "samples": len(rows), "bytes": len(raw), "sha256": sha256[0],
+        "offsets": "train.offsets.npy", "offsets_sha256": sha256[1],
+    }  # fmt: skip
     tree = {"schema_version": 1, "name": "x", "splits": {"train": [entry]}}
     (folder / "dataset.json").write_text(json.dumps(tree))
     return folder / "dataset.json"
@@ -93,8 +86,6 @@ def test_a_recipe_names_entries_of_tables_and_nothing_else(override, tmp_path, m
     (tmp_path / "hostile.py").write_text("open('canary', 'w')\n")
     data = write_dataset(tmp_path / "data")
     recipe = load_recipe(write_recipe(tmp_path), [override])
-    from sslpipe.check.pretraining import check_pretraining
-
     with pytest.raises(UserError) as raised:
         check_pretraining(recipe, load_index(data))
     assert "\n" not in str(raised.value).strip()

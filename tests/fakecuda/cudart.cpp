@@ -17,6 +17,11 @@
 #undef cudaGetDeviceProperties
 #define API extern "C" __attribute__((visibility("default")))
 #define OK return cudaSuccess
+#define GIVES(f, arguments, ...) \
+  API cudaError_t f arguments {  \
+    __VA_ARGS__;                 \
+    OK;                          \
+  }
 
 static size_t setting(const char* name, size_t otherwise) {
   const char* text = getenv(name);
@@ -93,10 +98,7 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
   captured = -1;
   OK;
 }
-API cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* c) {
-  *c = status(s);
-  OK;
-}
+GIVES(cudaStreamIsCapturing, (cudaStream_t s, cudaStreamCaptureStatus* c), *c = status(s))
 API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* c,
                                          unsigned long long* id, cudaGraph_t* graph,
                                          const cudaGraphNode_t** nodes,
@@ -109,22 +111,12 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus
   if (count) *count = 0;
   OK;
 }
-API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* other) {
-  std::swap(mode, *other);
-  OK;
-}
-API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* e, cudaGraph_t g, unsigned long long) {
-  *e = (cudaGraphExec_t)g;
-  OK;
-}
-API cudaError_t cudaGraphGetNodes(cudaGraph_t g, cudaGraphNode_t*, size_t* count) {
-  *count = (long)g - 1;
-  OK;
-}
-API cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t s) {
-  log('L', "cudaGraphLaunch", (long)e - 1, 0, 0, s);
-  OK;
-}
+GIVES(cudaThreadExchangeStreamCaptureMode, (cudaStreamCaptureMode* other), std::swap(mode, *other))
+GIVES(cudaGraphInstantiate, (cudaGraphExec_t* e, cudaGraph_t g, unsigned long long),
+      *e = (cudaGraphExec_t)g)
+GIVES(cudaGraphGetNodes, (cudaGraph_t g, cudaGraphNode_t*, size_t* count), *count = (long)g - 1)
+GIVES(cudaGraphLaunch, (cudaGraphExec_t e, cudaStream_t s),
+      log('L', "cudaGraphLaunch", (long)e - 1, 0, 0, s))
 
 // ---- registration and launches
 static std::unordered_map<const void*, const char*> kernels;
@@ -158,10 +150,7 @@ API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shar
   configurations.pop_back();
   OK;
 }
-API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* f) {
-  *kernel = (cudaKernel_t)f;
-  OK;
-}
+GIVES(__cudaGetKernel, (cudaKernel_t* kernel, const void* f), *kernel = (cudaKernel_t)f)
 API cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3 g, dim3 b, void**, size_t m,
                                    cudaStream_t s) {
   return launch((const void*)k, g, b, m, s);
@@ -200,27 +189,15 @@ static size_t used_bytes = 0;
 static size_t total_bytes() { return setting("FAKE_GIB", 80) << 30; }
 static const size_t CONTEXT_BYTES = (size_t)600 << 20;
 static thread_local int device = 0;
-API cudaError_t cudaGetDeviceCount(int* n) {
-  *n = (int)setting("FAKE_DEVICES", 1);
-  OK;
-}
-API cudaError_t cudaGetDevice(int* d) {
-  *d = device;
-  OK;
-}
+GIVES(cudaGetDeviceCount, (int* n), *n = (int)setting("FAKE_DEVICES", 1))
+GIVES(cudaGetDevice, (int* d), *d = device)
 API cudaError_t cudaSetDevice(int d) {
   if (d < 0 || d >= (int)setting("FAKE_DEVICES", 1)) return cudaErrorInvalidDevice;
   device = d;
   OK;
 }
-API cudaError_t cudaDriverGetVersion(int* v) {
-  *v = CUDART_VERSION;
-  OK;
-}
-API cudaError_t cudaRuntimeGetVersion(int* v) {
-  *v = CUDART_VERSION;
-  OK;
-}
+GIVES(cudaDriverGetVersion, (int* v), *v = CUDART_VERSION)
+GIVES(cudaRuntimeGetVersion, (int* v), *v = CUDART_VERSION)
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   memset(p, 0, sizeof *p);
   strcpy(p->name, getenv("FAKE_NAME") ? getenv("FAKE_NAME") : "NVIDIA H100 80GB HBM3");
@@ -260,18 +237,9 @@ API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int
   }
   OK;
 }
-API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
-  *can = 0;
-  OK;
-}
-API cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int d) {
-  snprintf(id, size, "0000:%02d:00.0", d);
-  OK;
-}
-API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = 0, *greatest = -5;
-  OK;
-}
+GIVES(cudaDeviceCanAccessPeer, (int* can, int, int), *can = 0)
+GIVES(cudaDeviceGetPCIBusId, (char* id, int size, int d), snprintf(id, size, "0000:%02d:00.0", d))
+GIVES(cudaDeviceGetStreamPriorityRange, (int* least, int* greatest), *least = 0, *greatest = -5)
 API cudaError_t cudaDeviceSynchronize() { return wait('D', "cudaDeviceSynchronize"); }
 
 // ---- memory
@@ -412,10 +380,7 @@ API cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s
 API cudaError_t cudaMemset(void* p, int value, size_t bytes) {
   return cudaMemsetAsync(p, value, bytes, nullptr);
 }
-API cudaError_t cudaGetSymbolAddress(void** p, const void*) {
-  *p = take(1 << 20);
-  OK;
-}
+GIVES(cudaGetSymbolAddress, (void** p, const void*), *p = take(1 << 20))
 
 // ---- streams and events: everything is done at once, so they are numbers
 static uintptr_t fresh() {
@@ -423,10 +388,7 @@ static uintptr_t fresh() {
   std::lock_guard<std::mutex> guard(mutex);
   return last += 16;
 }
-API cudaError_t cudaStreamCreate(cudaStream_t* s) {
-  *s = (cudaStream_t)fresh();
-  OK;
-}
+GIVES(cudaStreamCreate, (cudaStream_t* s), *s = (cudaStream_t)fresh())
 API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreate(s); }
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
   return cudaStreamCreate(s);
@@ -434,31 +396,18 @@ API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
 API cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   return wait('Y', "cudaStreamSynchronize", s);
 }
-API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
-  log('W', "cudaStreamWaitEvent", (long)e, 0, 0, s);
-  OK;
-}
-API cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
-  *priority = 0;
-  OK;
-}
-API cudaError_t cudaEventCreate(cudaEvent_t* e) {
-  *e = (cudaEvent_t)fresh();
-  OK;
-}
+GIVES(cudaStreamWaitEvent, (cudaStream_t s, cudaEvent_t e, unsigned),
+      log('W', "cudaStreamWaitEvent", (long)e, 0, 0, s))
+GIVES(cudaStreamGetPriority, (cudaStream_t, int* priority), *priority = 0)
+GIVES(cudaEventCreate, (cudaEvent_t* e), *e = (cudaEvent_t)fresh())
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
-API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
-  log('R', "cudaEventRecord", (long)e, 0, 0, s);
-  OK;
-}
+GIVES(cudaEventRecord, (cudaEvent_t e, cudaStream_t s),
+      log('R', "cudaEventRecord", (long)e, 0, 0, s))
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) {
   return cudaEventRecord(e, s);
 }
 API cudaError_t cudaEventSynchronize(cudaEvent_t) { return wait('Y', "cudaEventSynchronize"); }
-API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
-  *ms = 1;
-  OK;
-}
+GIVES(cudaEventElapsedTime, (float* ms, cudaEvent_t, cudaEvent_t), *ms = 1)
 
 // ---- errors
 API const char* cudaGetErrorName(cudaError_t) { return "fakeError"; }

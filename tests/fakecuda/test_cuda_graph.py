@@ -20,7 +20,7 @@ from sslpipe.run.log import read_metrics
 from tests.fakecuda.test_training import train_and_count
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
-from tests.helpers.runs import RECIPE, ROOT, write_recipe
+from tests.helpers.runs import RECIPE, ROOT, final_weights, forget_accelerator, write_recipe
 
 pytestmark = needs_fakecuda
 
@@ -110,20 +110,12 @@ def train_twice(
 ) -> Any:
     """Train each of the runs with replays and launched singly; the former are resumed at step 5.
 
-    The views of step 4 are NaN, and at step 8 one image stands in the batch twice.
-
-    Args:
-        recipe: Of a file.
-        data: Of a file.
-        folder: Where the runs go.
-        runs: Name and settings.
-        triton: Let Triton's kernels make the views, interpreted; then none are NaN.
+    The views of step 4 are NaN, and at step 8 one image stands in the batch twice. With `triton`
+    its kernels make the views, interpreted; then none are NaN.
 
     Returns:
         By run: which steps were replayed with either, and what was warned of.
     """
-    from accelerate.state import AcceleratorState, GradientState
-
     import sslpipe.train as training
     from sslpipe.augment import triton_views
     from sslpipe.augment.two_views import FusedViews
@@ -177,22 +169,15 @@ def train_twice(
                 settings = load_recipe(recipe, (*COMMON, *overrides))
                 with contextlib.suppress(Stopped):
                     training.train(settings, load_index(data), folder / name / kind)
-                AcceleratorState._reset_state()
-                GradientState._reset_state()
+                forget_accelerator()
             found.setdefault(name, []).extend([list(replayed), list(warned)])
     return found
 
 
 def _state(run: Path) -> dict[str, Any]:
     """All that the newest checkpoint holds, by file."""
-    folder = latest(run)
-    assert folder is not None
-    from safetensors.torch import load_file
-
-    return {
-        "weights": load_file(folder / "model.safetensors"),
-        "parts": torch.load(folder / "parts.pt", map_location="cpu", weights_only=True),
-    }
+    parts = torch.load(latest(run) / "parts.pt", map_location="cpu", weights_only=True)
+    return {"weights": final_weights(run), "parts": parts}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -282,8 +267,6 @@ REFUSED: dict[str, tuple[nn.Module, str]] = {
 
 def _refused(recipe: Path, data: Path, folder: Path) -> Any:
     """By kind of module in the model: what was warned of, the last step, graph launches."""
-    from accelerate.state import AcceleratorState, GradientState
-
     import sslpipe.train as training
     from sslpipe.run.log import RunLog
     from tests.fakecuda.runtime import reset
@@ -297,8 +280,7 @@ def _refused(recipe: Path, data: Path, folder: Path) -> Any:
         settings = GRAPH, "steps=6", "run.save_steps=99", "run.max_bad_steps=99"
         done, table = train_and_count(recipe, data, folder / name, *settings)
         found[name] = done, list(warned), sum(row.get("graphs", 0) for row in table.values())
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
+        forget_accelerator()
     return found
 
 
@@ -316,8 +298,6 @@ def test_a_model_that_takes_anything_from_the_host_is_launched_and_the_reason_to
 
 def _counted(recipe: Path, data: Path, folder: Path, kernels: str) -> Any:
     """Counts of step 4, launched and replayed, and what the training thread sends in the latter."""
-    from accelerate.state import AcceleratorState, GradientState
-
     from tests.fakecuda.runtime import allow_triton, events, operations, reset
 
     if kernels == "triton":
@@ -325,20 +305,12 @@ def _counted(recipe: Path, data: Path, folder: Path, kernels: str) -> Any:
     tables = []
     for settings in ((), (GRAPH,)):
         reset()
-        often = (
-            "steps=6",
-            "run.log_steps=9",
-            "run.save_steps=9",
-            "run.max_bad_steps=99",
-            "optim.precision=bf16",
-        )
-        chosen = f"augment.kernels={kernels}"
-        _, table = train_and_count(
-            recipe, data, folder / str(len(settings)), *often, chosen, *settings
-        )
+        seldom = ("steps=6", "run.log_steps=9", "run.save_steps=9", "run.max_bad_steps=99")
+        chosen = f"augment.kernels={kernels}", "optim.precision=bf16", *settings
+        run = folder / str(len(settings))
+        _, table = train_and_count(recipe, data, run, *seldom, *chosen)
         tables.append(table["step 4"])
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
+        forget_accelerator()
     log = [event for event in events() if event.section == "step 4" and event.main_thread]
     order = [event.name if event.kind == "M" else event.kind for event in log]
     return tables, operations(log), order
@@ -349,9 +321,8 @@ def test_a_step_is_one_launch_and_a_few_copies_and_never_waits(
     kernels: str, tiny: Any, tmp_path: Path
 ) -> None:
     env = {"FAKE_VALUES": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    (((launched, replayed), sent, order),) = run_on_cuda(
-        _counted, *tiny, tmp_path, kernels, env=env
-    )
+    (found,) = run_on_cuda(_counted, *tiny, tmp_path, kernels, env=env)
+    (launched, replayed), sent, order = found
     assert "graphs" not in launched
     assert launched["operations"] > 200
     assert replayed["graphs"] == 1

@@ -13,23 +13,16 @@ pytestmark = needs_fakecuda
 LABELS = [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 0]  # at most three positives
 # loss or head, its arguments, and the miner
 COMMON: list[tuple[str, dict[str, Any], str | None]] = [
-    ("multi_similarity", {}, None),
     ("multi_similarity", {}, "multi_similarity"),
-    ("triplet", {}, None),
     ("triplet", {"triplets": "semi_hard"}, None),
-    ("batch_hard", {}, None),
-    ("contrastive", {}, None),
-    ("margin", {}, None),
-    ("circle", {}, None),
-    ("sup_con", {}, None),
-    ("nt_xent", {}, None),
-    ("arcface", {}, None),
-    ("cosface", {}, None),
-    ("sub_center_arcface", {}, None),
-    ("softmax", {}, None),
-    ("proxy_anchor", {}, None),
-    ("proxy_nca", {}, None),
-    ("soft_triple", {}, None),
+    *(
+        (name, {}, None)
+        for name in (
+            *("multi_similarity", "triplet", "batch_hard", "contrastive", "margin", "circle"),
+            *("sup_con", "nt_xent", "arcface", "cosface", "sub_center_arcface", "softmax"),
+            *("proxy_anchor", "proxy_nca", "soft_triple"),
+        )
+    ),
 ]
 
 

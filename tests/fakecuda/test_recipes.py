@@ -13,7 +13,7 @@ from benchmarks.gpu.runs import TINY
 from tests.fakecuda.test_waits import counted_waits
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
-from tests.helpers.runs import ROOT, final_weights
+from tests.helpers.runs import ROOT, final_weights, forget_accelerator
 
 pytestmark = needs_fakecuda
 
@@ -48,8 +48,6 @@ def _trained(names: list[str], data: Path, folder: Path) -> dict[str, tuple[int,
 
 
 def _waits_of(name: str, data: Path, folder: Path, read: Any) -> tuple[int, dict[str, int]]:
-    from accelerate.state import AcceleratorState, GradientState
-
     from sslpipe.data.index import load_index
     from sslpipe.distributed import current_rank
     from sslpipe.evaluation.embed import embed
@@ -64,9 +62,8 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> tuple[int, dict
 
     path, index, run_dir = RECIPES[name], load_index(data), folder / name
     sizes = FINETUNING if path.parent.name == "metric" else PRETRAINING
-    backbone, init_from = (
-        (BACKBONE, None) if name not in ADAPTED else ((), load_run(folder / "demo"))
-    )
+    adapted = name in ADAPTED
+    backbone, init_from = ((), load_run(folder / "demo")) if adapted else (BACKBONE, None)
     recipe = load_recipe(path, (*sizes, *backbone, *CADENCE, *OWN.get(name, ())))
     run: Any = train if isinstance(recipe, Recipe) else finetune
     is_main = os.environ.get("RANK", "0") == "0"
@@ -78,7 +75,7 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> tuple[int, dict
         straight = final_weights(run_dir)
         shutil.rmtree(latest(run_dir))
         (run_dir / "DONE").unlink()
-    _reset(AcceleratorState, GradientState)
+    _reset()
     assert run(recipe, index, run_dir, init_from) == LAST
     if is_main:
         assert [line["step"] for line in read_metrics(run_dir, "start")] == [0, SAVED]
@@ -100,15 +97,14 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> tuple[int, dict
     on_cuda = knn_results(rows, rows, **search, process=process)
     on_cpu = type(rows)(*(tensor.cpu() for tensor in rows))
     assert on_cuda == knn_results(on_cpu, on_cpu, **search)
-    _reset(AcceleratorState, GradientState)
+    _reset()
     return found
 
 
-def _reset(*states: Any) -> None:
+def _reset() -> None:
     if dist.is_initialized():
         dist.barrier()
-    for state in states:
-        state._reset_state()
+    forget_accelerator()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """kNN on "cuda": the neighbours of a CPU, and how often the host waits."""
 
+from typing import Any
+
 import torch
 
+from sslpipe.evaluation.neighbours import nearest
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 
 pytestmark = needs_fakecuda
@@ -25,8 +28,6 @@ def _searched(tile_numbers: int):
 
 
 def test_a_search_on_cuda_finds_the_neighbours_of_the_cpu_and_waits_once_a_search():
-    from sslpipe.evaluation.neighbours import nearest
-
     expected = nearest(_rows(3000, 1), _rows(200, 2), 20)
     counts = []
     for numbers in (2**28, 3000 * 20):  # one tile, and ten
@@ -39,24 +40,20 @@ def test_a_search_on_cuda_finds_the_neighbours_of_the_cpu_and_waits_once_a_searc
 
 
 def _searched_together() -> list[torch.Tensor]:
-    from sslpipe.evaluation.neighbours import nearest
     from sslpipe.run.launch import join_processes
 
     process = join_processes(cpu=False, timeout_s=60)
-    bank, queries = _rows(6000, 1), _rows(50, 2).cuda()
-    ids = {"bank_ids": torch.arange(6000) // 3, "query_ids": torch.arange(50).cuda()}
-    found = []
-    for known in ({}, ids):
-        near = nearest(bank, queries, 20, process=process, **known)
-        found += [near.indices.cpu(), near.similarities.cpu()]
-    return found
+    return [found.cpu() for found in _searches("cuda", process=process)]
+
+
+def _searches(device: str, **options: Any) -> list[torch.Tensor]:
+    """Neighbours of all rows, and of those with another id."""
+    bank, queries = _rows(6000, 1), _rows(50, 2).to(device)
+    ids = {"bank_ids": torch.arange(6000) // 3, "query_ids": torch.arange(50).to(device)}
+    return [*nearest(bank, queries, 20, **options), *nearest(bank, queries, 20, **ids, **options)]
 
 
 def test_two_gpus_with_half_of_the_bank_each_find_the_neighbours_of_the_cpu():
-    from sslpipe.evaluation.neighbours import nearest
-
-    bank, queries = _rows(6000, 1), _rows(50, 2)
-    ids = {"bank_ids": torch.arange(6000) // 3, "query_ids": torch.arange(50)}
-    expected = [*nearest(bank, queries, 20), *nearest(bank, queries, 20, **ids)]
+    expected = _searches("cpu")
     for found in run_on_cuda(_searched_together, ranks=2):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

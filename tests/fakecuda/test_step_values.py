@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import PartialState
 
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
-from tests.helpers.runs import final_weights, write_recipe
+from tests.helpers.runs import at_each_step, final_weights, forget_accelerator, write_recipe
 
 pytestmark = needs_fakecuda
 
@@ -18,10 +19,8 @@ Settings = tuple[str, ...]
 COMMON = ("steps=4", "run.log_steps=1", "run.save_steps=4", "optim.peak_lr=0.002")
 RUNS: dict[str, Settings] = {
     "lars": (
-        "optim.kind=lars",
-        "optim.clip_norm=1",
-        "loss.kind=hard_negatives",
-        "loss.mask_labels=true",
+        *("optim.kind=lars", "optim.clip_norm=1"),
+        *("loss.kind=hard_negatives", "loss.mask_labels=true"),
     ),
     "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
     "micro-batches": ("data.micro_batch=8", "loss.kind=sup_con"),
@@ -30,9 +29,6 @@ RUNS: dict[str, Settings] = {
 
 def train_poisoned(recipe: Path, data: Path, folder: Path, device: str) -> None:
     """Train each of RUNS in turn; the views of a run's third step are NaN."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    import sslpipe.run.session
     from sslpipe.augment.two_views import FusedViews
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
@@ -40,23 +36,20 @@ def train_poisoned(recipe: Path, data: Path, folder: Path, device: str) -> None:
 
     poisoned = False
 
-    def steps(self, *args, **kwargs):
+    def poison(step, batch):
         nonlocal poisoned
-        for step, batch in all_steps(self, *args, **kwargs):
-            poisoned = step == 2
-            yield step, batch
+        poisoned = step == 2
 
     def views(self, *args, **kwargs):
         made = make_views(self, *args, **kwargs)
         return made * float("nan") if poisoned else made
 
-    all_steps, sslpipe.run.session.Run.steps = sslpipe.run.session.Run.steps, steps
+    at_each_step(poison)
     make_views, FusedViews.forward = FusedViews.forward, views
     for name, overrides in RUNS.items():
         settings = (*COMMON, *overrides, f"run.device={device}")
         train(load_recipe(recipe, settings), load_index(data), folder / device / name)
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
+        forget_accelerator()
         PartialState._reset_state()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sslpipe.run.session import Run
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 from tests.helpers.runs import final_weights, train_over, write_recipe
@@ -25,21 +26,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 def train_and_count(recipe: Path, data: Path, run_dir: Path, *overrides: str):
     """Train as a launcher's process would; the last step done, and the counts of each step."""
-    import sslpipe.run.session
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
     from sslpipe.train import train
     from tests.fakecuda.runtime import counts, events, mark
 
-    real = sslpipe.run.session.Run.steps
-
-    def marked(self, *args, **kwargs):
-        for step, batch in real(self, *args, **kwargs):
+    def marked(run, *args, **kwargs):
+        for step, batch in all_steps(run, *args, **kwargs):
             mark(f"step {step}")
             yield step, batch
             mark("between steps")
 
-    sslpipe.run.session.Run.steps = marked
+    all_steps, Run.steps = Run.steps, marked
     done = train(load_recipe(recipe, overrides), load_index(data), run_dir)
     return done, counts(events())
 
@@ -65,21 +63,14 @@ def test_the_tiny_recipe_trains_to_the_weights_of_a_cpu(ranks, launcher, tiny, t
 
 def _train_deterministically(recipe: Path, data: Path, run_dir: Path):
     """The settings that each step had; those behind the run."""
-    import sslpipe.run.session
+    seen, backward = [], Run.backward
 
-    def settings():
-        return (
-            torch.are_deterministic_algorithms_enabled(),
-            os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
-        )
+    def recorded(run, loss):
+        algorithms = torch.are_deterministic_algorithms_enabled()
+        seen.append((algorithms, os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
+        backward(run, loss)
 
-    seen, real = [], sslpipe.run.session.Run.backward
-
-    def recorded(self, loss):
-        seen.append(settings())
-        real(self, loss)
-
-    sslpipe.run.session.Run.backward = recorded
+    Run.backward = recorded
     done, _ = train_and_count(recipe, data, run_dir, *OVERRIDES, "run.deterministic=true")
     return done, seen, torch.are_deterministic_algorithms_enabled()
 

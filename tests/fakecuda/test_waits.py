@@ -16,7 +16,7 @@ from tests.helpers import finetunes
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
-from tests.helpers.runs import write_recipe
+from tests.helpers.runs import forget_accelerator, write_recipe
 
 pytestmark = needs_fakecuda
 
@@ -104,8 +104,6 @@ def waits_of_steps(
     Returns:
         For each run how often the host waited in the counted steps, and where.
     """
-    from accelerate.state import AcceleratorState, GradientState
-
     from sslpipe.data.index import load_index
     from sslpipe.metric_learning.finetune import finetune
     from sslpipe.recipe import load_recipe
@@ -119,8 +117,7 @@ def waits_of_steps(
             run: Any = train if isinstance(loaded, Recipe) else finetune
             run(loaded, load_index(data), folder / name)
             found[name] = read()
-            AcceleratorState._reset_state()
-            GradientState._reset_state()
+            forget_accelerator()
     return found
 
 

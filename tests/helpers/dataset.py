@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import json
 import tarfile
 from pathlib import Path
@@ -39,44 +40,27 @@ def write_dataset(
     broken: bytes that stand in a sample's file instead of its picture, by sample id.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shards, number = [], 0
+    shards, numbers = [], itertools.count()
     for k, size in enumerate(sizes):
-        name = f"{split}-{k:06d}"
-        path = folder / f"{name}.tar"
+        path = folder / f"{split}-{k:06d}.tar"
+        rows = []
         with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for _ in range(size):
-                label = number % classes
-                raw = (broken or {}).get(number, png(picture(number, px)))
-                files = [("png", raw)] + ([("cls", str(label).encode())] if labelled else [])
-                for suffix, content in files:
+            for number in itertools.islice(numbers, size):
+                label, first = number % classes if labelled else -1, tar.offset
+                files = {"png": (broken or {}).get(number, png(picture(number, px)))}
+                files |= {"cls": str(label).encode()} if labelled else {}
+                for suffix, content in files.items():
                     info = tarfile.TarInfo(f"{split}{number:06d}.{suffix}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-                number += 1
-        with tarfile.open(path) as tar:
-            members = tar.getmembers()
-        rows = []
-        for member in members:
-            end = member.offset_data + -(-member.size // 512) * 512
-            if member.name.endswith(".png"):
-                position = int(member.name[len(split) : -4])
-                rows.append([member.offset, end, position % classes if labelled else -1])
-            else:
-                rows[-1][1] = end
-        offsets = io.BytesIO()
+                rows.append([first, tar.offset, label])
+        offsets = path.with_suffix(".offsets.npy")
         np.save(offsets, np.array(rows, dtype=np.int64))
-        (folder / f"{name}.offsets.npy").write_bytes(offsets.getvalue())
-        raw_tar = path.read_bytes()
+        sha256 = [hashlib.sha256(each.read_bytes()).hexdigest() for each in (path, offsets)]
         shards.append(
-            {
-                "file": path.name,
-                "samples": size,
-                "bytes": len(raw_tar),
-                "sha256": hashlib.sha256(raw_tar).hexdigest(),
-                "offsets": f"{name}.offsets.npy",
-                "offsets_sha256": hashlib.sha256(offsets.getvalue()).hexdigest(),
-            }
-        )
+            {"file": path.name, "samples": size, "bytes": path.stat().st_size, "sha256": sha256[0],
+             "offsets": offsets.name, "offsets_sha256": sha256[1]}
+        )  # fmt: skip
     manifest_path = folder / "dataset.json"
     manifest = {
         "schema_version": 1,

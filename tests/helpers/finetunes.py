@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-import torch
-
 import sslpipe.metric_learning.finetune
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
-from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.run.session import Run
+from tests.helpers import runs
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import at_each_step
+from tests.helpers.runs import at_each_step, feed_equal_views
 
 RECIPE = """
 name = "tiny-metric"
@@ -49,9 +47,7 @@ save_steps = 3
 
 
 def write_recipe(folder: Path, text: str = RECIPE) -> Path:
-    path = folder / "tiny.toml"
-    path.write_text(text)
-    return path
+    return runs.write_recipe(folder, text)
 
 
 def finetune_in_rank(
@@ -59,32 +55,21 @@ def finetune_in_rank(
 ):
     """What each process runs; records the ids and the drawn numbers of every step.
 
-    In float64 the views are made image by image: their last float32 bit depends on how many are
-    made at once, and what comes after them is compared to far fewer.
+    In float64 the views are made image by image, as `feed_equal_views` says.
     """
-    seen = []
-    views = FusedViews.forward
+    seen, forward = [], FusedViews.forward
     if "optim.precision=fp64" in overrides:
-        FusedViews.forward = image_by_image
-
+        feed_equal_views()
     original = at_each_step(
         lambda step, batch: seen.append((batch.ids.clone(), batch.plan.draws.boxes.clone()))
     )
     try:
         given = None if backbone is None else load_backbone(backbone)
-        loaded = load_recipe(recipe, overrides)
-        done = sslpipe.metric_learning.finetune.finetune(
-            loaded, load_index(data), Path(run_dir), given
-        )
+        loaded, index = load_recipe(recipe, overrides), load_index(data)
+        done = sslpipe.metric_learning.finetune.finetune(loaded, index, Path(run_dir), given)
     finally:
-        FusedViews.forward, Run.steps = views, original
+        FusedViews.forward, Run.steps = forward, original
     return done, seen
-
-
-def image_by_image(self: FusedViews, batch: Batch, dtype, forward=FusedViews.forward):
-    rows = torch.arange(len(batch.images))[:, None]
-    alone = [forward(self, batch.rows(row), dtype=dtype) for row in rows]
-    return torch.stack(alone, dim=1).flatten(0, 1)  # all first views, then all second
 
 
 def finetune_over(

@@ -40,12 +40,7 @@ IMAGES = torch.randint(0, 256, (3, 3, 20, 24), generator=torch.Generator().manua
 
 
 class Run:
-    """A small run that was killed after 5 of 6 steps and has all that a run can have.
-
-    Args:
-        kind: "pretrain" or "finetune".
-        folder: Where it is made.
-    """
+    """A "pretrain" or "finetune" that was killed after 5 of 6 steps and has all a run can have."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         broken = {5: b"junk"}
@@ -53,13 +48,8 @@ class Run:
         write_dataset(folder / "data", (24,), split="test", classes=4)
         helper = runs if kind == "pretrain" else finetunes
         self.recipe = helper.write_recipe(folder)
-        self.overrides = [
-            "steps=6",
-            "run.save_steps=2",
-            "run.num_workers=0",
-            "optim.precision=fp32",
-        ]
-        self.overrides += ["run.monitor_steps=2"]
+        self.overrides = ["steps=6", "run.save_steps=2", "run.num_workers=0", "run.monitor_steps=2"]
+        self.overrides += ["optim.precision=fp32"]
         self.path = folder / "run"
         killed = command_line(
             "train", str(self.recipe), *self.overrides, "--data", str(self.data), "--run-dir",
@@ -80,7 +70,6 @@ class Run:
             for suffix in ("safetensors", "npz"):
                 save_embeddings(self.path / "features" / f"{name}.{suffix}", rows, facts)
             sets.append(rows)
-        facts = {"backbone_sha256": model.config.weights_sha256, **data_metadata(index, "test")}
         report = run_suite({"ssl": (sets[0], sets[1])}, {**facts, "train_split": "train"}, draws=2)
         (self.path / "eval.json").write_text(json.dumps(report))
 
@@ -176,10 +165,8 @@ def damaged_run(run: Run, places: int, scratch: Path) -> Counter[str]:
             for use, right in results.items():
                 actual = outcome(use, copy)
                 if isinstance(actual, UserError):
-                    assert name.name in str(actual) or name.parts[-2] in str(actual), (
-                        where,
-                        actual,
-                    )
+                    known = name.name in str(actual) or name.parts[-2] in str(actual)
+                    assert known, (where, actual)
                 else:
                     _agree(actual, right, name, f"{use.__name__}: {where}")
                 counts["refused" if isinstance(actual, UserError) else "right"] += 1

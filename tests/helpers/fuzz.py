@@ -16,8 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -194,7 +193,8 @@ def run(name: str, count: int, first: int = 0) -> dict[str, int]:
     """Inputs first to first + count: how many were read and how many refused."""
     progress = os.environ.get("FUZZ_PROGRESS")
     outcomes: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # decoders warn of what they then refuse
         read = READERS[name](Path(folder))
         for number in range(first, first + count):
             if progress:
@@ -204,13 +204,6 @@ def run(name: str, count: int, first: int = 0) -> dict[str, int]:
             assert time.monotonic() - begin_s < SLOWEST_S, f"{name} {number} is too slow"
             outcomes["read" if good else "refused"] += 1
     return dict(outcomes)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # decoders warn of what they then refuse
-        yield
 
 
 if __name__ == "__main__":

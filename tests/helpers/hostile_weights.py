@@ -125,15 +125,9 @@ def _stride_zero(folder: Path) -> str:
 
 
 VIT = {
-    "model_type": "vit",
-    "hidden_size": 192,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 3,
-    "intermediate_size": 768,
-    "patch_size": 16,
-    "image_size": 224,
-    "hidden_act": "gelu",
-}
+    "model_type": "vit", "hidden_size": 192, "num_hidden_layers": 1, "num_attention_heads": 3,
+    "intermediate_size": 768, "patch_size": 16, "image_size": 224, "hidden_act": "gelu",
+}  # fmt: skip
 
 
 def _transformers(folder: Path, **changes: Any) -> Path:
@@ -311,21 +305,12 @@ def _large_inside(folder: Path) -> Path:
 @hostile("ONNX loop of 2^60", False)
 @hostile("ONNX loop of 2^60 inside of an If", True)
 def _loop(folder: Path, inside: bool) -> Path:
+    info, kinds = helper.make_tensor_value_info, TensorProto
     body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["go"], ["on"]),
-            helper.make_node("Add", ["v", "v"], ["w"]),
-        ],
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["v", "v"], ["w"])],
         "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("w", TensorProto.FLOAT, None),
-        ],
+        [info("i", kinds.INT64, []), info("go", kinds.BOOL, []), info("v", kinds.FLOAT, None)],
+        [info("on", kinds.BOOL, []), info("w", kinds.FLOAT, None)],
     )
     initial = [
         helper.make_tensor("n", TensorProto.INT64, [], [2**60]),
@@ -334,7 +319,7 @@ def _loop(folder: Path, inside: bool) -> Path:
     ]
     loop = helper.make_node("Loop", ["n", "yes", "y"], ["features"], body=body)
     if inside:
-        out = [helper.make_tensor_value_info("features", TensorProto.FLOAT, None)]
+        out = [info("features", kinds.FLOAT, None)]
         branch = helper.make_graph([loop], "branch", [], out)
         loop = helper.make_node("If", ["yes"], ["features"], then_branch=branch, else_branch=branch)
     return _write(folder, onnx_model([_pooled("y"), loop], initializer=initial))

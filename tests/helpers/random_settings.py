@@ -156,18 +156,15 @@ def all_keys() -> dict[str, list[list[Key]]]:
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    origin = typing.get_origin(annotation)
-    return (
-        typing.get_args(annotation) if origin in (typing.Union, types.UnionType) else (annotation,)
-    )
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
 
 
 def drawn(annotation: Any, metadata: tuple[Any, ...], rng: random.Random) -> Any:
     """A value of this type: of its middle, at a bound, hostile, or of another type."""
     if rng.random() < 0.08:
         return rng.choice((True, 3, 0.5, "text", [], [1, 2], {}, {"a": {"b": [1]}}, DATE, [[[[]]]]))
-    kinds = [kind for kind in alternatives(annotation) if kind is not types.NoneType]
-    kind = rng.choice(kinds) if kinds else Any
+    kind = rng.choice([k for k in alternatives(annotation) if k is not types.NoneType] or [Any])
     if typing.get_origin(kind) is Annotated:
         kind, *more = typing.get_args(kind)
         metadata = (*metadata, *(m for e in more for m in getattr(e, "metadata", [e])))
@@ -175,10 +172,8 @@ def drawn(annotation: Any, metadata: tuple[Any, ...], rng: random.Random) -> Any
     if origin is Literal:
         return rng.choice([*inner, *inner, inner[0], "nonsense"])
     if origin in (tuple, list) or "Sequence" in str(origin):
-        count = (
-            len(inner) if origin is tuple and Ellipsis not in inner and rng.random() < 0.7 else 0
-        )
-        count = count or rng.choice((0, 1, 2, 3, 3, 4, 50))
+        fixed = origin is tuple and Ellipsis not in inner and rng.random() < 0.7
+        count = (fixed and len(inner)) or rng.choice((0, 1, 2, 3, 3, 4, 50))
         return [drawn((inner or (float,))[0], (), rng) for _ in range(count)]
     bounds = [
         getattr(entry, name)
@@ -304,25 +299,22 @@ def run(count: int, first: int = 0, report: Callable[[str], None] | None = None)
                 Path(progress).write_text(f"{number}: {overrides}")
             begin_s = time.monotonic()
             problem, outcome = "", "fault"
-            with warnings.catch_warnings(record=True) as heard:
+            with (
+                warnings.catch_warnings(record=True) as heard,
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
                 warnings.simplefilter("always")
-                with contextlib.redirect_stdout(io.StringIO()):
-                    try:
-                        outcome = attempt(paths[kind], overrides, names, index)
-                    except AssertionError as error:
-                        problem = str(error) or traceback.format_exc(limit=-3)
-                    except Exception as error:
-                        problem = (
-                            f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
-                        )
-            taken_s = time.monotonic() - begin_s
-            if not problem and len(heard) > MOST_WARNINGS:
-                problem = f"{len(heard)} warnings: {heard[0].message}"
-            if not problem and taken_s > SLOWEST_S:
-                problem = f"took {taken_s:.0f} s"
-            peak = memory_mb("VmHWM")
-            if not problem and peak > MOST_RSS_MB and not faults:
-                problem = f"{peak / 2**10:.1f} GiB of memory"
+                try:
+                    outcome = attempt(paths[kind], overrides, names, index)
+                except Exception:
+                    problem = traceback.format_exc(limit=-4)
+            taken_s, peak = time.monotonic() - begin_s, memory_mb("VmHWM")
+            for wrong, text in (
+                (len(heard) > MOST_WARNINGS, f"{len(heard)} warnings: {heard[:1]}"),
+                (taken_s > SLOWEST_S, f"took {taken_s:.0f} s"),
+                (peak > MOST_RSS_MB and not faults, f"{peak / 2**10:.1f} GiB of memory"),
+            ):
+                problem = problem or (text if wrong else "")
             outcomes["fault" if problem else outcome] += 1
             if problem:
                 faults.append({"number": number, "kind": kind, "overrides": overrides,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import typer
+from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 
 import sslpipe.api
@@ -96,6 +97,12 @@ def train_over(world: int, recipe: Path, data: Path, run_dir: Path, *overrides: 
     return run_processes(train_in_rank, world, *arguments)
 
 
+def forget_accelerator():
+    """Have the next training of this process make its own Accelerator."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+
+
 def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(latest(run_dir) / "model.safetensors")
 
@@ -137,14 +144,12 @@ def feed_equal_views():
     original = FusedViews.forward
 
     def alone(self, batch, draws=None, dtype=torch.float32):
-        params = self.plan_of(batch, draws).draws
-        images = [torch.tensor([row]) for row in range(len(batch.ids))]
-        pairs = [torch.cat([row, row + len(images)]) for row in images]
-        views = [
-            original(self, batch.rows(row), params.rows(both), dtype)
-            for row, both in zip(images, pairs, strict=True)
-        ]
-        return torch.cat([torch.stack(views)[:, 0], torch.stack(views)[:, 1]])
+        params, count = self.plan_of(batch, draws).draws, len(batch.ids)
+        views = []
+        for row in range(count):
+            of_row = params.rows(torch.arange(row, len(params.boxes), count))
+            views.append(original(self, batch.rows(torch.tensor([row])), of_row, dtype))
+        return torch.stack(views, dim=1).flatten(0, 1)  # all first views, then all second
 
     FusedViews.forward = alone
 
@@ -157,8 +162,7 @@ def train_on_equal_views(process, *arguments):
 def train_from_in_rank(process: Rank, init: str | None, recipe, data, run_dir, *overrides):
     """As `sslpipe.train` with `init`; views are made image by image, see `feed_equal_views`."""
     feed_equal_views()
-    options = {"init": init, "overrides": overrides}
-    return sslpipe.api.train(recipe, data, run_dir, **options)
+    return sslpipe.api.train(recipe, data, run_dir, init=init, overrides=overrides)
 
 
 def train_from(world: int, init, recipe: Path, data: Path, run_dir: Path, *overrides: str):

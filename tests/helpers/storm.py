@@ -20,14 +20,10 @@ GONE_WITHIN_S = 15.0
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 TARGETS = ("rank 0", "rank 1", "launcher", "all")
 PATIENCE_S = 240.0  # for a command that nothing kills
+ACCELERATE = "accelerate.commands.accelerate_cli"
 LAUNCHERS = (
     ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORLD}"),
-    (
-        "-m",
-        "accelerate.commands.accelerate_cli",
-        "launch",
-        f"--config_file={ROOT}/launch/cpu2.yaml",
-    ),
+    ("-m", ACCELERATE, "launch", f"--config_file={ROOT}/launch/cpu2.yaml"),
 )
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -56,20 +52,8 @@ class Kill(NamedTuple):
         return f"{signal.Signals(self.number).name} to {self.target}, {self.after_s:.2f} s {when}"
 
 
-def _hear_hangups() -> None:
-    """Undo what `nohup` in front of the tests does to their children."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 class Command:
-    """A command that several processes share, or one alone, with a mark in their environment.
-
-    Args:
-        words: Behind `sslpipe`.
-        launcher: One of LAUNCHERS, or () for a process of its own.
-        scratch: Their TMPDIR.
-        fault: Their SSLPIPE_FAULT.
-    """
+    """A command of several processes (by one of LAUNCHERS) or one, marked in their environment."""
 
     def __init__(
         self, words: list[str], launcher: tuple[str, ...], scratch: Path, fault: str = ""
@@ -94,7 +78,8 @@ class Command:
             stdout=self._out,
             stderr=self._out,
             start_new_session=True,
-            preexec_fn=_hear_hangups,
+            # `nohup` in front of the tests may ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
     def living(self) -> dict[int, str]:
@@ -198,8 +183,8 @@ def parent(pid: int) -> int | None:
         return None
 
 
+# what a kill may leave, and the next start removes: names of files and folders
 LEFTOVERS = (r"\.tmp-.*", r"\..*\.parts", r"\..*\.exporting", r"\..*\.tmp")
-"""What a kill may leave, and the next start removes: names of files and folders."""
 
 
 def unexpected_files(folder: Path) -> list[str]:

@@ -39,19 +39,15 @@ def whole_views(presets: list[str], crop_px: int, sizes: list[list[int]], block:
     from triton.runtime.interpreter import InterpretedFunction
 
     from sslpipe.augment import triton_views
-    from sslpipe.augment.two_views import FusedViews
-    from tests.augment.test_two_views import MEAN, STD, batch_of
+    from tests.augment.test_two_views import MEAN, STD
 
     launches, run = [], InterpretedFunction.run
     InterpretedFunction.run = lambda *given, **named: launches.append(1) or run(*given, **named)
     triton_views._BLOCK = block
     found = {}
     for preset in presets:
-        torch_way, own = (
-            FusedViews(preset, crop_px, MEAN, STD, normalize=False, kernels=kernels)
-            for kernels in ("torch", "triton")
-        )
-        batch = batch_of([tuple(size) for size in sizes])
+        torch_way, own = _both(crop_px, preset=preset, mean=MEAN, std=STD, normalize=False)
+        batch = _batch(sizes)
         expected = torch_way(torch_way.prepare(batch, seed=0, number=0))
         batch = own.prepare(batch, seed=0, number=0)
         launches.clear()
@@ -67,42 +63,40 @@ def whole_views(presets: list[str], crop_px: int, sizes: list[list[int]], block:
 
 def crops(side: int, sizes: list[list[int]]) -> float:
     """The largest difference of crops and flips alone."""
-    nothing = {"jitter_prob": 0.0, "grayscale_prob": 0.0, "blur_prob": 0.0, "normalize": False}
-    return _difference(side, [tuple(size) for size in sizes], **nothing)
+    return _difference(side, sizes, jitter_prob=0.0, grayscale_prob=0.0, blur_prob=0.0)
 
 
 def blurs(side: int, sizes: list[list[int]]) -> float:
     """The largest difference where all views are blurred or solarized."""
-    return _difference(
-        side,
-        [tuple(size) for size in sizes],
-        jitter_prob=0.0,
-        blur_prob=[1.0, 0.2],
-        solarize_prob=[0.5, 0.8],
-        solarize_threshold=[0.5, 0.3],
-        blur_sigma=[0.01, 3.0],
-        normalize=False,
-    )
+    solarized = {"solarize_prob": [0.5, 0.8], "solarize_threshold": [0.5, 0.3]}
+    blurred = {"blur_prob": [1.0, 0.2], "blur_sigma": [0.01, 3.0]}
+    return _difference(side, sizes, jitter_prob=0.0, **blurred, **solarized)
 
 
 def colours(side: int) -> float:
     """The largest difference of the colour ops in all orders, on the same cropped pixels."""
-    from sslpipe.augment.two_views import FusedViews
-    from tests.augment.test_two_views import batch_of
-
     orders = list(itertools.permutations(range(4)))
-    settings: dict[str, Any] = {"blur_prob": 0.0, "flip_prob": 0.0, "normalize": False}
-    torch_way, own = (
-        FusedViews("simclr", side, kernels=kernels, **settings) for kernels in ("torch", "triton")
-    )
-    batch = own.prepare(batch_of([(side, side)] * len(orders)), seed=2, number=0)
-    assert batch.plan is not None
-    params = batch.plan.draws.replace(  # type: ignore[attr-defined]
+    torch_way, own = _both(side, blur_prob=0.0, flip_prob=0.0, normalize=False)
+    batch = own.prepare(_batch([[side, side]] * len(orders)), seed=2, number=0)
+    params = batch.plan.draws.replace(
         boxes=torch.tensor([[0, 0, side, side]] * 2 * len(orders)),
         order=torch.tensor(orders * 2),
         jitter=torch.ones(2 * len(orders), dtype=torch.bool),
     )
     return float((own(batch, params) - torch_way(batch, params)).abs().max())
+
+
+def _batch(sizes: list[list[int]]) -> Any:
+    from tests.augment.test_two_views import batch_of
+
+    return batch_of([(height, width) for height, width in sizes])
+
+
+def _both(side: int, *, preset: str = "simclr", **settings: Any) -> Any:
+    """Views by torch's operations and by Triton's kernels."""
+    from sslpipe.augment.two_views import FusedViews
+
+    return [FusedViews(preset, side, kernels=kind, **settings) for kind in ("torch", "triton")]
 
 
 def bytes_moved(tables: Any, side: int, itemsize: int) -> int:
@@ -127,9 +121,6 @@ def moved(side: int, sizes: list[list[int]]) -> Any:
     """Bytes that the kernels load and store in the interpreter, and those of `bytes_moved`."""
     from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
-    from sslpipe.augment.two_views import FusedViews
-    from tests.augment.test_two_views import batch_of
-
     places: dict[Any, list[Any]] = {}
     launches, run = [0], InterpretedFunction.run
 
@@ -152,12 +143,11 @@ def moved(side: int, sizes: list[list[int]]) -> Any:
     InterpretedFunction.run = launch
     for kind in ("load", "store"):
         setattr(InterpreterBuilder, f"create_masked_{kind}", noted(kind))
-    augment = FusedViews("simclr", side, kernels="triton")
-    batch = augment.prepare(batch_of([(size[0], size[1]) for size in sizes]), seed=9, number=0)
+    _, augment = _both(side)
+    batch = augment.prepare(_batch(sizes), seed=9, number=0)
     augment(batch, dtype=torch.bfloat16)
     counted = sum(key[3] * len(np.unique(np.concatenate(each))) for key, each in places.items())
-    assert batch.plan is not None
-    (tables,) = batch.plan.work.tables  # type: ignore[attr-defined]
+    (tables,) = batch.plan.work.tables
     return counted, bytes_moved(tables, side, 2), tables.blurred.unique().tolist()
 
 
@@ -175,12 +165,9 @@ def compiled(capability: int) -> Any:
     found = {}
     for name in ("crop", "rotate", "colour", "blur_down", "blur_across"):
         kernel = getattr(triton_kernels, f"{name}_kernel")
+        known = {**types, **tables, **dict.fromkeys(constants, "constexpr")}
         signature = {
-            arg: "constexpr"
-            if arg in constants
-            else "i32"
-            if arg.startswith("stride")
-            else {**types, **tables}.get(arg, "*fp32")
+            arg: "i32" if arg.startswith("stride") else known.get(arg, "*fp32")
             for arg in kernel.arg_names
         }
         places = {(i,): constants[a] for i, a in enumerate(kernel.arg_names) if a in constants}
@@ -194,14 +181,9 @@ def compiled(capability: int) -> Any:
     return found
 
 
-def _difference(side: int, sizes: list[tuple[int, ...]], **settings: Any) -> float:
-    from sslpipe.augment.two_views import FusedViews
-    from tests.augment.test_two_views import batch_of
-
-    torch_way, own = (
-        FusedViews("simclr", side, kernels=kernels, **settings) for kernels in ("torch", "triton")
-    )
-    batch = batch_of([(size[0], size[1]) for size in sizes])
+def _difference(side: int, sizes: list[list[int]], **settings: Any) -> float:
+    torch_way, own = _both(side, normalize=False, **settings)
+    batch = _batch(sizes)
     ours, theirs = (a(a.prepare(batch, seed=1, number=0)) for a in (own, torch_way))
     # a value within rounding of a threshold may be inverted by one of the two only
     inverted = (ours + theirs - 1).abs() < 1e-5
