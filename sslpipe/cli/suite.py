@@ -211,6 +211,9 @@ def _stoppable(out: Path) -> Iterator[None]:
             signal.signal(kind, handler)
 
 
+MOST_KEPT_PIXELS = 2**28  # bytes
+
+
 def kept_folder(out: Path) -> Path:
     """Return where the measurements of an unfinished suite are, beside its file."""
     return out.with_name(f".{out.name}.parts")
@@ -334,7 +337,9 @@ def _find_leaks(data: str, names: tuple[str, str], sets: Sets, num_workers: int)
         made = sets["pixels"]
         if callable(made):
             console.print("pixels: features", highlight=False, markup=False)
-            made = sets["pixels"] = made()
+            made = made()
+            if sum(rows.features.nbytes for rows in made) <= MOST_KEPT_PIXELS:
+                sets["pixels"] = made  # else made again, in seconds, when their turn comes
         return made
 
     return find_leaks((train, test), rows, pixels, num_workers=num_workers, progress=progress)
