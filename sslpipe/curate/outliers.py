@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.curate.quality import CANVAS_PX, Measures, checks, measure
+from sslpipe.curate.quality import CANVAS_PX, checks, measure
 from sslpipe.curate.scan import each_part
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import Split
@@ -158,12 +158,12 @@ def bad_pictures(
         unreadable.append(Outlier(bad.id, bad.key, UNREADABLE, nothing, nothing, bad.reason))
 
     for part in each_part(split, _look, list, num_workers=num_workers, on_bad=on_bad):
-        for seen in (one for one in part if one is not None):
+        for sample, key, measured in (seen for seen in part if seen is not None):
             for check in listed:
-                value = getattr(seen.measures, check.measure)
+                value = measured[check.reason]
                 if check.doubts(value):
                     doubted[check.reason].append(
-                        Outlier(seen.id, seen.key, check.reason, value, check.limit, check.says)
+                        Outlier(sample, key, check.reason, value, check.limit, check.says)
                     )
         if progress is not None:
             progress(len(part))
@@ -171,16 +171,10 @@ def bad_pictures(
     return [*sorted(unreadable), *(one for found in worst for one in found)]
 
 
-class _Seen(NamedTuple):
-    id: int
-    key: str
-    measures: Measures
-
-
-def _look(sample_id: int, raw: Raw) -> _Seen:
-    """Measure one sample. Raises: BadSample."""
+def _look(sample_id: int, raw: Raw) -> tuple[int, str, dict[str, float]]:
+    """Measure one sample: its id, its key, its measures. Raises: BadSample."""
     if isinstance(raw.image, BadSample):
         raise raw.image
     pixels = decode(raw.image, CANVAS_PX).transpose(1, 2, 0)  # (h, w, 3)
     width, height = header_size(raw.image)  # before any rotation: no measure tells them apart
-    return _Seen(sample_id, raw.key, measure(pixels, height, width))
+    return sample_id, raw.key, measure(pixels, height, width)

@@ -1,9 +1,9 @@
 """Measure what makes a picture useless whatever it shows: darkness, blur, a size of a few pixels.
 
-Measures and limits are cleanvision's 0.3.7 where it has one. The package itself reads files through
-pandas and brings matplotlib; these are its formulas on Pillow, a line or two each. Its score of
-blur rises with contrast and with the number of tones, so that most blurred photographs and drawings
-pass it; `fineness` is a share of the contrast, and finds those.
+Measures and limits are cleanvision's 0.3.7 where it has one (the package reads files through pandas
+and brings matplotlib). Its score of blur rises with contrast and with the number of tones, so that
+most blurred photographs and drawings pass it; `fineness` is a share of the contrast, and finds
+those.
 """
 
 from typing import NamedTuple
@@ -21,54 +21,20 @@ FEW_TONES = 0.18  # a histogram score up to this counts as none: cleanvision's c
 
 
 class Check(NamedTuple):
-    """A reason to doubt a picture: a measure on the wrong side of a limit.
-
-    Args:
-        reason: Its name.
-        measure: The field of `Measures`.
-        limit: Of the measure.
-        above: Whether values above the limit are doubted, else those below.
-        says: What the measure is, for people.
-    """
+    """A reason to doubt a picture: a measure below a limit, or above it."""
 
     reason: str
-    measure: str
     limit: float
     above: bool
-    says: str
+    says: str  # what the measure is
 
     def doubts(self, value: float) -> bool:
         """Say whether a value lies on the wrong side."""
         return value > self.limit if self.above else value < self.limit
 
 
-class Measures(NamedTuple):
-    """What is measured of a picture.
-
-    Args:
-        brightest: The 99th percentile of brightness, 0 (black) to 1 (white).
-        darkest: Its 5th percentile.
-        contrast: Its standard deviation, 0 to 0.5.
-        sharpness: cleanvision's score of edges and tones, 0 (blurred) to 1.
-        fineness: The share of contrast in detail finer than FINE_PX px, 0 (blurred) to about 1.
-        shorter_side: In px, of the stored picture.
-        aspect: The shorter side by the longer one, above 0 to 1.
-    """
-
-    brightest: float
-    darkest: float
-    contrast: float
-    sharpness: float
-    fineness: float
-    shorter_side: float
-    aspect: float
-
-
 def checks(tiny_px: float) -> tuple[Check, ...]:
-    """List what a picture is doubted for.
-
-    Args:
-        tiny_px: A shorter side below it is.
+    """List what a picture is doubted for, one of a shorter side below `tiny_px` among them.
 
     Source:
         cleanvision 0.3.7, issue_managers/image_property_issue_manager.py, get_default_params: dark
@@ -76,18 +42,18 @@ def checks(tiny_px: float) -> tuple[Check, ...]:
         detail` are this project's.
     """
     return (
-        Check("dark", "brightest", 0.32, False, "99th percentile of brightness"),
-        Check("bright", "darkest", 0.95, True, "5th percentile of brightness"),
-        Check("constant", "contrast", LEAST_CONTRAST, False, "standard deviation of brightness"),
-        Check("blurred", "sharpness", 0.29, False, "score of edges and tones"),
-        Check("no fine detail", "fineness", 0.025, False, "share of contrast finer than 4 px"),
-        Check("tiny", "shorter_side", tiny_px, False, "shorter side in px"),
-        Check("odd aspect", "aspect", 0.35, False, "shorter by longer side"),
+        Check("dark", 0.32, False, "99th percentile of brightness"),
+        Check("bright", 0.95, True, "5th percentile of brightness"),
+        Check("constant", LEAST_CONTRAST, False, "standard deviation of brightness"),
+        Check("blurred", 0.29, False, "score of edges and tones"),
+        Check("no fine detail", 0.025, False, "share of contrast finer than 4 px"),
+        Check("tiny", tiny_px, False, "shorter side in px"),
+        Check("odd aspect", 0.35, False, "shorter by longer side"),
     )
 
 
-def measure(pixels: NDArray[np.uint8], height: int, width: int) -> Measures:
-    """Measure one picture.
+def measure(pixels: NDArray[np.uint8], height: int, width: int) -> dict[str, float]:
+    """Measure one picture: reason of a check -> its measure.
 
     Args:
         pixels: (h, w, 3) uint8, RGB, at most CANVAS_PX on the longer side.
@@ -96,15 +62,15 @@ def measure(pixels: NDArray[np.uint8], height: int, width: int) -> Measures:
     """
     tones, image = brightness(pixels), Image.fromarray(pixels)
     darkest, brightest = np.percentile(tones, [5, 99])
-    return Measures(
-        float(brightest),
-        float(darkest),
-        float(tones.std()),
-        sharpness(image),
-        fineness(image),
-        min(height, width),
-        min(height, width) / max(height, width),
-    )
+    return {
+        "dark": float(brightest),
+        "bright": float(darkest),
+        "constant": float(tones.std()),
+        "blurred": sharpness(image),
+        "no fine detail": fineness(image),
+        "tiny": min(height, width),
+        "odd aspect": min(height, width) / max(height, width),
+    }
 
 
 def brightness(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
