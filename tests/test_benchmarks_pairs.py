@@ -1,8 +1,9 @@
 """What the table of pairs is made of: one drawing under one thing, things in one split."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -119,53 +120,46 @@ def test_a_difference_is_of_the_means_over_the_seeds() -> None:
 
 
 class Column:
-    """A column of texts, which are their own codes' places."""
+    """A column of texts: sample i has code i, which is shown as the i-th text, from the first on
+    again."""
 
-    def __init__(self, texts: list[str]) -> None:
-        self.texts = texts
+    kind = "text"
+
+    def __init__(self, texts: str) -> None:
+        self.texts = texts.split()
 
     def values_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        return ids
+        return ids % len(self.texts)
 
     def show_value(self, value: int) -> str:
         return self.texts[value]
 
 
-class Drawn:
-    """A split of seven drawings: what the table asks of one."""
+def split_of(labels: Sequence[int], **columns: str) -> Split:
+    """What the table asks of a split."""
 
-    labels = np.array([5, 5, 5, 6, 6, 7, 7])
-    columns: ClassVar[dict[str, list[str]]] = {
-        "theme": ["a", "b", "b", "a", "c", "b", "a"],
-        "size": ["large", "large", "small", "large", "large", "small", "large"],
-    }
+    class Fake:
+        def __len__(self) -> int:
+            return len(labels)
 
-    def __len__(self) -> int:
-        return len(self.labels)
+        def column(self, name: str) -> Column:
+            return Column(columns[name])
 
-    def column(self, name: str) -> Column:
-        return Column(self.columns[name])
+    fake = Fake()
+    fake.labels = np.array(labels)  # type: ignore[attr-defined]
+    return cast(Split, fake)
 
 
 def test_what_the_thing_tells_of_the_theme_and_who_drew_the_same_things() -> None:
-    split = cast(Split, Drawn())
+    sizes = "large large small large large small large"
+    split = split_of([5, 5, 5, 6, 6, 7, 7], theme="a b b a c b a", size=sizes)
     assert table.told_by_the_thing(split) == pytest.approx((2 + 1 + 1) / 7)
-    ids = torch.arange(7)
-    rows = Embeddings(torch.eye(7), torch.from_numpy(Drawn.labels), ids)
+    rows = Embeddings(torch.eye(7), torch.from_numpy(split.labels), torch.arange(7))
     assert table.drawn_by_all(split, rows, ("a", "b")).tolist() == [0, 1]
 
 
 def test_an_erasure_learns_from_half_of_the_things_and_changes_the_others() -> None:
-    class Themes:
-        kind = "text"
-
-        def values_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-            return ids % 3
-
-        def show_value(self, value: int) -> str:
-            return "abc"[value]
-
-    split = cast(Split, type("S", (), {"column": lambda self, name: Themes()})())
+    split = split_of([], theme="a b c")
     ids = torch.arange(90)
     features = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
     rows = Embeddings(features, ids // 5, ids)

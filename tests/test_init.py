@@ -117,11 +117,10 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
     tuned = "tune={projector_first_steps=6, ramp_steps=3, l2_to_init=0.1}"
     words = ("train", str(recipe), tuned, "--data", str(data), "--run-dir", str(run_dir))
     named = ("--init", str(source))
-    killed = command_line(*words, *named, SSLPIPE_FAULT="train.step:3")
-    assert killed.returncode == 9, killed.stderr
+    command_line(*words, *named, SSLPIPE_FAULT="train.step:3", status=9)
     assert not (run_dir / "checkpoints").exists()
     shutil.rmtree(source)
-    killed = command_line(*words, SSLPIPE_FAULT="train.step:8")  # without --init
+    command_line(*words, SSLPIPE_FAULT="train.step:8")  # without --init
     assert latest(run_dir).name == "step-00000005"
     # another source is refused with both hashes, one that is not there by name
     other = load_backbone(sources["other"])
@@ -133,8 +132,7 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
     done = command_line(*words, *named)  # the command it was started with
     assert done.returncode == 0, done.stderr
     assert f"{source} is gone: resumed from the copy in" in done.stderr
-    straight = command_line(*words[:-1], str(tmp_path / "straight"), "--init", str(sources["run"]))
-    assert straight.returncode == 0, straight.stderr
+    command_line(*words[:-1], str(tmp_path / "straight"), "--init", str(sources["run"]), status=0)
     expected, actual = final_weights(tmp_path / "straight"), final_weights(run_dir)
     for key, value in expected.items():
         assert torch.equal(actual[key], value), key
@@ -152,8 +150,7 @@ def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_pa
     with pytest.raises(RecipeError, match=r"backbone.widths = \[4, 4\], but the given backbone"):
         check_pretraining(other, index, given)
     words = ("check", str(write_short(tmp_path)), "--data", str(data))
-    shown = command_line(*words, "--init", str(sources["export"]), COLUMNS="200")
-    assert shown.returncode == 0, shown.stderr
+    shown = command_line(*words, "--init", str(sources["export"]), COLUMNS="200", status=0)
     assert f"weights {given.config.weights_sha256[:16]}" in shown.stdout
 
 
@@ -169,8 +166,7 @@ def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tm
         words = ("train", str(recipe), "steps=2", *few, "--data", str(data), "--run-dir",
                  str(run_dir))  # fmt: skip
         for start in (("--init", str(sources["run"])), ()):  # again: a resume, which keeps them
-            done = command_line(*words, *start, COLUMNS="200")
-            assert done.returncode == 0, done.stderr
+            done = command_line(*words, *start, COLUMNS="200", status=0)
             said = " ".join((done.stdout + done.stderr).split())
             assert "backbone.kind = 'small_resnet', not 'torchvision/resnet18'" in said
         backbone = json.loads((run_dir / "recipe.json").read_text())["backbone"]
@@ -183,8 +179,9 @@ def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tm
         checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
         assert state_of(run_dir)["identity"]["digest"] in checked.stdout, checked.stderr
         assert "given weights" not in checked.stdout + checked.stderr  # a record has the same
-        refused = command_line("check", str(run_dir), "backbone.widths=[4]", COLUMNS="200")
-        assert refused.returncode == 2
+        refused = command_line(
+            "check", str(run_dir), "backbone.widths=[4]", COLUMNS="200", status=2
+        )
         assert "backbone.widths = [4]" in refused.stderr
         refused = command_line(*words[:-1], f"{run_dir}-b", "backbone.kind=torchvision/resnet18",
                                "--init", str(sources["run"]), COLUMNS="200")  # fmt: skip
@@ -384,15 +381,11 @@ def test_a_start_that_failed_does_not_block_the_next(data, sources, tmp_path):
     """Refused before the first step, or killed before a checkpoint; then started from others."""
     run_dir = tmp_path / "run"
     words = ("train", str(write_short(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
-    refused = command_line(*words, "--init", str(sources["run"]), "optim.precision=fp16")
-    assert refused.returncode == 2, refused.stderr
-    killed = command_line(*words, "--init", str(sources["run"]), SSLPIPE_FAULT="train.step:1")
-    assert killed.returncode == 9
+    command_line(*words, "--init", str(sources["run"]), "optim.precision=fp16", status=2)
+    command_line(*words, "--init", str(sources["run"]), SSLPIPE_FAULT="train.step:1", status=9)
     assert (run_dir / "init").is_dir()
-    done = command_line(*words, "--init", str(sources["other"]))
-    assert done.returncode == 0, done.stderr
+    command_line(*words, "--init", str(sources["other"]), status=0)
     kept = load_backbone(run_dir / "init").config.weights_sha256
     assert kept == load_backbone(sources["other"]).config.weights_sha256
-    late = command_line(*words, "--init", str(sources["run"]))
-    assert late.returncode == 2
+    late = command_line(*words, "--init", str(sources["run"]), status=2)
     assert "--init" in late.stderr

@@ -46,16 +46,10 @@ HOMES = {
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),
 }
-EAGERLY = (
-    "faiss",
-    "pytorch_metric_learning",
-    "wandb",
-    "matplotlib",
-    "tensorboard",
-    "trackio",
-    "onnx",
-    "onnxruntime",
-)  # only where used
+EAGERLY = (  # only where used
+    *("faiss", "pytorch_metric_learning", "wandb", "matplotlib", "tensorboard", "trackio"),
+    *("onnx", "onnxruntime"),
+)
 
 
 def part_of(path: Path) -> str:

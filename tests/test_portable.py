@@ -24,6 +24,7 @@ from sslpipe.data.resident import free_bytes
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.neighbours import SMALL_BANK, nearest
 from sslpipe.run.allocator import keep_freed_memory
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.lock import RunLock
@@ -280,14 +281,6 @@ def _settings() -> list[str]:
     return values
 
 
-@pytest.fixture
-def float32_settings():
-    before = _settings()
-    yield
-    for key, value in zip((*WIDER, *OWN), before, strict=True):
-        torch._C._set_fp32_precision_setter(*key, value)
-
-
 CHOICES = {
     "nothing": lambda: None,
     "all": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
@@ -297,9 +290,17 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_full_float32_holds_inside_and_leaves_every_setting_as_it_was(choice, float32_settings):
-    CHOICES[choice]()
+@pytest.fixture(params=CHOICES)
+def choice(request):
+    """Set as a user would, and back."""
+    before = _settings()
+    yield CHOICES[request.param]
+    for key, value in zip((*WIDER, *OWN), before, strict=True):
+        torch._C._set_fp32_precision_setter(*key, value)
+
+
+def test_full_float32_holds_inside_and_leaves_every_setting_as_it_was(choice):
+    choice()
     before = _settings()
     with precision.full_float32():
         inside = _settings()
@@ -310,13 +311,10 @@ def test_full_float32_holds_inside_and_leaves_every_setting_as_it_was(choice, fl
     assert _settings() == before
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_neighbours_are_found_whatever_a_user_has_set(choice, float32_settings):
-    from sslpipe.evaluation.neighbours import SMALL_BANK, nearest
-
+def test_neighbours_are_found_whatever_a_user_has_set(choice):
     bank = torch.randn(SMALL_BANK + 10, 4, generator=torch.Generator().manual_seed(0))
     expected = nearest(bank, bank[:3], 2)
-    CHOICES[choice]()
+    choice()
     found = nearest(bank, bank[:3], 2)
     assert found.indices.equal(expected.indices)
     assert found.similarities.equal(expected.similarities)

@@ -31,16 +31,11 @@ WARM_UP = 5  # steps that are not timed
 
 
 class Parts:
-    """Times and operations of the parts of steps; no part is inside of another.
-
-    Attributes:
-        least_us: By part, the least of all steps.
-        operations: By part, of the last step.
-    """
+    """Times and operations of the parts of steps; no part is inside of another."""
 
     def __init__(self) -> None:
-        self.least_us: dict[str, float] = defaultdict(lambda: float("inf"))
-        self.operations = Counter[str]()
+        self.least_us: dict[str, float] = defaultdict(lambda: float("inf"))  # of all steps
+        self.operations = Counter[str]()  # of the last step
         self._step = Counter[str]()
         self._mark: Callable[[str], None] = lambda text: None
 
@@ -111,15 +106,7 @@ def _launch_us() -> float:
 def measure(
     data: Path, folder: Path, steps: int, kernels: str, recorded: bool
 ) -> tuple[float, dict[str, tuple[int, float]]]:
-    """A launch's time, and by part operations and time; in a process with a fake GPU.
-
-    Args:
-        data: dataset.json of at least 256 samples.
-        folder: Of the run.
-        steps: How many are timed.
-        kernels: Of the views.
-        recorded: Replay the steps, by run.cuda_graph.
-    """
+    """A launch's time, and by part operations and time; in a process with a fake GPU."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     import sslpipe.train as training
@@ -177,8 +164,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         data = write_dataset(Path(name) / "data", (256,))
         for kernels, recorded in product(("torch", "triton"), (False, True)):
-            folder, env = Path(name) / f"{kernels}-{recorded}", {"FAKE_FILLED": "0"}
-            arguments = data, folder, steps, kernels, recorded
+            arguments = data, Path(name) / f"{kernels}-{recorded}", steps, kernels, recorded
+            env = {"FAKE_FILLED": "0"}
             ((launch_us, parts),) = run_on_cuda(measure, *arguments, env=env, timeout_s=600)
             print(
                 f"augment.kernels = {kernels}, run.cuda_graph = {str(recorded).lower()}; "

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,23 +62,30 @@ def test_the_views_of_label_free_scores_are_a_cpus_for_a_batch_that_was_moved() 
     assert (found - ProbeViews(PX, MEAN, STD).make_views(batch_of(SIZES))).abs().max() <= 5e-5
 
 
+def _logged(augment: FusedViews) -> tuple[list[Any], Batch]:
+    """The log of sending the plan of a batch and making its views, not the first; the batch."""
+    from tests.fakecuda.runtime import events, reset
+
+    batch, device = batch_of(SIZES), torch.device("cuda", 0)
+    moved = batch.to(device)
+    augment(augment.prepare(batch, seed=0, number=0).to(device))  # keeps constants; compiles
+    plan = augment.prepare(batch, seed=0, number=1).plan
+    assert plan is not None
+    reset()
+    prepared = moved._replace(plan=plan.to(device))
+    augment(prepared)
+    return events(), prepared
+
+
 def _counted() -> list[tuple[int, int, int, int]]:
     """By preset: copies from the host, operations, waits; and waits for the views of some rows."""
     from tests.fakecuda.runtime import events, operations, reset, waits
 
-    device, table = torch.device("cuda", 0), []
-    batch = batch_of(SIZES)
-    moved = batch.to(device)
+    table = []
     for preset in PRESETS:
         augment = FusedViews(preset, PX, MEAN, STD, kernels="torch").cuda()
-        augment(augment.prepare(batch, seed=0, number=0).to(device))  # keeps constants
-        plan = augment.prepare(batch, seed=0, number=1).plan
-        assert plan is not None
-        reset()
-        prepared = moved._replace(plan=plan.to(device))
-        copies = sum(event.name == "H2D" for event in events())
-        augment(prepared)
-        log = events()
+        log, prepared = _logged(augment)
+        copies = sum(event.name == "H2D" for event in log)
         reset()
         augment(prepared.rows(torch.arange(8)))
         table.append((copies, operations(log), len(waits(log)), len(waits(events()))))
@@ -142,18 +150,10 @@ def test_the_views_of_many_large_images_take_little_more_memory_than_of_a_few() 
 
 def _counted_of_triton() -> tuple[list[str], int, int]:
     """Launches for the views of a batch, copies from the host, waits."""
-    from tests.fakecuda.runtime import allow_triton, events, reset, waits
+    from tests.fakecuda.runtime import allow_triton, waits
 
     allow_triton()
-    augment, device = FusedViews("byol", PX, MEAN, STD).cuda(), torch.device("cuda", 0)
-    batch = batch_of(SIZES)
-    moved = batch.to(device)
-    augment(augment.prepare(batch, seed=0, number=0).to(device))  # compiles
-    plan = augment.prepare(batch, seed=0, number=1).plan
-    assert plan is not None
-    reset()
-    augment(moved._replace(plan=plan.to(device)))
-    log = events()
+    log, _ = _logged(FusedViews("byol", PX, MEAN, STD).cuda())
     copies = sum(event.name == "H2D" for event in log)
     return [event.name for event in log if event.kind in "KGZ"], copies, len(waits(log))
 

@@ -49,9 +49,8 @@ RUNS: dict[str, Settings] = {
 def counted_waits(counted: tuple[int, ...]) -> Iterator[Callable[[], tuple[int, dict[str, int]]]]:
     """Watch the counted steps of the trainings inside.
 
-    Yields:
-        A function: how often the host has waited in them since it was called last, and where:
-        lines of the package, by torch's own count.
+    Yields: a function that says how often the host has waited in them since its last call, and in
+        which lines of the package by torch's own count.
     """
     import torch
 
@@ -67,9 +66,8 @@ def counted_waits(counted: tuple[int, ...]) -> Iterator[Callable[[], tuple[int, 
     def show(message: object, *_: object) -> None:
         frames = [f for f in traceback.extract_stack() if "/sslpipe/" in f.filename][::-1]
         if "called a synchronizing CUDA operation" in str(message):
-            places[
-                " < ".join(f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames[:3])
-            ] += 1
+            lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames[:3]]
+            places[" < ".join(lines)] += 1
 
     def steps(self, *args, **kwargs):
         for step, batch in all_steps(self, *args, **kwargs):
@@ -99,11 +97,7 @@ def counted_waits(counted: tuple[int, ...]) -> Iterator[Callable[[], tuple[int, 
 def waits_of_steps(
     recipe: Path, data: Path, folder: Path, runs: dict[str, Settings], counted: tuple[int, ...]
 ) -> dict[str, tuple[int, dict[str, int]]]:
-    """Train each of the runs in turn, in one process; fine-tune where the recipe is of that kind.
-
-    Returns:
-        For each run how often the host waited in the counted steps, and where.
-    """
+    """Train, or fine-tune, each of the runs: how often the host waited when counted, and where."""
     from sslpipe.data.index import load_index
     from sslpipe.metric_learning.finetune import finetune
     from sslpipe.recipe import load_recipe

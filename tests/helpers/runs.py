@@ -108,11 +108,16 @@ def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def command_line(
-    *arguments: str, cwd: Path = ROOT, **environment: str
+    *arguments: str, cwd: Path = ROOT, status: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m sslpipe ...` as a user would run it, with its imports already done."""
+    """`python -m sslpipe ...` as a user would run it, with its imports already done.
+
+    status: what it must end with, if given.
+    """
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
-    return run_program(arguments, cwd, {**os.environ, **settings})
+    done = run_program(arguments, cwd, {**os.environ, **settings})
+    assert status in (None, done.returncode), (done.returncode, arguments, done.stderr)
+    return done
 
 
 def parsed(*words: str) -> dict[str, object]:
