@@ -21,6 +21,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
 
 
+@pytest.fixture(scope="session")
+def straight(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs that nothing stopped, "1" and "2" by processes: 12 steps, 7 an epoch."""
+    from tests.helpers.runs import train_over, write_recipe  # seconds that most tests do not need
+
+    folder = tmp_path_factory.mktemp("straight")
+    for world in (1, 2):
+        train_over(world, write_recipe(folder), data, folder / str(world))
+    return folder
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # xdist would begin with the files of the most tests
 

@@ -29,14 +29,6 @@ from tests.helpers.runs import (
 )
 from tests.test_resume import assert_bitwise
 
-
-@pytest.fixture(scope="module")
-def straight(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("straight")
-    train_over(2, write_recipe(folder), data, folder / "run", *WATCHED)
-    return final_weights(folder / "run")
-
-
 WATCHED = ("run.monitor_steps=3",)
 
 
@@ -59,7 +51,7 @@ def test_sigterm_while_evaluating_or_saving_is_heard_by_all_and_nothing_is_lost(
     assert done == [stopped_at + ("checkpoint" in fault)] * 2
     assert (run_dir / "PREEMPTED").exists()
     train_over(2, Path(arguments[0]), data, run_dir, *WATCHED)
-    assert_bitwise(straight, final_weights(run_dir))
+    assert_bitwise(final_weights(straight / "2"), final_weights(run_dir))
 
 
 def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data, tmp_path):
@@ -151,7 +143,7 @@ def test_a_full_disk_costs_saves_not_the_run_and_the_same_command_resumes(data, 
     steps = [line["step"] for line in read_metrics(run_dir)]
     assert steps == list(range(1, len(steps) + 1))  # training continued over two failed saves
     train_over(2, Path(arguments[0]), data, run_dir, *WATCHED)
-    assert_bitwise(straight, final_weights(run_dir))
+    assert_bitwise(final_weights(straight / "2"), final_weights(run_dir))
 
 
 def test_lines_that_a_full_disk_refused_come_with_the_next_one(tmp_path, capsys):

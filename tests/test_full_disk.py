@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
     return data, run
 
 
-@pytest.mark.parametrize("limit_bytes", [500, 2000, 8000])
+@pytest.mark.parametrize("limit_bytes", [500, 8000])
 @pytest.mark.parametrize("command", ["export", "embed"])
 def test_one_line_names_the_file_and_its_parts_are_gone(trained, tmp_path, command, limit_bytes):
     data, run = trained
