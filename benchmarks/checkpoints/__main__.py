@@ -6,7 +6,7 @@
 `out/checkpoints` holds what `benchmarks.checkpoints.data` builds; numbers go there, too. What is
 done is not done again, so a stopped command is repeated.
 
-Every run of `runs.RUNS` on each data set keeps its checkpoints (every 80 of 320 steps). The scores
+Every run of RUNS on each data set keeps its checkpoints (every 80 of 320 steps). The scores
 of a checkpoint are of the 500 images that the run holds out, as its monitor takes them. What they
 are to predict is kNN (k = 20, weighted by similarity) of up to 3,000 test images in up to 2,000
 labelled training images, neither of which a score sees. `holdout_knn` is no score without labels:
@@ -36,7 +36,6 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.checkpoints.plot import plot
-from benchmarks.checkpoints.runs import BASE, RUNS
 from benchmarks.checkpoints.table import (
     START,
     WITH_LABELS,
@@ -61,6 +60,38 @@ from sslpipe.portable import write_atomically
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.train import train
+
+BASE = Path(__file__).with_name("base.toml")
+
+_CONSTANT = ("optim.peak_lr=1e-2", "optim.schedule=constant")
+_AVERAGE = "optim.ema=0.95"  # over the last 1 / (1 - 0.95) = 20 steps
+
+# name -> overrides: temperatures, objectives, rates, views, collapses (of the projection and of the
+# weights), averages; no kind is last, so that a table that is stopped early has some of each
+RUNS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "temperature 0.05": ("loss.temperature=0.05",),
+    "temperature 1": ("loss.temperature=1.0",),
+    "rate / 20": ("optim.peak_lr=1e-4",),
+    "strong views": ("augment.crop_area=[0.02,0.3]", "augment.jitter_strength=1.0"),
+    "weights decay": (
+        "optim.weight_decay=20.0",
+        "optim.decay_one_dim=true",
+        "optim.schedule=constant",
+    ),
+    "weak views": ("augment.crop_area=[0.9,1.0]", "augment.jitter_prob=0.0"),
+    "moco": ("loss.kind=moco", "loss.queue_rows=1024", "momentum.start=0.99"),
+    "projection of 2": ("projector.out_dim=2",),
+    "rate x 10": ("optim.peak_lr=2e-2", "optim.warmup_steps=0"),
+    "dcl": ("loss.kind=dcl",),
+    "colour alone": ("augment.crop_area=[0.9,1.0]", "augment.jitter_strength=1.0"),
+    "constant rate x 5": _CONSTANT,
+    "constant rate x 5, averaged": (*_CONSTANT, _AVERAGE),
+    "hard negatives": ("loss.kind=hard_negatives",),
+    "averaged": (_AVERAGE,),
+    "temperature 0.5": ("loss.temperature=0.5",),
+    "seed 1": ("seed=1",),
+}
 
 DATA_SETS = ("clothes", "drawings", "letters")
 # these are gray and upright; nothing else differs between the data sets

@@ -3,8 +3,8 @@
     python3 -m benchmarks.gpu.wheels out/gpu-wheels out/gpu-site
     PYTHONPATH=$PWD:out/gpu-site python3 -m benchmarks.gpu
 
-What the Python has already, in a version that pyproject.toml takes, stays: its wheel is not
-unpacked. Imports nothing but the standard library. Exit status 2 where something needed is absent.
+`make gpu-wheels` chose the wheels together, so all are unpacked, before what the Python has itself.
+Imports nothing but the standard library. Exit status 2 where something needed is absent.
 """
 
 import argparse
@@ -13,11 +13,9 @@ import shutil
 import sys
 import tomllib
 import zipfile
-from email import message_from_bytes
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import machine
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 # dependencies that neither the tests marked gpu nor the benchmarks import, and what then is absent
@@ -31,50 +29,24 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-class Needed(NamedTuple):
-    """A version: this one or a later one, or where `exact` no other."""
-
-    version: str
-    exact: bool = False
-
-    def __str__(self) -> str:
-        return f"{'==' if self.exact else '>='} {self.version}"
-
-    def met_by(self, there: str) -> bool:
-        if self.exact:
-            return numbers(there) == numbers(self.version)
-        return numbers(there) >= numbers(self.version)
-
-
-def parse(requirement: str) -> tuple[str, Needed]:
-    """("torch", >= 2.11) of "torch>=2.11; python_version > '3'": markers and extras are dropped."""
-    wanted = requirement.partition(";")[0]
-    name = re.match(r"[\w.-]+", wanted)
-    bound = re.search(r"(>=|==)\s*([\w.+]+)", wanted)
-    assert name is not None
-    needed = Needed(bound[2], bound[1] == "==") if bound else Needed("0")
-    return canonical(name[0]), needed
-
-
-def required() -> dict[str, Needed]:
-    """Every direct dependency and pytest."""
+def required() -> dict[str, str]:
+    """Name -> ">=2.11" or "==1.0" of every direct dependency and pytest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     elsewhere = "platform_system != 'Linux'"  # the wheels are for Linux on x86-64
-    direct = [one for one in project["dependencies"] if elsewhere not in one]
-    tests = map(parse, project["optional-dependencies"]["dev"])
-    return dict(map(parse, direct)) | {name: needed for name, needed in tests if name in TESTING}
+    wanted = [one for one in project["dependencies"] if elsewhere not in one]
+    tests = project["optional-dependencies"]["dev"]
+    wanted += [one for one in tests if re.split(r"[^\w-]", one)[0] in TESTING]
+    found = {}
+    for one in wanted:
+        name, bound = re.match(r"([\w.-]+)[^;=<>]*((?:>=|==)\s*[\w.+]+)?", one).groups()
+        found[re.sub("[-_.]+", "-", name).lower()] = bound or ">=0"
+    return found
 
 
-def requirements(wheel: Path) -> dict[str, Needed]:
-    """What a wheel itself needs, without its extras."""
-    with zipfile.ZipFile(wheel) as file:
-        metadata = next(n for n in file.namelist() if n.endswith(".dist-info/METADATA"))
-        lines = message_from_bytes(file.read(metadata)).get_all("Requires-Dist", [])
-    return dict(parse(line) for line in lines if "extra ==" not in line)
+def met(bound: str, there: str) -> bool:
+    """Whether a version is within ">=..." or "==..."."""
+    wanted = numbers(bound[2:].strip())
+    return numbers(there) == wanted if bound.startswith("==") else numbers(there) >= wanted
 
 
 def installed(name: str) -> str | None:
@@ -95,45 +67,28 @@ def fits(wheel: str) -> bool:
 
 
 def unpack(wheels: Path, site: Path) -> list[str]:
-    """Unpack into `site` what this Python lacks; one line for each wheel that is skipped."""
+    """Unpack into `site`; one line for each wheel that is not for this Python."""
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
-    named = {canonical(path.name.split("-")[0]): path for path in sorted(wheels.glob("*.whl"))}
-    needs, chosen = {name: [needed] for name, needed in required().items()}, set[str]()
-    # what is chosen may need a later version of what is there: again, until nothing is added
-    while added := {
-        name
-        for name in named.keys() - chosen
-        if (there := installed(name)) is None
-        or not all(needed.met_by(there) for needed in needs.get(name, []))
-    }:
-        chosen |= added
-        for name in added:
-            for other, needed in requirements(named[name]).items():
-                needs.setdefault(other, []).append(needed)
-    skipped = []
-    for name, wheel in named.items():
-        if name not in chosen:
-            skipped.append(f"skipped {wheel.name}: {name} {installed(name)} is there")
-        elif not fits(wheel.name):
-            skipped.append(
-                f"skipped {wheel.name}: it is not for Python 3.{sys.version_info.minor}; "
-                f"make gpu-wheels PYTHON_VERSION=3.{sys.version_info.minor}"
-            )
-        else:
+    skipped, release = [], f"3.{sys.version_info.minor}"
+    for wheel in sorted(wheels.glob("*.whl")):
+        if fits(wheel.name):
             with zipfile.ZipFile(wheel) as file:
                 file.extractall(site)
+        else:
+            remedy = f"make gpu-wheels PYTHON_VERSION={release}"
+            skipped.append(f"skipped {wheel.name}: it is not for Python {release}; {remedy}")
     return skipped
 
 
 def missing() -> tuple[list[str], list[str]]:
     """What stops the benchmarks, then what they do without; call it with the site on sys.path."""
     stops, without = [], []
-    for name, needed in required().items():
+    for name, bound in required().items():
         there = installed(name)
-        if there is not None and needed.met_by(there):
+        if there is not None and met(bound, there):
             continue
-        said = f"{name} {needed}" + (f" ({there} is there)" if there else "")
+        said = f"{name}{bound}" + (f" ({there} is there)" if there else "")
         if name not in OPTIONAL:
             stops.append(said)
         else:
