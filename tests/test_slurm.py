@@ -14,8 +14,9 @@ import pytest
 from sslpipe.errors import UserError
 from sslpipe.run.batch_script import batch_script, template
 from sslpipe.run.log import read_metrics
-from tests.helpers.dataset import picture, png, write_dataset
+from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import write_recipe as write_finetune_recipe
+from tests.helpers.photos import write_photos
 from tests.helpers.record import record
 from tests.helpers.runs import ROOT, command_line, final_weights, train_over, write_recipe
 from tests.test_resume import assert_bitwise
@@ -275,25 +276,17 @@ def test_a_sweep_trains_one_run_a_line_and_evaluation_follows(cluster, tmp_path)
     assert (tmp_path / "runs/1/report.html").exists()
 
 
-def write_photos(folder: Path) -> Path:
-    """Forty pictures of two classes."""
-    for number in range(40):
-        path = folder / f"class{number % 2}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png(picture(number)))
-    return folder
-
-
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-BUILD = ("--test-fraction", "0.25", "--samples-per-shard", "4")
+BUILD = ("--test-fraction", "0.25", "--samples-per-shard", "8")
 
 
 @pytest.mark.slurm
 def test_an_array_of_parts_and_a_merge_write_the_files_of_one_machine(cluster, tmp_path):
-    root, out = write_photos(tmp_path / "photos"), tmp_path / "many" / "set"
+    root, out = tmp_path / "photos", tmp_path / "many" / "set"
+    write_photos(root)
     words = ("slurm/shards.sbatch", "build", str(out), "--root", str(root), *BUILD)
     job = Job(cluster, "--array=1-3", f"--output={tmp_path}/%a.log", *words)
     after = Job(
