@@ -1,7 +1,6 @@
 """Files are written whole; without what only Linux has, everything gives the same bytes."""
 
 import ctypes
-import errno
 import json
 import os
 import signal
@@ -195,16 +194,6 @@ def test_a_file_is_written_whole_or_stays_as_it_was(platform, tmp_path, fsync):
     assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_a_disk_that_is_full_names_the_file(tmp_path, monkeypatch):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space left") as error:
-        portable.write_atomically(tmp_path / "a", b"")
-    assert error.value.filename == str(tmp_path / "a")
-
-
 def test_one_at_a_time_is_inside(tmp_path):
     inside, most = [], []
 
@@ -218,16 +207,6 @@ def test_one_at_a_time_is_inside(tmp_path):
     with ThreadPoolExecutor(4) as pool:  # each opens the folder, as processes do
         list(pool.map(enter, range(8)))
     assert most == [1] * 8
-
-
-def test_writers_of_one_shared_file_do_not_meet(tmp_path):
-    with (
-        portable.replacing(tmp_path / "a") as first,
-        portable.replacing(tmp_path / "a") as second,
-    ):
-        first.write_bytes(b"1")
-        second.write_bytes(b"2")
-    assert (tmp_path / "a").read_bytes() == b"1"  # it finished last
 
 
 def test_a_windows_path_names_the_index_beside_its_shards(tmp_path, monkeypatch):

@@ -88,15 +88,6 @@ def test_a_table_imports_what_a_package_adds_when_it_is_named(package):
         table["lost"]
 
 
-@pytest.mark.parametrize("kind", ["made_up_parts:Mine", "made_up_parts.Mine", "os.system"])
-def test_a_dotted_kind_imports_nothing(package, kind):
-    table = Table("part", {"crop": crop}, "sslpipe.made_up")
-    before = set(sys.modules)
-    with pytest.raises(RecipeError, match=r"loss\.kind = .* is unknown.*; known: crop, lost, mine"):
-        build(table, Component.model_validate({"kind": kind}), section="loss")
-    assert set(sys.modules) == before
-
-
 def test_the_hash_of_a_module_follows_its_source(package):
     path = package / "made_up_parts.py"
     plugins.load_module("made_up_parts")
