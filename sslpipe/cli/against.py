@@ -2,17 +2,13 @@
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from sslpipe.cli.progress import progress
-from sslpipe.cli.terminal import console
+from sslpipe.cli.terminal import progress, say
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, embed_to_file, load_embeddings
@@ -79,9 +75,15 @@ def load_compared(
         taken: Names that rows of eval.json have already.
 
     Raises:
-        UserError: One of --against cannot be loaded.
+        UserError: One of --against is given twice, or cannot be loaded.
     """
-    others = load_others(sources, taken)
+    others: list[Other] = []
+    names = {*taken}
+    for source in sources:
+        if any(source == other.source for other in others):
+            raise UserError(f"--against {source} is given twice; leave one out")
+        others.append(Other(short_name(source, names), source, load_backbone(source)))
+        names.add(others[-1].name)
     facts = backbone.config.facts
     sha256 = str(_table(facts, "recipe").get("init") or "")
     if not sha256:  # random weights, or no training of ours
@@ -98,7 +100,7 @@ def load_compared(
         named = f"{source or 'weights'} with sha256 {sha256[:16]}"
         said = f"Not compared with its own start, {named}: {error}; name it with --against."
         return Compared(others, None, (said,))
-    name = short_name(source or "start", {*taken, *(other.name for other in others)})
+    name = short_name(source or "start", names)
     return Compared([*others, Other(name, source, start)], name)
 
 
@@ -106,16 +108,12 @@ def _load_start(kept: Path, source: str, backbone: FrozenBackbone) -> FrozenBack
     """Load the start from where the run keeps it, or from a path. Raises: UserError."""
     if kept.is_dir():
         return load_backbone(kept)
-    if not source:
-        raise UserError("it is not kept with the model")
-    if parse_source(source).scheme in HUBS:
+    if not source or parse_source(source).scheme in HUBS:
         raise UserError("it is not kept with the model")
     config = backbone.config
-    arguments = {
-        key: value
-        for key, value in config.backbone.arguments.items()
-        if key not in ("embedding_dim", "normalize")  # of a fine-tuning, which adds them
-    }
+    arguments = dict(config.backbone.arguments)
+    for added in ("embedding_dim", "normalize"):  # by a fine-tuning
+        arguments.pop(added, None)
     component = Component.model_validate({"kind": config.backbone.kind, **arguments})
     return load_backbone(source, component=component, crop_px=config.crop_px)
 
@@ -124,25 +122,6 @@ def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:
     """Return a table of an export's facts, which may be anybody's: {} where it is none."""
     table = facts.get(key)
     return table if isinstance(table, dict) else {}
-
-
-def load_others(sources: Sequence[str], taken: Collection[str]) -> list[Other]:
-    """Load the networks of --against, before anything is embedded.
-
-    Args:
-        sources: As `load_backbone` takes them.
-        taken: Names that rows of eval.json have already.
-
-    Raises:
-        UserError: One is given twice, or cannot be loaded.
-    """
-    others: list[Other] = []
-    for source in sources:
-        if any(source == other.source for other in others):
-            raise UserError(f"--against {source} is given twice; leave one out")
-        name = short_name(source, {*taken, *(other.name for other in others)})
-        others.append(Other(name, source, load_backbone(source)))
-    return others
 
 
 def short_name(source: str, taken: Collection[str]) -> str:
@@ -161,84 +140,60 @@ def short_name(source: str, taken: Collection[str]) -> str:
     return next(name for name in tries if name not in taken)
 
 
-@contextmanager
-def features_folder(model: Path) -> Iterator[Path]:
-    """Yield where features of other networks are kept: in a run, so that they are made once.
-
-    For an export, which is not written to, it is a temporary folder.
-    """
-    if (model / "recipe.json").is_file() and os.access(model, os.W_OK):
-        yield model / "features" / "against"
-    else:
-        with TemporaryDirectory() as temporary:
-            yield Path(temporary)
-
-
-def embed_others(
-    others: Iterable[Other],
+def embed_other(
+    other: Other,
     index: DatasetIndex,
-    splits: Sequence[Split],
-    *,
+    splits: tuple[Split, Split],
     folder: Path,
     canvas_px: int | None,
-    device: str,
     **options: Any,
-) -> dict[str, tuple[Embeddings, Embeddings]]:
-    """Embed both splits by each network, through its own view; what a file holds is read.
+) -> tuple[Embeddings, Embeddings]:
+    """Embed both splits by a network, through its own view; what a file holds is read.
 
     Args:
-        others: The networks.
+        other: The network.
         index: The data set.
         splits: Train and test.
         folder: Of the files, one for each network, view, data set and split.
-        canvas_px: As in `embed`; None: by each network's view.
-        device: Where to compute.
-        options: batch_size and num_workers of `embed`.
+        canvas_px: As in `embed`; None: by the network's view.
+        options: batch_size, num_workers and device of `embed`.
 
     Returns:
-        Name -> features of train and test.
+        Features of train and test.
     """
-    sets: dict[str, tuple[Embeddings, Embeddings]] = {}
-    for other in others:
-        view, config = other.backbone.view, other.backbone.config
-        canvas = canvas_px or view.canvas_px
-        network = other.backbone.backbone.to(device)
-        rows = []
-        for split in splits:
-            facts = {
-                "backbone_sha256": config.weights_sha256,
-                "backbone": config.backbone.model_dump(),
-                "view": view.config(),
-                **data_metadata(index, split.name),
-            }
-            identity = {**facts, "canvas_px": canvas, "dtype": "float32"}
-            key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-            file = folder / f"{key[:16]}-{split.name}.safetensors"
-            known = _read(file, identity, split)
-            if known is None:
-                embed_to_file(
-                    file,
-                    network,
-                    view,
-                    split,
-                    facts,
-                    network=other.name,
-                    canvas_px=canvas,
-                    device=device,
-                    bar=partial(progress, f"{other.name}: {split.name}"),
-                    on_bad=lambda bad: None,  # reported with the first features
-                    **options,
-                )
-                known, _ = load_embeddings(file)
-            rows.append(known)
-        sets[other.name] = (rows[0], rows[1])
-    return sets
+    view, config = other.backbone.view, other.backbone.config
+    canvas = canvas_px or view.canvas_px
+    network = other.backbone.backbone.to(options["device"])
+    options["on_bad"] = lambda bad: None  # reported with the first features
 
+    def rows_of(split: Split) -> Embeddings:
+        facts = {
+            "backbone_sha256": config.weights_sha256,
+            "backbone": config.backbone.model_dump(),
+            "view": view.config(),
+            **data_metadata(index, split.name),
+        }
+        identity = {**facts, "canvas_px": canvas, "dtype": "float32"}
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        file = folder / f"{key[:16]}-{split.name}.safetensors"
+        try:
+            known = saved_embeddings(file, identity, split, whole=False)
+        except DataError as error:  # damaged: reported, and embedded anew
+            say(str(error))
+            known = None
+        if known is not None:
+            return known
+        embed_to_file(
+            file,
+            network,
+            view,
+            split,
+            facts,
+            network=other.name,
+            canvas_px=canvas,
+            bar=partial(progress, f"{other.name}: {split.name}"),
+            **options,
+        )
+        return load_embeddings(file)[0]
 
-def _read(file: Path, identity: dict[str, Any], split: Split) -> Embeddings | None:
-    """Read the features of an earlier suite; a damaged file is reported, and then embedded anew."""
-    try:
-        return saved_embeddings(file, identity, split, whole=False)
-    except DataError as error:
-        console.print(str(error), highlight=False, markup=False, soft_wrap=True)
-        return None
+    return rows_of(splits[0]), rows_of(splits[1])

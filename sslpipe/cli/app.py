@@ -6,14 +6,12 @@ import sys
 import traceback
 from copy import copy
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
-from rich.console import Console
-from typer.core import TyperCommand, TyperGroup
 
-from sslpipe.cli.first_sign import first_sign
-from sslpipe.cli.guide import add_next, day
+from sslpipe.cli.next_step import DAY, add_next
+from sslpipe.cli.terminal import LazyGroup, first_sign, new_app, say
 from sslpipe.errors import UserError
 from sslpipe.portable import FULL
 from sslpipe.run.console import GONE, lasting_streams
@@ -21,21 +19,18 @@ from sslpipe.run.console import GONE, lasting_streams
 # name -> (module with `app`, first line of its help). The line stands here, too, so that
 # `sslpipe --help` imports none of the modules.
 COMMANDS = {
-    "shards": ("shards", "Images -> webdataset shards with an index (dataset.json and offsets)."),
+    "shards": ("shards", "Convert images to webdataset shards with an index."),
     "check": ("train", "Validate a recipe without training; print its settings and sizes."),
     "preview": ("train", "Draw images beside the views that training makes of them."),
-    "train": ("train", "Pretrain or, with a recipe of fine-tuning, fine-tune; or resume."),
-    "status": ("status", "Print where a run stands, from its directory alone."),
-    "slurm": ("slurm", "Print the batch script of a training for SLURM, or submit it."),
+    "train": ("train", "Pretrain or fine-tune, as the recipe says; or resume."),
+    "status": ("status", "Show the state of a run, from its directory alone."),
+    "slurm": ("slurm", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
-    "curate": (
-        "curate",
-        "Look into a data set: which images are one picture, which resemble no other.",
-    ),
+    "curate": ("curate", "Find duplicates, outliers, clusters and samples to label in a data set."),
     "whiten": ("whiten", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
-    "report": ("report", "Write one HTML file that shows a run, or compares several."),
-    "export": ("export", "Write the backbone, each format proved in a clean process."),
+    "report": ("report", "Show a run, or compare several, in one HTML file."),
+    "export": ("export", "Export the backbone; each format is verified in a clean process."),
     "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
 }
 
@@ -53,41 +48,43 @@ def load_command(name: str) -> Any:
     command: Any = typer.main.get_command(import_module(f"sslpipe.cli.{module}").app)
     # a module of several top-level commands holds them in a group that is no command itself
     command = command if module == name and module != "train" else command.commands[name]
+    for inner, each in getattr(command, "commands", {}).items():
+        complete_help(f"{name} {inner}", each)
+    return complete_help(name, command)
+
+
+def complete_help(name: str, command: Any) -> Any:
+    """Add to a command's help the next command and `--plugin`, which is taken before any parsing.
+
+    Args:
+        name: "train", or "shards build" of a sub-command.
+        command: The click command, which is changed, and returned.
+    """
     add_next(name, command)
-    for each in (command, *getattr(command, "commands", {}).values()):
-        if not any(param.name == "plugin" for param in each.params):
-            each.params.append(_plugin_option())
+    if not any(param.name == "plugin" for param in command.params):
+        program: Any = typer.main.get_command(app)
+        plugin = next(copy(param) for param in program.params if param.name == "plugin")
+        plugin.expose_value = False
+        command.params.append(plugin)
     return command
 
 
-def _plugin_option() -> Any:
-    """Return `--plugin` for the help of a command: `take_from` takes it before any is parsed."""
-    program: Any = typer.main.get_command(app)
-    option = next(copy(param) for param in program.params if param.name == "plugin")
-    option.expose_value = False
-    return option
+class Program(LazyGroup):
+    """All commands."""
+
+    SUMMARIES: ClassVar = {name: text for name, (_, text) in COMMANDS.items()}
+
+    def load(self, name: str) -> Any:
+        """Import a command."""
+        return load_command(name)
 
 
-class LazyGroup(TyperGroup):
-    """A group that lists its commands from COMMANDS and imports the one that is called."""
-
-    def __init__(self, *, commands: Any = None, **attrs: Any) -> None:
-        rows = {name: TyperCommand(name=name, help=text) for name, (_, text) in COMMANDS.items()}
-        super().__init__(commands={**rows, **(commands or {})}, **attrs)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the command that is called."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command if name is None else load_command(name), rest
-
-
-app = typer.Typer(
-    cls=LazyGroup,
+app = new_app(
+    cls=Program,
     invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    add_completion=True,
     epilog="From images to numbers: sslpipe shards build, check, train, evaluate suite, report. "
-    "sslpipe COMMAND --help shows examples.",
+    "For examples: sslpipe COMMAND --help.",
 )
 
 
@@ -98,11 +95,11 @@ def _program(
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Import parts of your own: a module, or a .py file; anywhere in the command.",
+            help="Import your own losses, backbones and so on: a module or a .py file. Repeatable.",
         ),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version, and what it runs on.")
+        bool, typer.Option("--version", help="Show the versions of sslpipe, Python and torch.")
     ] = False,
 ) -> None:
     """Self-supervised contrastive pretraining on webdataset shards, and what comes after it."""
@@ -110,11 +107,11 @@ def _program(
         typer.echo(_versions())
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(day())
+        typer.echo(DAY)
 
 
 def _versions() -> str:
-    """Say what an issue report has to: the version, Python's, and torch's without importing it."""
+    """Say what an issue report has to, without importing torch."""
     from importlib.metadata import version
 
     import sslpipe
@@ -149,6 +146,7 @@ def _run(words: list[str]) -> Any:
         word.replace("--backbone", "--init", 1) if word.partition("=")[0] == "--backbone" else word
         for word in words
     ]
+    trace = os.environ.get("SSLPIPE_TRACE") == "1"
     try:
         if any(word.partition("=")[0] == "--plugin" for word in words):
             from sslpipe.registry.plugins import take_from
@@ -160,41 +158,44 @@ def _run(words: list[str]) -> Any:
             check_evaluate(words[1:])
         app(words, prog_name="sslpipe")
     except SystemExit as ended:
-        plugins = sys.modules.get("sslpipe.registry.plugins")
-        if plugins is not None and plugins.plugin_frames(ended):  # it must not end the command
-            return _refuse_plugin(ended)
+        if _plugin_frames(ended):  # it must not end the command
+            return _refuse_plugin(ended, trace)
         return ended.code
     except KeyboardInterrupt:
         return 130  # the shell's status for Ctrl-C
     except UserError as error:
-        if os.environ.get("SSLPIPE_TRACE") == "1":
+        if trace:
             traceback.print_exc()
         return _refuse(str(error))
     except OSError as error:
-        if error.errno not in _OF_THE_DISK or os.environ.get("SSLPIPE_TRACE") == "1":
-            return _refuse_plugin(error)
+        if error.errno not in _OF_THE_DISK or trace:
+            return _refuse_plugin(error, trace)
         return _refuse(f"cannot write {error.filename or 'a file'}: {error.strerror}")
     except Exception as error:
-        return _refuse_plugin(error)
+        return _refuse_plugin(error, trace)
     return 0
 
 
-def _refuse_plugin(error: BaseException) -> int:
-    """Show the lines of a plug-in that an error came from; raise one that came from none."""
+def _plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the lines of a plug-in that an error came from."""
     plugins = sys.modules.get("sslpipe.registry.plugins")  # else none is loaded
-    frames = plugins.plugin_frames(error) if plugins is not None else []
-    if not frames or os.environ.get("SSLPIPE_TRACE") == "1":
+    return plugins.plugin_frames(error) if plugins is not None else []
+
+
+def _refuse_plugin(error: BaseException, trace: bool) -> int:
+    """Show the lines of a plug-in that an error came from; raise one that came from none."""
+    frames = _plugin_frames(error)
+    if not frames or trace:
         raise error
-    text = f"in your plug-in: {plugins.describe_error(error)}"  # type: ignore[union-attr]
+    from sslpipe.registry.plugins import describe_error
+
+    text = f"in your plug-in: {describe_error(error)}"
     status = _refuse(f"{text}; the whole stack trace: put SSLPIPE_TRACE=1 before the command")
-    lines = "".join(traceback.format_list(frames)).rstrip()
-    Console(stderr=True).print(lines, highlight=False, markup=False, soft_wrap=True)
+    say("".join(traceback.format_list(frames)).rstrip())
     return status
 
 
 def _refuse(text: str) -> int:
     """Print one line about a user's mistake; its exit status."""
-    Console(stderr=True).print(
-        f"error: {text}", style="red", highlight=False, markup=False, soft_wrap=True
-    )
+    say(f"error: {text}", "red")
     return 2

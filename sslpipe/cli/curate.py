@@ -1,55 +1,59 @@
 """`sslpipe curate`: what is in a data set, before it is trained on."""
 
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 
-from sslpipe.cli.curate_features import clusters, export, outliers, select, write_results
-from sslpipe.cli.inputs import check_features, check_folder, check_model, open_split
-from sslpipe.cli.next_step import after_a_look
-from sslpipe.cli.progress import progress
-from sslpipe.cli.terminal import report_bad, say_once
-from sslpipe.data.index import DatasetIndex, Split, load_index
-from sslpipe.errors import UserError
-from sslpipe.portable import replacing
+from sslpipe.cli.inputs import (
+    check_choice,
+    check_features,
+    check_folder,
+    check_model,
+    open_data,
+)
+from sslpipe.cli.next_step import after_a_look, say_next, say_next_program
+from sslpipe.cli.options import NumWorkers
+from sslpipe.cli.terminal import new_app, progress, report_bad, say, say_once, show, working
+from sslpipe.errors import DataError, UserError
+from sslpipe.portable import replacing, write_atomically
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from sslpipe.curate.scan import Samples
+    from sslpipe.curate.tables import Kinds
+    from sslpipe.data.index import DatasetIndex, Split
     from sslpipe.evaluation.embed import Embeddings
 
-app = typer.Typer(
+app = new_app(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Look into a data set: which images are one picture, which resemble no other, which kinds "
-    "there are, and which are worth a label first.",
+    help="Find duplicates, outliers, clusters and samples to label in a data set.",
     epilog="Examples: sslpipe curate duplicates out/photos --out out/duplicates --split train | "
     "sslpipe curate select train.safetensors --data out/photos --count 100 --out out/chosen",
 )
-app.command(
-    epilog="Example: sslpipe curate outliers train.safetensors --data out/photos --out out/outliers"
-)(outliers)
-app.command(
-    epilog="Example: sslpipe curate clusters train.safetensors --data out/photos --out out/clusters"
-)(clusters)
-app.command(
-    epilog="Examples: sslpipe curate select train.safetensors --data out/photos --count 100 "
-    "--images --out out/chosen | sslpipe curate select train.safetensors --data out/photos "
-    "--count 100 --how hard --labels out/chosen/chosen.csv --out out/next"
-)(select)
-app.command(
-    epilog="Example: sslpipe curate export train.safetensors --data out/photos --to fiftyone "
-    "--table out/outliers/outliers.csv --table out/chosen/chosen.csv --out out/fiftyone"
-)(export)
+
+HOW = ("coverage", "balanced", "hard")
+TOOLS = ("fiftyone", "lightly")
+TRIES = 4  # of k-means, for a map that is looked at
+_FIFTYONE = (
+    "import fiftyone as fo; "
+    "fo.launch_app(fo.Dataset.from_dir({!r}, fo.types.FiftyOneDataset)).wait()"
+)
+
+Features = Annotated[
+    Path, typer.Argument(help="Features of one split, from `sslpipe embed`.", show_default=False)
+]
+Data = Annotated[str, typer.Option(help="The dataset.json that the file was embedded from.")]
+Folder = Annotated[Path, typer.Option("--out", help="The folder to write into.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For all random choices.")]
 
 
 @app.callback()
@@ -68,42 +72,43 @@ def _group(context: typer.Context) -> None:
 )
 def duplicates(
     data: Annotated[str, typer.Argument(help="The data set's dataset.json or its folder.")],
-    out: Annotated[Path, typer.Option(help="The folder to write groups.csv and so on into.")],
+    out: Folder,
     split: Annotated[
-        list[str] | None, typer.Option(help="Only this split; repeatable, else all of them.")
+        list[str] | None, typer.Option(help="Search this split; repeatable. Default: all.")
     ] = None,
     features: Annotated[
         list[Path] | None,
-        typer.Option(help="Search by features, too: files of `sslpipe embed`, one a split."),
+        typer.Option(help="Also search by features: files of `sslpipe embed`, one per split."),
     ] = None,
     init: Annotated[
-        str | None, typer.Option(help="Search by these weights, too: what `sslpipe embed` takes.")
+        str | None,
+        typer.Option(help="Also search by these weights: anything that `sslpipe embed` takes."),
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Search by a run's backbone, too.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Also search by a run's backbone.")] = None,
     column: Annotated[
         bool, typer.Option(help="Write the column duplicate_group beside the data set.")
     ] = True,
     num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode and compare.")] = 2,
-    device: Annotated[str, typer.Option(help="Of --init and --run: auto, cpu, cuda or mps.")] = (
-        "auto"
-    ),
+    device: Annotated[
+        str, typer.Option(help="For --init and --run: auto, cpu, cuda or mps.")
+    ] = "auto",
 ) -> None:
-    """Find the images that are one picture, inside a split and across splits.
+    """Find near-duplicate images, inside a split and across splits.
 
-    Finds exact copies, and those that were saved again, resized, cropped to 90 % or mirrored.
-    Candidates come from their lowest frequencies, and from features if these are given; their
-    pixels decide. Writes groups.csv and groups.parquet (a row a sample of a group), doubt.png (look
-    at it first) and the column duplicate_group, by which training keeps one of each group, or uses
-    none as another's negative. The shards do not change, and existing features and runs stay valid.
+    Finds exact copies, and copies that were saved again, resized, cropped to 90 % or mirrored.
+    Candidates come from the lowest frequencies, and from features if given; pixels decide.
+
+    Writes groups.csv and groups.parquet (one row per sample of a group), doubt.png (look at it
+    first), and the column duplicate_group, by which training can keep one of each group or avoid
+    duplicates as negatives. The shards do not change; existing features and runs stay valid.
     """
     check_folder(out)
-    names = split or list(load_index(data).manifest.splits)
+    names = split or list(open_data(data).manifest.splits)
     if not names:
         raise UserError(f"{data} has no split; build one with `sslpipe shards build`")
     if len({*names}) < len(names):
         raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
-    for name in names:
-        index = open_split(data, name)
+    index = open_data(data, *names)
     if sum(map(bool, (features, init, run))) > 1:
         raise UserError("--features, --init and --run each say what to search by; give one of them")
     check_model(run if init is None else init)
@@ -141,7 +146,7 @@ def duplicates(
     groups = group(found.pairs, len(samples), found.apart)
     # write
     table = group_rows(samples, groups)
-    write_results(out / "groups", table, FIELDS)
+    _write_results(out / "groups", table, FIELDS)
     if sheet is None:
         (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
     else:
@@ -150,20 +155,20 @@ def duplicates(
     if column:
         write_column(index.folder, samples, groups)
         had = COLUMN in index.manifest.columns
-        if had and load_index(data).file_sha256 != index.file_sha256:
+        if had and open_data(data).file_sha256 != index.file_sha256:
             say_once(
-                f"the column {COLUMN} has other values than before: runs that train by it were "
-                "begun with those, and are not resumed with these"
+                f"the column {COLUMN} has other values than before: runs that train by it and were "
+                "started with the old ones cannot be resumed"
             )
-    summary = f"{len(groups.sizes())} groups of {len(table)} of {len(samples)} samples in {out}"
-    for text in (*shared_sentences(samples, groups), summary):
-        Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    for text in shared_sentences(samples, groups):
+        show(text)
+    show(f"{len(groups.sizes())} groups of {len(table)} of {len(samples)} samples in {out}")
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 
 def _features(
-    index: DatasetIndex,
-    splits: Sequence[Split],
+    index: "DatasetIndex",
+    splits: "Sequence[Split]",
     files: Sequence[Path],
     model: str | Path | None,
     device: str,
@@ -190,10 +195,10 @@ def _features(
             )
         return [found[split.name] for split in splits]
 
-    from sslpipe.cli.processes import start_alone
+    from sslpipe.cli.processes import start
     from sslpipe.export.load import load_backbone
 
-    target = start_alone("curate", device)
+    target, _ = start(device, "curate")
     backbone = load_backbone(model).to(target)
     every = []
     for split in splits:
@@ -236,3 +241,320 @@ def _of_samples(rows: "list[Embeddings]", samples: "Samples") -> "Tensor":
         torch.index_select(own.features, 0, places, out=features[first : first + len(ids)])
         first += len(ids)
     return features
+
+
+class _Opened(NamedTuple):
+    """A features file and the split that it is of."""
+
+    data: "DatasetIndex"
+    split: "Split"
+    rows: "Embeddings"
+    facts: dict[str, Any]
+
+
+@app.command(
+    epilog="Example: sslpipe curate outliers train.safetensors --data out/photos --out out/outliers"
+)
+def outliers(
+    features: Features,
+    data: Data,
+    out: Folder,
+    neighbours: Annotated[
+        int, typer.Option(min=1, help="Number of nearest neighbours whose distance counts.")
+    ] = 10,
+    z: Annotated[
+        float, typer.Option(min=0, help="Robust standard deviations above the usual distance.")
+    ] = 3.5,
+    tiny_px: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Shorter side of a tiny image. Default: half of what the view resizes to."
+        ),
+    ] = None,
+    num_workers: NumWorkers = 2,
+) -> None:
+    """List samples that resemble no other, and images that are dark, blurred, tiny and so on.
+
+    Writes outliers.csv and, where pyarrow is installed, outliers.parquet: a row for each sample and
+    reason, with the value and its limit; and outliers.html, the images by reason. Nothing is
+    removed: an outlier may be your most valuable image.
+    """
+    opened = _open(features, data, out)
+
+    from sslpipe.curate.outliers import bad_pictures, far_from_all
+    from sslpipe.report.curated import outlier_page
+
+    split = opened.split
+    with working("compare"):
+        far = far_from_all(opened.rows, neighbours=neighbours, z=z)
+    if tiny_px is None:
+        view = opened.facts.get("view")
+        if not isinstance(view, dict) or not isinstance(view.get("resize_px"), int):
+            raise DataError(f"{features} does not say what its view resizes to; give --tiny-px")
+        tiny_px = view["resize_px"] / 2
+    with progress("read", len(split)) as advance:
+        bad = bad_pictures(split, tiny_px=tiny_px, num_workers=num_workers, progress=advance)
+    keys = _keys(split, [one.id for one in far])
+    found = [*(one._replace(key=keys[one.id]) for one in far), *bad]
+
+    def number(value: float) -> float | None:
+        """Six digits; None for one that is none."""
+        return None if value != value else float(f"{value:.6g}")
+
+    rows = [
+        {"split": split.name}
+        | one._asdict()
+        | {"value": number(one.value), "limit": number(one.limit)}
+        for one in found
+    ]
+    kinds = {"split": str, "id": int, "key": str, "reason": str}
+    _write_results(out / "outliers", rows, {**kinds, "value": float, "limit": float, "detail": str})
+    write_atomically(out / "outliers.html", outlier_page(split, found))
+    counts = Counter(one.reason for one in found)
+    said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
+    show(f"{out}: of {len(split)} samples of {split.name}: {said}")
+    kinds_of = ["--count", min(50, len(opened.rows.ids)), "--out", out.with_name("clusters")]
+    say_next("curate", "clusters", features, "--data", data, *kinds_of)
+
+
+@app.command(
+    epilog="Example: sslpipe curate clusters train.safetensors --data out/photos --out out/clusters"
+)
+def clusters(
+    features: Features,
+    data: Data,
+    out: Folder,
+    count: Annotated[int, typer.Option(min=1, help="Number of clusters.")] = 50,
+    seed: Seed = 0,
+) -> None:
+    """Cluster a split by k-means: the kinds of images there are, and how many of each.
+
+    Writes clusters.csv (and .parquet): each sample with its cluster (0 is the largest) and the
+    distance to its centre; and clusters.html, with a map and images of each cluster.
+    """
+    opened = _open(features, data, out)
+
+    from sslpipe.curate.clusters import cluster
+    from sslpipe.report.curated import cluster_page
+
+    split, rows = opened.split, opened.rows
+    with working("clusters"):
+        found = cluster(rows, count, seed=seed, tries=TRIES)
+    kinds = {"split": str, "id": int, "cluster": int, "samples": int, "distance": float}
+    found_of = zip(rows.ids.tolist(), found.of_row, found.distances, strict=True)
+    cells = (
+        (split.name, i, int(k), int(found.sizes[k]), round(float(d), 6)) for i, k, d in found_of
+    )
+    table = [dict(zip(kinds, row, strict=True)) for row in cells]
+    _write_results(out / "clusters", table, kinds)
+    page = cluster_page(split, rows, found, opened.data.manifest.classes, seed)
+    write_atomically(out / "clusters.html", page)
+    show(
+        f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
+        f"{found.sizes[-1]} to {found.sizes[0]} samples"
+    )
+    without = int((rows.labels < 0).sum())
+    few = ["--count", min(100, without or len(rows.ids)), "--out", out.with_name("chosen")]
+    few += ["--images", *([] if without else ["--ignore-labels"])]
+    say_next("curate", "select", features, "--data", data, *few)
+
+
+@app.command(
+    epilog="Examples: sslpipe curate select train.safetensors --data out/photos --count 100 "
+    "--images --out out/chosen | sslpipe curate select train.safetensors --data out/photos "
+    "--count 100 --how hard --labels out/chosen/chosen.csv --out out/next"
+)
+def select(
+    features: Features,
+    data: Data,
+    out: Folder,
+    count: Annotated[int, typer.Option(min=1, help="Number of samples to label.")],
+    how: Annotated[str, typer.Option(help="coverage, balanced or hard.")] = "coverage",
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="What is labelled already: a table with columns split, id and label, such as a "
+            "filled-in chosen.csv. Default: the data set's own labels."
+        ),
+    ] = None,
+    ignore_labels: Annotated[
+        bool, typer.Option("--ignore-labels", help="Choose as if the data set had no labels.")
+    ] = False,
+    clusters: Annotated[
+        int, typer.Option(min=1, help="For --how balanced: number of clusters.")
+    ] = 50,
+    images: Annotated[bool, typer.Option(help="Also write the chosen images.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Choose the unlabelled samples that are most worth labelling.
+
+    coverage: a typical sample of each cluster, for the first labels; balanced: equally many from
+    each cluster; hard: those that a probe on the labels so far is least sure of. With the column
+    of `sslpipe curate duplicates`, one of each group is chosen, and none of a labelled group.
+
+    Writes chosen.csv (and .parquet), in the order to label, with an empty column `label`;
+    chosen.html, with the images; and with --images, images/ and the column `path`. Fill in the
+    labels, then build a data set: `sslpipe shards build --source csv --csv chosen.csv`.
+    """
+    check_choice("--how", how, HOW)
+    if ignore_labels and (how == "hard" or labels is not None):
+        raise UserError("--ignore-labels does not go with --labels or --how hard, which need them")
+
+    from sslpipe.curate.tables import read_table
+
+    path = out / "chosen.csv"
+    if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
+        raise DataError(f"{path} holds labels, which would be lost; name another --out")
+    opened = _open(features, data, out)
+
+    import torch
+
+    from sslpipe.curate.images import write_images
+    from sslpipe.curate.labelling import balanced, by_coverage, hard, one_of_each
+    from sslpipe.curate.results import COLUMN
+    from sslpipe.report.curated import chosen_page
+
+    split, rows = opened.split, opened.rows
+    known = _known_labels(opened, labels)
+    if ignore_labels:
+        known = known * 0 - 1
+    elif labels is None and (known >= 0).all():
+        raise DataError(
+            f"all {len(known)} samples of split {split.name!r} have a label in the data set: name "
+            "a table of those that count with --labels, or choose as if there were none with "
+            "--ignore-labels"
+        )
+    if split.has_values(COLUMN):
+        kept = one_of_each(split.column(COLUMN).groups.code_of(rows.ids.numpy()), known >= 0)
+        if not kept.all():
+            show(f"{(~kept).sum()} copies of other samples are left out, by {COLUMN}")
+        rows, known = rows.rows(torch.from_numpy(kept)), known[kept]
+    with working(f"select by {how}"):
+        if how == "coverage":
+            chosen = by_coverage(rows, count, labelled=known >= 0, seed=seed)
+        elif how == "balanced":
+            chosen = balanced(rows, count, clusters=clusters, labelled=known >= 0, seed=seed)
+        else:
+            chosen = hard(rows, count, labels=known)
+    ids = [int(rows.ids[one.row]) for one in chosen]
+    written = write_images(split, ids, out / "images") if images else []
+    paths = {one.id: {"path": one.path.relative_to(out).as_posix()} for one in written}
+    keys = _keys(split, ids)
+    table = [
+        {
+            "order": order,
+            "split": split.name,
+            "id": sample_id,
+            "key": keys[sample_id],
+            "reason": one.reason,
+            "value": round(one.value, 6),
+            **paths.get(sample_id, {}),
+            "label": None,
+        }
+        for order, (sample_id, one) in enumerate(zip(ids, chosen, strict=True))
+    ]
+    kinds: Kinds = {"order": int, "split": str, "id": int, "key": str, "reason": str}
+    kinds = {**kinds, "value": float, **({"path": str} if images else {}), "label": str}
+    _write_results(out / "chosen", table, kinds)
+    captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
+    write_atomically(out / "chosen.html", chosen_page(split, captions, how))
+    show(f"{out}: {count} of {len(rows.ids)} samples of {split.name} by {how}")
+    when = " when its column `label` is filled in"
+    if images:
+        say_next("shards", "build", out / "shards", "--source", "csv", "--csv", path, when=when)
+    else:
+        words = ["--how", "hard", "--labels", path, "--out", out.with_name("next")]
+        say_next("curate", "select", features, "--data", data, "--count", count, *words, when=when)
+
+
+@app.command(
+    epilog="Example: sslpipe curate export train.safetensors --data out/photos --to fiftyone "
+    "--table out/outliers/outliers.csv --table out/chosen/chosen.csv --out out/fiftyone"
+)
+def export(
+    features: Features,
+    data: Data,
+    out: Folder,
+    to: Annotated[str, typer.Option(help="fiftyone or lightly.")],
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(help="A table (CSV, parquet) of `sslpipe curate` to show; repeatable."),
+    ] = None,
+    listed: Annotated[bool, typer.Option(help="Export only samples that a table lists.")] = False,
+    image_px: Annotated[
+        int, typer.Option(min=0, help="Longer side of the JPEGs; 0: copy the original files.")
+    ] = 0,
+) -> None:
+    """Export images, features and tables for FiftyOne or LightlyStudio.
+
+    FiftyOne: fiftyone.Dataset.from_dir(OUT, fiftyone.types.FiftyOneDataset). LightlyStudio:
+    python OUT/open_lightly_studio.py.
+    """
+    check_choice("--to", to, TOOLS)
+    if listed and not table:
+        raise UserError("--listed takes the samples of tables; name one with --table")
+    opened = _open(features, data, out)
+
+    from sslpipe.curate.exports import export as write
+
+    made_by = str(opened.facts.get("backbone_sha256", opened.data.sha256))[:12]
+    total = write(
+        out,
+        to,
+        opened.data,
+        opened.split,
+        opened.rows,
+        space=f"sslpipe/features@{made_by}",
+        tables=table or [],
+        listed=listed,
+        most_px=image_px,
+    )
+    show(f"{out}: {total} samples of {opened.split.name} for {to}")
+    if to == "lightly":
+        say_next_program("python", out / "open_lightly_studio.py")
+    else:
+        say_next_program("python", "-c", _FIFTYONE.format(str(out)))
+
+
+def _open(features: Path, data: str, out: Path) -> _Opened:
+    """Read the features and find their split. Raises: UserError where they do not fit, or OUT."""
+    check_folder(out)
+    check_features([features])
+    index = open_data(data)
+
+    from sslpipe.evaluation.embed import load_embeddings
+    from sslpipe.evaluation.features import split_of_file
+
+    rows, facts = load_embeddings(features)
+    split = split_of_file(data, features, rows, facts)
+    index.check_files(split.name)
+    return _Opened(index, split, rows, facts)
+
+
+def _keys(split: "Split", ids: list[int]) -> dict[int, str]:
+    """Look up the shards' keys of some samples."""
+    from sslpipe.curate.images import raw_samples
+
+    return {sample_id: raw.key for sample_id, raw in raw_samples(split, ids)}
+
+
+def _known_labels(opened: _Opened, table: Path | None) -> "NDArray[np.int64]":
+    """The labels so far, (N,), -1 for none: of a table, else the data set's own."""
+    import numpy as np
+
+    from sslpipe.curate.tables import read_labels
+
+    if table is None:
+        own: NDArray[np.int64] = opened.rows.labels.numpy()
+        return own
+    by_id = read_labels(table, opened.split.name, len(opened.split))
+    return np.array([by_id.get(i, -1) for i in opened.rows.ids.tolist()], np.int64)
+
+
+def _write_results(stem: Path, rows: list[dict[str, Any]], kinds: "Kinds") -> None:
+    """Write STEM.csv, and STEM.parquet where pyarrow is installed; else say so."""
+    from sslpipe.curate.tables import write_tables
+
+    if not write_tables(stem, rows, kinds):
+        missing = f"{stem.name}.parquet needs pyarrow and is not written"
+        say(f"{missing}: pip install 'sslpipe[parquet]'")

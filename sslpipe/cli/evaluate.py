@@ -1,81 +1,77 @@
 """`sslpipe evaluate`: a subcommand for each entry of EVALS, and `suite` for all."""
 
-import inspect
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import shutil
 from pathlib import Path
-from types import GenericAlias
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, ClassVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from typer.core import TyperGroup
 
-from sslpipe.cli.columns import (
-    ERASE,
-    OPTIONS,
-    ColumnRows,
-    column_option,
-    names_a_column,
-    percent,
-    print_values,
+from sslpipe.cli.next_step import after_suite
+from sslpipe.cli.options import BatchSize, CanvasPx, Checkpoint, Device, NumWorkers, Weights
+from sslpipe.cli.terminal import (
+    LazyGroup,
+    new_app,
+    progress,
+    report_bad,
+    say,
+    say_weights,
+    write_json,
 )
-from sslpipe.cli.next_step import after_evaluation, after_suite
-from sslpipe.cli.processes import refuse_several, start, start_alone
-from sslpipe.cli.progress import working
-from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weights
-from sslpipe.cli.suite import suite
-from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
-from sslpipe.data.index import load_index
-from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation import EVALS
-from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
-from sslpipe.evaluation.erase import erase
-from sslpipe.evaluation.features import check_one_split, two_splits
-from sslpipe.evaluation.result import Result, caveats
-from sslpipe.evaluation.sgd_probe import CROP_AREA, EPOCHS, FLIP_PROB, RATES, augmented_sgd_probe
-from sslpipe.evaluation.whiten import pca, whiten
-from sslpipe.export.load import checkpoint_metadata, load_backbone
-
-MOST_DEFAULTS = 8  # of an option, that its help lists one by one
+from sslpipe.registry import added
 
 
-class Evaluations(TyperGroup):
-    """The sub-commands, and those of installed packages; such a one is imported when it is used."""
+class Evaluations(LazyGroup):
+    """The sub-commands, and those of installed packages; each is imported when it is used."""
+
+    SUMMARIES: ClassVar = {
+        "few-shot": "kNN from a few labels per class, averaged over draws.",
+        "geometry": "Alignment, uniformity, effective rank and spread of TEST.",
+        "knn": "kNN classification of TEST by TRAIN.",
+        "linear": "Logistic regression fitted on TRAIN.",
+        "nuisance": "Linear probe that predicts a column of the data set.",
+        "retrieval": "Recall@k, mAP and other retrieval metrics of TEST in TRAIN.",
+        "ridge": "Ridge regression onto one-hot labels, fitted on TRAIN.",
+        "sgd": "Linear layer trained on TRAIN by SimCLR's protocol.",
+        "verification": "Same label or not, for pairs of TEST.",
+    }
+
+    def load(self, name: str) -> Any:
+        """Import an evaluation; `suite` and `sgd-augmented` import what they need themselves."""
+        command = self.commands.get(name)
+        if command is None or name in self.SUMMARIES:
+            from sslpipe.cli.app import complete_help
+            from sslpipe.cli.evaluations import make_command
+            from sslpipe.evaluation import EVALS
+
+            self.commands[name] = command = make_command(name, EVALS[name])
+            complete_help(f"evaluate {name}", command)
+        return command
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List the built-in ones, then those of packages that can be imported."""
-        plugged = [name for name in EVALS.names() if name not in self.commands]
-        return [*self.commands, *filter(self._add, plugged)]
+        plugged = [name for name in added("sslpipe.evaluations") if name not in self.commands]
+        return [*self.commands, *(name for name in plugged if self._can_load(name))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a sub-command; one of a package is imported."""
-        if cmd_name not in self.commands and cmd_name in EVALS:
-            alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-            _add_command(alone, cmd_name, EVALS[cmd_name])
-            self.commands[cmd_name] = typer.main.get_command(alone)
+        if cmd_name not in self.commands and cmd_name in added("sslpipe.evaluations"):
+            self.load(cmd_name)
         return super().get_command(ctx, cmd_name)
 
-    def _add(self, name: str) -> bool:
+    def _can_load(self, name: str) -> bool:
         """Import an evaluation of a package; one that cannot be is a line on stderr."""
         try:
-            self.get_command(None, name)
+            self.load(name)
         except UserError as error:
-            console.print(f"warning: {error}", style="yellow", highlight=False, soft_wrap=True)
+            say(f"warning: {error}", "yellow")
             return False
         return True
 
 
-app = typer.Typer(
+app = new_app(
     cls=Evaluations,
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     help="Measure frozen features: kNN, linear probes, retrieval and more. TRAIN and TEST are "
     "files of `sslpipe embed`.",
     epilog="Examples: sslpipe evaluate knn train.safetensors test.safetensors --k 20 | "
@@ -85,25 +81,136 @@ app = typer.Typer(
     "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
 )
 
-SHARE_THE_BANK = ("few-shot", "knn")
-LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge", "sgd")
+TrainSplit = Annotated[str, typer.Option(help="The split with the labels to learn from.")]
+TestSplit = Annotated[str, typer.Option(help="The split to score.")]
+JsonFile = Annotated[Path | None, typer.Option("--out", help="Also write the results as JSON.")]
 
-TrainFile = Annotated[Path, typer.Argument(help="Embeddings of the labelled train split.")]
-TestFile = Annotated[Path, typer.Argument(help="Embeddings of the test split.")]
-Whiten = Annotated[bool, typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN.")]
-Axes = Annotated[
-    int | None,
-    typer.Option(
-        "--pca", min=1, help="Project both sides to so many principal axes of TRAIN, not whitened."
-    ),
-]
-JsonFile = Annotated[Path | None, typer.Option("--out", help="Write the results as JSON, too.")]
 
-app.command(
+@app.command(
     epilog="Examples: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
     "--out eval.json | sslpipe evaluate suite runs/photos --data out/photos/dataset.json "
     "--against timm:resnet50 --out runs/photos/eval.json"
-)(suite)
+)
+def suite(
+    model: Annotated[
+        str | None, typer.Argument(help="A run directory, an export's folder, or other weights.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The dataset.json to embed.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eval.json"),
+    train_split: TrainSplit = "train",
+    test_split: TestSplit = "test",
+    features: Annotated[
+        list[str] | None,
+        typer.Option(help="More features: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Compare with these weights: an export, a run, or anything that `sslpipe embed` "
+            "takes, with its own view, on the same samples and protocols; repeatable. A run is "
+            "always compared with the weights it started from, if they can be found.",
+        ),
+    ] = None,
+    baselines: Annotated[bool, typer.Option(help="Also measure pixels and random weights.")] = True,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Columns of the data set to predict with a linear probe, which shows what else "
+            "the features know; repeatable. Default: up to 8 text columns of 2 to 50 values.",
+        ),
+    ] = None,
+    leakage: Annotated[
+        bool,
+        typer.Option(help="Find test samples that are also in train, and score without them too."),
+    ] = True,
+    search: Annotated[str, typer.Option(help="torch or faiss: the same neighbours.")] = "torch",
+    seed: Annotated[int, typer.Option(help="For drawing labels and the hold-out.")] = 0,
+    batch_size: BatchSize = 256,
+    canvas_px: CanvasPx = None,
+    num_workers: NumWorkers = 2,
+    device: Device = "auto",
+    checkpoint: Checkpoint = None,
+    weights: Weights = None,
+) -> None:
+    """Every evaluation of a backbone beside raw pixels, random weights and other networks.
+
+    One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
+    Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
+    and draws. Ctrl-C or SIGTERM writes what is measured; the same command resumes.
+    """
+    from sslpipe.cli import suite as work
+    from sslpipe.cli.against import Compared
+    from sslpipe.cli.evaluations import probed_columns
+    from sslpipe.cli.processes import start
+    from sslpipe.cli.suite_tables import renamed
+    from sslpipe.evaluation.suite import run_suite
+    from sslpipe.evaluation.suite_file import own_name
+    from sslpipe.evaluation.verdict import BASELINES
+
+    target, _ = start(device, "suite")
+    taken = () if model is None else ("ssl", *BASELINES)
+    given, splits = work.load_features(features or [], taken), (train_split, test_split)
+    probed, not_measured = probed_columns(model, data, splits, columns)
+    if model is None and against:
+        raise DataError("--against is compared with a model; name an export or a run before it")
+    if model is None and not features:
+        raise DataError(
+            "nothing is named to evaluate: give a run, an export or other weights with --data, or "
+            "--features NAME=TRAIN.safetensors,TEST.safetensors"
+        )
+    if leakage and model is None:
+        not_measured.append("test samples that are in train: name a model and --data")
+    sets: work.Sets = {}  # the most wanted first: what is interrupted has these
+    metadata: dict[str, Any] = {"seed": seed}
+    compared, leaks = Compared([]), None
+    with work.stoppable(out):
+        if model is not None:
+            sets, found, compared = work.embed_model(
+                model,
+                data,
+                splits,
+                against=against or [],
+                untrained_seed=seed if baselines else None,
+                taken={"ssl", *BASELINES, *given},
+                checkpoint=checkpoint,
+                weights=weights,
+                canvas_px=canvas_px,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                device=target,
+            )
+            metadata |= found
+            if leakage:
+                leaks = work.find_leaks(str(data), splits, sets, num_workers)
+            if not baselines:
+                del sets["pixels"]
+        own = own_name(metadata, [*sets, *given])
+        last = {name: sets.pop(name) for name in BASELINES if name in sets}
+        sets |= given | last
+        # the numbers
+        report = run_suite(
+            {name: work.on_device(pair, target) for name, pair in sets.items()},
+            metadata,
+            against=[other.name for other in compared.others],
+            start=compared.start,
+            not_compared=compared.not_compared,
+            columns=probed,
+            not_measured=not_measured,
+            leaked=None if leaks is None else leaks.ids,
+            leaked_by="" if leaks is None else leaks.how,
+            search=search,  # type: ignore[arg-type]
+            seed=seed,
+            say=lambda text: say(renamed(text, own)),
+            progress=lambda title, total: progress(renamed(title, own), total),
+            keep=work.kept_folder(out),
+        )
+        write_json(out, report)
+        if "incomplete" not in report:
+            shutil.rmtree(work.kept_folder(out), ignore_errors=True)
+        work.print_report(report, out)
+    after_suite(model, data)
 
 
 @app.command(
@@ -114,15 +221,15 @@ app.command(
 def sgd_augmented(
     model: Annotated[Path, typer.Argument(help="An export's folder or a run directory.")],
     data: Annotated[str, typer.Option(help="The dataset.json to embed.")],
-    train_split: Annotated[str, typer.Option(help="The split that is trained on.")] = "train",
-    test_split: Annotated[str, typer.Option(help="The split that is scored.")] = "test",
-    rates: Annotated[list[float], typer.Option(help="Learning rates for 256 rows.")] = list(RATES),  # noqa: B006
-    epochs: Annotated[int, typer.Option(min=1, help="Two take one pass over the images.")] = EPOCHS,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 256,
-    smallest_crop: Annotated[float, typer.Option(help="Least share of the area.")] = CROP_AREA[0],
-    flip_prob: Annotated[float, typer.Option(help="0 where left and right matter.")] = FLIP_PROB,
-    holdout: Annotated[float, typer.Option(help="Share of train, for several rates.")] = 0.15,
-    seed: Annotated[int, typer.Option(help="Of views, order and hold-out.")] = 0,
+    train_split: TrainSplit = "train",
+    test_split: TestSplit = "test",
+    rates: Annotated[list[float], typer.Option(help="Learning rates for 256 rows.")] = [0.1],  # noqa: B006
+    epochs: Annotated[int, typer.Option(min=1, help="Passes; two share one decoding.")] = 90,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 256,
+    smallest_crop: Annotated[float, typer.Option(help="Smallest share of the area.")] = 0.08,
+    flip_prob: Annotated[float, typer.Option(help="0 if left and right matter.")] = 0.5,
+    holdout: Annotated[float, typer.Option(help="Share of train to choose the rate by.")] = 0.15,
+    seed: Annotated[int, typer.Option(help="For views, order and hold-out.")] = 0,
     canvas_px: CanvasPx = None,
     num_workers: NumWorkers = 2,
     device: Device = "auto",
@@ -131,14 +238,20 @@ def sgd_augmented(
     out: JsonFile = None,
 ) -> None:
     """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
-    target = start_alone("sgd-augmented", device)
+    from sslpipe.cli.evaluations import print_results
+    from sslpipe.cli.inputs import open_data
+    from sslpipe.cli.processes import start
+    from sslpipe.evaluation.features import two_splits
+    from sslpipe.evaluation.sgd_probe import augmented_sgd_probe
+    from sslpipe.export.load import checkpoint_metadata, load_backbone
+
+    target, _ = start(device, "sgd-augmented")
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
-    index = load_index(data)
     results = augmented_sgd_probe(
         backbone.backbone.to(target),
         backbone.view,
-        *two_splits(index, train_split, test_split),
+        *two_splits(open_data(data), train_split, test_split),
         rates=rates,
         epochs=epochs,
         batch_size=batch_size,
@@ -146,206 +259,14 @@ def sgd_augmented(
         seed=seed,
         crop_area=(smallest_crop, 1.0),
         flip_prob=flip_prob,
-        say=console.print,
+        say=say,
         canvas_px=canvas_px or backbone.view.canvas_px,
         num_workers=num_workers,
         device=target,
         on_bad=report_bad,
     )
-    _print_results(f"sgd-augmented: {model}", results)
+    print_results(f"sgd-augmented: {model}", results)
     if out is not None:
         named = checkpoint_metadata(backbone)
         write_json(out, [{"whitened": False, **result.to_json(), **named} for result in results])
     after_suite(str(model), data)
-
-
-def _shown(result: Result) -> str:
-    if result.unit == "share":
-        return f"{percent(result.value, result.interval95)} %"
-    low, high = result.interval95
-    return f"{result.value:.4g} [{low:.4g}, {high:.4g}]"
-
-
-def _print_results(title: str, results: list[Result], prefix: str = "") -> None:
-    table = Table(title=title)
-    for heading in ("protocol", "metric", "value", "queries", "bank"):
-        table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
-    for result in results:
-        table.add_row(
-            escape(prefix + result.protocol),
-            escape(result.metric),
-            _shown(result),
-            str(result.queries),
-            str(result.bank),
-        )
-    Console().print(table)
-    for result in results:
-        for said in caveats(result.details):
-            line = f"{result.protocol}: {said}"
-            Console().print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-class _Map(NamedTuple):
-    """What is done to the features of both files before they are evaluated.
-
-    Args:
-        erased: Columns whose values are, in this order.
-        whitened: Whether they are, after that.
-        axes: Principal axes that they are projected to; None: as they are.
-    """
-
-    erased: Sequence[str]
-    whitened: bool
-    axes: int | None
-
-    def of_rows(self, rows: ColumnRows) -> tuple[Embeddings, Embeddings]:
-        """Map the rows of both files, by what those of the first say."""
-        bank, queries = rows.bank.rows, rows.queries.rows
-        if self.erased:
-            codes = {column: rows.codes("erase", column).bank for column in self.erased}
-            bank, queries = erase(bank, queries, columns=codes)
-        if self.whitened:
-            bank, queries = whiten(bank, queries)
-        if self.axes is not None:
-            bank, queries = pca(bank, queries, dims=self.axes)
-        return bank, queries
-
-    @property
-    def prefix(self) -> str:
-        """What stands before the protocols in a table."""
-        erased = f"erased={','.join(self.erased)} " if self.erased else ""
-        axes = "" if self.axes is None else f"pca={self.axes} "
-        return erased + ("whitened " if self.whitened else axes)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what stands beside each number."""
-        axes = {} if self.axes is None else {"pca": self.axes}
-        erased = {"erased": self.erased} if self.erased else {}
-        return {"whitened": self.whitened, **axes, **erased}
-
-
-def _add_command(group: typer.Typer, name: str, evaluate: Callable[..., list[Result]]) -> None:
-    """A subcommand whose options are the evaluation's own keyword arguments."""
-    accepted = list(inspect.signature(evaluate).parameters.values())[2:]
-    shared = any(parameter.name == "process" for parameter in accepted)
-    columns = [parameter.name for parameter in accepted if names_a_column(parameter)]
-
-    def command(
-        train: Path,
-        test: Path,
-        whiten_both: bool,
-        axes: int | None,
-        device: str,
-        out: Path | None,
-        data: str | None = None,
-        gallery: str | None = None,
-        query: str | None = None,
-        erased: list[str] | None = None,
-        **options: Any,
-    ) -> None:
-        if whiten_both and axes is not None:
-            raise DataError("--whiten and --pca are two maps of the features; name one")
-        target, process = start(device)
-        if shared:
-            options["process"] = process
-        else:
-            refuse_several(name, process)
-        (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
-        files = ((train, bank, bank_metadata), (test, queries, query_metadata))
-        rows = ColumnRows(files, data, gallery, query)
-        itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
-        check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
-        if options.get("exclude_same_id"):
-            check_one_split(bank_metadata, query_metadata)
-        for column in columns:
-            if options[column] is not None:
-                options[column] = rows.codes(column, options[column])
-        mapped = _Map(erased or [], whiten_both, axes)
-        bank, queries = mapped.of_rows(rows)
-        if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
-            bank = bank.to(target)
-        with working(name):
-            results = evaluate(bank, queries.to(target), **options)
-        results = [replace(result, protocol=result.protocol + rows.protocol) for result in results]
-        if process.rank == 0:
-            _print_results(f"{name}: {train.name} -> {test.name}", results, mapped.prefix)
-            print_values(results)
-            for kept in rows.kept:
-                Console().print(kept, highlight=False, markup=False, soft_wrap=True)
-            if out is not None:
-                write_json(out, [{**mapped.to_json(), **result.to_json()} for result in results])
-        end_processes()
-        after_evaluation(name, train, test)
-
-    summary, helps = documentation(evaluate)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter("train", kind, annotation=TrainFile),
-        inspect.Parameter("test", kind, annotation=TestFile),
-        *(_option(column_option(p), helps.get(p.name)) for p in accepted if p.name != "process"),
-        *OPTIONS,
-        ERASE,
-        inspect.Parameter("whiten_both", kind, annotation=Whiten, default=False),
-        inspect.Parameter("axes", kind, annotation=Axes, default=None),
-        inspect.Parameter("device", kind, annotation=Device, default="auto"),
-        inspect.Parameter("out", kind, annotation=JsonFile, default=None),
-    ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    group.command(
-        name,
-        help=summary,
-        epilog=f"Example: sslpipe evaluate {name} train.safetensors test.safetensors"
-        + _EXTRA.get(name, ""),
-    )(command)
-
-
-_EXTRA = {
-    "few-shot": " --labels-per-class 10",
-    "knn": " --k 10 --k 20 --vote majority",
-    "nuisance": " --data out/photos/dataset.json --column scanner",
-}
-
-
-def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Split a docstring into what a command's help says and what each option's says.
-
-    Returns:
-        The text with its Returns block, without headings; and each argument's line of Args.
-    """
-    summary: list[str] = []
-    helps: dict[str, str] = {}
-    name = ""
-    for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
-        heading, _, block = paragraph.partition("\n")
-        if heading == "Args:":
-            for line in map(str.rstrip, inspect.cleandoc(block).splitlines()):
-                if not line.startswith(" "):
-                    name, _, line = line.partition(": ")
-                helps[name] = f"{helps.get(name, '')} {line.strip()}".strip()
-        elif heading == "Returns:":
-            summary.append(inspect.cleandoc(block))
-        elif heading not in ("Raises:", "Source:"):
-            summary.append(paragraph)
-    return "\n\n".join(summary), helps
-
-
-def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter:
-    """A sequence becomes a repeatable option; everything else is as it is. text: its help."""
-    annotation, default = parameter.annotation, parameter.default
-    shown: bool | str = True
-    if get_origin(annotation) is Sequence:
-        annotation = GenericAlias(list, get_args(annotation))
-        if default is not parameter.empty:
-            default = list(default)
-            if len(default) > MOST_DEFAULTS:
-                ends = [f"{x:.3g}" if isinstance(x, float) else str(x) for x in default]
-                shown = f"{ends[0]}, {ends[1]}, ... {ends[-1]}: {len(ends)} values"
-    if text is not None:  # without what is meant for those who read the code
-        text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
-    annotation = Annotated[annotation, typer.Option(help=text, show_default=shown)]
-    return parameter.replace(annotation=annotation, default=default)
-
-
-for _name, _evaluate in EVALS.items():
-    _add_command(app, _name, _evaluate)

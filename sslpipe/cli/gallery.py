@@ -3,16 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import numpy as np
 import typer
-from rich.console import Console
 
-from sslpipe.cli.inputs import OTHERS, check_model, find_images, find_named_images
+from sslpipe.cli.inputs import check_model, find_images, find_named_images
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.progress import progress
-from sslpipe.cli.recipes import Checkpoint, Device, Weights
-from sslpipe.cli.terminal import console as err
-from sslpipe.cli.terminal import say_weights
+from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights
+from sslpipe.cli.terminal import new_app, progress, say, say_weights, show
 from sslpipe.errors import DataError, UserError, one_line
 
 if TYPE_CHECKING:
@@ -22,22 +18,18 @@ if TYPE_CHECKING:
     from sslpipe.export.load import FrozenBackbone
     from sslpipe.metric_learning.gallery import Gallery, Match
 
-app = typer.Typer(
+app = new_app(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Enrol, identify and verify: who is in this picture? Identities are added and removed "
-    "without training anything.",
+    help="Enrol, identify and verify: who is in this picture? Adding or removing identities needs "
+    "no training.",
     epilog="Examples: sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone "
     "(PHOTOS/NAME/*.jpg) | sslpipe gallery calibrate team.safetensors STRANGERS --model "
     "out/backbone --far 0.01 | sslpipe gallery identify team.safetensors new.jpg --model "
     "out/backbone",
 )
-out = Console()
 
 GalleryFile = Annotated[Path, typer.Argument(help="The gallery's file.", show_default=False)]
-Model = Annotated[Path, typer.Option(help=f"A run directory, {OTHERS}, or model.onnx.")]
+Model = Annotated[Path, typer.Option(help=f"A run directory, {SOURCES}, or model.onnx.")]
 SearchBy = Annotated[str | None, typer.Option(help="torch or faiss: the same answers.")]
 Far = Annotated[float, typer.Option(min=0, max=1, help="Share of impostors that may pass.")]
 
@@ -45,14 +37,14 @@ Far = Annotated[float, typer.Option(min=0, max=1, help="Share of impostors that 
 @app.command()
 def enrol(
     gallery: GalleryFile,
-    folder: Annotated[Path, typer.Argument(help="One folder a name: FOLDER/NAME/*.jpg.")],
+    folder: Annotated[Path, typer.Argument(help="One folder per name: FOLDER/NAME/*.jpg.")],
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
     search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
-    """Add every name of a folder of folders; names that are there get more images."""
+    """Add every name in a folder of folders; names already enrolled get more images."""
     check_model(model)
     names, paths = find_named_images(folder)
     backbone = _load(model, checkpoint, weights, device)
@@ -60,65 +52,58 @@ def enrol(
     kept, embeddings = _embed(backbone, paths)
     book.enrol([names[k] for k in kept], embeddings)
     book.save(gallery)
-    summary = (
-        f"{len(kept)} images of {len({names[k] for k in kept})} names; {len(book)} names in all"
-    )
-    out.print(f"{gallery}: {summary}", highlight=False)
-    _say_next(book, gallery, "--model", model, images=folder)
+    enrolled = len({names[k] for k in kept})
+    show(f"{gallery}: {len(kept)} images of {enrolled} names; {len(book)} names in all")
+    _say_next(book, gallery, model, images=folder)
 
 
 @app.command()
 def add(
     gallery: GalleryFile,
-    name: Annotated[str, typer.Argument(help="Of the person or product.")],
+    name: Annotated[str, typer.Argument(help="The person or product.")],
     images: Annotated[list[Path], typer.Argument(help="Its images.")],
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
     device: Device = "auto",
 ) -> None:
-    """Add one name, or more images of one."""
+    """Add one name, or more images to one."""
     check_model(model)
     _check_images(images)
     backbone = _load(model, checkpoint, weights, device)
     book = _open(gallery, backbone, None, must_exist=False)
-    _, embeddings = _embed(backbone, images)
-    book.add(name, embeddings)
+    book.add(name, _embed(backbone, images)[1])
     book.save(gallery)
-    count = len(book.embeddings(name))
-    out.print(f"{gallery}: {one_line(name)} has {count} images", highlight=False, markup=False)
-    _say_next(book, gallery, "--model", model, images=images[0])
+    show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
+    _say_next(book, gallery, model, images=images[0])
 
 
 @app.command()
 def remove(
-    gallery: GalleryFile,
-    name: Annotated[str, typer.Argument(help="The name to forget.")],
+    gallery: GalleryFile, name: Annotated[str, typer.Argument(help="The name to remove.")]
 ) -> None:
-    """Forget a name."""
+    """Remove a name and its images."""
     book = _read(gallery)
     book.remove(name)
     book.save(gallery)
-    summary = f"{one_line(name)} is gone; {len(book)} names are left"
-    out.print(f"{gallery}: {summary}", highlight=False, markup=False)
+    show(f"{gallery}: {one_line(name)} is gone; {len(book)} names are left")
     say_next("gallery", "list", gallery)
 
 
 @app.command("list")
 def list_names(gallery: GalleryFile) -> None:
-    """Names, their numbers of images, and the threshold."""
+    """Print the names, the number of images of each, and the threshold."""
     book = _read(gallery)
     for name in book.names:
-        count = len(book.embeddings(name))
-        out.print(f"{count:6d}  {one_line(name)}", highlight=False, markup=False)
+        show(f"{len(book.embeddings(name)):6d}  {one_line(name)}")
     threshold = f"{book.threshold:.4f}" if book.calibrated else "not set; `calibrate` sets it"
-    out.print(f"threshold {threshold}", highlight=False)
+    show(f"threshold {threshold}")
 
 
 @app.command()
 def calibrate(
     gallery: GalleryFile,
-    strangers: Annotated[Path, typer.Argument(help="A folder of images of nobody in it.")],
+    strangers: Annotated[Path, typer.Argument(help="A folder of images of nobody enrolled.")],
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
@@ -126,7 +111,7 @@ def calibrate(
     search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
-    """Set the threshold that at most a share FAR of the strangers' images reaches."""
+    """Set the threshold so that at most a share FAR of the strangers' images reaches it."""
     check_model(model)
     _check_there(gallery)
     paths = find_images(strangers)
@@ -135,14 +120,10 @@ def calibrate(
     _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
-    summary = f"{threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}"
-    out.print(f"{gallery}: threshold {summary}", highlight=False)
+    show(f"{gallery}: threshold {threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}")
     if len(embeddings) * far < 1:
-        err.print(
-            f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}: the threshold lies "
-            "just above the highest of them",
-            style="yellow",
-        )
+        few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
+        say(f"{few}: the threshold lies just above the highest of them", "yellow")
     say_next("gallery", "identify", gallery, strangers, "--model", model)
 
 
@@ -153,13 +134,13 @@ def identify(
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    top: Annotated[int, typer.Option(min=1, help="Names to show of each.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Names to show for each image.")] = 1,
     search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
-    """One line an image: path, name or -, score; the names below the threshold in brackets.
+    """Name each image: path, name or -, score; names below the threshold stand in brackets.
 
-    Before `calibrate` no threshold is set: the nearest name, whoever it is, and each line says so.
+    Until `calibrate` sets a threshold, every image gets the nearest name, and its line says so.
     """
     check_model(model)
     _check_there(gallery)
@@ -174,8 +155,8 @@ def identify(
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
         print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
     if not book.calibrated:
-        err.print(NO_THRESHOLD, style="yellow", highlight=False)
-        _say_next(book, gallery, "--model", model)
+        say(NO_THRESHOLD, "yellow")
+        _say_next(book, gallery, model)
 
 
 def _answer(book: "Gallery", match: "Match") -> str:
@@ -192,14 +173,15 @@ def verify_command(
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    threshold: Annotated[float | None, typer.Option(help="Accept from here on.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Accept scores from here on.")] = None,
     pairs: Annotated[
-        Path | None, typer.Option(help="Or set it by a folder of folders, one a name, and --far.")
+        Path | None,
+        typer.Option(help="Or set it from --far and this folder, with one folder per name."),
     ] = None,
     far: Far = 0.001,
     device: Device = "auto",
 ) -> None:
-    """Do two images show one identity? Exit status 0: yes, 1: no."""
+    """Say whether two images show one identity. Exit status 0: yes, 1: no."""
     if (threshold is None) == (pairs is None):
         raise UserError("give --threshold, or --pairs FOLDER to set one by")
     check_model(model)
@@ -213,8 +195,9 @@ def verify_command(
     backbone = _load(model, checkpoint, weights, device)
     if threshold is None:
         kept, embeddings = _embed(backbone, paths)
-        labels = np.unique([names[k] for k in kept], return_inverse=True)[1]
-        threshold = threshold_at(different_pairs(embeddings, torch.from_numpy(labels)), far)
+        number = {name: k for k, name in enumerate(dict.fromkeys(names))}
+        labels = torch.tensor([number[names[k]] for k in kept])
+        threshold = threshold_at(different_pairs(embeddings, labels), far)
     kept, two = _embed(backbone, [first, second])
     if len(kept) < 2:
         raise UserError("both images must be readable")
@@ -224,14 +207,12 @@ def verify_command(
         raise typer.Exit(1)
 
 
-def _say_next(
-    book: "Gallery", gallery: Path, *model: str | Path, images: Path | None = None
-) -> None:
+def _say_next(book: "Gallery", gallery: Path, model: Path, images: Path | None = None) -> None:
     """Name `calibrate`, without which a stranger gets a name, and after it `identify`."""
     if not book.calibrated:
-        say_next("gallery", "calibrate", gallery, "STRANGERS", *model)
+        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
     elif images is not None:
-        say_next("gallery", "identify", gallery, images, *model)
+        say_next("gallery", "identify", gallery, images, "--model", model)
 
 
 def _check_there(gallery: Path) -> None:
@@ -286,7 +267,7 @@ def _embed(backbone: "FrozenBackbone", paths: list[Path]) -> tuple[list[int], "T
     from sslpipe.metric_learning.gallery_images import embed_images
 
     def report(path: Path, reason: str) -> None:
-        err.print(f"skipped: {path}: {reason}", style="yellow", highlight=False, markup=False)
+        say(f"skipped: {path}: {reason}", "yellow")
 
     with progress("embed", len(paths)) as advance:
         return embed_images(backbone, paths, on_bad=report, advance=advance)

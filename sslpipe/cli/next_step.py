@@ -1,6 +1,7 @@
-"""The last line of a command: what to type next, with the user's own paths, as it stands.
+"""What to type next: a normal day, the last line of every `--help`, and of what a command prints.
 
-It goes to stderr, so that what is piped stays as it is, and comes from the first process alone.
+The line after a command has the user's own paths and works as it stands. It goes to stderr, so that
+what is piped stays as it is, and comes from the first process alone.
 """
 
 import os
@@ -8,15 +9,101 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sslpipe.cli.terminal import say_once
-from sslpipe.data.index import DatasetIndex, manifest_url
-from sslpipe.registry.plugins import requested
 from sslpipe.run.console import LastingStream
+
+if TYPE_CHECKING:
+    from sslpipe.data.index import DatasetIndex
 
 # of a clone: any images, on any machine
 FIRST_RECIPE = Path("recipes/my_images_small.toml")
-ADAPTING = Path("recipes/adapt_mobile.toml")  # the same, from existing weights
+ADAPTING = Path("recipes/adapt_mobile.toml")  # the same, from pretrained weights
+
+_TRAIN = "sslpipe train RECIPE --data DIR/dataset.json --run-dir RUN"
+_SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
+_REPORT = "sslpipe report RUN --data DIR/dataset.json"
+_CHECK = "sslpipe check RECIPE --data DIR/dataset.json"
+
+DAY = """Self-supervised contrastive pretraining of image encoders. A normal day:
+
+  sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1
+      convert images to shards
+  sslpipe check RECIPE --data out/photos/dataset.json
+      see what a training will do and cost
+  sslpipe train RECIPE --data out/photos/dataset.json --run-dir runs/photos
+      train; the same command resumes
+  sslpipe evaluate suite runs/photos --data out/photos/dataset.json --out runs/photos/eval.json
+      did it help? With intervals, beside baselines
+  sslpipe report runs/photos --data out/photos/dataset.json
+      show the run in one HTML file
+
+All commands: sslpipe --help. Options and examples: sslpipe COMMAND --help.
+What a setting of a recipe means: sslpipe check --explain KEY."""
+
+EXAMPLES = {  # of commands that state none themselves
+    "shards merge": "sslpipe shards merge out/big part1 part2",
+    "shards repack": "sslpipe shards repack photos.tar.gz out/photos --split train --folder-labels",
+    "shards index": "sslpipe shards index laion --json-fields url,width:integer",
+    "shards verify": "sslpipe shards verify out/photos",
+    "shards show": "sslpipe shards show out/photos --split test --out samples.png",
+    "shards stats": "sslpipe shards stats out/photos",
+    "shards cut-idx": "sslpipe shards cut-idx FOLDER out/small --per-class 100",
+    "shards build": "sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1",
+    "gallery enrol": "sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone",
+    "gallery calibrate": "sslpipe gallery calibrate team.safetensors STRANGERS --model "
+    "out/backbone --far 0.01",
+    "gallery identify": "sslpipe gallery identify team.safetensors new.jpg --model out/backbone",
+    "gallery list": "sslpipe gallery list team.safetensors",
+    "gallery add": 'sslpipe gallery add team.safetensors "Ada" ada/*.jpg --model out/backbone',
+    "gallery remove": 'sslpipe gallery remove team.safetensors "Ada"',
+    "gallery verify": "sslpipe gallery verify a.jpg b.jpg --model out/backbone",
+}
+
+NEXT = {  # command -> what is typed after it; a sub-command without a row has that of its group
+    "shards": _CHECK,
+    "shards build": f"sslpipe shards show DIR --out samples.png, then {_CHECK}",
+    "shards verify": "sslpipe shards build DIR --root IMAGES --skip-bad --overwrite",
+    "check": f"sslpipe preview RECIPE --data DIR/dataset.json, then {_TRAIN}",
+    "preview": _TRAIN,
+    "train": f"sslpipe status RUN while it runs, then {_SUITE}",
+    "status": f"{_SUITE} when it is done",
+    "slurm": "sslpipe status RUN",
+    "slurm shards": _CHECK,
+    "embed": "sslpipe evaluate knn TRAIN.safetensors TEST.safetensors",
+    "whiten": "sslpipe embed EXPORT --data DIR/dataset.json --split test --out test.safetensors",
+    "evaluate": _REPORT,
+    "report": "sslpipe export RUN --out FOLDER",
+    "export": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
+    "gallery": "sslpipe gallery identify GALLERY.safetensors IMAGE --model FOLDER",
+    "gallery enrol": "sslpipe gallery calibrate GALLERY.safetensors STRANGERS --model FOLDER",
+    "curate": _TRAIN,
+    "curate select": "sslpipe shards build DIR --source csv --csv FOLDER/chosen.csv",
+}
+
+
+def add_next(name: str, command: Any) -> None:
+    """End the help of a command with an example and the next command.
+
+    Args:
+        name: "train", or "shards build" of a sub-command.
+        command: The click command; its epilog is changed, once.
+    """
+    group = name.partition(" ")[0]
+    example = command.epilog or f"Example: {EXAMPLES.get(name, 'sslpipe ' + name)}"
+    if "Next: " not in example:
+        # a line each: a reader would take the bar for a pipe, and typer joins lines
+        heading, examples = example.split(": ", 1)
+        lines = [example] if heading == "Example" else [f"{heading}:", *examples.split(" | ")]
+        command.epilog = "\n\n".join([*lines, f"Next: {NEXT.get(name, NEXT[group])}"])
+
+
+def plugin_words() -> list[str]:
+    """Return the words `--plugin MODULE` that this process was started with."""
+    plugins = sys.modules.get("sslpipe.registry.plugins")  # else none was asked for
+    names = [] if plugins is None else plugins.requested()
+    return [word for name in names for word in ("--plugin", name)]
 
 
 def say_next(*words: object, when: str = "") -> None:
@@ -26,27 +113,18 @@ def say_next(*words: object, when: str = "") -> None:
         words: Of the command; those that need it are quoted.
         when: What must happen before, as in " when the job has ended".
     """
-    plugins = [word for name in requested() for word in ("--plugin", name)]
-    say_next_program("sslpipe", *plugins, *words, when=when)
+    say_next_program("sslpipe", *plugin_words(), *words, when=when)
 
 
-def say_next_program(*words: object, when: str = "") -> None:
+def say_next_program(*words: object, when: str = "", title: str = "Next") -> None:
     """Print `Next: WORDS`, the command of another program; see `say_next`."""
-    _say(f"Next{when}", words)
-
-
-def _say(title: str, words: Sequence[object]) -> None:
-    # scripts know what comes next; a command whose output is lost has nothing after it
-    if os.environ.get("SSLPIPE_NEXT") != "0" and _output_arrived():
-        say_once(f"{title}: {shlex.join(map(str, words))}")
-
-
-def _output_arrived() -> bool:
-    """Write what is pending on stdout; whether none of the output was lost."""
     stream = sys.stdout
     if stream is not None:
         stream.flush()
-    return not (isinstance(stream, LastingStream) and stream.error)
+    # scripts know what comes next; a command whose output is lost has nothing after it
+    lost = isinstance(stream, LastingStream) and stream.error is not None
+    if os.environ.get("SSLPIPE_NEXT") != "0" and not lost:
+        say_once(f"{title}{when}: {shlex.join(map(str, words))}")
 
 
 def say_same(option: str) -> None:
@@ -63,19 +141,22 @@ def after_shards(folder: Path, splits: Sequence[str]) -> None:
 
 
 def after_a_look(data: str | Path, *overrides: str) -> None:
-    """Check what a training of a data set will do, from random or existing weights.
+    """Check a training of a data set, from random or pretrained weights.
 
-    Said where there are recipes to name.
+    Only where there are recipes to name.
 
     Args:
         data: dataset.json or its folder, a path or a URL.
         overrides: Of the recipe.
     """
+    from sslpipe.data.index import manifest_url
+
+    words = ["--data", manifest_url(data), *overrides]
     if FIRST_RECIPE.is_file():
-        say_next("check", FIRST_RECIPE, "--data", manifest_url(data), *overrides)
+        say_next("check", FIRST_RECIPE, *words)
     if ADAPTING.is_file():
-        start = ["--init", "WEIGHTS.pth", "--data", manifest_url(data)]
-        _say("Or, from existing weights", ["sslpipe", "check", ADAPTING, *start, *overrides])
+        start = ("sslpipe", "check", ADAPTING, "--init", "WEIGHTS.pth")
+        say_next_program(*start, *words, title="Or, from pretrained weights")
 
 
 def training(
@@ -87,10 +168,9 @@ def training(
     weights: str | None = None,
 ) -> list[object]:
     """Return what `check`, `preview` and `train` share of their words."""
-    start = [] if init is None else ["--init", init]
-    start += [] if checkpoint is None else ["--checkpoint", checkpoint]
-    start += [] if weights is None else ["--weights", weights]
-    return [recipe, *(overrides or []), "--data", data, *start]
+    start = {"--init": init, "--checkpoint": checkpoint, "--weights": weights}
+    given = [word for pair in start.items() if pair[1] is not None for word in pair]
+    return [recipe, *(overrides or []), "--data", data, *given]
 
 
 def new_run_dir(name: str) -> Path:
@@ -99,25 +179,25 @@ def new_run_dir(name: str) -> Path:
     return next(path for path in tries if not path.exists())
 
 
-def after_train(run_dir: Path, data: str, index: DatasetIndex) -> None:
+_BOTH = ("--split", "train", "--split", "test")
+
+
+def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
     """Measure the run, where the data set has labels to measure with; else embed and show it."""
     both = {"train", "test"} <= {*index.manifest.splits}
     if both and (index.split("test").labels >= 0).any():
-        out = run_dir / "eval.json"
-        say_next("evaluate", "suite", run_dir, "--data", data, "--out", out)
+        say_next("evaluate", "suite", run_dir, "--data", data, "--out", run_dir / "eval.json")
     elif both:
-        splits = ["--split", "train", "--split", "test"]
         features = run_dir / "features" / "{split}.safetensors"
-        say_next("embed", run_dir, "--data", data, *splits, "--out", features)
+        say_next("embed", run_dir, "--data", data, *_BOTH, "--out", features)
     else:
         say_next("report", run_dir, "--data", data)
 
 
-def after_embed(files: dict[str, Path], data: str, index: DatasetIndex) -> None:
+def after_embed(files: dict[str, Path], data: str, index: "DatasetIndex") -> None:
     """Score the features, by each other where there is one split; without labels look at them."""
     last = [*files][-1]
-    run_dir = files[last].parent.parent
-    unlabelled = bool((index.split(last).labels < 0).any())
+    run_dir, unlabelled = files[last].parent.parent, bool((index.split(last).labels < 0).any())
     if unlabelled and last == "test" and (run_dir / "recipe.json").is_file():
         say_next("report", run_dir, "--data", data)
     elif unlabelled:
@@ -156,11 +236,5 @@ def after_suite(model: str | None, data: str | None) -> None:
     if (Path(model) / "recipe.json").is_file():
         say_next("report", model, "--data", data)
     else:
-        splits = ["--split", "train", "--split", "test"]
-        say_next("embed", model, "--data", data, *splits, "--out", "features/{split}.safetensors")
-
-
-def after_report(run_dir: Path) -> None:
-    """Write the backbone for other programs, beside the rest of the run."""
-    if not (run_dir / "backbone").exists():
-        say_next("export", run_dir, "--out", run_dir / "backbone")
+        out = "features/{split}.safetensors"
+        say_next("embed", model, "--data", data, *_BOTH, "--out", out)

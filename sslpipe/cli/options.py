@@ -1,31 +1,74 @@
-"""The options of each evaluation, to refuse another one before torch is imported.
+"""The arguments and options that several commands share, each with its help."""
 
-They are the arguments of its function, which needs torch; a test compares both.
-"""
+from pathlib import Path
+from typing import Annotated, Literal
 
-_FILES = "data device erase gallery help out pca query whiten"  # of what takes two embeddings
-_MODEL = "batch-size canvas-px checkpoint data device help num-workers out test-split train-split"
-_MODEL += " weights"
+import typer
 
-EVALUATE: dict[str, set[str]] = {
-    name: {f"--{word}" for word in text.split()}
-    for name, text in {
-        "suite": f"{_MODEL} against baselines columns features leakage no-baselines no-leakage "
-        "search seed",
-        "sgd-augmented": f"{_MODEL} epochs flip-prob holdout rates seed smallest-crop",
-        "few-shot": f"{_FILES} by draws k labels-per-class search seed temperature vote",
-        "geometry": f"{_FILES} most-rows pairs seed",
-        "knn": f"{_FILES} by exclude-same exclude-same-id k no-exclude-same-id search temperature "
-        "vote",
-        "linear": f"{_FILES} by exclude-same grid holdout seed",
-        "nuisance": f"{_FILES} column holdout most-rows probe seed",
-        "retrieval": f"{_FILES} by cross denominator exclude-same exclude-same-id ignore k lone "
-        "no-exclude-same-id per-query similarity",
-        "ridge": f"{_FILES} by exclude-same grid holdout seed",
-        "sgd": f"{_FILES} batch-size epochs holdout rates seed",
-        "verification": f"{_FILES} exclude-same far folds pairs seed",
-    }.items()
-}
+SOURCES = (  # for the help of a MODEL
+    "an export, a folder or file of weights (timm, torchvision, transformers, MoCo, DINO, VISSL, "
+    "lightly, solo-learn), KIND@FILE, or, with a network, timm:NAME, torchvision:NAME, "
+    "hf-hub:OWNER/NAME"
+)
+MOST_SEED = 2**63 - 1
 
-# take the name of a column of the data set
-COLUMN_OPTIONS = ("--by", "--column", "--columns", "--cross", "--erase", "--exclude-same")
+RecipePath = Annotated[
+    Path,
+    typer.Argument(help="A recipe (TOML), such as recipes/my_images_small.toml in the repository."),
+]
+RecipeOrRun = Annotated[
+    Path, typer.Argument(help="A recipe (TOML), or a run, for the recipe it was trained with.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SECTION.KEY=VALUE]...",
+        help="Settings that replace the recipe's, such as data.batch_size=512.",
+    ),
+]
+Data = Annotated[str, typer.Option("--data", help="The data set's dataset.json: a path or a URL.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="step-N|best",
+        help="For a run: load this checkpoint, such as step-00000012, or the best one (with "
+        "run.keep = 'best'). Default: the newest.",
+    ),
+]
+Weights = Annotated[
+    Literal["trained", "ema"] | None,
+    typer.Option(
+        "--weights",
+        help="For a run: load the trained weights, or their moving average (optim.ema). Default: "
+        "the trained ones; with --checkpoint best, those that scored better.",
+        show_default=False,
+    ),
+]
+CanvasPx = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Reduce each image to this longer side first. Default: set by the view."
+    ),
+]
+NumWorkers = Annotated[int, typer.Option(min=0, help="Threads that decode images.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images embedded at a time.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ids",
+        metavar="ID,ID,...",
+        help="Show these samples, such as '469, 523'; repeatable.",
+    ),
+]
+Init = Annotated[
+    str | None,
+    typer.Option(
+        "--init",
+        metavar="SOURCE",
+        help="Pretrained weights to start from: timm:NAME, torchvision:NAME, hf-hub:OWNER/NAME, a "
+        "run, an export, or a file or folder of weights. Default: random weights. A run that has "
+        "started keeps its own copy.",
+    ),
+]

@@ -5,20 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sslpipe.cli.inputs import check_features, check_file, check_run
-from sslpipe.cli.next_step import after_report
-from sslpipe.cli.progress import working
-from sslpipe.cli.terminal import console
-from sslpipe.data.index import load_index
+from sslpipe.cli.inputs import check_features, check_file, check_run, open_data
+from sslpipe.cli.next_step import say_next
+from sslpipe.cli.terminal import new_app, say, working
 from sslpipe.errors import UserError
 from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
     from sslpipe.report.embeddings import Features
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-
-USUAL = "features/{}.safetensors"
+app = new_app(rich_markup_mode="markdown")
 
 
 @app.command(
@@ -30,7 +26,7 @@ def main(
         list[Path], typer.Argument(metavar="RUN...", help="A run directory, or several to compare.")
     ],
     data: Annotated[
-        str | None, typer.Option(help="The dataset.json that was evaluated: adds pictures.")
+        str | None, typer.Option(help="The dataset.json that was evaluated, to show its images.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -42,24 +38,23 @@ def main(
     features: Annotated[
         Path | None,
         typer.Option(
-            help="Embeddings of the test split.", show_default="RUN/features/test.safetensors"
+            help="Features of the test split.", show_default="RUN/features/test.safetensors"
         ),
     ] = None,
     bank: Annotated[
         Path | None,
         typer.Option(
-            help="Embeddings to search in.", show_default="RUN/features/train.safetensors"
+            help="Features to find neighbours in.", show_default="RUN/features/train.safetensors"
         ),
     ] = None,
 ) -> None:
-    """Write one HTML file that shows a run, or compares several.
+    """Show a run, or compare several, in one HTML file.
 
-    Runs that differ in their seed alone are taken together: how far each number moves over seeds,
-    and which recipe is better for all of them.
+    Runs that differ only in their seed are grouped: how far each number varies over seeds, and
+    which recipe is better in all of them.
 
-    It loads nothing from the network. Whatever is missing in the run is named there, with the
-    command that makes it. A run needs no data set to be shown; with --data the report has the
-    images, too.
+    The page loads nothing from the network. What is missing in a run is named there, with the
+    command that makes it. With --data the report also shows images.
     """
     if len(run_dirs) > 1:
         for option, value in (("--data", data), ("--features", features), ("--bank", bank)):
@@ -71,7 +66,7 @@ def main(
     for place, folder in enumerate(folders):
         if folder in folders[:place]:
             raise UserError(f"{run_dirs[place]} is named twice; name each run once")
-    index = load_index(data) if data is not None else None
+    index = None if data is None else open_data(data)
     check_features([features, bank])
     target = out or (
         run_dirs[0].parent / "comparison.html" if len(run_dirs) > 1 else run_dirs[0] / "report.html"
@@ -86,38 +81,38 @@ def main(
 
     if len(run_dirs) > 1:
         runs = [read_run(run_dir) for run_dir in run_dirs]
-        embedded = [_load(None, run_dir / USUAL.format("test")) for run_dir in run_dirs]
         names = names_apart(run_dirs, runs)
-        page = build_comparison(runs, names, embedded)
+        page = build_comparison(runs, names, [_load(None, each, "test") for each in run_dirs])
         recipes = group_by_recipe(runs)
-        said = [*cautions(dict(zip(names, runs, strict=True)), recipes), *lines(recipes)]
-        for line in [*said, *map(str, verdicts(recipes))]:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        found = cautions(dict(zip(names, runs, strict=True)), recipes), lines(recipes)
+        for line in [*found[0], *found[1], *map(str, verdicts(recipes))]:
+            say(line)
         _write(target, page)
         return
     (run_dir,) = run_dirs
     run = read_run(run_dir)
-    queries = _load(features, run_dir / USUAL.format("test"))
-    others = _load(bank, run_dir / USUAL.format("train"))
-    with working("report") as say:
-        page = build_page(run, index, queries, others, say)
+    queries, others = _load(features, run_dir, "test"), _load(bank, run_dir, "train")
+    with working("report") as stage:
+        page = build_page(run, index, queries, others, stage)
     if run.evaluation is not None:
         print_suite(run.evaluation)
     _write(target, page)
-    after_report(run_dir)
+    if not (run_dir / "backbone").exists():
+        say_next("export", run_dir, "--out", run_dir / "backbone")
 
 
 def _write(out: Path, page: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
-    console.print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser", highlight=False)
+    say(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser")
 
 
-def _load(path: Path | None, usual: Path) -> "Features | None":
-    if path is None and not usual.is_file():
-        return None
-
+def _load(path: Path | None, run_dir: Path, split: str) -> "Features | None":
+    """Read features from a file, else those in the run, if any."""
     from sslpipe.evaluation.embed import load_embeddings
     from sslpipe.report.embeddings import Features
 
+    usual = run_dir / "features" / f"{split}.safetensors"
+    if path is None and not usual.is_file():
+        return None
     return Features(*load_embeddings(path or usual))

@@ -5,75 +5,74 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from PIL import Image
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sslpipe.cli.inputs import MOST_SEED, check_picture
+from sslpipe.cli.inputs import check_picture, open_data, parse_ids
 from sslpipe.cli.next_step import after_a_look, after_shards, say_next
-from sslpipe.cli.progress import progress
-from sslpipe.cli.recipes import Ids, parse_ids
-from sslpipe.cli.shard_options import (
-    BACKGROUND,
-    CLASS_DISJOINT,
-    COLUMNS,
-    GROUP_BY,
-    LEVELS,
-    PATTERN,
-    RESIZE,
-    SCATTER,
-    SPLIT_BY,
-    UNSEEN,
-    ClassFile,
-    DataSet,
-    JsonFields,
-    NamePattern,
-    OutFolder,
-    Workers,
-    parse_colour,
-    parse_levels,
-    parse_names,
-    tar_columns,
-)
-from sslpipe.cli.shard_options import read_option as _read
-from sslpipe.cli.shard_options import write_option as _write
-from sslpipe.data.index import Manifest, load_index
+from sslpipe.cli.options import MOST_SEED, Ids
+from sslpipe.cli.terminal import new_app, progress
 from sslpipe.errors import DataError
-from sslpipe.sharding import SOURCES
-from sslpipe.sharding.build import MISSING, Built, build_dataset
-from sslpipe.sharding.cells import parse_columns
-from sslpipe.sharding.gather import parse_pattern
-from sslpipe.sharding.idx import cut_idx
-from sslpipe.sharding.index import (
-    any_tars,
-    check_columns,
-    find_tars,
-    index_folder,
-    verify_columns,
-    verify_shard,
-)
-from sslpipe.sharding.merge import merge_parts, shards_to_merge
-from sslpipe.sharding.record import Part
-from sslpipe.sharding.repack import repack as repack_tars
-from sslpipe.sharding.sources import SourceOptions, class_names
-from sslpipe.sharding.writer import Layout
 
-app = typer.Typer(
-    help="Images -> webdataset shards with an index (dataset.json and offsets).",
+if TYPE_CHECKING:
+    from sslpipe.data.index import Manifest
+    from sslpipe.sharding.build import Built
+    from sslpipe.sharding.gather import TarColumns
+
+app = new_app(
+    help="Convert images to webdataset shards with an index (dataset.json and offsets).",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
     epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1",
 )
+
+OutFolder = Annotated[Path, typer.Argument(help="The data set's folder.", show_default=False)]
+DataSet = Annotated[
+    str,
+    typer.Argument(
+        help="The data set's dataset.json or its folder: a path or a URL.", show_default=False
+    ),
+]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--num-workers", "--workers", min=1, help="Threads; the files do not depend on them."
+    ),
+]
+ClassFile = Annotated[Path | None, typer.Option(help="Text file: a class name per line, by label.")]
+TarSplit = Annotated[
+    str | None,
+    typer.Option(help="The split of all tars. Default: by name, as in train-000000.tar."),
+]
+MaxSamples = Annotated[int, typer.Option(min=1, help="Most samples per shard.")]
+JsonFields = Annotated[
+    str | None,
+    typer.Option(help="Columns from keys of KEY.json: sku,shot_at:time or sku=product.id:text."),
+]
+NamePattern = Annotated[
+    str | None,
+    typer.Option(help="Columns from a regular expression of the image's name, by named groups."),
+]
+
+
+def _read(help: str, *names: str) -> Any:
+    """An option of `build` about what is read."""
+    return typer.Option(*names, help=help, rich_help_panel="What to read")
+
+
+def _write(help: str, *names: str, **range: float) -> Any:
+    """An option of `build` about what is written."""
+    return typer.Option(*names, help=help, rich_help_panel="How to write", **range)  # type: ignore[arg-type]
 
 
 @app.callback()
 def _settings() -> None:
+    from PIL import Image
+
     os.environ["OMP_NUM_THREADS"] = "1"  # the workers are the parallelism; before torch comes
     warnings.simplefilter("error", Image.DecompressionBombWarning)  # such an image is a bad one
 
@@ -81,59 +80,115 @@ def _settings() -> None:
 @app.command()
 def build(
     out: OutFolder,
-    source: Annotated[str, _read(" | ".join(SOURCES.names()))] = "folder",
+    source: Annotated[
+        str,
+        _read(
+            "folder, csv, parquet, huggingface, torchvision, idx, or a data set's own layout: "
+            "tiny-imagenet, cub, cars, products, omniglot, market, inshop."
+        ),
+    ] = "folder",
     root: Annotated[Path | None, _read("Folder of the images or files.")] = None,
-    split: Annotated[str | None, _read("Only this split; names it where none is.")] = None,
-    name: Annotated[
-        str | None,
-        _read("torchvision: the dataset, such as CIFAR10; else the data set's name."),
+    split: Annotated[
+        str | None, _read("Read only this split; its name where the source has none.")
     ] = None,
-    csv: Annotated[Path | None, _read("csv: the file, one row an image.")] = None,
+    name: Annotated[
+        str | None, _read("The data set's name; for torchvision its class, such as CIFAR10.")
+    ] = None,
+    csv: Annotated[Path | None, _read("csv: the file, one row per image.")] = None,
     delimiter: Annotated[
-        str | None, _read("csv: ';' or tab; else a comma, of a .tsv file a tab.")
+        str | None, _read("csv: such as ';' or tab. Default: a comma; for .tsv a tab.")
     ] = None,
     image_column: Annotated[
-        str, _read("Column: csv, of the paths from the file; parquet, of the images.")
+        str, _read("csv: column of the paths, relative to the file; parquet: of the images.")
     ] = "path",
     label_column: Annotated[str, _read("csv, parquet: column of the classes.")] = "label",
     split_column: Annotated[str | None, _read("csv: column of the splits' names.")] = None,
     skip_missing: Annotated[
         bool,
-        _read("csv, parquet: list files that are not there and skip them.", "--skip-missing"),
+        _read("csv, parquet: skip files that do not exist, and list them.", "--skip-missing"),
     ] = False,
-    classes: Annotated[Path | None, _read("idx: class names, one a line, by label.")] = None,
+    classes: Annotated[
+        Path | None, _read("idx: text file, a class name per line, by label.")
+    ] = None,
     labels: Annotated[bool, _read("Take folder names or --label-column as classes.")] = True,
-    columns: Annotated[str | None, _read(COLUMNS)] = None,
-    folder_levels: Annotated[str | None, _read(LEVELS)] = None,
-    name_pattern: Annotated[str | None, _read(PATTERN)] = None,
-    download: Annotated[bool, _read("torchvision: fetch it.", "--download")] = False,
+    columns: Annotated[
+        str | None,
+        _read(
+            "Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames. "
+            "Kinds: text, integer, float, time. Default: inferred."
+        ),
+    ] = None,
+    folder_levels: Annotated[
+        str | None,
+        _read("Columns from the folders an image is in, such as theme,size; - skips one."),
+    ] = None,
+    name_pattern: Annotated[
+        str | None,
+        _read("Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`"),
+    ] = None,
+    download: Annotated[bool, _read("torchvision: download it.", "--download")] = False,
     class_disjoint: Annotated[
-        bool, _read(CLASS_DISJOINT, "--class-disjoint/--published-split")
+        bool,
+        _read(
+            "cub, cars: train on the first half of the classes and test on the others, or use the "
+            "published split for classification.",
+            "--class-disjoint/--published-split",
+        ),
     ] = True,
     test_fraction: Annotated[
-        float, _write("Share of each class to cut from train as test.", min=0, max=0.9)
+        float, _write("Share of each class to move from train to test.", min=0, max=0.9)
     ] = 0.0,
-    split_by: Annotated[str | None, _write(SPLIT_BY)] = None,
-    unseen_classes: Annotated[str | None, _write(UNSEEN)] = None,
-    group_by: Annotated[str | None, _write(GROUP_BY)] = None,
-    scatter: Annotated[bool, _write(SCATTER, "--scatter")] = False,
-    resize_shorter: Annotated[int | None, _write(RESIZE, min=1)] = None,
-    background: Annotated[str | None, _write(BACKGROUND)] = None,
-    seed: Annotated[int, _write("Of the shuffle, the cut and --scatter.")] = 0,
-    samples_per_shard: Annotated[int, _write("Samples, at most.", min=1)] = 1000,
+    split_by: Annotated[
+        str | None, _write("Keep groups of this column, such as patient, in one split.")
+    ] = None,
+    unseen_classes: Annotated[
+        str | None,
+        _write(
+            "Classes, separated by commas, to put in splits of their own, such as test_unseen "
+            "beside test."
+        ),
+    ] = None,
+    group_by: Annotated[
+        str | None, _write("Store groups of this column side by side, to read partners together.")
+    ] = None,
+    scatter: Annotated[
+        bool,
+        _write(
+            "Place each image once at random in its frame: 55-100 % of its size, shifted, rotated "
+            "by up to 20 degrees, 50-100 % as bright.",
+            "--scatter",
+        ),
+    ] = False,
+    resize_shorter: Annotated[
+        int | None,
+        _write(
+            "Shrink images to this shorter side in px; JPEGs are saved again at quality 95, all "
+            "others as PNG.",
+            min=1,
+        ),
+    ] = None,
+    background: Annotated[
+        str | None,
+        _write(
+            "Colour under transparent parts, such as white or '#ffffff'. Default: transparency is "
+            "dropped, which often leaves black."
+        ),
+    ] = None,
+    seed: Annotated[int, _write("For the shuffle, the cut and --scatter.")] = 0,
+    samples_per_shard: Annotated[int, _write("Most samples per shard.", min=1)] = 1000,
     max_shard_bytes: Annotated[
-        int, _write("Bytes, at most; roughly where images are converted.", min=1)
+        int, _write("Most bytes per shard; approximate where images are converted.", min=1)
     ] = 10**9,
-    skip_bad: Annotated[bool, _write("List bad images and skip them.", "--skip-bad")] = False,
-    overwrite: Annotated[bool, _write("Replace these splits.", "--overwrite")] = False,
+    skip_bad: Annotated[bool, _write("Skip bad images, and list them.", "--skip-bad")] = False,
+    overwrite: Annotated[bool, _write("Replace existing splits.", "--overwrite")] = False,
     origin: Annotated[str, _write("Where the images come from, for the record.")] = "",
-    license: Annotated[str, _write("Of the images, for the record.")] = "",
+    license: Annotated[str, _write("The images' license, for the record.")] = "",
     part: Annotated[
-        str | None, _write("I/N: a part of the shards, for one of N machines; see merge.")
+        str | None, _write("I/N: build only this part, on one of N machines; then `merge`.")
     ] = None,
     workers: Workers = 2,
 ) -> None:
-    """Write shards from images; run again after a stop, and it resumes.
+    """Write shards from images. If it is interrupted, run it again to resume.
 
     - photos/CLASS/*.jpg:  `sslpipe shards build out/mydata --root photos --test-fraction 0.1`
     - photos/train/CLASS/*.jpg and photos/test/...:  `sslpipe shards build out/mydata --root photos`
@@ -148,6 +203,13 @@ def build(
       '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
     - on machine 3 of 16: `... build out/big --root photos --part 3/16`, then `... merge out/big`
     """
+    from sslpipe.sharding.build import build_dataset
+    from sslpipe.sharding.cells import parse_columns
+    from sslpipe.sharding.gather import parse_pattern
+    from sslpipe.sharding.record import Part
+    from sslpipe.sharding.sources import SourceOptions
+    from sslpipe.sharding.writer import Layout
+
     chosen = None if part is None else Part.parse(part)
     built = build_dataset(
         out,
@@ -156,16 +218,16 @@ def build(
             root, split, name, csv, image_column, label_column,
             split_column, classes, labels, download, class_disjoint, delimiter, skip_missing,
             parse_columns(columns, "--columns") if columns is not None else (),
-            parse_levels(folder_levels),
+            _parse_levels(folder_levels),
             None if name_pattern is None else parse_pattern(name_pattern),
         ),
         Layout(
             seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter,
-            parse_colour(background), group_by,
+            _parse_colour(background), group_by,
         ),
         test_fraction=test_fraction,
         split_by=split_by,
-        unseen_classes=[] if unseen_classes is None else parse_names(unseen_classes),
+        unseen_classes=[] if unseen_classes is None else _names(unseen_classes),
         skip_bad=skip_bad,
         overwrite=overwrite,
         part=chosen,
@@ -177,20 +239,82 @@ def build(
     _print_built(out, built, chosen)
 
 
+def _print_built(out: Path, built: "Built", part: object = None) -> None:
+    from sslpipe.sharding.build import MISSING
+
+    for line in built.skipped:
+        print(f"skipped: {line}", file=sys.stderr)
+    for line in built.notes:
+        print(line)
+    if part is not None:
+        print(f"{out}: part {part} is done; when all are: sslpipe shards merge {out}")
+        return
+    if built.missing:
+        count = sum(map(len, built.missing.values()))
+        print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)
+    _print_summary(out, built.manifest)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
+    """Read a colour by its name or hexadecimal digits. Raises DataError."""
+    from PIL import ImageColor
+
+    try:
+        if text is None:
+            return None
+        red, green, blue = ImageColor.getrgb(text)[:3]
+        return red, green, blue
+    except ValueError:
+        raise DataError(
+            f"--background {text!r} is no colour; for example white, '#ffffff'"
+        ) from None
+
+
+def _parse_levels(text: str | None) -> tuple[str, ...]:
+    """Read --folder-levels. Raises DataError for what is no name of a column, or comes twice."""
+    from sslpipe.sharding.columns import check_name
+
+    levels = () if text is None else tuple(_names(text))
+    for name in set(levels) - {"-"}:
+        check_name(name)
+        if levels.count(name) > 1:
+            raise DataError(f"--folder-levels {text!r} names {name!r} twice")
+    return levels
+
+
+def _tar_columns(json_fields: str | None, name_pattern: str | None) -> "TarColumns":
+    """Read --json-fields and --name-pattern. Raises DataError as their parsers."""
+    from sslpipe.sharding.cells import parse_columns
+    from sslpipe.sharding.gather import TarColumns, parse_pattern
+
+    return TarColumns(
+        () if json_fields is None else parse_columns(json_fields, "--json-fields"),
+        None if name_pattern is None else parse_pattern(name_pattern),
+    )
+
+
 @app.command()
 def merge(
     out: OutFolder,
     parts: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of the parts, in any order; else OUT.", show_default=False),
+        typer.Argument(
+            help="Folders of the parts, in any order. Default: OUT.", show_default=False
+        ),
     ] = None,
     workers: Workers = 2,
 ) -> None:
-    """Make one data set of all parts of `build --part`: the files that one machine would write.
+    """Merge all parts of `build --part` into the data set that one machine would write.
 
     - all parts in one folder:  `sslpipe shards merge out/big`
     - each in its own:  `sslpipe shards merge out/big part1 part2 part3`
     """
+    from sslpipe.sharding.merge import merge_parts, shards_to_merge
+
     with progress(f"merge {out.name}", shards_to_merge(out, parts or [])) as advance:
         built = merge_parts(out, parts or [], workers=workers, advance=advance)
     _print_built(out, built)
@@ -200,30 +324,35 @@ def merge(
 def repack(
     source: Annotated[Path, typer.Argument(help="A tar, or a folder of tars.", show_default=False)],
     out: OutFolder,
-    split: Annotated[
-        str | None, typer.Option(help="Of all tars; else by name: train-000000.tar is in train.")
-    ] = None,
-    samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples, at most.")] = 1000,
+    split: TarSplit = None,
+    samples_per_shard: MaxSamples = 1000,
     max_shard_bytes: Annotated[
-        int, typer.Option(min=1, help="Bytes, at most, unless one sample is larger.")
+        int, typer.Option(min=1, help="Most bytes per shard, unless one sample is larger.")
     ] = 10**9,
     folder_labels: Annotated[
-        bool, typer.Option("--folder-labels", help="An image's folder in the tar is its class.")
+        bool, typer.Option("--folder-labels", help="Take an image's folder as its class.")
     ] = False,
     classes: ClassFile = None,
     json_fields: JsonFields = None,
     name_pattern: NamePattern = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace these splits.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace existing splits.")
+    ] = False,
     workers: Workers = 2,
 ) -> None:
-    """Write tars again where `index` refuses them, and index them.
+    """Rewrite tars that `index` refuses, and index them.
 
-    For tars that are compressed (gzip, bzip2, xz), whose samples' members lie apart, with sparse
-    files, with dots in file names, or with class folders and no labels. Images, labels and all else
-    of a sample keep their bytes and their order; links and what belongs to no image are left out.
+    For tars that are compressed (gzip, bzip2, xz), that scatter a sample's members, hold sparse
+    files or dots in file names, or have class folders instead of labels. Images, labels and
+    everything else of a sample keep their bytes and order; links and what belongs to no image are
+    left out.
 
     - `sslpipe shards repack photos.tar.gz out/photos --split train --folder-labels`
     """
+    from sslpipe.sharding.index import any_tars
+    from sslpipe.sharding.repack import repack as repack_tars
+    from sslpipe.sharding.sources import class_names
+
     if folder_labels and classes is not None:
         raise DataError("--classes with --folder-labels: the folders' names are the classes")
     names = class_names(classes) if classes else ()
@@ -237,7 +366,7 @@ def repack(
             max_shard_bytes=max_shard_bytes,
             folder_labels=folder_labels,
             classes=names,
-            columns=tar_columns(json_fields, name_pattern),
+            columns=_tar_columns(json_fields, name_pattern),
             overwrite=overwrite,
             workers=workers,
             advance=advance,
@@ -251,9 +380,7 @@ def repack(
 @app.command()
 def index(
     folder: OutFolder,
-    split: Annotated[
-        str | None, typer.Option(help="Of all tars; else by name: train-000000.tar is in train.")
-    ] = None,
+    split: TarSplit = None,
     classes: ClassFile = None,
     json_fields: JsonFields = None,
     name_pattern: NamePattern = None,
@@ -262,15 +389,18 @@ def index(
     ] = False,
     workers: Workers = 2,
 ) -> None:
-    """Index webdataset tars made by others (img2dataset, open_clip) without rewriting them.
+    """Index existing webdataset tars (img2dataset, open_clip) without rewriting them.
 
-    A sample is KEY.jpg, KEY.png or KEY.webp with an optional integer in KEY.cls and columns in
-    KEY.json; other members stay and are ignored. mean and std in dataset.json are ImageNet's.
+    A sample is KEY.jpg, KEY.png or KEY.webp, with an optional integer label in KEY.cls and columns
+    in KEY.json; other members are ignored. mean and std in dataset.json are ImageNet's.
 
     - `sslpipe shards index laion --json-fields url,width:integer`
     """
+    from sslpipe.sharding.index import check_columns, find_tars, index_folder
+    from sslpipe.sharding.sources import class_names
+
     groups = find_tars(folder, split)
-    columns = tar_columns(json_fields, name_pattern)
+    columns = _tar_columns(json_fields, name_pattern)
     if not no_columns:
         check_columns(folder, groups, columns)
     names = class_names(classes) if classes else ()
@@ -283,8 +413,10 @@ def index(
 
 @app.command()
 def verify(folder: DataSet, workers: Workers = 2) -> None:
-    """Check sizes and sha256, decode every image, list what is bad; exit 1 if anything is."""
-    data = load_index(folder)
+    """Check sizes and sha256, decode every image, and list what is bad; exit status 1 if any is."""
+    from sslpipe.sharding.index import verify_columns, verify_shard
+
+    data = open_data(folder)
     jobs = [(key, k) for key, shards in data.manifest.splits.items() for k in range(len(shards))]
     total = sum(shard.samples for shards in data.manifest.splits.values() for shard in shards)
     faults, name = [], Path(folder).name
@@ -306,20 +438,20 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
 @app.command()
 def show(
     folder: DataSet,
-    split: Annotated[str, typer.Option(help="The split to look at.")] = "train",
+    split: Annotated[str, typer.Option(help="The split to show.")] = "train",
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("samples.png"),
-    count: Annotated[int, typer.Option(min=1, help="Samples, chosen at random.")] = 48,
+    count: Annotated[int, typer.Option(min=1, help="Number of samples, chosen at random.")] = 48,
     ids: Ids = None,
-    columns: Annotated[int, typer.Option(min=1)] = 8,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of the choice.")] = 0,
+    columns: Annotated[int, typer.Option(min=1, help="Pictures per row.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="For the choice.")] = 0,
 ) -> None:
-    """A picture of samples with their classes, sizes, ids and keys; of --ids they are printed, too.
+    """Draw samples with their classes, sizes, ids and keys; with --ids, also print them.
 
     - `sslpipe shards show out/mydata --split test --out test.png`
     - `sslpipe shards show out/mydata --ids 469,523`
     """
     wanted = parse_ids(ids)
-    data = load_index(folder)
+    data = open_data(folder)
     check_picture(out)
 
     from sslpipe.sharding.show import sample_lines, sample_sheet, save_sheet
@@ -336,10 +468,12 @@ def show(
 @app.command()
 def stats(
     folder: DataSet,
-    looked_at: Annotated[int, typer.Option(min=1, help="Samples whose size in px is read.")] = 1000,
+    looked_at: Annotated[
+        int, typer.Option(min=1, help="Number of samples whose size in px is read.")
+    ] = 1000,
 ) -> None:
-    """Counts, classes, bytes, image sizes and columns of each split; nothing is decoded."""
-    data = load_index(folder)
+    """Print counts, classes, bytes, image sizes and columns of each split, without decoding."""
+    data = open_data(folder)
 
     from sslpipe.sharding.show import column_rows, split_rows
 
@@ -355,29 +489,17 @@ def stats(
 def cut_idx_command(
     root: Annotated[Path, typer.Argument(help="Folder of train-*-ubyte.gz.", show_default=False)],
     out: OutFolder,
-    per_class: Annotated[int, typer.Option(min=1)] = 1000,
+    per_class: Annotated[int, typer.Option(min=1, help="Images per class.")] = 1000,
 ) -> None:
     """Cut the first images of each class from MNIST-style training files (never the test files)."""
+    from sslpipe.sharding.idx import cut_idx
+
     for path in cut_idx(root, out, per_class):
         print(path)
     say_next("shards", "build", out / "shards", "--source", "idx", "--root", out)
 
 
-def _print_built(out: Path, built: Built, part: Part | None = None) -> None:
-    for line in built.skipped:
-        print(f"skipped: {line}", file=sys.stderr)
-    for line in built.notes:
-        print(line)
-    if part is not None:
-        print(f"{out}: part {part} is done; when all are: sslpipe shards merge {out}")
-        return
-    if built.missing:
-        count = sum(map(len, built.missing.values()))
-        print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)
-    _print_summary(out, built.manifest)
-
-
-def _print_summary(folder: Path, manifest: Manifest) -> None:
+def _print_summary(folder: Path, manifest: "Manifest") -> None:
     table = Table()
     for heading in ("split", "samples", "shards", "MB"):
         table.add_column(heading, justify="left" if heading == "split" else "right")

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
-from sslpipe.cli.next_step import say_next, say_same
-from sslpipe.cli.recipes import Data, Init, Overrides, RecipePath
+from sslpipe.cli.next_step import plugin_words, say_next, say_same
+from sslpipe.cli.options import Data, Init, Overrides, RecipePath
+from sslpipe.cli.terminal import new_app, show
 from sslpipe.errors import UserError
-from sslpipe.recipe import Recipe, load_recipe
-from sslpipe.registry.plugins import requested
-from sslpipe.run.batch_script import batch_script
-from sslpipe.run.launcher import check_streams
 
 
 class RecipeFirst(TyperGroup):
@@ -35,24 +31,24 @@ class RecipeFirst(TyperGroup):
         return args if known else ["train", *args]
 
 
-app = typer.Typer(
+app = new_app(
     cls=RecipeFirst,
-    add_completion=False,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Print the batch script of a training for SLURM, or submit it. `sslpipe slurm RECIPE` is "
-    "`sslpipe slurm train RECIPE`; `sslpipe slurm shards` is that of a data set.",
+    help="Print the SLURM batch script of a training, or submit it. `sslpipe slurm RECIPE` is "
+    "short for `sslpipe slurm train RECIPE`; `sslpipe slurm shards` builds a data set.",
     epilog="Examples: sslpipe slurm recipe.toml --data /data/dataset.json --run-dir runs/photos "
     "--submit | sslpipe slurm shards /data/photos --root /images --test-fraction 0.1 --parts 16",
 )
 Option = Annotated[
-    list[str] | None, typer.Option(help="Another of sbatch's: partition=gpu; repeatable.")
+    list[str] | None,
+    typer.Option(help="Another option of sbatch, such as partition=gpu; repeatable."),
 ]
 Site = Annotated[
-    Path | None, typer.Option(help="A shell file to include: modules, network, containers.")
+    Path | None,
+    typer.Option(help="A shell file to include, for modules, network or containers."),
 ]
-Submit = Annotated[bool, typer.Option(help="Hand it to sbatch instead of printing.")]
+Submit = Annotated[bool, typer.Option(help="Submit the script instead of printing it.")]
+Time = Annotated[str | None, typer.Option(help="Time limit of one start, such as 24:00:00.")]
 
 
 @app.command(
@@ -66,21 +62,27 @@ def train(
     data: Data = ...,  # type: ignore[assignment]
     run_dir: Annotated[Path, typer.Option(help="Where the run lives.")] = ...,  # type: ignore[assignment]
     init: Init = None,
-    nodes: Annotated[int, typer.Option(min=1)] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="0: on the CPU.")] = 0,
-    cpu_processes: Annotated[int, typer.Option(min=1, help="A node, without GPUs.")] = 1,
-    time: Annotated[str | None, typer.Option(help="The limit of one start.")] = None,
-    warn_s: Annotated[int, typer.Option(min=1, help="Saved this long before the limit.")] = 120,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="0: train on CPUs.")] = 0,
+    cpu_processes: Annotated[int, typer.Option(min=1, help="Per node, without GPUs.")] = 1,
+    time: Time = None,
+    warn_s: Annotated[
+        int, typer.Option(min=1, help="Save this many seconds before the limit.")
+    ] = 120,
     job_name: Annotated[str | None, typer.Option(show_default="the recipe's name")] = None,
     option: Option = None,
     site: Site = None,
     submit: Submit = False,
 ) -> None:
-    """Print the batch script of a training for SLURM, or submit it.
+    """Print the SLURM batch script of a training, or submit it.
 
-    The script is complete: it needs this Python environment, and no other file. The job saves and
-    requeues itself at the time limit and on preemption.
+    The script needs this Python environment and no other file. At the time limit and on preemption
+    the job saves a checkpoint and requeues itself.
     """
+    from sslpipe.recipe import Recipe, load_recipe
+    from sslpipe.run.batch_script import batch_script
+    from sslpipe.run.launcher import check_streams
+
     loaded = load_recipe(recipe, overrides or [])
     if isinstance(loaded, Recipe):
         check_streams(loaded.data.num_streams, nodes * (gpus_per_node or cpu_processes))
@@ -92,12 +94,9 @@ def train(
         **({"time": time} if time else {}),
         **_pairs(option),
     }
-    words = [str(recipe), "--data", data, "--run-dir", str(run_dir)]
-    words += _plugins()
-    words += [] if init is None else ["--init", init]
-    text = batch_script(
-        options, [*words, *(overrides or [])], {"SSLPIPE_CPU_PROCESSES": str(cpu_processes)}, site
-    )
+    words = [str(recipe), "--data", data, "--run-dir", str(run_dir), *plugin_words()]
+    words += [*([] if init is None else ["--init", init]), *(overrides or [])]
+    text = batch_script(options, words, {"SSLPIPE_CPU_PROCESSES": str(cpu_processes)}, site)
     if submit:
         _sbatch(text)
         say_next("status", run_dir, when=" when the job runs")
@@ -112,26 +111,27 @@ def train(
     context_settings={"ignore_unknown_options": True},
 )
 def shards(
-    out: Annotated[str, typer.Argument(help="The data set's folder, which all nodes see.")],
+    out: Annotated[str, typer.Argument(help="The data set's folder, on shared storage.")],
     build: Annotated[
-        list[str] | None, typer.Argument(help="Options of `sslpipe shards build`, but --part.")
+        list[str] | None, typer.Argument(help="Options of `sslpipe shards build`, except --part.")
     ] = None,
-    parts: Annotated[int, typer.Option(min=1, help="Tasks; each builds a part of them.")] = ...,  # type: ignore[assignment]
-    time: Annotated[str | None, typer.Option(help="The limit of one start.")] = None,
+    parts: Annotated[int, typer.Option(min=1, help="Number of tasks; each builds one part.")] = ...,  # type: ignore[assignment]
+    time: Time = None,
     job_name: Annotated[str, typer.Option()] = "sslpipe-shards",
     option: Option = None,
     site: Site = None,
     submit: Submit = False,
 ) -> None:
-    """Print the batch script of a data set's shards, or submit it: parts, then their merge.
+    """Print the SLURM batch script that builds a data set in parts and merges them, or submit it.
 
-    sbatch --array=1-N runs it as tasks that build a part of the shards each; started behind them
-    without an array, it merges the parts. --submit does both.
+    With `sbatch --array=1-N` each task builds one part; without an array, the script merges them.
+    --submit does both.
     """
     from sslpipe.cli.shards import app as shard_commands
+    from sslpipe.run.batch_script import batch_script
 
     # a wrong word ends here, before a job waits for its turn
-    words = [out, *(build or []), *_plugins()]
+    words = [out, *(build or []), *plugin_words()]
     command: Any = typer.main.get_command(shard_commands)
     command.commands["build"].make_context("sslpipe shards build", [out, *(build or [])])
 
@@ -144,10 +144,6 @@ def shards(
     job = _sbatch(text, f"--array=1-{parts}")
     _sbatch(text, f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
     say_next("shards", "stats", out, when=" when the jobs have ended")
-
-
-def _plugins() -> list[str]:
-    return [word for name in requested() for word in ("--plugin", name)]
 
 
 def _pairs(options: list[str] | None) -> dict[str, str]:
@@ -163,5 +159,5 @@ def _sbatch(text: str, *words: str) -> str:
         raise UserError("no sbatch on this machine; run this on a login node") from None
     if done.returncode:
         raise UserError(f"sbatch refused the job: {done.stderr.strip()}")
-    Console().print(done.stdout.strip(), highlight=False)
+    show(done.stdout.strip())
     return "".join(re.findall(r"batch job (\d+)", done.stdout))

@@ -1,4 +1,4 @@
-"""`sslpipe status`: where a run stands, from its directory alone."""
+"""`sslpipe status`: the state of a run, from its directory alone."""
 
 import json
 import sys
@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sslpipe.cli.inputs import check_run
+from sslpipe.cli.terminal import new_app, show
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = new_app()
 
 
 @app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --json")
 def main(
-    run: Annotated[Path, typer.Argument(help="A run directory, of either kind.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For other programs.")] = False,
+    run: Annotated[Path, typer.Argument(help="A run directory, of pretraining or fine-tuning.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Print where a run stands, from its directory alone.
+    """Show the state of a run, from its directory alone.
 
     Progress, speed, time left, health, bad samples, last checkpoint, and each process.
     """
@@ -31,4 +31,4 @@ def main(
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=1) + "\n")
     else:
-        Console().print(render(summary), highlight=False, markup=False)
+        show(render(summary))

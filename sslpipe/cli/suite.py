@@ -1,187 +1,71 @@
-"""`sslpipe evaluate suite`: a backbone beside pixels, random weights and other networks."""
+"""What `sslpipe evaluate suite` embeds, keeps and prints."""
 
-import shutil
+import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
-from sslpipe.cli.against import Compared, Other, embed_others, features_folder, load_compared
-from sslpipe.cli.columns import probed_columns
-from sslpipe.cli.embed import keep_features, saved_features
-from sslpipe.cli.next_step import after_suite
-from sslpipe.cli.processes import start_alone
-from sslpipe.cli.progress import progress
-from sslpipe.cli.recipes import CanvasPx, Checkpoint, Device, NumWorkers, Weights
-from sslpipe.cli.suite_tables import print_suite, renamed
-from sslpipe.cli.terminal import console, report_bad, say_weights, write_json
-from sslpipe.curate.leaks import Leaks, find_leaks
-from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.cli.against import Compared, Other, embed_other, load_compared
+from sslpipe.cli.embed import features_metadata
+from sslpipe.cli.suite_tables import print_suite
+from sslpipe.cli.terminal import progress, report_bad, say, say_weights, show
+from sslpipe.curate.leaks import Leaks
+from sslpipe.curate.leaks import find_leaks as find_leaks_in
+from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import check_comparable, load_embeddings
+from sslpipe.evaluation.embed import Embeddings, check_comparable, embed_to_file, load_embeddings
 from sslpipe.evaluation.features import (
     data_metadata,
     embed_pair,
     embed_pixels,
     random_backbone,
+    saved_embeddings,
     two_splits,
 )
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.protocols import Pair
-from sslpipe.evaluation.suite import check_labelled, run_suite
+from sslpipe.evaluation.suite import check_labelled
 from sslpipe.evaluation.suite_file import own_name
-from sslpipe.evaluation.verdict import BASELINES, unfinished
-from sslpipe.export.load import FrozenBackbone, checkpoint_metadata, load_backbone
+from sslpipe.evaluation.verdict import unfinished
+from sslpipe.export.load import FrozenBackbone, Weights, checkpoint_metadata, load_backbone
 from sslpipe.recipe.shortened import shortened_note
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
+MOST_KEPT_BYTES = 2**30  # of a split's features that are left in the run
+MOST_KEPT_PIXELS = 2**28  # bytes
 
 Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what embeds them
 
 
-def suite(
-    model: Annotated[
-        str | None, typer.Argument(help="A run directory, an export's folder, or other weights.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="The dataset.json to embed.")] = None,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eval.json"),
-    train_split: Annotated[str, typer.Option(help="The split with the labels to learn from.")] = (
-        "train"
-    ),
-    test_split: Annotated[str, typer.Option(help="The split that is scored.")] = "test",
-    features: Annotated[
-        list[str] | None,
-        typer.Option(help="A further set: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
-    ] = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="Other weights to compare with, an export or run or what `sslpipe embed` takes: "
-            "the same samples and protocols, its own view; repeatable. The weights that a run "
-            "started from are compared with, too, where they can be had.",
-        ),
-    ] = None,
-    baselines: Annotated[bool, typer.Option(help="Measure pixels and random weights, too.")] = True,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Columns of the data set that a linear probe predicts, to see what else the "
-            "features know; else its texts of 2 to 50 values, at most 8. Repeatable.",
-        ),
-    ] = None,
-    leakage: Annotated[
-        bool,
-        typer.Option(help="Look for test samples that are in train, and score without them, too."),
-    ] = True,
-    search: Annotated[str, typer.Option(help="torch, or faiss: the same neighbours.")] = "torch",
-    seed: Annotated[int, typer.Option(help="Of the draws of labels and the hold-out.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 256,
-    canvas_px: CanvasPx = None,
-    num_workers: NumWorkers = 2,
-    device: Device = "auto",
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
-) -> None:
-    """Every evaluation of a backbone beside raw pixels, random weights and other networks.
-
-    One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
-    Recall@1 and MAP@R where train has not the classes of test. The same protocols, samples and
-    draws for every row. Ctrl-C or SIGTERM writes what is measured; the same command resumes.
-    """
-    target = start_alone("suite", device)
-    sets: Sets = {}  # the most wanted first: what is interrupted has these
-    given = _load_features(features or [], taken=() if model is None else ("ssl", *BASELINES))
-    probed = probed_columns(model, data, (train_split, test_split), columns)
-    if model is None and against:
-        raise DataError("--against is compared with a model; name an export or a run before it")
-    if model is None and not features:
-        raise DataError(
-            "nothing is named to evaluate: give a run, an export or other weights with --data, or "
-            "--features NAME=TRAIN.safetensors,TEST.safetensors"
-        )
-    not_measured = [*probed.left_out]
-    if leakage and model is None:
-        not_measured.append("test samples that are in train: name a model and --data")
-    metadata: dict[str, Any] = {"seed": seed}
-    compared, leaks = Compared([]), None
-    with _stoppable(out):
-        if model is not None:
-            sets, found, compared = _embed_model(
-                model,
-                data,
-                (train_split, test_split),
-                against=against or [],
-                untrained_seed=seed if baselines else None,
-                taken={"ssl", *BASELINES, *given},
-                checkpoint=checkpoint,
-                weights=weights,
-                canvas_px=canvas_px,
-                batch_size=batch_size,
-                num_workers=num_workers,
-                device=target,
-            )
-            metadata |= found
-            if leakage:
-                leaks = _find_leaks(str(data), (train_split, test_split), sets, num_workers)
-            if not baselines:
-                del sets["pixels"]
-        own = own_name(metadata, [*sets, *given])
-        last = {name: sets.pop(name) for name in BASELINES if name in sets}
-        sets |= given | last
-        # the numbers
-        report = run_suite(
-            {name: _on_device(pair, target) for name, pair in sets.items()},
-            metadata,
-            against=[other.name for other in compared.others],
-            start=compared.start,
-            not_compared=compared.not_compared,
-            columns=probed.codes,
-            not_measured=not_measured,
-            leaked=None if leaks is None else leaks.ids,
-            leaked_by="" if leaks is None else leaks.how,
-            search=search,  # type: ignore[arg-type]
-            seed=seed,
-            say=lambda text: console.print(renamed(text, own), highlight=False, markup=False),
-            progress=lambda title, total: progress(renamed(title, own), total),
-            keep=kept_folder(out),
-        )
-        write_json(out, report)
-        if "incomplete" not in report:
-            shutil.rmtree(kept_folder(out), ignore_errors=True)
-        _print_report(report, out)
-    after_suite(model, data)
-
-
-def _print_report(report: dict[str, Any], out: Path) -> None:
+def print_report(report: dict[str, Any], out: Path) -> None:
     """Print the answer, the tables, and what is missing; end where sets are."""
     if note := unfinished(report["facts"]):
         Console().print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    Console().print(report["verdict"], highlight=False, markup=False, soft_wrap=True)
+    show(report["verdict"])
     print_suite(report)
     if "leakage" in report:
-        Console().print(leakage_sentence(report["leakage"]), highlight=False, markup=False)
+        show(leakage_sentence(report["leakage"]))
     for sentence in report["left_out"]:
-        Console().print(f"not measured: {sentence}", highlight=False)
-    Console().print(f"{len(report['rows'])} numbers in {out}", highlight=False)
-    missing = report.get("incomplete", {})
-    if missing:
+        show(f"not measured: {sentence}")
+    show(f"{len(report['rows'])} numbers in {out}")
+    if missing := report.get("incomplete", {}):
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
-        text = f"error: not in {out}: {reasons}; the same command measures all that is missing"
-        console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+        again = "the same command measures all that is missing"
+        say(f"error: not in {out}: {reasons}; {again}", "red")
         raise typer.Exit(130 if "interrupted" in missing.values() else 2)
 
 
 @contextmanager
-def _stoppable(out: Path) -> Iterator[None]:
+def stoppable(out: Path) -> Iterator[None]:
     """Let the first SIGTERM or Ctrl-C raise KeyboardInterrupt, and a later Ctrl-C again.
 
     Schedulers and `timeout` often send SIGTERM twice: the second one must not cost what is written
@@ -203,15 +87,11 @@ def _stoppable(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         folder = kept_folder(out)
         resumes = f"; the same command resumes from {folder}" if folder.is_dir() else ""
-        text = f"interrupted: {out} is not written"
-        console.print(text + resumes, highlight=False, markup=False, soft_wrap=True)
+        say(f"interrupted: {out} is not written{resumes}")
         raise typer.Exit(130) from None
     finally:
         for kind, handler in zip(kinds, before, strict=True):
             signal.signal(kind, handler)
-
-
-MOST_KEPT_PIXELS = 2**28  # bytes
 
 
 def kept_folder(out: Path) -> Path:
@@ -219,7 +99,7 @@ def kept_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.parts")
 
 
-def _on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[], Pair]:
+def on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[], Pair]:
     """Move features, or those that a function will return."""
 
     def moved(made: Pair) -> Pair:
@@ -231,7 +111,7 @@ def _on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[
     return moved(pair)
 
 
-def _embed_model(
+def embed_model(
     model: str,
     data: str | None,
     names: tuple[str, str],
@@ -240,7 +120,7 @@ def _embed_model(
     untrained_seed: int | None,
     taken: Collection[str],
     checkpoint: str | None,
-    weights: Weights,
+    weights: Weights | None,
     canvas_px: int | None,
     **options: Any,
 ) -> tuple[Sets, dict[str, Any], Compared]:
@@ -276,57 +156,99 @@ def _embed_model(
     untrained = None
     if untrained_seed is not None:
         untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
+    options |= {"on_bad": report_bad}
+    folder = Path(model) / "features"  # of a run
+    writable = (Path(model) / "recipe.json").is_file() and os.access(model, os.W_OK)
+    saved = _features_of_run(folder, writable, backbone, index, splits, canvas, **options)
     own: dict[str, Any] = {"view": backbone.view, "splits": splits, "canvas_px": canvas, **options}
-    own |= {"progress": progress, "on_bad": report_bad}
-    keep_features(
-        Path(model), backbone, index, splits, canvas_px=canvas, on_bad=report_bad, **options
-    )
-    saved = saved_features(Path(model), backbone, index, splits, canvas)
+    own["progress"] = progress
     known_as = own_name(config.facts, [*taken, *(other.name for other in compared.others)])
     sets: Sets = {"ssl": embed_pair(known_as, backbone.backbone, saved=saved, **own)}
 
-    def embed_other(other: Other) -> Pair:
-        with features_folder(Path(model)) as folder:
-            kept: dict[str, Any] = {"folder": folder, "canvas_px": canvas_px, **options}
-            return embed_others([other], index, splits, **kept)[other.name]
+    def embed_kept(other: Other) -> Pair:
+        """Embed by another network; a run keeps the features, an export is not written to."""
+        if writable:
+            return embed_other(other, index, splits, folder / "against", canvas_px, **options)
+        with TemporaryDirectory() as temporary:
+            return embed_other(other, index, splits, Path(temporary), canvas_px, **options)
 
     # the start first: each is embedded when its turn comes, and kept once it is measured
     others = sorted(compared.others, key=lambda other: other.name != compared.start)
-    sets |= {other.name: partial(embed_other, other) for other in others}
+    sets |= {other.name: partial(embed_kept, other) for other in others}
     if untrained is not None:
         sets["random"] = partial(embed_pair, "random", untrained, **own)
     sets["pixels"] = partial(embed_pixels, **own)
-    facts = _origin(backbone, index, names, canvas)
-    if others:
-        facts["against"] = [other.metadata() for other in others]
-    return sets, facts, compared
-
-
-def _origin(
-    backbone: FrozenBackbone, index: DatasetIndex, names: tuple[str, str], canvas_px: int
-) -> dict[str, Any]:
-    """Return what eval.json says of where the features come from: weights, view, data."""
-    config, (train, test) = backbone.config, names
+    # where the features come from: weights, view, data
     trained = config.facts.get("recipe")
     recipe = trained if isinstance(trained, dict) else {}
     note = shortened_note(recipe)
-    return {
+    facts = {
         "name": config.facts.get("name", ""),
         "backbone": config.backbone.model_dump(),
         "backbone_sha256": config.weights_sha256,
         "view": backbone.view.config(),
-        "canvas_px": canvas_px,
-        **data_metadata(index, test),
+        "canvas_px": canvas,
+        **data_metadata(index, names[1]),
         **checkpoint_metadata(backbone),
         **({"step": config.facts["step"]} if "step" in config.facts else {}),
         **({"steps": recipe["steps"]} if "steps" in recipe else {}),
         **({"shortened": note} if note else {}),
-        "train_split": train,
+        "train_split": names[0],
         "classes": list(index.manifest.classes),
+        **({"against": [other.metadata() for other in others]} if others else {}),
     }
+    return sets, facts, compared
 
 
-def _find_leaks(data: str, names: tuple[str, str], sets: Sets, num_workers: int) -> Leaks:
+def _features_of_run(
+    folder: Path,
+    writable: bool,
+    backbone: FrozenBackbone,
+    index: DatasetIndex,
+    splits: Sequence[Split],
+    canvas_px: int,
+    **options: Any,
+) -> dict[str, Embeddings]:
+    """Read FOLDER/SPLIT.safetensors where they are just what would be embedded now.
+
+    Args:
+        folder: RUN/features; an export has no such folder.
+        writable: Whether those that are not there are written, for the report of the run, up to
+            MOST_KEPT_BYTES a split.
+        backbone: The run's.
+        index: The data set.
+        splits: Of it.
+        canvas_px: As they would be embedded.
+        options: batch_size, num_workers, device, on_bad of `embed_to_file`.
+
+    Returns:
+        Split -> features, of those that are there; each is a line on the console.
+    """
+    saved = {}
+    for split in splits:
+        file = folder / f"{split.name}.safetensors"
+        facts = features_metadata(backbone, backbone.view, index, split.name)
+        small = len(split) * backbone.config.num_features * 4 <= MOST_KEPT_BYTES
+        if writable and small and not file.exists():
+            embed_to_file(
+                file,
+                backbone.backbone.to(options["device"]),
+                backbone.view,
+                split,
+                facts,
+                canvas_px=canvas_px,
+                bar=partial(progress, f"embed {split.name}"),
+                **options,
+            )
+        identity = {**facts, "canvas_px": canvas_px, "dtype": "float32"}
+        rows = saved_embeddings(file, identity, split)
+        if rows is not None:
+            saved[split.name] = rows
+            say(f"{split.name}: read from {file}")
+    return saved
+
+
+def find_leaks(data: str, names: tuple[str, str], sets: Sets, num_workers: int) -> Leaks:
     """Find the test samples that are in train; pixels that it needs as features stay in `sets`."""
     index = load_index(data)
     train, test = map(index.split, names)
@@ -336,16 +258,16 @@ def _find_leaks(data: str, names: tuple[str, str], sets: Sets, num_workers: int)
     def pixels() -> Pair:
         made = sets["pixels"]
         if callable(made):
-            console.print("pixels: features", highlight=False, markup=False)
+            say("pixels: features")
             made = made()
             if sum(rows.features.nbytes for rows in made) <= MOST_KEPT_PIXELS:
                 sets["pixels"] = made  # else made again, in seconds, when their turn comes
         return made
 
-    return find_leaks((train, test), rows, pixels, num_workers=num_workers, progress=progress)
+    return find_leaks_in((train, test), rows, pixels, num_workers=num_workers, progress=progress)
 
 
-def _load_features(texts: Sequence[str], taken: Collection[str]) -> Sets:
+def load_features(texts: Sequence[str], taken: Collection[str]) -> Sets:
     """Read the features of each NAME=TRAIN,TEST, whose names must differ from each other's.
 
     Args:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sslpipe.cli.columns import nuisance_table, percent
+from sslpipe.cli.terminal import show
 from sslpipe.evaluation.against import RECALL
 from sslpipe.evaluation.result import measured_columns
 from sslpipe.evaluation.suite_file import own_name, with_own_name
@@ -35,8 +35,7 @@ def print_suite(report: dict[str, Any]) -> None:
     printer.print(suite_table(report))
     for row in report["rows"]:
         if row["column"] is not None and not row["details"].get("converged", True):
-            note = f"* {row['features']}, {row['column']}: the fit did not converge"
-            printer.print(note, highlight=False, markup=False)
+            show(f"* {row['features']}, {row['column']}: the fit did not converge")
     if report.get("against"):
         printer.print(against_table(report["against"]))
     if report.get("nuisance"):
@@ -90,3 +89,24 @@ def against_table(compared: Sequence[dict[str, Any]]) -> Table:
             answer_text(each),
         )
     return table
+
+
+def nuisance_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Rows: chance, and each kind of features. Columns: those of the data set that were probed."""
+    table = Table(title="What else the features know: a linear probe's % right, 95 % interval")
+    table.add_column("features")
+    cells: dict[str, dict[str, str]] = {"chance": {}}
+    for row in rows:
+        cells["chance"][row["column"]] = f"{100 * row['details']['chance']:.1f}"
+        shown = percent(row["value"], row["interval95"])
+        cells.setdefault(row["features"], {})[row["column"]] = shown
+    for column in cells["chance"]:
+        table.add_column(column, justify="right")
+    for name, line in cells.items():
+        table.add_row(Text(name), *(line.get(column, "-") for column in cells["chance"]))
+    return table
+
+
+def percent(value: float, interval: tuple[float, float]) -> str:
+    """Write a share and its interval in percent."""
+    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"

@@ -1,29 +1,78 @@
-"""What several commands print: messages and skipped samples on stderr, JSON files."""
+"""How every command prints: results on stdout, messages and progress on stderr."""
 
 import json
 import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
 from sslpipe.portable import write_atomically
+from sslpipe.run.console import LastingStream, say_last
 
 if TYPE_CHECKING:
     from sslpipe.data.store import Quarantined
     from sslpipe.export.load import FrozenBackbone
 
 console = Console(stderr=True)
+PLAIN_EVERY_S = 10.0
+SILENT_S = 1.5
+
+
+def new_app(**settings: Any) -> typer.Typer:
+    """Make the app of a command, or of a group of commands."""
+    usual: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
+    return typer.Typer(**usual | {"rich_markup_mode": "rich"} | settings)
+
+
+class LazyGroup(TyperGroup):
+    """A group that lists commands from a table, and imports the one that is called."""
+
+    SUMMARIES: ClassVar[dict[str, str]] = {}  # name -> first line of the help
+
+    def __init__(self, *, commands: Any = None, **attrs: Any) -> None:
+        rows = {name: TyperCommand(name=name, help=text) for name, text in self.SUMMARIES.items()}
+        super().__init__(commands={**(commands or {}), **rows}, **attrs)
+
+    def load(self, name: str) -> Any:
+        """Import a command."""
+        raise NotImplementedError
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that is called."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else self.load(name), rest
+
+
+def show(text: object) -> None:
+    """Print a line of the result on stdout, as it is."""
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a message on stderr, as it is."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def first_process() -> bool:
+    """Whether this process is the first, or the only one, that the launcher started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def say_once(text: str) -> None:
-    """Print a line on stderr, of several processes by the first alone."""
-    if os.environ.get("RANK", "0") == "0":
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print a message on stderr, of several processes by the first alone."""
+    if first_process():
+        say(text)
 
 
 def say_weights(model: "FrozenBackbone") -> None:
-    """Say on stderr which weights of a run were chosen; nothing of its newest trained ones."""
+    """Say which weights of a run were chosen; nothing of its newest trained ones."""
     facts = model.config.facts
     if "checkpoint" in facts or "weights" in facts:
         kind = "averaged (optim.ema)" if facts.get("weights") == "ema" else "trained"
@@ -32,17 +81,85 @@ def say_weights(model: "FrozenBackbone") -> None:
 
 
 def report_bad(sample: "Quarantined") -> None:
-    """Print one line on stderr about a sample that cannot be decoded."""
-    console.print(
-        f"skipped: {sample.shard}, key {sample.key!r} (id {sample.id}): {sample.reason}",
-        style="yellow",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    """Name a sample that cannot be decoded."""
+    where = f"{sample.shard}, key {sample.key!r} (id {sample.id})"
+    say(f"skipped: {where}: {sample.reason}", "yellow")
 
 
 def write_json(path: Path, tree: Any) -> None:
     """Write a tree of plain values as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(tree, indent=1) + "\n")
+
+
+@contextmanager
+def progress(task: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal, elsewhere a line every ten seconds.
+
+    Yields:
+        A function that advances it by a number; any thread may call it.
+    """
+    if not console.is_terminal:
+        yield _plain(task, total)
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    text, left = TextColumn("{task.description}"), TimeRemainingColumn(elapsed_when_finished=True)
+    with Progress(text, BarColumn(), MofNCompleteColumn(), left, console=console) as bar:
+        number = bar.add_task(task, total=total)
+        yield lambda count: bar.advance(number, count)
+
+
+def _plain(task: str, total: int) -> Callable[[int], None]:
+    """Print a line every ten seconds, and a last one where there was one before."""
+    lock, done, last, said = threading.Lock(), 0, time.monotonic(), False
+
+    def advance(count: int) -> None:
+        nonlocal done, last, said
+        with lock:
+            done += count
+            if (said and done == total) or time.monotonic() - last > PLAIN_EVERY_S:
+                last, said = time.monotonic(), True
+                say(f"{task}: {done}/{total}")
+
+    return advance
+
+
+@contextmanager
+def working(task: str) -> Iterator[Callable[[str], None]]:
+    """Show how long a task has taken, on a terminal, until it ends; yields what names its stage."""
+    if not console.is_terminal or not first_process():
+        yield lambda text: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        number = bar.add_task(task, total=None)
+        yield lambda text: bar.update(number, description=f"{task}: {text}")
+
+
+@contextmanager
+def first_sign(command: str, streams: Sequence[LastingStream]) -> Iterator[None]:
+    """Say that a command is at work where it has printed nothing yet: libraries take seconds.
+
+    Not with SSLPIPE_NEXT=0, for scripts.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        if not ended.wait(SILENT_S) and not any(stream.used for stream in streams):
+            say_last(f"sslpipe {command}: loading libraries and data ...")
+
+    if command and os.environ.get("SSLPIPE_NEXT") != "0" and first_process():
+        threading.Thread(target=watch, name="sslpipe-first-sign", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

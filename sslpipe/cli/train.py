@@ -1,4 +1,4 @@
-"""`sslpipe check`, `train` and `preview`; what needs torch is imported after the checks."""
+"""`sslpipe check`, `train` and `preview`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,10 +6,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import check_folder, check_init, check_picture, check_run, open_split
+from sslpipe.cli.inputs import (
+    check_folder,
+    check_init,
+    check_picture,
+    check_run,
+    load_recipe_or_run,
+    open_data,
+    parse_ids,
+    recorded_in,
+)
 from sslpipe.cli.next_step import after_train, new_run_dir, say_next, training
-from sslpipe.cli.progress import working
-from sslpipe.cli.recipes import (
+from sslpipe.cli.options import (
     Checkpoint,
     Data,
     Ids,
@@ -18,29 +26,20 @@ from sslpipe.cli.recipes import (
     RecipeOrRun,
     RecipePath,
     Weights,
-    load_recipe_or_run,
-    parse_ids,
-    recorded_in,
 )
-from sslpipe.cli.terminal import console, say_once
-from sslpipe.data.index import load_index
+from sslpipe.cli.terminal import console, new_app, say_once, show, working
 from sslpipe.errors import UserError
-from sslpipe.recipe import Recipe, load_recipe
-from sslpipe.recipe.shortened import shortened_note
-from sslpipe.registry.plugins import made_with
-from sslpipe.run.records import plugins_of
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = new_app()
 
 
 def _explain(key: str | None) -> None:
     """Print what a setting means, and end: no recipe is needed for it."""
-    if key is None:
-        return
-    from sslpipe.cli.explain import explain
+    if key is not None:
+        from sslpipe.cli.explain import explain
 
-    Console().print(explain(key), highlight=False, markup=False, soft_wrap=True)
-    raise typer.Exit
+        show(explain(key))
+        raise typer.Exit
 
 
 @app.command(
@@ -64,7 +63,7 @@ def check(
             is_eager=True,
             callback=_explain,
             metavar="KEY",
-            help="Print what a setting such as data.micro_batch means, and nothing else.",
+            help="Print what a setting means, such as data.micro_batch, and exit.",
         ),
     ] = None,
     within: Annotated[
@@ -72,8 +71,8 @@ def check(
         typer.Option(
             min=1,
             metavar="SECONDS",
-            help="Print the settings with which the steps take so long on this machine, nothing "
-            "where the whole recipe does; all else goes to stderr.",
+            help="Print settings that shorten the training to this time on this machine; nothing "
+            "if the whole recipe takes no longer. All else goes to stderr.",
         ),
     ] = None,
     whole_within: Annotated[
@@ -81,27 +80,27 @@ def check(
         typer.Option(
             min=1,
             metavar="SECONDS",
-            help="For --within: the whole recipe may take so long; else 1.25 times as long.",
+            help="For --within: the time that the whole recipe may take. Default: 1.25 times it.",
         ),
     ] = None,
     timed_by: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="For --within: a run of a few steps on this machine, whose log times a step; else "
-            "the estimate counts, which is rough.",
+            help="For --within: a run of a few steps on this machine, to time a step by its log. "
+            "Default: a rough estimate.",
         ),
     ] = None,
 ) -> None:
     """Validate a recipe without training; print its settings and sizes.
 
-    Of pretraining also estimates of memory and time.
+    For pretraining, also estimate memory and time.
     """
     loaded = load_recipe_or_run(recipe, overrides or [])
     run_dir = recorded_in(recipe)
     if run_dir is not None and init is None and (run_dir / "init").is_dir():
         init = str(run_dir / "init")  # what it started from
-    index = load_index(data) if data else None
+    index = open_data(data) if data else None
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
     check_init(init)
@@ -113,6 +112,7 @@ def check(
 
     from sslpipe.check import check_recipe, check_within
     from sslpipe.export.initial import open_init
+    from sslpipe.recipe import Recipe
 
     init_from = open_init(loaded, init, checkpoint=checkpoint, weights=weights)
     with working("check: a step is timed"):
@@ -146,7 +146,7 @@ def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
-    run_dir: Annotated[Path, typer.Option(help="Where the run lives; the same one resumes.")] = ...,  # type: ignore[assignment]
+    run_dir: Annotated[Path, typer.Option(help="The run's folder; resumes its run.")] = ...,  # type: ignore[assignment]
     init: Init = None,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
@@ -154,22 +154,28 @@ def train(
         bool,
         typer.Option(
             "--allow-pipe",
-            help="Let shards `pipe:COMMAND` of the data set run their shell commands; only for "
-            "data that you trust. A recipe cannot allow it.",
+            help="Run the shell commands of shards named `pipe:COMMAND`. Only for data that you "
+            "trust; a recipe cannot allow it.",
         ),
     ] = False,
 ) -> None:
-    """Pretrain or, with a recipe of fine-tuning, fine-tune; or resume.
+    """Pretrain or fine-tune, as the recipe says; or resume.
 
-    A run directory that holds an unfinished run of this recipe is resumed from its last
-    checkpoint, with any number of processes that divides the recipe's streams.
+    If the run directory holds an unfinished run of this recipe, training resumes from its last
+    checkpoint, with any number of processes that divides data.num_streams.
 
-    Ctrl-C, SIGTERM, SIGUSR1 and others save a checkpoint and end it. The exit status is 0 only for
-    a run that is done; 130 after Ctrl-C, in general 128 + the signal, 143 after a stop file.
+    Ctrl-C, SIGTERM, SIGUSR1 and similar signals save a checkpoint and stop. The exit status is 0
+    only when the run is complete; else 128 + the signal (130 after Ctrl-C), or 143 after a stop
+    file.
     """
+    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.shortened import shortened_note
+    from sslpipe.registry.plugins import made_with
+    from sslpipe.run.records import plugins_of
+
     with made_with(plugins_of(run_dir)):
         loaded = load_recipe(recipe, overrides or [])
-    index = open_split(data, loaded.data.split, allow_pipe=allow_pipe)
+    index = open_data(data, loaded.data.split, allow_pipe=allow_pipe)
     check_folder(run_dir, "--run-dir")
     check_init(init, run_dir)
     if note := shortened_note(loaded.model_dump()):
@@ -194,21 +200,20 @@ def preview(
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("views.png"),
-    images: Annotated[int, typer.Option(min=1, help="How many images.")] = 8,
+    images: Annotated[int, typer.Option(min=1, help="Number of images.")] = 8,
     ids: Ids = None,
     epoch: Annotated[
-        int | None,
-        typer.Option(min=0, help="Views of this epoch alone; else of the first two, 0 and 1."),
+        int | None, typer.Option(min=0, help="Show this epoch's views. Default: epochs 0 and 1.")
     ] = None,
 ) -> None:
     """Draw images beside the views that training makes of them.
 
-    Of a run, the views are those that it saw: its recorded recipe has the seed, too.
-    The parameters of each view stand beside it; id, key and class of each image are printed.
+    Given a run, the views are the ones it was trained on. The parameters stand beside each view;
+    the id, key and class of each image are printed.
     """
     chosen = parse_ids(ids)
     loaded = load_recipe_or_run(recipe, overrides or [])
-    index = open_split(data, loaded.data.split)
+    index = open_data(data, loaded.data.split)
     check_picture(out)
 
     from sslpipe.run.preview import preview_recipe
@@ -218,7 +223,7 @@ def preview(
     save_sheet(grid, out)
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
-    Console().print(f"{len(drawn)} images and their views: {out}", highlight=False)
+    show(f"{len(drawn)} images and their views: {out}")
     if run_dir := recorded_in(recipe):
         say_next("status", run_dir)
     else:

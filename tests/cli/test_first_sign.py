@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sslpipe.cli import app, first_sign
+from sslpipe.cli import app, terminal as first_sign
 
 LINE = "sslpipe embed: loading libraries and data ...\n"
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from sslpipe.cli import progress
+from sslpipe.cli import terminal as progress
 
 
 @pytest.fixture

@@ -1,0 +1,390 @@
+"""The subcommands of `sslpipe evaluate` that take two files of features."""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import GenericAlias
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sslpipe.cli.evaluate import JsonFile
+from sslpipe.cli.next_step import after_evaluation
+from sslpipe.cli.options import Device
+from sslpipe.cli.processes import start
+from sslpipe.cli.suite_tables import percent
+from sslpipe.cli.terminal import new_app, show, working, write_json
+from sslpipe.data.index import Split, load_index
+from sslpipe.distributed import end_processes
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.erase import erase
+from sslpipe.evaluation.features import check_one_split, split_of_file
+from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence
+from sslpipe.evaluation.nuisance import choose_columns
+from sslpipe.evaluation.result import Result, caveats
+from sslpipe.evaluation.selection import parse_conditions, select
+from sslpipe.evaluation.whiten import pca, whiten
+
+MOST_DEFAULTS = 8  # of an option, that its help lists one by one
+SHOWN_VALUES = 10  # the worst of a column
+SHARE_THE_BANK = ("few-shot", "knn")
+LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge", "sgd")
+
+_KEEP = "Keep only the rows of {} that match, such as 'theme {} papirus'{}"
+# what every subcommand takes beside the arguments of its function: name -> type, option, default
+COMMON: dict[str, tuple[Any, Any, Any]] = {
+    "data": (
+        str | None,
+        typer.Option(help="The dataset.json that both files were embedded from, for its columns."),
+        None,
+    ),
+    "query": (
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help=_KEEP.format("TEST", "=", ". Operators: = != < <= > >= in, and `and`."),
+        ),
+        None,
+    ),
+    "gallery": (
+        str | None,
+        typer.Option(metavar="CONDITION", help=_KEEP.format("TRAIN", "!=", "; see --query.")),
+        None,
+    ),
+    "erased": (
+        list[str] | None,
+        typer.Option(
+            "--erase",
+            metavar="COLUMN",
+            help="Change both sides so that no linear probe of TRAIN can read this column of the "
+            "data set; before --whiten and --pca; repeatable.",
+        ),
+        None,
+    ),
+    "whiten_both": (
+        bool,
+        typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN."),
+        False,
+    ),
+    "axes": (
+        int | None,
+        typer.Option(
+            "--pca", min=1, help="Project both sides to this many principal axes of TRAIN."
+        ),
+        None,
+    ),
+}
+_EXTRA = {  # of the examples
+    "few-shot": " --labels-per-class 10",
+    "knn": " --k 10 --k 20 --vote majority",
+    "nuisance": " --data out/photos/dataset.json --column scanner",
+}
+_CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a column
+
+
+class _File(NamedTuple):
+    """A features file, its rows, and the split that they are of; None without --data."""
+
+    path: Path
+    rows: Embeddings
+    split: Split | None
+
+
+class ColumnRows:
+    """The rows of TRAIN and TEST that --gallery and --query keep, and their columns.
+
+    Args:
+        files: Paths, rows and metadata of both features files.
+        data: The dataset.json that --data names.
+        gallery: Conditions on the rows of TRAIN.
+        query: Conditions on those of TEST.
+
+    Raises:
+        DataError: The files were not embedded from that data set, or no row is left.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[tuple[Path, Embeddings, dict[str, Any]]],
+        data: str | None,
+        gallery: str | None,
+        query: str | None,
+    ) -> None:
+        self.protocol = ""
+        self.kept: list[str] = []  # sentences
+        kept = []
+        conditions = (("gallery", gallery), ("query", query))
+        for (path, rows, metadata), (option, text) in zip(files, conditions, strict=True):
+            split = None if data is None else split_of_file(data, path, rows, metadata)
+            kept.append(self._select(_File(path, rows, split), option, text))
+        self.bank, self.queries = kept
+
+    @property
+    def apart(self) -> bool:
+        """Whether no row is on both sides, by its id."""
+        return not bool(torch.isin(self.queries.rows.ids, self.bank.rows.ids).any())
+
+    def codes(self, option: str, name: str) -> GroupCodes:
+        """Look up a column for the rows kept. `option`: who asks, for the message."""
+        asked = f"--{option.replace('_', '-')} {name} is looked up in the data set"
+        bank, queries = (
+            (_known(file.split, asked), file.rows.ids.cpu().numpy())
+            for file in (self.bank, self.queries)
+        )
+        return group_codes(name, bank, queries)
+
+    def _select(self, file: _File, option: str, text: str | None) -> _File:
+        if text is None:
+            return file
+        split = _known(file.split, f"--{option} {text!r} is about columns of the data set")
+        conditions = parse_conditions(text)
+        chosen = torch.from_numpy(select(conditions, split, file.rows.ids.numpy()))
+        said = " and ".join(map(str, conditions))
+        total, left = len(chosen), int(chosen.sum())
+        if not left:
+            raise DataError(
+                f"--{option} {said!r}: it holds for none of {total} rows of {file.path}"
+            )
+        self.protocol += f" {option}[{said}]"
+        self.kept.append(f"{option} {said!r}: {left} of {total} rows of {file.path.name}")
+        return file._replace(rows=file.rows.rows(chosen.nonzero()[:, 0]))
+
+
+def _known(split: Split | None, asked: str) -> Split:
+    if split is None:
+        remedy = "name the dataset.json that both files were embedded from with --data"
+        raise DataError(f"{asked}; {remedy}")
+    return split
+
+
+def probed_columns(
+    model: Any, data: str | None, splits: tuple[str, str], names: Sequence[str] | None
+) -> tuple[Sequence[GroupCodes], list[str]]:
+    """Choose the columns of a suite, before anything is embedded.
+
+    Args:
+        model: What is embedded; None where all features come from files.
+        data: The dataset.json.
+        splits: Names of train and test.
+        names: Those of --columns; None: text columns of few values.
+
+    Returns:
+        Codes by sample id of the whole splits, and sentences on columns that are not probed.
+
+    Raises:
+        DataError: A column is asked for that is none, or nothing is embedded.
+    """
+    left_out: list[str] = []
+    if model is not None and data is not None:
+        train, test = map(load_index(data).split, splits)
+        return choose_columns(train, test, names, left_out), left_out
+    if names:
+        raise DataError(
+            "--columns are those of the data set that a model embeds; name a model and --data, "
+            "or use `sslpipe evaluate nuisance TRAIN TEST --data ... --column ...`"
+        )
+    return [], left_out
+
+
+class _Map(NamedTuple):
+    """What is done to the features of both files before they are evaluated, in this order.
+
+    Args:
+        erased: Columns.
+        whitened: Whether they are.
+        axes: Principal axes that they are projected to; None: as they are.
+    """
+
+    erased: Sequence[str]
+    whitened: bool
+    axes: int | None
+
+    def of_rows(self, rows: ColumnRows) -> tuple[Embeddings, Embeddings]:
+        """Map the rows of both files, by what those of the first say."""
+        bank, queries = rows.bank.rows, rows.queries.rows
+        if self.erased:
+            codes = {column: rows.codes("erase", column).bank for column in self.erased}
+            bank, queries = erase(bank, queries, columns=codes)
+        if self.whitened:
+            bank, queries = whiten(bank, queries)
+        if self.axes is not None:
+            bank, queries = pca(bank, queries, dims=self.axes)
+        return bank, queries
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the protocols in a table."""
+        erased = f"erased={','.join(self.erased)} " if self.erased else ""
+        axes = "" if self.axes is None else f"pca={self.axes} "
+        return erased + ("whitened " if self.whitened else axes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what stands beside each number."""
+        axes = {} if self.axes is None else {"pca": self.axes}
+        erased = {"erased": self.erased} if self.erased else {}
+        return {"whitened": self.whitened, **axes, **erased}
+
+
+def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
+    """Make a subcommand whose options are the evaluation's own keyword arguments."""
+    accepted = list(inspect.signature(evaluate).parameters.values())[2:]
+    shared = any(parameter.name == "process" for parameter in accepted)
+    columns = [parameter.name for parameter in accepted if parameter.annotation in _CODES]
+
+    def command(
+        train: Path,
+        test: Path,
+        data: str | None,
+        query: str | None,
+        gallery: str | None,
+        erased: list[str] | None,
+        whiten_both: bool,
+        axes: int | None,
+        device: str,
+        out: Path | None,
+        **options: Any,
+    ) -> None:
+        if whiten_both and axes is not None:
+            raise DataError("--whiten and --pca are two maps of the features; name one")
+        target, process = start(device, "" if shared else name)
+        if shared:
+            options["process"] = process
+        (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
+        files = ((train, bank, bank_metadata), (test, queries, query_metadata))
+        rows = ColumnRows(files, data, gallery, query)
+        itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
+        check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
+        if options.get("exclude_same_id"):
+            check_one_split(bank_metadata, query_metadata)
+        for column in columns:
+            if options[column] is not None:
+                options[column] = rows.codes(column, options[column])
+        mapped = _Map(erased or [], whiten_both, axes)
+        bank, queries = mapped.of_rows(rows)
+        if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
+            bank = bank.to(target)
+        with working(name):
+            results = evaluate(bank, queries.to(target), **options)
+        results = [replace(result, protocol=result.protocol + rows.protocol) for result in results]
+        if process.rank == 0:
+            print_results(f"{name}: {train.name} -> {test.name}", results, mapped.prefix)
+            print_values(results)
+            for kept in rows.kept:
+                show(kept)
+            if out is not None:
+                write_json(out, [{**mapped.to_json(), **result.to_json()} for result in results])
+        end_processes()
+        after_evaluation(name, train, test)
+
+    summary, helps = documentation(evaluate)
+    parameters = [
+        _parameter("train", Path, typer.Argument(help="Features of the labelled train split.")),
+        _parameter("test", Path, typer.Argument(help="Features of the test split.")),
+        *(_option(p, helps.get(p.name)) for p in accepted if p.name != "process"),
+        *(_parameter(key, *rest) for key, rest in COMMON.items()),
+        _parameter("device", Device, default="auto"),
+        _parameter("out", JsonFile, default=None),
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    example = f"Example: sslpipe evaluate {name} train.safetensors test.safetensors"
+    alone = new_app()
+    alone.command(name, help=summary, epilog=example + _EXTRA.get(name, ""))(command)
+    return typer.main.get_command(alone)
+
+
+def _parameter(
+    name: str, kind: Any, option: Any = None, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    annotation = kind if option is None else Annotated[kind, option]
+    place = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, place, default=default, annotation=annotation)
+
+
+def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter:
+    """Make an option of an argument: a column's codes are given by its name, a sequence one by one.
+
+    Args:
+        parameter: Of an evaluation.
+        text: What its docstring says of it.
+    """
+    kind, default = parameter.annotation, parameter.default
+    shown: bool | str = True
+    if kind in _CODES:
+        kind = str if kind is GroupCodes else str | None
+    elif get_origin(kind) is Sequence:
+        kind = GenericAlias(list, get_args(kind))
+        if default is not parameter.empty:
+            default = list(default)
+            if len(default) > MOST_DEFAULTS:
+                ends = [f"{x:.3g}" if isinstance(x, float) else str(x) for x in default]
+                shown = f"{ends[0]}, {ends[1]}, ... {ends[-1]}: {len(ends)} values"
+    if text is not None:  # without what is meant for those who read the code
+        text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
+    return _parameter(parameter.name, kind, typer.Option(help=text, show_default=shown), default)
+
+
+def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Split a docstring into what a command's help says and what each option's says.
+
+    Returns:
+        The text with its Returns block, without headings; and each argument's line of Args.
+    """
+    summary: list[str] = []
+    helps: dict[str, str] = {}
+    name = ""
+    for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
+        heading, _, block = paragraph.partition("\n")
+        if heading == "Args:":
+            for line in map(str.rstrip, inspect.cleandoc(block).splitlines()):
+                if not line.startswith(" "):
+                    name, _, line = line.partition(": ")
+                helps[name] = f"{helps.get(name, '')} {line.strip()}".strip()
+        elif heading == "Returns:":
+            summary.append(inspect.cleandoc(block))
+        elif heading not in ("Raises:", "Source:"):
+            summary.append(paragraph)
+    return "\n\n".join(summary), helps
+
+
+def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
+    """Print a table of results, and what weakens them."""
+    table = Table(title=title)
+    for heading in ("protocol", "metric", "value", "queries", "bank"):
+        table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
+    for one in results:
+        low, high = one.interval95
+        value = f"{one.value:.4g} [{low:.4g}, {high:.4g}]"
+        if one.unit == "share":
+            value = f"{percent(one.value, one.interval95)} %"
+        name, metric = escape(prefix + one.protocol), escape(one.metric)
+        table.add_row(name, metric, value, str(one.queries), str(one.bank))
+    Console().print(table)
+    for one in results:
+        for said in caveats(one.details):
+            show(f"{one.protocol}: {said}")
+
+
+def print_values(results: Sequence[Result]) -> None:
+    """Print the worst values of a column, for each result of `groups.worst_value`."""
+    for result in results:
+        values = result.details.get("values")
+        if "worst" not in result.details or not isinstance(values, dict):
+            continue
+        metric = result.metric.split(" of the worst")[0]
+        table = Table(title=escape(result.protocol))
+        table.add_column(result.protocol.rpartition(" by=")[2])
+        for heading in (f"{metric} in %, 95 % interval", "queries"):
+            table.add_column(heading, justify="right")
+        for value, own in list(values.items())[:SHOWN_VALUES]:
+            shown = percent(own["value"], own["interval95"])
+            table.add_row(escape(value), shown, str(own["queries"]))
+        Console().print(table)
+        show(worst_sentence(result))
