@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from sslpipe.cli.next_step import DAY, add_next
+from sslpipe.cli.options import option
 from sslpipe.cli.terminal import LazyGroup, first_sign, new_app, say
 from sslpipe.errors import UserError
 from sslpipe.portable import FULL
@@ -93,13 +94,13 @@ def _program(
     context: typer.Context,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Import your own losses, backbones and so on: a module or a .py file. Repeatable.",
             metavar="MODULE",
-            help="Import your own losses, backbones and so on: a module or a .py file. Repeatable.",
         ),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the versions of sslpipe, Python and torch.")
+        bool, option("Show the versions of sslpipe, Python and torch.", "--version")
     ] = False,
 ) -> None:
     """Self-supervised contrastive pretraining on webdataset shards, and what comes after it."""

@@ -18,7 +18,7 @@ from sslpipe.cli.inputs import (
     open_data,
 )
 from sslpipe.cli.next_step import after_a_look, say_next, say_next_program
-from sslpipe.cli.options import NumWorkers
+from sslpipe.cli.options import NumWorkers, argument, option
 from sslpipe.cli.terminal import new_app, progress, report_bad, say, say_once, show, working
 from sslpipe.errors import DataError, UserError
 from sslpipe.portable import replacing, write_atomically
@@ -49,11 +49,11 @@ _FIFTYONE = (
 )
 
 Features = Annotated[
-    Path, typer.Argument(help="Features of one split, from `sslpipe embed`.", show_default=False)
+    Path, argument("Features of one split, from `sslpipe embed`.", show_default=False)
 ]
-Data = Annotated[str, typer.Option(help="The dataset.json that the file was embedded from.")]
-Folder = Annotated[Path, typer.Option("--out", help="The folder to write into.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For all random choices.")]
+Data = Annotated[str, option("The dataset.json that the file was embedded from.")]
+Folder = Annotated[Path, option("The folder to write into.", "--out")]
+Seed = Annotated[int, option("For all random choices.", min=0, max=2**32 - 1)]
 
 
 @app.callback()
@@ -71,27 +71,22 @@ def _group(context: typer.Context) -> None:
     epilog="Example: sslpipe curate duplicates out/photos/dataset.json --out out/duplicates"
 )
 def duplicates(
-    data: Annotated[str, typer.Argument(help="The data set's dataset.json or its folder.")],
+    data: Annotated[str, argument("The data set's dataset.json or its folder.")],
     out: Folder,
     split: Annotated[
-        list[str] | None, typer.Option(help="Search this split; repeatable. Default: all.")
+        list[str] | None, option("Search this split; repeatable. Default: all.")
     ] = None,
     features: Annotated[
         list[Path] | None,
-        typer.Option(help="Also search by features: files of `sslpipe embed`, one per split."),
+        option("Also search by features: files of `sslpipe embed`, one per split."),
     ] = None,
     init: Annotated[
-        str | None,
-        typer.Option(help="Also search by these weights: anything that `sslpipe embed` takes."),
+        str | None, option("Also search by these weights: anything that `sslpipe embed` takes.")
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Also search by a run's backbone.")] = None,
-    column: Annotated[
-        bool, typer.Option(help="Write the column duplicate_group beside the data set.")
-    ] = True,
-    num_workers: Annotated[int, typer.Option(min=0, help="Threads that decode and compare.")] = 2,
-    device: Annotated[
-        str, typer.Option(help="For --init and --run: auto, cpu, cuda or mps.")
-    ] = "auto",
+    run: Annotated[Path | None, option("Also search by a run's backbone.")] = None,
+    column: Annotated[bool, option("Write the column duplicate_group beside the data set.")] = True,
+    num_workers: Annotated[int, option("Threads that decode and compare.", min=0)] = 2,
+    device: Annotated[str, option("For --init and --run: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Find near-duplicate images, inside a split and across splits.
 
@@ -260,16 +255,14 @@ def outliers(
     data: Data,
     out: Folder,
     neighbours: Annotated[
-        int, typer.Option(min=1, help="Number of nearest neighbours whose distance counts.")
+        int, option("Number of nearest neighbours whose distance counts.", min=1)
     ] = 10,
     z: Annotated[
-        float, typer.Option(min=0, help="Robust standard deviations above the usual distance.")
+        float, option("Robust standard deviations above the usual distance.", min=0)
     ] = 3.5,
     tiny_px: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Shorter side of a tiny image. Default: half of what the view resizes to."
-        ),
+        option("Shorter side of a tiny image. Default: half of what the view resizes to.", min=0),
     ] = None,
     num_workers: NumWorkers = 2,
 ) -> None:
@@ -324,7 +317,7 @@ def clusters(
     features: Features,
     data: Data,
     out: Folder,
-    count: Annotated[int, typer.Option(min=1, help="Number of clusters.")] = 50,
+    count: Annotated[int, option("Number of clusters.", min=1)] = 50,
     seed: Seed = 0,
 ) -> None:
     """Cluster a split by k-means: the kinds of images there are, and how many of each.
@@ -368,22 +361,20 @@ def select(
     features: Features,
     data: Data,
     out: Folder,
-    count: Annotated[int, typer.Option(min=1, help="Number of samples to label.")],
-    how: Annotated[str, typer.Option(help="coverage, balanced or hard.")] = "coverage",
+    count: Annotated[int, option("Number of samples to label.", min=1)],
+    how: Annotated[str, option("coverage, balanced or hard.")] = "coverage",
     labels: Annotated[
         Path | None,
-        typer.Option(
-            help="What is labelled already: a table with columns split, id and label, such as a "
+        option(
+            "What is labelled already: a table with columns split, id and label, such as a "
             "filled-in chosen.csv. Default: the data set's own labels."
         ),
     ] = None,
     ignore_labels: Annotated[
-        bool, typer.Option("--ignore-labels", help="Choose as if the data set had no labels.")
+        bool, option("Choose as if the data set had no labels.", "--ignore-labels")
     ] = False,
-    clusters: Annotated[
-        int, typer.Option(min=1, help="For --how balanced: number of clusters.")
-    ] = 50,
-    images: Annotated[bool, typer.Option(help="Also write the chosen images.")] = False,
+    clusters: Annotated[int, option("For --how balanced: number of clusters.", min=1)] = 50,
+    images: Annotated[bool, option("Also write the chosen images.")] = False,
     seed: Seed = 0,
 ) -> None:
     """Choose the unlabelled samples that are most worth labelling.
@@ -475,14 +466,13 @@ def export(
     features: Features,
     data: Data,
     out: Folder,
-    to: Annotated[str, typer.Option(help="fiftyone or lightly.")],
+    to: Annotated[str, option("fiftyone or lightly.")],
     table: Annotated[
-        list[Path] | None,
-        typer.Option(help="A table (CSV, parquet) of `sslpipe curate` to show; repeatable."),
+        list[Path] | None, option("A table (CSV, parquet) of `sslpipe curate` to show; repeatable.")
     ] = None,
-    listed: Annotated[bool, typer.Option(help="Export only samples that a table lists.")] = False,
+    listed: Annotated[bool, option("Export only samples that a table lists.")] = False,
     image_px: Annotated[
-        int, typer.Option(min=0, help="Longer side of the JPEGs; 0: copy the original files.")
+        int, option("Longer side of the JPEGs; 0: copy the original files.", min=0)
     ] = 0,
 ) -> None:
     """Export images, features and tables for FiftyOne or LightlyStudio.

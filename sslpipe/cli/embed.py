@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from sslpipe.cli.inputs import (
     FEATURE_SUFFIXES,
     check_choice,
@@ -24,6 +22,8 @@ from sslpipe.cli.options import (
     Device,
     NumWorkers,
     Weights,
+    argument,
+    option,
 )
 from sslpipe.cli.terminal import new_app, progress, report_bad, say, say_weights
 from sslpipe.errors import UserError
@@ -43,29 +43,27 @@ app = new_app()
     "file)"
 )
 def main(
-    model: Annotated[Path, typer.Argument(help=f"A run directory, {SOURCES}, or model.onnx.")],
+    model: Annotated[Path, argument(f"A run directory, {SOURCES}, or model.onnx.")],
     data: Data,
     out: Annotated[
         Path,
-        typer.Option(
-            help="The file to write: .safetensors, or .npz for numpy; {split} stands for the "
-            "split's name."
+        option(
+            "The file to write: .safetensors, or .npz for numpy; {split} stands for the split's "
+            "name."
         ),
     ],
     split: Annotated[
-        list[str], typer.Option(help="The split to embed; repeatable, with {split} in --out.")
+        list[str], option("The split to embed; repeatable, with {split} in --out.")
     ] = ["test"],  # noqa: B006 (typer copies it)
-    dtype: Annotated[str, typer.Option(help="Of the features: float32 or float16.")] = "float32",
+    dtype: Annotated[str, option("Of the features: float32 or float16.")] = "float32",
     crops: Annotated[
-        str | None,
-        typer.Option(help="Crops per image: center, flip, five or ten. Default: the export's."),
+        str | None, option("Crops per image: center, flip, five or ten. Default: the export's.")
     ] = None,
     reduce: Annotated[
-        str | None,
-        typer.Option(help="Combine the crops' features: mean or concat. Default: the export's."),
+        str | None, option("Combine the crops' features: mean or concat. Default: the export's.")
     ] = None,
     resize_px: Annotated[
-        int | None, typer.Option(help="Shorter side before cropping. Default: the export's.")
+        int | None, option("Shorter side before cropping. Default: the export's.")
     ] = None,
     batch_size: BatchSize = 256,
     canvas_px: CanvasPx = None,

@@ -4,10 +4,17 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import typer
-
 from sslpipe.cli.next_step import after_suite
-from sslpipe.cli.options import BatchSize, CanvasPx, Checkpoint, Device, NumWorkers, Weights
+from sslpipe.cli.options import (
+    BatchSize,
+    CanvasPx,
+    Checkpoint,
+    Device,
+    NumWorkers,
+    Weights,
+    argument,
+    option,
+)
 from sslpipe.cli.terminal import (
     LazyGroup,
     new_app,
@@ -81,9 +88,9 @@ app = new_app(
     "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
 )
 
-TrainSplit = Annotated[str, typer.Option(help="The split with the labels to learn from.")]
-TestSplit = Annotated[str, typer.Option(help="The split to score.")]
-JsonFile = Annotated[Path | None, typer.Option("--out", help="Also write the results as JSON.")]
+TrainSplit = Annotated[str, option("The split with the labels to learn from.")]
+TestSplit = Annotated[str, option("The split to score.")]
+JsonFile = Annotated[Path | None, option("Also write the results as JSON.", "--out")]
 
 
 @app.command(
@@ -93,40 +100,39 @@ JsonFile = Annotated[Path | None, typer.Option("--out", help="Also write the res
 )
 def suite(
     model: Annotated[
-        str | None, typer.Argument(help="A run directory, an export's folder, or other weights.")
+        str | None, argument("A run directory, an export's folder, or other weights.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The dataset.json to embed.")] = None,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eval.json"),
+    data: Annotated[str | None, option("The dataset.json to embed.")] = None,
+    out: Annotated[Path, option("The JSON file to write.")] = Path("eval.json"),
     train_split: TrainSplit = "train",
     test_split: TestSplit = "test",
     features: Annotated[
         list[str] | None,
-        typer.Option(help="More features: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
+        option("More features: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="Compare with these weights: an export, a run, or anything that `sslpipe embed` "
+        option(
+            "Compare with these weights: an export, a run, or anything that `sslpipe embed` "
             "takes, with its own view, on the same samples and protocols; repeatable. A run is "
             "always compared with the weights it started from, if they can be found.",
+            metavar="SOURCE",
         ),
     ] = None,
-    baselines: Annotated[bool, typer.Option(help="Also measure pixels and random weights.")] = True,
+    baselines: Annotated[bool, option("Also measure pixels and random weights.")] = True,
     columns: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Columns of the data set to predict with a linear probe, which shows what else the "
+            "features know; repeatable. Default: up to 8 text columns of 2 to 50 values.",
             metavar="NAME",
-            help="Columns of the data set to predict with a linear probe, which shows what else "
-            "the features know; repeatable. Default: up to 8 text columns of 2 to 50 values.",
         ),
     ] = None,
     leakage: Annotated[
-        bool,
-        typer.Option(help="Find test samples that are also in train, and score without them too."),
+        bool, option("Find test samples that are also in train, and score without them too.")
     ] = True,
-    search: Annotated[str, typer.Option(help="torch or faiss: the same neighbours.")] = "torch",
-    seed: Annotated[int, typer.Option(help="For drawing labels and the hold-out.")] = 0,
+    search: Annotated[str, option("torch or faiss: the same neighbours.")] = "torch",
+    seed: Annotated[int, option("For drawing labels and the hold-out.")] = 0,
     batch_size: BatchSize = 256,
     canvas_px: CanvasPx = None,
     num_workers: NumWorkers = 2,
@@ -219,17 +225,17 @@ def suite(
     "--epochs 10",
 )
 def sgd_augmented(
-    model: Annotated[Path, typer.Argument(help="An export's folder or a run directory.")],
-    data: Annotated[str, typer.Option(help="The dataset.json to embed.")],
+    model: Annotated[Path, argument("An export's folder or a run directory.")],
+    data: Annotated[str, option("The dataset.json to embed.")],
     train_split: TrainSplit = "train",
     test_split: TestSplit = "test",
-    rates: Annotated[list[float], typer.Option(help="Learning rates for 256 rows.")] = [0.1],  # noqa: B006
-    epochs: Annotated[int, typer.Option(min=1, help="Passes; two share one decoding.")] = 90,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 256,
-    smallest_crop: Annotated[float, typer.Option(help="Smallest share of the area.")] = 0.08,
-    flip_prob: Annotated[float, typer.Option(help="0 if left and right matter.")] = 0.5,
-    holdout: Annotated[float, typer.Option(help="Share of train to choose the rate by.")] = 0.15,
-    seed: Annotated[int, typer.Option(help="For views, order and hold-out.")] = 0,
+    rates: Annotated[list[float], option("Learning rates for 256 rows.")] = [0.1],  # noqa: B006
+    epochs: Annotated[int, option("Passes; two share one decoding.", min=1)] = 90,
+    batch_size: Annotated[int, option("Rows per step.", min=1)] = 256,
+    smallest_crop: Annotated[float, option("Smallest share of the area.")] = 0.08,
+    flip_prob: Annotated[float, option("0 if left and right matter.")] = 0.5,
+    holdout: Annotated[float, option("Share of train to choose the rate by.")] = 0.15,
+    seed: Annotated[int, option("For views, order and hold-out.")] = 0,
     canvas_px: CanvasPx = None,
     num_workers: NumWorkers = 2,
     device: Device = "auto",

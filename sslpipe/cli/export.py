@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sslpipe.cli.inputs import check_folder, check_model
 from sslpipe.cli.next_step import say_next_program
-from sslpipe.cli.options import SOURCES, Checkpoint, Weights
+from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, option
 from sslpipe.cli.terminal import new_app, say_weights, show, working
 
 app = new_app()
@@ -17,21 +15,21 @@ app = new_app()
     epilog="Example: sslpipe export runs/photos --out out/backbone --format safetensors,onnx"
 )
 def main(
-    source: Annotated[Path, typer.Argument(help=f"A run directory, {SOURCES}.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")] = ...,  # type: ignore[assignment]
+    source: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
+    out: Annotated[Path, option("The folder to write.")] = ...,  # type: ignore[assignment]
     format: Annotated[
         list[str],
-        typer.Option(
-            help="safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: "
-            "every format that can hold this backbone. Repeatable."
+        option(
+            "safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every "
+            "format that can hold this backbone. Repeatable."
         ),
     ] = ["safetensors"],  # noqa: B006 (typer copies it)
     with_projector: Annotated[
-        bool, typer.Option("--with-projector", help="Write the projector, too.")
+        bool, option("Write the projector, too.", "--with-projector")
     ] = False,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing export.")] = False,
+    overwrite: Annotated[bool, option("Replace an existing export.")] = False,
 ) -> None:
     """Export the backbone; each format is verified in a clean process.
 

@@ -7,7 +7,7 @@ import typer
 
 from sslpipe.cli.inputs import check_model, find_images, find_named_images
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights
+from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights, argument, option
 from sslpipe.cli.terminal import new_app, progress, say, say_weights, show
 from sslpipe.errors import DataError, UserError, one_line
 
@@ -28,16 +28,16 @@ app = new_app(
     "out/backbone",
 )
 
-GalleryFile = Annotated[Path, typer.Argument(help="The gallery's file.", show_default=False)]
-Model = Annotated[Path, typer.Option(help=f"A run directory, {SOURCES}, or model.onnx.")]
-SearchBy = Annotated[str | None, typer.Option(help="torch or faiss: the same answers.")]
-Far = Annotated[float, typer.Option(min=0, max=1, help="Share of impostors that may pass.")]
+GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
+Model = Annotated[Path, option(f"A run directory, {SOURCES}, or model.onnx.")]
+SearchBy = Annotated[str | None, option("torch or faiss: the same answers.")]
+Far = Annotated[float, option("Share of impostors that may pass.", min=0, max=1)]
 
 
 @app.command()
 def enrol(
     gallery: GalleryFile,
-    folder: Annotated[Path, typer.Argument(help="One folder per name: FOLDER/NAME/*.jpg.")],
+    folder: Annotated[Path, argument("One folder per name: FOLDER/NAME/*.jpg.")],
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
@@ -60,8 +60,8 @@ def enrol(
 @app.command()
 def add(
     gallery: GalleryFile,
-    name: Annotated[str, typer.Argument(help="The person or product.")],
-    images: Annotated[list[Path], typer.Argument(help="Its images.")],
+    name: Annotated[str, argument("The person or product.")],
+    images: Annotated[list[Path], argument("Its images.")],
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
@@ -79,9 +79,7 @@ def add(
 
 
 @app.command()
-def remove(
-    gallery: GalleryFile, name: Annotated[str, typer.Argument(help="The name to remove.")]
-) -> None:
+def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remove.")]) -> None:
     """Remove a name and its images."""
     book = _read(gallery)
     book.remove(name)
@@ -103,7 +101,7 @@ def list_names(gallery: GalleryFile) -> None:
 @app.command()
 def calibrate(
     gallery: GalleryFile,
-    strangers: Annotated[Path, typer.Argument(help="A folder of images of nobody enrolled.")],
+    strangers: Annotated[Path, argument("A folder of images of nobody enrolled.")],
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
@@ -130,11 +128,11 @@ def calibrate(
 @app.command()
 def identify(
     gallery: GalleryFile,
-    images: Annotated[list[Path], typer.Argument(help="Images or folders of images.")],
+    images: Annotated[list[Path], argument("Images or folders of images.")],
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    top: Annotated[int, typer.Option(min=1, help="Names to show for each image.")] = 1,
+    top: Annotated[int, option("Names to show for each image.", min=1)] = 1,
     search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
@@ -168,15 +166,14 @@ def _answer(book: "Gallery", match: "Match") -> str:
 
 @app.command("verify")
 def verify_command(
-    first: Annotated[Path, typer.Argument(help="An image.")],
-    second: Annotated[Path, typer.Argument(help="Another one.")],
+    first: Annotated[Path, argument("An image.")],
+    second: Annotated[Path, argument("Another one.")],
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    threshold: Annotated[float | None, typer.Option(help="Accept scores from here on.")] = None,
+    threshold: Annotated[float | None, option("Accept scores from here on.")] = None,
     pairs: Annotated[
-        Path | None,
-        typer.Option(help="Or set it from --far and this folder, with one folder per name."),
+        Path | None, option("Or set it from --far and this folder, with one folder per name.")
     ] = None,
     far: Far = 0.001,
     device: Device = "auto",

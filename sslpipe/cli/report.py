@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sslpipe.cli.inputs import check_features, check_file, check_run, open_data
 from sslpipe.cli.next_step import say_next
+from sslpipe.cli.options import argument, option
 from sslpipe.cli.terminal import new_app, say, working
 from sslpipe.errors import UserError
 from sslpipe.portable import write_atomically
@@ -23,29 +22,25 @@ app = new_app(rich_markup_mode="markdown")
 )
 def main(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="A run directory, or several to compare.")
+        list[Path], argument("A run directory, or several to compare.", metavar="RUN...")
     ],
     data: Annotated[
-        str | None, typer.Option(help="The dataset.json that was evaluated, to show its images.")
+        str | None, option("The dataset.json that was evaluated, to show its images.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The HTML file to write.",
+        option(
+            "The HTML file to write.",
             show_default="RUN/report.html; for several, comparison.html beside the first",
         ),
     ] = None,
     features: Annotated[
         Path | None,
-        typer.Option(
-            help="Features of the test split.", show_default="RUN/features/test.safetensors"
-        ),
+        option("Features of the test split.", show_default="RUN/features/test.safetensors"),
     ] = None,
     bank: Annotated[
         Path | None,
-        typer.Option(
-            help="Features to find neighbours in.", show_default="RUN/features/train.safetensors"
-        ),
+        option("Features to find neighbours in.", show_default="RUN/features/train.safetensors"),
     ] = None,
 ) -> None:
     """Show a run, or compare several, in one HTML file.

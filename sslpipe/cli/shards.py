@@ -14,7 +14,7 @@ from rich.table import Table
 
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
 from sslpipe.cli.next_step import after_a_look, after_shards, say_next
-from sslpipe.cli.options import MOST_SEED, Ids
+from sslpipe.cli.options import MOST_SEED, Ids, argument, option
 from sslpipe.cli.terminal import new_app, progress
 from sslpipe.errors import DataError
 
@@ -30,32 +30,23 @@ app = new_app(
     epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1",
 )
 
-OutFolder = Annotated[Path, typer.Argument(help="The data set's folder.", show_default=False)]
+OutFolder = Annotated[Path, argument("The data set's folder.", show_default=False)]
 DataSet = Annotated[
-    str,
-    typer.Argument(
-        help="The data set's dataset.json or its folder: a path or a URL.", show_default=False
-    ),
+    str, argument("The data set's dataset.json or its folder: a path or a URL.", show_default=False)
 ]
 Workers = Annotated[
-    int,
-    typer.Option(
-        "--num-workers", "--workers", min=1, help="Threads; the files do not depend on them."
-    ),
+    int, option("Threads; the files do not depend on them.", "--num-workers", "--workers", min=1)
 ]
-ClassFile = Annotated[Path | None, typer.Option(help="Text file: a class name per line, by label.")]
+ClassFile = Annotated[Path | None, option("Text file: a class name per line, by label.")]
 TarSplit = Annotated[
-    str | None,
-    typer.Option(help="The split of all tars. Default: by name, as in train-000000.tar."),
+    str | None, option("The split of all tars. Default: by name, as in train-000000.tar.")
 ]
-MaxSamples = Annotated[int, typer.Option(min=1, help="Most samples per shard.")]
+MaxSamples = Annotated[int, option("Most samples per shard.", min=1)]
 JsonFields = Annotated[
-    str | None,
-    typer.Option(help="Columns from keys of KEY.json: sku,shot_at:time or sku=product.id:text."),
+    str | None, option("Columns from keys of KEY.json: sku,shot_at:time or sku=product.id:text.")
 ]
 NamePattern = Annotated[
-    str | None,
-    typer.Option(help="Columns from a regular expression of the image's name, by named groups."),
+    str | None, option("Columns from a regular expression of the image's name, by named groups.")
 ]
 
 
@@ -104,8 +95,7 @@ def build(
     label_column: Annotated[str, _read("csv, parquet: column of the classes.")] = "label",
     split_column: Annotated[str | None, _read("csv: column of the splits' names.")] = None,
     skip_missing: Annotated[
-        bool,
-        _read("csv, parquet: skip files that do not exist, and list them.", "--skip-missing"),
+        bool, _read("csv, parquet: skip files that do not exist, and list them.", "--skip-missing")
     ] = False,
     classes: Annotated[
         Path | None, _read("idx: text file, a class name per line, by label.")
@@ -302,9 +292,7 @@ def merge(
     out: OutFolder,
     parts: Annotated[
         list[Path] | None,
-        typer.Argument(
-            help="Folders of the parts, in any order. Default: OUT.", show_default=False
-        ),
+        argument("Folders of the parts, in any order. Default: OUT.", show_default=False),
     ] = None,
     workers: Workers = 2,
 ) -> None:
@@ -322,22 +310,20 @@ def merge(
 
 @app.command()
 def repack(
-    source: Annotated[Path, typer.Argument(help="A tar, or a folder of tars.", show_default=False)],
+    source: Annotated[Path, argument("A tar, or a folder of tars.", show_default=False)],
     out: OutFolder,
     split: TarSplit = None,
     samples_per_shard: MaxSamples = 1000,
     max_shard_bytes: Annotated[
-        int, typer.Option(min=1, help="Most bytes per shard, unless one sample is larger.")
+        int, option("Most bytes per shard, unless one sample is larger.", min=1)
     ] = 10**9,
     folder_labels: Annotated[
-        bool, typer.Option("--folder-labels", help="Take an image's folder as its class.")
+        bool, option("Take an image's folder as its class.", "--folder-labels")
     ] = False,
     classes: ClassFile = None,
     json_fields: JsonFields = None,
     name_pattern: NamePattern = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace existing splits.")
-    ] = False,
+    overwrite: Annotated[bool, option("Replace existing splits.", "--overwrite")] = False,
     workers: Workers = 2,
 ) -> None:
     """Rewrite tars that `index` refuses, and index them.
@@ -385,7 +371,7 @@ def index(
     json_fields: JsonFields = None,
     name_pattern: NamePattern = None,
     no_columns: Annotated[
-        bool, typer.Option("--no-columns", help="Drop the columns that dataset.json has.")
+        bool, option("Drop the columns that dataset.json has.", "--no-columns")
     ] = False,
     workers: Workers = 2,
 ) -> None:
@@ -438,12 +424,12 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
 @app.command()
 def show(
     folder: DataSet,
-    split: Annotated[str, typer.Option(help="The split to show.")] = "train",
-    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("samples.png"),
-    count: Annotated[int, typer.Option(min=1, help="Number of samples, chosen at random.")] = 48,
+    split: Annotated[str, option("The split to show.")] = "train",
+    out: Annotated[Path, option("The PNG to write.")] = Path("samples.png"),
+    count: Annotated[int, option("Number of samples, chosen at random.", min=1)] = 48,
     ids: Ids = None,
-    columns: Annotated[int, typer.Option(min=1, help="Pictures per row.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="For the choice.")] = 0,
+    columns: Annotated[int, option("Pictures per row.", min=1)] = 8,
+    seed: Annotated[int, option("For the choice.", min=0, max=MOST_SEED)] = 0,
 ) -> None:
     """Draw samples with their classes, sizes, ids and keys; with --ids, also print them.
 
@@ -468,9 +454,7 @@ def show(
 @app.command()
 def stats(
     folder: DataSet,
-    looked_at: Annotated[
-        int, typer.Option(min=1, help="Number of samples whose size in px is read.")
-    ] = 1000,
+    looked_at: Annotated[int, option("Number of samples whose size in px is read.", min=1)] = 1000,
 ) -> None:
     """Print counts, classes, bytes, image sizes and columns of each split, without decoding."""
     data = open_data(folder)
@@ -487,9 +471,9 @@ def stats(
 
 @app.command("cut-idx")
 def cut_idx_command(
-    root: Annotated[Path, typer.Argument(help="Folder of train-*-ubyte.gz.", show_default=False)],
+    root: Annotated[Path, argument("Folder of train-*-ubyte.gz.", show_default=False)],
     out: OutFolder,
-    per_class: Annotated[int, typer.Option(min=1, help="Images per class.")] = 1000,
+    per_class: Annotated[int, option("Images per class.", min=1)] = 1000,
 ) -> None:
     """Cut the first images of each class from MNIST-style training files (never the test files)."""
     from sslpipe.sharding.idx import cut_idx

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from sslpipe.cli.next_step import plugin_words, say_next, say_same
-from sslpipe.cli.options import Data, Init, Overrides, RecipePath
+from sslpipe.cli.options import Data, Init, Overrides, RecipePath, argument, option
 from sslpipe.cli.terminal import new_app, show
 from sslpipe.errors import UserError
 
@@ -40,15 +40,13 @@ app = new_app(
     "--submit | sslpipe slurm shards /data/photos --root /images --test-fraction 0.1 --parts 16",
 )
 Option = Annotated[
-    list[str] | None,
-    typer.Option(help="Another option of sbatch, such as partition=gpu; repeatable."),
+    list[str] | None, option("Another option of sbatch, such as partition=gpu; repeatable.")
 ]
 Site = Annotated[
-    Path | None,
-    typer.Option(help="A shell file to include, for modules, network or containers."),
+    Path | None, option("A shell file to include, for modules, network or containers.")
 ]
-Submit = Annotated[bool, typer.Option(help="Submit the script instead of printing it.")]
-Time = Annotated[str | None, typer.Option(help="Time limit of one start, such as 24:00:00.")]
+Submit = Annotated[bool, option("Submit the script instead of printing it.")]
+Time = Annotated[str | None, option("Time limit of one start, such as 24:00:00.")]
 
 
 @app.command(
@@ -60,15 +58,13 @@ def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
-    run_dir: Annotated[Path, typer.Option(help="Where the run lives.")] = ...,  # type: ignore[assignment]
+    run_dir: Annotated[Path, option("Where the run lives.")] = ...,  # type: ignore[assignment]
     init: Init = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="0: train on CPUs.")] = 0,
-    cpu_processes: Annotated[int, typer.Option(min=1, help="Per node, without GPUs.")] = 1,
+    nodes: Annotated[int, option("Number of nodes.", min=1)] = 1,
+    gpus_per_node: Annotated[int, option("0: train on CPUs.", min=0)] = 0,
+    cpu_processes: Annotated[int, option("Per node, without GPUs.", min=1)] = 1,
     time: Time = None,
-    warn_s: Annotated[
-        int, typer.Option(min=1, help="Save this many seconds before the limit.")
-    ] = 120,
+    warn_s: Annotated[int, option("Save this many seconds before the limit.", min=1)] = 120,
     job_name: Annotated[str | None, typer.Option(show_default="the recipe's name")] = None,
     option: Option = None,
     site: Site = None,
@@ -111,11 +107,11 @@ def train(
     context_settings={"ignore_unknown_options": True},
 )
 def shards(
-    out: Annotated[str, typer.Argument(help="The data set's folder, on shared storage.")],
+    out: Annotated[str, argument("The data set's folder, on shared storage.")],
     build: Annotated[
-        list[str] | None, typer.Argument(help="Options of `sslpipe shards build`, except --part.")
+        list[str] | None, argument("Options of `sslpipe shards build`, except --part.")
     ] = None,
-    parts: Annotated[int, typer.Option(min=1, help="Number of tasks; each builds one part.")] = ...,  # type: ignore[assignment]
+    parts: Annotated[int, option("Number of tasks; each builds one part.", min=1)] = ...,  # type: ignore[assignment]
     time: Time = None,
     job_name: Annotated[str, typer.Option()] = "sslpipe-shards",
     option: Option = None,

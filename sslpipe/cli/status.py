@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sslpipe.cli.inputs import check_run
+from sslpipe.cli.options import argument, option
 from sslpipe.cli.terminal import new_app, show
 
 app = new_app()
@@ -15,8 +14,8 @@ app = new_app()
 
 @app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --json")
 def main(
-    run: Annotated[Path, typer.Argument(help="A run directory, of pretraining or fine-tuning.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    run: Annotated[Path, argument("A run directory, of pretraining or fine-tuning.")],
+    as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
 ) -> None:
     """Show the state of a run, from its directory alone.
 

@@ -26,6 +26,7 @@ from sslpipe.cli.options import (
     RecipeOrRun,
     RecipePath,
     Weights,
+    option,
 )
 from sslpipe.cli.terminal import console, new_app, say_once, show, working
 from sslpipe.errors import UserError
@@ -51,44 +52,42 @@ def _explain(key: str | None) -> None:
 def check(
     recipe: RecipeOrRun,
     overrides: Overrides = None,
-    data: Annotated[
-        str | None, typer.Option(help="The data set's dataset.json: a path or a URL.")
-    ] = None,
+    data: Annotated[str | None, option("The data set's dataset.json: a path or a URL.")] = None,
     init: Init = None,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
     explain: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Print what a setting means, such as data.micro_batch, and exit.",
             is_eager=True,
             callback=_explain,
             metavar="KEY",
-            help="Print what a setting means, such as data.micro_batch, and exit.",
         ),
     ] = None,
     within: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "Print settings that shorten the training to this time on this machine; nothing if "
+            "the whole recipe takes no longer. All else goes to stderr.",
             min=1,
             metavar="SECONDS",
-            help="Print settings that shorten the training to this time on this machine; nothing "
-            "if the whole recipe takes no longer. All else goes to stderr.",
         ),
     ] = None,
     whole_within: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "For --within: the time that the whole recipe may take. Default: 1.25 times it.",
             min=1,
             metavar="SECONDS",
-            help="For --within: the time that the whole recipe may take. Default: 1.25 times it.",
         ),
     ] = None,
     timed_by: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="For --within: a run of a few steps on this machine, to time a step by its log. "
+        option(
+            "For --within: a run of a few steps on this machine, to time a step by its log. "
             "Default: a rough estimate.",
+            metavar="RUN",
         ),
     ] = None,
 ) -> None:
@@ -146,16 +145,16 @@ def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
-    run_dir: Annotated[Path, typer.Option(help="The run's folder; resumes its run.")] = ...,  # type: ignore[assignment]
+    run_dir: Annotated[Path, option("The run's folder; resumes its run.")] = ...,  # type: ignore[assignment]
     init: Init = None,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
     allow_pipe: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Run the shell commands of shards named `pipe:COMMAND`. Only for data that you trust; "
+            "a recipe cannot allow it.",
             "--allow-pipe",
-            help="Run the shell commands of shards named `pipe:COMMAND`. Only for data that you "
-            "trust; a recipe cannot allow it.",
         ),
     ] = False,
 ) -> None:
@@ -199,11 +198,11 @@ def preview(
     recipe: RecipeOrRun,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
-    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("views.png"),
-    images: Annotated[int, typer.Option(min=1, help="Number of images.")] = 8,
+    out: Annotated[Path, option("The PNG to write.")] = Path("views.png"),
+    images: Annotated[int, option("Number of images.", min=1)] = 8,
     ids: Ids = None,
     epoch: Annotated[
-        int | None, typer.Option(min=0, help="Show this epoch's views. Default: epochs 0 and 1.")
+        int | None, option("Show this epoch's views. Default: epochs 0 and 1.", min=0)
     ] = None,
 ) -> None:
     """Draw images beside the views that training makes of them.

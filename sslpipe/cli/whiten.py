@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sslpipe.cli.inputs import check_export, check_features
 from sslpipe.cli.next_step import say_next
+from sslpipe.cli.options import argument, option
 from sslpipe.cli.terminal import new_app, say
 from sslpipe.errors import UserError
 
@@ -17,28 +16,26 @@ app = new_app()
 
 @app.command(epilog="Example: sslpipe whiten out/backbone train.safetensors --dims 64")
 def main(
-    export: Annotated[Path, typer.Argument(help="An export's folder.")],
-    train: Annotated[Path, typer.Argument(help="Features of the train split (`sslpipe embed`).")],
+    export: Annotated[Path, argument("An export's folder.")],
+    train: Annotated[Path, argument("Features of the train split (`sslpipe embed`).")],
     floor: Annotated[
         float | None,
-        typer.Option(
-            min=0, help=f"Add this share of the mean variance to each variance. Default: {FLOOR}."
-        ),
+        option(f"Add this share of the mean variance to each variance. Default: {FLOOR}.", min=0),
     ] = None,
-    dims: Annotated[int | None, typer.Option(min=1, help="Axes to keep. Default: all.")] = None,
+    dims: Annotated[int | None, option("Axes to keep. Default: all.", min=1)] = None,
     pca: Annotated[
-        bool, typer.Option("--pca", help="Rotate to the principal axes without whitening.")
+        bool, option("Rotate to the principal axes without whitening.", "--pca")
     ] = False,
     erase: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "First change the features, as little as possible, so that no linear probe can read "
+            "this column of the data set. Needs --data; repeatable.",
             metavar="COLUMN",
-            help="First change the features, as little as possible, so that no linear probe can "
-            "read this column of the data set. Needs --data; repeatable.",
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="For --erase: the dataset.json that TRAIN was embedded from.")
+        str | None, option("For --erase: the dataset.json that TRAIN was embedded from.")
     ] = None,
 ) -> None:
     """Store a PCA whitening, and the crops of TRAIN, in an export.

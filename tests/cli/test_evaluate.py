@@ -260,7 +260,7 @@ SHOWN = {
 
 def printed(capsys, **changes) -> str:
     """What the suite prints of a report."""
-    suite_tool._print_report({**SHOWN, **changes}, Path("eval.json"))
+    suite_tool.print_report({**SHOWN, **changes}, Path("eval.json"))
     return capsys.readouterr().out
 
 
@@ -407,7 +407,7 @@ def test_a_network_that_cannot_be_embedded_costs_no_other_number(
 
     out = tmp_path / "eval.json"
     against = ("--against", stranger)
-    code, said, report = suite_that(monkeypatch, run, out, *against, embed_others=fails)
+    code, said, report = suite_that(monkeypatch, run, out, *against, embed_other=fails)
     assert code == 2
     assert {row["features"] for row in report["rows"]} == {"ssl", "random", "pixels"}
     assert "Not compared with weights: no memory." in said
@@ -568,7 +568,8 @@ def test_two_processes_print_and_write_once_what_one_does(files, tmp_path, name)
 
 
 def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatch):
-    monkeypatch.setattr(evaluate_tool, "start", lambda device: ("cpu", Rank(0, 2)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("sslpipe.run.launch.join_processes", lambda **_: Rank(0, 2))
     with pytest.raises(UserError, match="ridge runs in one process, and the launcher started 2"):
         evaluate_tool.app(["ridge", *map(str, files[0])], standalone_mode=False)
 

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from sslpipe.cli import app, terminal as first_sign
+from sslpipe.cli import app
+from sslpipe.cli import terminal as first_sign
 
 LINE = "sslpipe embed: loading libraries and data ...\n"
 

@@ -2,18 +2,20 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import typer
 
-from sslpipe.cli import evaluate, whiten
-from sslpipe.cli.inputs import check_file
-from sslpipe.cli.options import EVALUATE
+from sslpipe.cli import evaluate, shards, whiten
+from sslpipe.cli.inputs import EVALUATE, check_file
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.sgd_probe import CROP_AREA, EPOCHS, FLIP_PROB, RATES
 from sslpipe.evaluation.whiten import FLOOR
+from sslpipe.sharding import SOURCES
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, write_recipe
 
@@ -150,10 +152,10 @@ print(json.dumps(answers))
 
 
 def test_the_table_of_options_has_those_of_every_evaluation():
-    commands = typer.main.get_command(evaluate.app).commands
-    assert {*EVALS, "suite", "sgd-augmented"} == {*EVALUATE}
+    group = typer.main.get_command(evaluate.app)
+    assert {*EVALS, "suite", "sgd-augmented"} == {*EVALUATE} == {*group.commands}
     for name, known in EVALUATE.items():
-        parameters = commands[name].params
+        parameters = [p for p in group.load(name).params if p.name != "plugin"]
         options = {word for p in parameters for word in (*p.opts, *p.secondary_opts)}
         assert {word for word in options if word.startswith("--")} | {"--help"} == known
 
@@ -205,5 +207,13 @@ def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
         check_file(tmp_path / "new" / "eval.json")
 
 
-def test_the_default_of_the_help_is_that_of_the_function():
+def test_the_defaults_of_the_help_are_those_of_the_functions():
     assert whiten.FLOOR == FLOOR
+    group = typer.main.get_command(evaluate.app)
+    given = {p.name: p.default for p in group.load("sgd-augmented").params}
+    shown = (given["rates"], given["epochs"], given["smallest_crop"], given["flip_prob"])
+    assert shown == ([*RATES], EPOCHS, CROP_AREA[0], FLIP_PROB)
+    (source,) = (
+        p for p in typer.main.get_command(shards.app).commands["build"].params if p.name == "source"
+    )
+    assert {*re.findall(r"[a-z-]+", source.help)} >= {*SOURCES}

@@ -132,7 +132,7 @@ def test_existing_weights_are_the_other_way(monkeypatch, tmp_path, capsys):
     next_step.after_a_look("my data", "data.keep=duplicate_group first")
     lines = capsys.readouterr().err.splitlines()
     titles, commands = zip(*(line.split(": ", 1) for line in lines), strict=True)
-    assert titles == ("Next", "Or, from existing weights")
+    assert titles == ("Next", "Or, from pretrained weights")
     start = "--init WEIGHTS.pth --data 'my data/dataset.json'"
     assert commands[1].startswith(f"sslpipe check {next_step.ADAPTING} {start} 'data.keep=")
     parsed(commands[1])
