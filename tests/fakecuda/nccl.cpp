@@ -15,6 +15,13 @@
 
 #include <nccl.h>
 #define API extern "C" __attribute__((visibility("default")))
+#define GIVES(f, arguments, ...)   \
+  API ncclResult_t f arguments {   \
+    __VA_ARGS__;                   \
+    return ncclSuccess;            \
+  }
+#define REFUSES(f, arguments) \
+  API ncclResult_t f arguments { return ncclInvalidUsage; }
 extern "C" void fake_log(char, const char*, long, long, long, void*);
 
 static const int MOST_RANKS = 8, WAIT_S = 60;
@@ -55,10 +62,7 @@ struct Communicator {
   }
 };
 
-API ncclResult_t ncclGetVersion(int* v) {
-  *v = NCCL_VERSION_CODE;
-  return ncclSuccess;
-}
+GIVES(ncclGetVersion, (int* v), *v = NCCL_VERSION_CODE)
 API ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   memset(id, 0, sizeof *id);
   snprintf((char*)id, sizeof *id, "/fake-nccl-%08x%08x", std::random_device()(), (int)getpid());
@@ -83,37 +87,18 @@ API ncclResult_t ncclCommInitRankScalable(ncclComm_t* c, int ranks, int rank, in
                                           ncclConfig_t*) {
   return ncclCommInitRankConfig(c, ranks, *id, rank, nullptr);
 }
-API ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* e) {
-  *e = ncclSuccess;
-  return ncclSuccess;
-}
-API ncclResult_t ncclCommCount(const ncclComm_t c, int* n) {
-  *n = ((Communicator*)c)->ranks;
-  return ncclSuccess;
-}
-API ncclResult_t ncclCommUserRank(const ncclComm_t c, int* n) {
-  *n = ((Communicator*)c)->rank;
-  return ncclSuccess;
-}
-API ncclResult_t ncclCommCuDevice(const ncclComm_t, int* n) {
-  *n = getenv("LOCAL_RANK") ? atoi(getenv("LOCAL_RANK")) : 0;
-  return ncclSuccess;
-}
+GIVES(ncclCommGetAsyncError, (ncclComm_t, ncclResult_t* e), *e = ncclSuccess)
+GIVES(ncclCommCount, (const ncclComm_t c, int* n), *n = ((Communicator*)c)->ranks)
+GIVES(ncclCommUserRank, (const ncclComm_t c, int* n), *n = ((Communicator*)c)->rank)
+GIVES(ncclCommCuDevice, (const ncclComm_t, int* n),
+      *n = getenv("LOCAL_RANK") ? atoi(getenv("LOCAL_RANK")) : 0)
 API const char* ncclGetErrorString(ncclResult_t) { return "fake NCCL does not do this"; }
 API const char* ncclGetLastError(ncclComm_t) { return "fake NCCL does not do this"; }
-API ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*) {
-  return ncclInvalidUsage;
-}
-API ncclResult_t ncclSend(const void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
-  return ncclInvalidUsage;
-}
-API ncclResult_t ncclReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, int,
-                            ncclComm_t, cudaStream_t) {
-  return ncclInvalidUsage;
-}
-API ncclResult_t ncclRecv(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
-  return ncclInvalidUsage;
-}
+REFUSES(ncclCommSplit, (ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*))
+REFUSES(ncclSend, (const void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t))
+REFUSES(ncclReduce, (const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, int, ncclComm_t,
+      cudaStream_t))
+REFUSES(ncclRecv, (void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t))
 
 struct Bfloat16 {
   uint16_t bits;
