@@ -36,7 +36,7 @@ from tests.helpers.runs import (
 )
 
 WITH_LABELS = (
-    METRIC[: METRIC.index("[backbone]")]
+    METRIC.partition("[backbone]")[0]
     + """
 [loss]
 kind = "multi_similarity"
@@ -363,17 +363,14 @@ def continued(tmp_path_factory):
     [("good", "bad", "holdout_knn"), ("tuned good", "tuned bad", "validation_map_at_r")],
 )
 def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(continued, good, bad, number):
-    values = {
-        name: [line[number] for line in read_metrics(continued / name, "eval")]
-        for name in (good, bad)
-    }
-    start = values[good][0]
-    assert values[bad][0] == start > 0.8  # of step 0, before any step
-    assert min(values[bad]) < start - 0.1  # the accident
+    evals = [read_metrics(continued / name, "eval") for name in (good, bad)]
+    (start, *_), values = ([line[number] for line in lines] for lines in evals)
+    assert values[0] == start > 0.8  # of step 0, before any step
+    assert min(values) < start - 0.1  # the accident
     first, *_ = read_metrics(continued / bad, "alarm")
     assert first["raised"] == ["below_start"]
-    assert first["value"]["below_start"] > max(start - 0.15, min(values[bad]))
-    assert all(value > start - 0.02 for value in values[bad][: first["step"]])
+    assert first["value"]["below_start"] > max(start - 0.15, min(values))
+    assert all(value > start - 0.02 for value in values[: first["step"]])
     assert not read_metrics(continued / good, "alarm")
 
 

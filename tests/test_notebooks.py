@@ -21,9 +21,9 @@ SMALLER = {
     "did_it_help": {
         "STEPS = 200": "STEPS = 10",
         "batch_size=128": "batch_size=64",
-        "PER_CLASS = 300": "PER_CLASS = 60",
-        "data.holdout=300": "data.holdout=60",
-        "(5, 10, 50)": "(5, 10, 40)",
+        "PER_CLASS = 300": "PER_CLASS = 40",
+        "data.holdout=300": "data.holdout=40",
+        "(5, 10, 50)": "(5, 10, 20)",
     },
 }
 

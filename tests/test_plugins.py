@@ -233,7 +233,7 @@ def test_python_resumes_a_run_of_the_command_line_and_the_other_way(data, tmp_pa
     shutil.copytree(PACKAGE / "photo_parts", tmp_path / "photo_parts")
     (tmp_path / "my_parts.py").write_text(MODULE)
     recipe = write_recipe(tmp_path, PLUGGED)
-    runs = [tmp_path / name for name in ("commands", "python", "both")]
+    alone, both = tmp_path / "python", tmp_path / "both"
 
     def train(run: Path, code: int = 0, **options: object) -> None:
         words = ("train", recipe, "--data", data, "--run-dir", run, "--plugin", "my_parts.py")
@@ -243,13 +243,12 @@ def test_python_resumes_a_run_of_the_command_line_and_the_other_way(data, tmp_pa
         call = f"sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r})"
         run_python(f"sslpipe.load_plugins('my_parts.py')\n{call}\n", tmp_path)
 
-    train(runs[0])
-    python(runs[1])
-    train(runs[2], code=9, SSLPIPE_FAULT="train.step:3")
-    python(runs[2])
-    train(runs[1])  # done: the same run
-    for run in runs[1:]:
-        assert_same(final_weights(run), final_weights(runs[0]), 0)
+    python(alone)
+    train(alone)  # done: the same run
+    train(both, code=9, SSLPIPE_FAULT="train.step:3")
+    python(both)
+    assert_same(final_weights(both), final_weights(alone), 0)
+    for run in (alone, both):
         named = json.loads((run / "run.json").read_text())["plugins"]
         assert named == [str(tmp_path / "my_parts.py")]
 

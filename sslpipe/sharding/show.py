@@ -141,7 +141,7 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
         most, least = int(counts.argmax()), int(np.where(counts > 0, counts, counts.max()).argmin())
         rows += [
             ("classes", f"{len(present):,} with samples, of {len(names):,}"),
-            ("samples a class", _spread(present)),
+            ("samples per class", _spread(present)),
             (
                 "largest, smallest",
                 f"{names[most]} {counts[most]:,}, {names[least]} {counts[least]:,}",

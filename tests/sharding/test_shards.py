@@ -728,7 +728,7 @@ def test_stats_counts_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     run("stats", tmp_path)
     text = " ".join(capsys.readouterr().out.split())
     assert "samples 13 in 2 shards" in text
-    assert "samples a class 3 / 3 / 4" in text
+    assert "samples per class 3 / 3 / 4" in text
     assert "width px 16 / 16 / 16" in text
     assert "headers not read 1 of 13" in text
 
