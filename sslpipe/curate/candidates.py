@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.curate.scan import Progress as Advance
-from sslpipe.curate.threads import one_thread_an_operation
+from sslpipe.curate.scan import one_thread_an_operation
 from sslpipe.curate.thumbnails import COARSE, EVEN, FREQUENCIES, FULL, rounded
 from sslpipe.evaluation.exact import PART_ROWS, fixed_point_units
 from sslpipe.evaluation.neighbours import nearest_units

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslpipe.curate.threads import one_thread_an_operation
+from sslpipe.curate.scan import one_thread_an_operation
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 

@@ -23,8 +23,7 @@ from sslpipe.curate.candidates import (
 )
 from sslpipe.curate.groups import BYTES, CROPPED, MIRRORED, NEAR, PIXELS, Pairs, joined
 from sslpipe.curate.register import Verdicts, compare
-from sslpipe.curate.scan import Samples
-from sslpipe.curate.threads import one_thread_an_operation
+from sslpipe.curate.scan import Samples, one_thread_an_operation
 from sslpipe.curate.thumbnails import THUMB_PX
 from sslpipe.evaluation.features import Progress
 

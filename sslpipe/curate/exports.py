@@ -9,8 +9,9 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,14 +92,12 @@ class Sample(NamedTuple):
     """What is said of one sample.
 
     Args:
-        id: Its place in the split.
         path: Of its picture, below the folder.
         label: The name of its class; None where it has none.
         tags: The names of the tables that list it, and the reasons that they give.
         fields: Values by name: of a table's column, TABLE_COLUMN.
     """
 
-    id: int
     path: str
     label: str | None
     tags: list[str]
@@ -138,63 +137,35 @@ def export(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} is there already and not empty; name another folder")
-    told = [_Table.read(path, split) for path in tables]
-    titles = [table.name for table in told]
-    twice = [title for title in titles if titles.count(title) > 1]
-    if twice:
-        raise DataError(f"two tables are named {twice[0]}; rename one of them")
-    _check_fields(told)
+    read = [_Table.read(path, split) for path in tables]
+    _check_names(read)
     rows = rows.rows(torch.argsort(rows.ids))
     if listed:
-        wanted = torch.tensor([one for table in told for one in table.cells])
+        wanted = torch.tensor([one for table in read for one in table.cells])
         rows = rows.rows(torch.isin(rows.ids, wanted.to(rows.ids)))
         if not len(rows.ids):
             raise DataError("no sample of the features is in a table: there is nothing to export")
-    with _whole_or_empty(out):
-        _write_all(out, tool, index, split, rows, space=space, told=told, most_px=most_px)
-    return len(rows.ids)
-
-
-@contextmanager
-def _whole_or_empty(folder: Path) -> Iterator[None]:
-    """Take away what was written to a folder that was empty or not there, where not all of it was.
-
-    Else the same command would be refused, for a folder that is not empty.
-    """
-    was_there = folder.exists()
+    ids, was_there = rows.ids.cpu().numpy(), out.exists()
     try:
-        yield
+        files = write_images(split, ids, out / IMAGES, most_px=most_px)
+        samples = []
+        for file, label in zip(files, class_names(index, split, ids), strict=True):
+            known = {"split": split.name, "source_id": file.id, "key": file.key}
+            path = file.path.relative_to(out).as_posix()
+            sample = Sample(path, label, [split.name], known)
+            for table in read:
+                _add(sample, table, table.cells.get(file.id, []))
+            samples.append(sample)
+        with replacing(out / "embeddings.npy") as temporary, temporary.open("wb") as stream:
+            np.save(stream, rows.features.cpu().numpy(), allow_pickle=False)
+        WRITERS[tool](out, index, space, samples)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        # else the same command would be refused, for a folder that is not empty
+        shutil.rmtree(out, ignore_errors=True)
         if was_there:
-            folder.mkdir(exist_ok=True)
+            out.mkdir(exist_ok=True)
         raise
-
-
-def _write_all(
-    out: Path,
-    tool: str,
-    index: DatasetIndex,
-    split: Split,
-    rows: Embeddings,
-    *,
-    space: str,
-    told: Sequence["_Table"],
-    most_px: int,
-) -> None:
-    # the pictures, and what is said of each
-    ids = rows.ids.cpu().numpy()
-    files = write_images(split, ids, out / IMAGES, most_px=most_px)
-    names = class_names(index, split, ids)
-    samples = []
-    for file, name in zip(files, names, strict=True):
-        known = {"split": split.name, "source_id": file.id, "key": file.key}
-        path = file.path.relative_to(out).as_posix()
-        samples.append(_said(Sample(file.id, path, name, [split.name], known), told))
-    # the features, in the same order
-    with replacing(out / "embeddings.npy") as temporary, temporary.open("wb") as stream:
-        np.save(stream, rows.features.cpu().numpy(), allow_pickle=False)
-    WRITERS[tool](out, index, space, samples)
+    return len(ids)
 
 
 def class_names(index: DatasetIndex, split: Split, ids: NDArray[np.int64]) -> list[str | None]:
@@ -207,36 +178,40 @@ def class_names(index: DatasetIndex, split: Split, ids: NDArray[np.int64]) -> li
 
 
 class _Table(NamedTuple):
-    """A table by sample id: the rows that it has of each.
+    """A table by sample id.
 
     Args:
         name: Of the file, without its end; letters, digits and underscores.
+        columns: What it says beside OWN_COLUMNS.
         cells: Sample id -> its rows, each column -> value.
-        several: Whether a sample has several rows.
+        several: Whether a sample has several rows, so that values are lists.
     """
 
     name: str
+    columns: list[str]
     cells: dict[int, list[dict[str, Any]]]
     several: bool
 
     @classmethod
     def read(cls, path: Path, split: Split) -> "_Table":
         """Read the rows of one split. Raises: DataError."""
-        ids, told = [], []
+        rows, cells = [], defaultdict[int, list[dict[str, Any]]](list)
         for number, row in enumerate(read_table(path, ("split", "id")), 2):
             if row["split"] == split.name:
-                ids.append(sample_id(path, number, row["id"], len(split)))
-                told.append({k: v for k, v in row.items() if k not in OWN_COLUMNS})
-        for column in told[0] if told else ():
-            kind = _kind([row[column] for row in told if row[column] is not None])
-            for row in told:
-                row[column] = None if row[column] is None else kind(row[column])
-        cells: dict[int, list[dict[str, Any]]] = {}
-        for one, row in zip(ids, told, strict=True):
-            said = {k: v for k, v in row.items() if v is not None}
-            cells.setdefault(one, []).append(said)
-        several = any(len(own) > 1 for own in cells.values())
-        return cls(re.sub(r"\W", "_", path.stem).lstrip("_") or "table", cells, several)
+                own = {k: v for k, v in row.items() if k not in OWN_COLUMNS and v is not None}
+                cells[sample_id(path, number, row["id"], len(split))].append(own)
+                rows.append(own)
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        for column in columns:
+            kind = _kind([row[column] for row in rows if column in row])
+            for row in rows:
+                if column in row:
+                    row[column] = kind(row[column])
+        name = re.sub(r"\W", "_", path.stem).lstrip("_") or "table"
+        return cls(name, columns, cells, any(len(own) > 1 for own in cells.values()))
+
+    def field(self, column: str) -> str:
+        return re.sub(r"\W", "_", f"{self.name}_{column}")
 
 
 def _kind(values: Sequence[Any]) -> type:
@@ -248,16 +223,16 @@ def _kind(values: Sequence[Any]) -> type:
     return str
 
 
-def _field(table: _Table, column: str) -> str:
-    return re.sub(r"\W", "_", f"{table.name}_{column}")
-
-
-def _check_fields(tables: Sequence[_Table]) -> None:
-    """Raise DataError where a column would hide another one, or what every sample has."""
+def _check_names(tables: Sequence[_Table]) -> None:
+    """Raise DataError where a table or a column would hide another one, or the class or id."""
+    names = [table.name for table in tables]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"two tables are named {twice[0]}; rename one of them")
     taken = {"ground_truth": "the class is", "source_id": "the id is"}
     for table in tables:
-        for column in dict.fromkeys(c for own in table.cells.values() for row in own for c in row):
-            name = _field(table, column)
+        for column in table.columns:
+            name = table.field(column)
             if name in taken:
                 raise DataError(
                     f"column {column!r} of table {table.name} would be the field {name}, which "
@@ -266,21 +241,16 @@ def _check_fields(tables: Sequence[_Table]) -> None:
             taken[name] = f"column {column!r} of table {table.name} is"
 
 
-def _said(sample: Sample, tables: Sequence[_Table]) -> Sample:
-    """Add what tables say: of one with several rows a sample, each value is a list."""
-    for table in tables:
-        own = table.cells.get(sample.id, [])
-        for column in dict.fromkeys(column for row in own for column in row):
-            name = _field(table, column)
-            values = [row[column] for row in own if column in row]
-            sample.fields[name] = values if table.several else values[0]
-        if own:
-            # of chosen.csv, which has an order, reasons are sentences
-            reasons = [
-                str(row["reason"]) for row in own if row.get("reason") and "order" not in row
-            ]
-            sample.tags.extend(dict.fromkeys([table.name, *reasons]))
-    return sample
+def _add(sample: Sample, table: _Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add what a table says of a sample."""
+    for column in table.columns:
+        values = [row[column] for row in rows if column in row]
+        if values:
+            sample.fields[table.field(column)] = values if table.several else values[0]
+    if rows:
+        # of chosen.csv, which has an order, reasons are sentences
+        reasons = [str(row["reason"]) for row in rows if row.get("reason") and "order" not in row]
+        sample.tags.extend(dict.fromkeys([table.name, *reasons]))
 
 
 def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
@@ -294,26 +264,20 @@ def _fiftyone(out: Path, index: DatasetIndex, space: str, samples: Sequence[Samp
         fiftyone 1.22.1, utils/data/importers.py, LegacyFiftyOneDatasetImporter, to which
         FiftyOneDatasetImporter hands what has no version of its database.
     """
-    info = {"source": index.manifest.source, "data_sha256": index.sha256, "features": space}
-    name, classes = index.manifest.name, list(index.manifest.classes)
-    _write_json(
-        out / "metadata.json",
-        {"name": name, "media_type": "image", "info": {**info, "default_classes": classes}},
-    )
-    documents = [
-        {
-            "filepath": sample.path,
-            "tags": sample.tags,
-            **sample.fields,
-            **({} if sample.label is None else {"ground_truth": _classification(sample.label)}),
-        }
-        for sample in samples
-    ]
+    info = {
+        "source": index.manifest.source,
+        "data_sha256": index.sha256,
+        "features": space,
+        "default_classes": list(index.manifest.classes),
+    }
+    metadata = {"name": index.manifest.name, "media_type": "image", "info": info}
+    documents: list[dict[str, Any]] = []
+    for one in samples:
+        documents.append({"filepath": one.path, "tags": one.tags, **one.fields})
+        if one.label is not None:
+            documents[-1]["ground_truth"] = {"_cls": "Classification", "label": one.label}
+    _write_json(out / "metadata.json", metadata)
     _write_json(out / "samples.json", {"samples": documents})
-
-
-def _classification(label: str) -> dict[str, str]:
-    return {"_cls": "Classification", "label": label}
 
 
 def _lightly(out: Path, index: DatasetIndex, space: str, samples: Sequence[Sample]) -> None:
@@ -327,8 +291,7 @@ def _lightly(out: Path, index: DatasetIndex, space: str, samples: Sequence[Sampl
     title, space = (
         json.dumps(text, ensure_ascii=False)[1:-1] for text in (index.manifest.name, space)
     )
-    script = LIGHTLY_SCRIPT.format(name=name, title=title, space=space)
-    write_atomically(out / name, script)
+    write_atomically(out / name, LIGHTLY_SCRIPT.format(name=name, title=title, space=space))
 
 
 Writer = Callable[[Path, DatasetIndex, str, Sequence[Sample]], None]

@@ -9,24 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from sslpipe.data.decode import BadSample, Buffer, decode, image_kind
+from sslpipe.curate.scan import each_part
+from sslpipe.data.decode import BadSample, decode, image_kind
 from sslpipe.data.index import Split
-from sslpipe.data.reader import Raw, Reader
+from sslpipe.data.reader import Raw
 from sslpipe.errors import DataError
 from sslpipe.portable import write_atomically
 
-PART_SAMPLES = 64  # read at a time
-WINDOW_BYTES = 64 * 2**20
-
 
 class Written(NamedTuple):
-    """A picture in a folder.
-
-    Args:
-        id: Of the sample.
-        key: Of its shard.
-        path: Of the file.
-    """
+    """A picture in a folder: its sample, the key in its shard, the file."""
 
     id: int
     key: str
@@ -36,13 +28,8 @@ class Written(NamedTuple):
 def raw_samples(split: Split, ids: ArrayLike) -> Iterator[tuple[int, Raw]]:
     """Read some samples by their ids, in ascending order. Raises: DataError."""
     wanted = np.unique(np.asarray(ids, np.int64))
-    reader = Reader(split, window_bytes=WINDOW_BYTES)
-    shards, rows = split.locate(wanted)
-    for shard in np.unique(shards).tolist():
-        here = np.flatnonzero(shards == shard)
-        for first in range(0, len(here), PART_SAMPLES):
-            part = here[first : first + PART_SAMPLES]
-            yield from zip(wanted[part].tolist(), reader.rows(shard, rows[part]), strict=True)
+    for part in each_part(split, lambda *sample: sample, list, ids=wanted, num_workers=0):
+        yield from (sample for sample in part if sample is not None)
 
 
 def write_images(split: Split, ids: ArrayLike, folder: Path, *, most_px: int = 0) -> list[Written]:
@@ -62,7 +49,16 @@ def write_images(split: Split, ids: ArrayLike, folder: Path, *, most_px: int = 0
     written = []
     for sample_id, raw in raw_samples(split, ids):
         try:
-            content, suffix = _file(raw, most_px)
+            if isinstance(raw.image, BadSample):
+                raise raw.image
+            content, suffix = bytes(raw.image), image_kind(raw.image)
+            if suffix is None:
+                raise BadSample("it is no JPEG, PNG or WebP")
+            if most_px:
+                file, suffix = io.BytesIO(), "jpg"
+                pixels = np.ascontiguousarray(decode(raw.image, most_px).transpose(1, 2, 0))
+                Image.fromarray(pixels).save(file, "JPEG", quality=90)
+                content = file.getvalue()
         except BadSample as error:
             raise DataError(
                 f"split {split.name!r}, key {raw.key!r}: {error}; embed the split again, which "
@@ -72,20 +68,3 @@ def write_images(split: Split, ids: ArrayLike, folder: Path, *, most_px: int = 0
         write_atomically(path, content, sweep=False)
         written.append(Written(sample_id, raw.key, path))
     return written
-
-
-def _file(raw: Raw, most_px: int) -> tuple[bytes, str]:
-    """A picture's bytes and the suffix of its name. Raises: BadSample."""
-    if isinstance(raw.image, BadSample):
-        raise raw.image
-    kind = image_kind(raw.image)
-    if kind is None:
-        raise BadSample("it is no JPEG, PNG or WebP")
-    return (_reduced(raw.image, most_px), "jpg") if most_px else (bytes(raw.image), kind)
-
-
-def _reduced(image: Buffer, most_px: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.ascontiguousarray(decode(image, most_px).transpose(1, 2, 0))  # (h, w, 3)
-    Image.fromarray(pixels).save(file, "JPEG", quality=90)
-    return file.getvalue()

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from sslpipe.curate.threads import one_thread_an_operation
 from sslpipe.curate.thumbnails import (
     THUMB_PX,
     VIEWS,
@@ -74,14 +75,14 @@ class _Seen(NamedTuple):
     bytes_sha256: bytes
     pixels_sha256: bytes
     size: tuple[int, int]
-    thumb: Thumbs  # (64, 64, 3)
 
 
 class _Part(NamedTuple):
-    """The samples of a part: all, those that can be read, and their descriptors."""
+    """The samples of a part: how many, and of those that can be read what is kept."""
 
     samples: int
     seen: list[_Seen]
+    thumbs: Thumbs
     descriptors: NDArray[np.int8]
 
 
@@ -105,31 +106,60 @@ def scan(
     Raises:
         DataError: A shard cannot be read, or thumbnails have no room on the disk.
     """
-    wanted = map(len, splits if ids is None else ids)
-    found, counts = _Collected(sum(wanted)), []
-    try:
+
+    def parts() -> Iterator[tuple[int, _Part]]:
         for number, split in enumerate(splits):
-            before, some = len(found.rows), None if ids is None else ids[number]
-            parts = each_part(
+            some = None if ids is None else ids[number]
+            for part in each_part(
                 split, _look, _gathered, ids=some, num_workers=num_workers, on_bad=on_bad
-            )
-            for part in parts:
-                found.take(part)
+            ):
+                yield number, part
                 if progress is not None:
                     progress(part.samples)
-            counts.append(len(found.rows) - before)
-    except BaseException:
-        found.close()
-        raise
-    return found.samples([split.name for split in splits], counts)
+
+    expected = sum(map(len, splits if ids is None else ids))
+    return _collected([split.name for split in splits], parts(), expected)
 
 
 def scan_pictures(pictures: Iterable[NDArray[np.uint8]], name: str = "pictures") -> Samples:
     """Do as `scan` with pictures in memory, (h, w, 3) uint8 each; their bytes are their pixels."""
-    found = _Collected()
-    for number, pixels in enumerate(pictures):
-        found.take(_gathered([_see(number, str(number), pixels.tobytes(), pixels)]))
-    return found.samples([name], [len(found.rows)])
+    seen = (_see(k, str(k), pixels.tobytes(), pixels) for k, pixels in enumerate(pictures))
+    return _collected([name], ((0, _gathered([each])) for each in seen))
+
+
+def _collected(
+    splits: Sequence[str], parts: Iterable[tuple[int, _Part]], expected: int = 0
+) -> Samples:
+    """Put parts of splits, by number, together; `expected` samples must have room on the disk."""
+    with _temporary_file():
+        if expected * ThumbFile.ROW_BYTES > shutil.disk_usage(tempfile.gettempdir()).free:
+            raise OSError(errno.ENOSPC, f"{expected} of them have no room there")
+        thumbs = ThumbFile()
+    rows: list[_Seen] = []
+    of_split: list[int] = []
+    descriptors = [np.zeros((0, VIEWS, WIDTH), np.int8)]
+    try:
+        for number, part in parts:
+            with _temporary_file():
+                thumbs.append(part.thumbs)
+            rows += part.seen
+            of_split += [number] * len(part.seen)
+            descriptors.append(part.descriptors)
+    except BaseException:
+        thumbs.close()
+        raise
+    ids, keys, of_bytes, of_pixels, sizes = zip(*rows, strict=True) if rows else [()] * 5
+    return Samples(
+        tuple(splits),
+        np.array(of_split, np.int64),
+        np.array(ids, np.int64),
+        list(keys),
+        np.frombuffer(b"".join(of_bytes), np.uint8).reshape(-1, 32),
+        np.frombuffer(b"".join(of_pixels), np.uint8).reshape(-1, 32),
+        np.array(sizes, np.int64).reshape(-1, 2),
+        np.concatenate(descriptors),
+        thumbs,
+    )
 
 
 @contextmanager
@@ -145,50 +175,20 @@ def _temporary_file() -> Iterator[None]:
         ) from error
 
 
-class _Collected:
-    """What was seen so far; thumbnails go to the disk.
+@contextmanager
+def one_thread_an_operation() -> Iterator[None]:
+    """Let torch's and numpy's operations run in the threads that call them, without more of them.
 
-    Args:
-        expected: How many samples will be seen, for all of which there must be room.
+    Else the threads of each of several workers' operations wait for each other.
     """
-
-    def __init__(self, expected: int = 0) -> None:
-        self.rows: list[_Seen] = []
-        with _temporary_file():
-            if expected * ThumbFile.ROW_BYTES > shutil.disk_usage(tempfile.gettempdir()).free:
-                raise OSError(errno.ENOSPC, f"{expected} of them have no room there")
-            self._thumbs = ThumbFile()
-        self._descriptors = [np.zeros((0, VIEWS, WIDTH), np.int8)]
-
-    def close(self) -> None:
-        """Give up: what was seen is of no use."""
-        self._thumbs.close()
-
-    def take(self, part: _Part) -> None:
-        with _temporary_file():
-            self._thumbs.append(_stacked(part.seen))
-        self._descriptors.append(part.descriptors)
-        none = np.zeros((0, 0, 3), np.uint8)
-        self.rows += [seen._replace(thumb=none) for seen in part.seen]
-
-    def samples(self, splits: Sequence[str], counts: Sequence[int]) -> Samples:
-        """Put everything into arrays. counts: Rows of each split."""
-        rows = self.rows
-        of_bytes, of_pixels = (
-            np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)
-            for hashes in ([r.bytes_sha256 for r in rows], [r.pixels_sha256 for r in rows])
-        )
-        return Samples(
-            tuple(splits),
-            np.repeat(np.arange(len(splits)), counts),
-            np.array([row.id for row in rows], np.int64),
-            [row.key for row in rows],
-            of_bytes,
-            of_pixels,
-            np.array([row.size for row in rows], np.int64).reshape(-1, 2),
-            np.concatenate(self._descriptors),
-            self._thumbs,
-        )
+    threads = import_module("threadpoolctl")  # scikit-learn brings it; it has no types
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threads.threadpool_limits(limits=1):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def each_part(
@@ -247,7 +247,7 @@ def each_part(
             yield ahead.popleft().result()
 
 
-def _look(sample_id: int, raw: Raw) -> _Seen:
+def _look(sample_id: int, raw: Raw) -> tuple[_Seen, Thumbs]:
     """See `_see`. Raises: BadSample."""
     if isinstance(raw.image, BadSample):
         raise raw.image
@@ -255,22 +255,18 @@ def _look(sample_id: int, raw: Raw) -> _Seen:
     return _see(sample_id, raw.key, raw.image, pixels)
 
 
-def _see(sample_id: int, key: str, raw: bytes | memoryview, pixels: Thumbs) -> _Seen:
+def _see(sample_id: int, key: str, raw: bytes | memoryview, pixels: Thumbs) -> tuple[_Seen, Thumbs]:
     """Keep what a picture, (h, w, 3) uint8, is compared by."""
     height, width, _ = pixels.shape
     of_pixels = hashlib.sha256(f"{height} {width} ".encode())
     of_pixels.update(np.ascontiguousarray(pixels).data)
     of_bytes = hashlib.sha256(raw).digest()
-    size = (height, width)
-    return _Seen(sample_id, key, of_bytes, of_pixels.digest(), size, thumbnail(pixels))
+    seen = _Seen(sample_id, key, of_bytes, of_pixels.digest(), (height, width))
+    return seen, thumbnail(pixels)
 
 
-def _gathered(looked: list[_Seen | None]) -> _Part:
+def _gathered(looked: list[tuple[_Seen, Thumbs] | None]) -> _Part:
     """Describe all pictures of a part."""
-    seen = [each for each in looked if each is not None]
-    return _Part(len(looked), seen, describe(_stacked(seen)))
-
-
-def _stacked(seen: list[_Seen]) -> Thumbs:
-    thumbs = np.array([each.thumb for each in seen], np.uint8)
-    return thumbs.reshape(-1, THUMB_PX, THUMB_PX, 3)
+    known = [each for each in looked if each is not None]
+    thumbs = np.array([thumb for _, thumb in known], np.uint8).reshape(-1, THUMB_PX, THUMB_PX, 3)
+    return _Part(len(looked), [seen for seen, _ in known], thumbs, describe(thumbs))

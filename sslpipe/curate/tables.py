@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +13,23 @@ Kinds = Mapping[str, type]  # column -> str, int or float
 SUFFIXES = (".csv", ".parquet")
 
 
-def check_table(path: Path) -> None:
-    """Check that a table of this name can be written or read.
-
-    Raises:
-        DataError: It ends otherwise than .csv or .parquet, or pyarrow is not installed.
-    """
-    if path.suffix not in SUFFIXES:
-        raise DataError(f"{path}: a table is named .csv or .parquet; give it one of these ends")
-    if path.suffix == ".parquet" and not can_parquet():
-        raise DataError(f"{path} needs pyarrow: pip install 'sslpipe[parquet]', or name a .csv")
-
-
 def can_parquet() -> bool:
     """Say whether pyarrow is installed."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return find_spec("pyarrow") is not None
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Kinds) -> None:
     """Write rows as CSV or parquet; None is an empty cell.
 
     Args:
-        path: Ends in .csv or .parquet; see `check_table`.
+        path: Ends in .csv or .parquet.
         rows: By column.
         kinds: Of the columns, in their order.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         lines = _Lines()
-        # ending lines so makes the writer quote cells that hold either character, a lone \r, too
+        # with this line end the writer quotes cells that hold either character, a lone \r, too
         writer = csv.DictWriter(lines, list(kinds), lineterminator="\r\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -67,11 +52,7 @@ class _Lines(list[str]):
 
 
 def write_tables(stem: Path, rows: Sequence[Mapping[str, Any]], kinds: Kinds) -> bool:
-    """Write STEM.csv and, where pyarrow is installed, STEM.parquet, or else take an old one away.
-
-    Returns:
-        Whether there is a STEM.parquet.
-    """
+    """Write STEM.csv; with pyarrow STEM.parquet, too: return whether it is there."""
     write_table(stem.with_suffix(".csv"), rows, kinds)
     parquet = stem.with_suffix(".parquet")
     if can_parquet():
@@ -92,56 +73,56 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         DataError: It cannot be read, a column is missing or there twice, or a row of a CSV has more
             cells than columns have names.
     """
-    check_table(path)
+    if path.suffix not in SUFFIXES:
+        raise DataError(f"{path}: a table is named .csv or .parquet; give it one of these ends")
+    if path.suffix == ".parquet" and not can_parquet():
+        raise DataError(f"{path} needs pyarrow: pip install 'sslpipe[parquet]', or name a .csv")
     try:
-        if path.suffix == ".csv":
-            with open(path, newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file)
-                known = list(reader.fieldnames or ())
-                rows = []
-                for row in reader:
-                    if any(row.get(None) or ()):
-                        raise csv.Error(
-                            f"line {reader.line_num} has more cells than columns have names; put a "
-                            "cell that holds a comma in double quotes"
-                        )
-                    rows.append({name: cell or None for name, cell in row.items() if name})
-        else:
-            import pyarrow.parquet as pq
-
-            table = pq.read_table(path)
-            known, rows = table.column_names, table.to_pylist()
+        known, rows = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is no text in UTF-8 ({error}); save it as a CSV in UTF-8"
         ) from error
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"cannot read the table {path}: {error}") from error
-    missing = [name for name in columns if name not in known]
-    shown_names = ", ".join(known) or "none"
+    missing = ", ".join(name for name in columns if name not in known)
     if missing:
         other = len(known) == 1 and next((sign for sign in ";\t" if sign in known[0]), "")
-        remedy = f"; its cells are separated by {other!r}: save it with commas" if other else ""
-        raise DataError(
-            f"{path} has no column {', '.join(missing)}{remedy or f'; it has: {shown_names}'}"
-        )
+        hint = f"it has: {', '.join(known) or 'none'}"
+        if other:
+            hint = f"its cells are separated by {other!r}: save it with commas"
+        raise DataError(f"{path} has no column {missing}; {hint}")
     twice = [name for name in known if name and known.count(name) > 1]
     if twice:
         raise DataError(f"{path} has two columns {twice[0]!r}; rename one of them")
     return rows
 
 
-def sample_id(path: Path, number: int, cell: Any, samples: int) -> int:
-    """Read the cell `id` of a table's row.
+def _read_csv(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader, rows = csv.DictReader(file), []
+        for row in reader:
+            if any(row.get(None) or ()):
+                raise csv.Error(
+                    f"line {reader.line_num} has more cells than columns have names; put a cell "
+                    "that holds a comma in double quotes"
+                )
+            rows.append({name: cell or None for name, cell in row.items() if name})
+        return list(reader.fieldnames or ()), rows
 
-    Args:
-        path: Of the table, for the message.
-        number: Of the row, the first below the names of the columns is 2.
-        cell: The id, or a text of it.
-        samples: How many the split has.
+
+def _read_parquet(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    return table.column_names, table.to_pylist()
+
+
+def sample_id(path: Path, number: int, cell: Any, samples: int) -> int:
+    """Read the cell `id` of a table's row `number` (the first below the header is 2).
 
     Raises:
-        DataError: It is no sample of the split.
+        DataError: It is none of the split's `samples` ids.
     """
     try:
         value = float(cell)  # a spreadsheet may have made 7.0 of 7
