@@ -33,9 +33,8 @@ _HALVED, _HALF = np.argsort(~EVEN, kind="stable"), int(EVEN.sum())
 class ByDescriptors(NamedTuple):
     """Search of the samples whose whole picture is most like a view of another.
 
-    Of each picture, WIDER are searched among all, by the low frequencies of its COARSE views; of
-    those, the k that are most like any view stay. Sums are of whole numbers and exact, so that
-    neither tiles nor threads change a pair.
+    WIDER are found by the low frequencies of a picture's COARSE views; the k of them most like any
+    view stay. Sums of whole numbers are exact: neither tiles nor threads change a pair.
 
     Args:
         descriptors: (N, VIEWS, 64) int8, of all samples; they are held once.
@@ -92,16 +91,15 @@ class ByDescriptors(NamedTuple):
                 advance(len(part))
             return found
 
-        with full_float32(), one_thread_an_operation():
-            if self.num_workers:
-                with ThreadPoolExecutor(self.num_workers, "sslpipe-search") as pool:
-                    found = list(pool.map(near, parts))
-            else:
-                found = [near(part) for part in parts]
+        with (
+            full_float32(),
+            one_thread_an_operation(),
+            ThreadPoolExecutor(max(1, self.num_workers), "sslpipe-search") as pool,
+        ):
+            found = list((pool.map if self.num_workers else map)(near, parts))
         return each_once([np.zeros((0, 2), np.int64), *found])
 
     def _near(self, part: Integers, k: int) -> Integers:
-        """Pair the samples of some pictures with their k nearest. -> (n k or fewer, 2)."""
         count = len(self.rows)
         wide = min(max(WIDER, int(WIDER_SHARE * count), 4 * k), count - 1)
         if wide < 1:
@@ -121,7 +119,7 @@ class ByDescriptors(NamedTuple):
         )
 
     def _finest(self, row: int, views: Floats, near: Integers, k: int) -> Integers:
-        """Of a picture's neighbours, keep the k most like any of its views, as samples. (k, 2)."""
+        """Pair a picture with the k of its neighbours most like any of its views. (k, 2)."""
         wholes = self.whole.take(near, axis=0)
         even, odd = (
             views[:, half] @ wholes[:, half].T for half in (slice(_HALF), slice(_HALF, None))
@@ -193,13 +191,9 @@ def _low_halves(descriptors: NDArray[np.int8]) -> tuple[Tensor, Tensor]:
 
 
 def _most_alike(even: Tensor, odd: Tensor, bank: tuple[Tensor, Tensor], out: Tensor) -> None:
-    """Write the products of rows with a bank, the largest of all views and of both mirrorings.
+    """Write the largest products, of all views and both mirrorings, of rows with a bank.
 
-    Args:
-        even: (n, views, 14) of the rows.
-        odd: (n, views, 10) of the rows.
-        bank: (14, N) and (10, N).
-        out: (n, N).
+    even, odd: (n, views, 14 and 10); bank: (14, N) and (10, N); out: (n, N).
     """
     rows, views = even.shape[:2]
     even, odd = even.flatten(0, 1), odd.flatten(0, 1)

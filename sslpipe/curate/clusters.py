@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sslpipe.curate.scan import one_thread_an_operation
 from sslpipe.errors import DataError
@@ -52,11 +51,17 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
         Lloyd 1982, IEEE Trans. Inf. Theory 28(2); Arthur and Vassilvitskii 2007, SODA; both by
         scikit-learn.
     """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     if not 1 <= count <= len(rows.ids):
         raise DataError(f"{count} clusters of {len(rows.ids)} rows; use 1 to {len(rows.ids)}")
     order = np.argsort(rows.ids.cpu().numpy(), kind="stable")
-    units = unit_rows(rows.features)[order]
-    labels, centres = _kmeans(units, count, seed, tries)
+    units = F.normalize(rows.features.cpu().float(), dim=1).numpy()[order]
+    with one_thread_an_operation(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: told below
+        fitted = KMeans(count, n_init=tries, random_state=seed, max_iter=100).fit(units)
+    labels, centres = fitted.labels_.astype(np.int64), fitted.cluster_centers_
     found = np.unique(labels)
     if len(found) < count:
         raise DataError(
@@ -74,22 +79,3 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
     of_row, own = np.empty_like(labels), np.empty_like(distances)
     of_row[order], own[order] = labels, distances
     return Clusters(of_row, sizes, order[central], own)
-
-
-def unit_rows(features: Tensor) -> NDArray[np.float32]:
-    """Scale rows to length 1, (N, F); rows of zeros stay so."""
-    units: NDArray[np.float32] = F.normalize(features.cpu().float(), dim=1).numpy()
-    return units
-
-
-def _kmeans(
-    units: NDArray[np.float32], count: int, seed: int, tries: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Labels (N,) and centres (K, F) of scikit-learn's KMeans."""
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    with one_thread_an_operation(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: told above
-        fitted = KMeans(count, n_init=tries, random_state=seed, max_iter=100).fit(units)
-    return fitted.labels_.astype(np.int64), fitted.cluster_centers_

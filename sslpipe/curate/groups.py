@@ -1,8 +1,7 @@
 """From verified pairs of samples to groups of one picture each, without chains.
 
-A chain is A like B, B like C, but A not like C: one wrong pair would join two groups, and a
-series of frames would become one group. Here every member of a group is a verified duplicate of
-the group's centre, or equal to one, so that any two are at most two verified steps apart.
+Every member of a group is a verified duplicate of its centre, or equal to one: otherwise one wrong
+pair would join two groups, and a series of frames would be one.
 """
 
 from typing import NamedTuple
@@ -17,38 +16,24 @@ BYTES, PIXELS, NEAR, CROPPED, MIRRORED, MIRRORED_CROPPED = range(len(KINDS))
 
 
 class Pairs(NamedTuple):
-    """Pairs of rows that are verified to be one picture, each once, `first` < `second`.
-
-    Args:
-        first: (P,) int64 rows of `scan.Samples`.
-        second: (P,) int64.
-        kind: (P,) int64, of KINDS.
-        score: (P,) float32, 1 for exact duplicates.
-    """
+    """Pairs of rows that are verified to be one picture, each once, `first` < `second`; (P,)."""
 
     first: Integers
     second: Integers
-    kind: Integers
-    score: NDArray[np.float32]
+    kind: Integers  # of KINDS
+    score: NDArray[np.float32]  # 1 of exact duplicates
 
     def __len__(self) -> int:
         return len(self.first)
 
 
 class Groups(NamedTuple):
-    """Groups of two samples or more.
+    """Groups of two samples or more, by row, (N,)."""
 
-    Args:
-        group: (N,) int64 by row, numbered by their first rows; -1: in no group.
-        nearest: (N,) int64, the row of the group that is most like this one; -1: none.
-        kind: (N,) int64, how this row is like that one, of KINDS; -1: not.
-        score: (N,) float32, of that pair; 0 without one.
-    """
-
-    group: Integers
-    nearest: Integers
-    kind: Integers
-    score: NDArray[np.float32]
+    group: Integers  # numbered by their first rows; -1: in no group
+    nearest: Integers  # the row of the group that is most like this one; -1: none
+    kind: Integers  # how this row is like that one, of KINDS; -1: not
+    score: NDArray[np.float32]  # of that pair; 0 without one
 
     def sizes(self) -> Integers:
         """Count the samples of every group, (G,)."""
@@ -66,9 +51,8 @@ def joined(parts: list[Pairs]) -> Pairs:
 def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
     """Put samples into groups around centres.
 
-    The row with the most verified pairs (of equals the lowest) is a centre, and its group are all
-    rows that are paired with it and in no group yet; then the same of the rows that are left.
-    Rows of equal pixels are one picture, whichever of them was compared: one group has them all.
+    The row with the most verified pairs (of equals the lowest) is a centre; all free rows that are
+    paired with it are its group; then the same of the rest. Rows of equal pixels stay together.
 
     Args:
         pairs: Verified, each once; of equal rows, the first with each other one at least.
@@ -123,9 +107,7 @@ def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
     label[members] = np.argsort(np.argsort(first_of))[place]
     inside = (label[first] == label[second]) & (label[first] >= 0)
     rows_with, at = np.unique(first[inside], return_index=True)
-    nearest, how = np.full(rows, -1, np.int64), np.full(rows, -1, np.int64)
-    scores = np.zeros(rows, np.float32)
-    nearest[rows_with] = second[inside][at]
-    how[rows_with] = kind[inside][at]
+    nearest, how, scores = np.full(rows, -1), np.full(rows, -1), np.zeros(rows, np.float32)
+    nearest[rows_with], how[rows_with] = second[inside][at], kind[inside][at]
     scores[rows_with] = score[inside][at]
     return Groups(label, nearest, how, scores)

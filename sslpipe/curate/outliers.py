@@ -1,7 +1,10 @@
 """Find the samples of a split that resemble no other, and pictures that show nothing.
 
 `far_from_all` looks at features, `bad_pictures` at pixels; both give one `Outlier` a sample and
-reason, with the value and the limit that it is beyond.
+reason. Measures and limits of pixels are cleanvision's 0.3.7 where it has one (the package reads
+files through pandas and brings matplotlib). Its score of blur rises with contrast and with the
+number of tones, so that most blurred photographs and drawings pass it; `fineness` is a share of the
+contrast, and finds those.
 """
 
 from collections.abc import Callable
@@ -9,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageFilter, ImageStat
 
-from sslpipe.curate.quality import CANVAS_PX, checks, measure
 from sslpipe.curate.scan import each_part
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import Split
@@ -18,12 +21,18 @@ from sslpipe.data.reader import Raw
 from sslpipe.data.store import Quarantined
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.neighbours import Search, nearest
+from sslpipe.evaluation.neighbours import nearest
 
 NO_NEIGHBOUR = "no neighbour"
 UNREADABLE = "unreadable"
 LEAST_DISTANCE = 2.0**-20  # of equal pictures, so that it has a logarithm
 LEAST_SPREAD = 0.01  # of the logarithms, so that a split of equal pictures has a limit
+CANVAS_PX = 256  # longer side at which brightness is measured
+SHARPNESS_PX = 64  # longer side at which edges are, as in cleanvision's utils/constants.py
+FINE_PX = 4  # what blur takes first is finer than this
+LEAST_CONTRAST = 0.02  # five of 256 levels, several times the noise of a JPEG of one colour
+ROUNDING = 1 / 12  # variance of a level's rounding error: no detail
+FEW_TONES = 0.18  # a histogram score up to this counts as none: cleanvision's color_threshold
 
 
 class Outlier(NamedTuple):
@@ -32,7 +41,7 @@ class Outlier(NamedTuple):
     Args:
         id: Its place in the split.
         key: Of its shard; "" where it is not known.
-        reason: `NO_NEIGHBOUR`, `UNREADABLE`, or that of a `quality.Check`.
+        reason: `NO_NEIGHBOUR`, `UNREADABLE`, or that of a `Check`.
         value: What was measured; NaN of an unreadable one.
         limit: That the value is beyond; NaN of an unreadable one.
         detail: What the value is, or why a sample is unreadable.
@@ -45,17 +54,8 @@ class Outlier(NamedTuple):
     limit: float
     detail: str
 
-    @property
-    def doubt(self) -> float:
-        """How far beyond the limit the value is, relative to it; of an unreadable one, infinite."""
-        if self.reason == UNREADABLE:
-            return float("inf")
-        return abs(self.value - self.limit) / max(abs(self.limit), 1e-12)
 
-
-def far_from_all(
-    rows: Embeddings, *, neighbours: int = 10, z: float = 3.5, search: Search = "torch"
-) -> list[Outlier]:
+def far_from_all(rows: Embeddings, *, neighbours: int = 10, z: float = 3.5) -> list[Outlier]:
     """Find rows whose mean distance to their nearest neighbours is far above what is usual here.
 
     Args:
@@ -64,7 +64,6 @@ def far_from_all(
             else is found, too.
         z: The limit: so many robust standard deviations above the median of the distances'
             logarithms; their distribution has a long right side, that of the logarithms much less.
-        search: "torch" or "faiss"; both find the same neighbours.
 
     Returns:
         The farthest first; the key is "".
@@ -78,7 +77,7 @@ def far_from_all(
         Hoaglin 1993, How to Detect and Handle Outliers, section 3.3: 0.6745 |x - median| / MAD
         above 3.5.
     """
-    distances = neighbour_distances(rows, neighbours, search)
+    distances = neighbour_distances(rows, neighbours)
     limit = upper_limit(distances, z)
     detail = f"mean distance (1 - cosine) to the {neighbours} nearest"
     ids = rows.ids.cpu().numpy()
@@ -90,27 +89,15 @@ def far_from_all(
     ]
 
 
-def neighbour_distances(
-    rows: Embeddings, neighbours: int, search: Search = "torch"
-) -> NDArray[np.float64]:
-    """Compute each row's mean distance, 1 - cosine, to its nearest other rows, (N,).
-
-    Raises:
-        DataError: There are no more rows than neighbours.
-    """
+def neighbour_distances(rows: Embeddings, neighbours: int) -> NDArray[np.float64]:
+    """Compute each row's mean distance, 1 - cosine, to its nearest other rows, (N,)."""
     if neighbours >= len(rows.ids):
         raise DataError(
             f"--neighbours {neighbours}: each of the {len(rows.ids)} rows has {len(rows.ids) - 1} "
             "others; ask for fewer neighbours, or embed more samples"
         )
-    near = nearest(
-        rows.features,
-        rows.features,
-        neighbours,
-        search=search,
-        bank_ids=rows.ids,
-        query_ids=rows.ids,
-    )
+    x, ids = rows.features, rows.ids
+    near = nearest(x, x, neighbours, bank_ids=ids, query_ids=ids)
     similar: NDArray[np.float64] = near.similarities.double().mean(dim=1).cpu().numpy()
     return 1 - similar
 
@@ -139,12 +126,12 @@ def bad_pictures(
 
     Args:
         split: Where they are.
-        tiny_px: See `quality.checks`.
+        tiny_px: See `checks`.
         num_workers: Threads that decode; 0: the caller does.
         progress: Called with the number of samples of each part that is done.
 
     Returns:
-        By reason as in `quality.checks`, the worst first; those that cannot be decoded come first.
+        By reason as in `checks`, the worst first; those that cannot be decoded come first.
 
     Raises:
         DataError: A shard cannot be read.
@@ -158,17 +145,18 @@ def bad_pictures(
         unreadable.append(Outlier(bad.id, bad.key, UNREADABLE, nothing, nothing, bad.reason))
 
     for part in each_part(split, _look, list, num_workers=num_workers, on_bad=on_bad):
-        for sample, key, measured in (seen for seen in part if seen is not None):
+        for sample_id, key, measures in (one for one in part if one is not None):
             for check in listed:
-                value = measured[check.reason]
+                value = measures[check.reason]
                 if check.doubts(value):
-                    doubted[check.reason].append(
-                        Outlier(sample, key, check.reason, value, check.limit, check.says)
-                    )
+                    one = Outlier(sample_id, key, check.reason, value, check.limit, check.says)
+                    doubted[check.reason].append(one)
         if progress is not None:
             progress(len(part))
-    worst = [sorted(found, key=lambda one: (-one.doubt, one.id)) for found in doubted.values()]
-    return [*sorted(unreadable), *(one for found in worst for one in found)]
+    found = sorted(unreadable)
+    for own in doubted.values():
+        found += sorted(own, key=lambda one: (-abs(one.value - one.limit), one.id))
+    return found
 
 
 def _look(sample_id: int, raw: Raw) -> tuple[int, str, dict[str, float]]:
@@ -178,3 +166,102 @@ def _look(sample_id: int, raw: Raw) -> tuple[int, str, dict[str, float]]:
     pixels = decode(raw.image, CANVAS_PX).transpose(1, 2, 0)  # (h, w, 3)
     width, height = header_size(raw.image)  # before any rotation: no measure tells them apart
     return sample_id, raw.key, measure(pixels, height, width)
+
+
+class Check(NamedTuple):
+    """A reason to doubt a picture: a measure below a limit, or above it."""
+
+    reason: str
+    limit: float
+    above: bool
+    says: str  # what the measure is
+
+    def doubts(self, value: float) -> bool:
+        """Say whether a value lies on the wrong side."""
+        return value > self.limit if self.above else value < self.limit
+
+
+def checks(tiny_px: float) -> tuple[Check, ...]:
+    """List what a picture is doubted for, one of a shorter side below `tiny_px` among them.
+
+    Source:
+        cleanvision 0.3.7, issue_managers/image_property_issue_manager.py, get_default_params: dark
+        0.32, light 0.05 from white, odd aspect ratio 0.35, blurry 0.29. `constant` and `no fine
+        detail` are this project's.
+    """
+    return (
+        Check("dark", 0.32, False, "99th percentile of brightness"),
+        Check("bright", 0.95, True, "5th percentile of brightness"),
+        Check("constant", LEAST_CONTRAST, False, "standard deviation of brightness"),
+        Check("blurred", 0.29, False, "score of edges and tones"),
+        Check("no fine detail", 0.025, False, "share of contrast finer than 4 px"),
+        Check("tiny", tiny_px, False, "shorter side in px"),
+        Check("odd aspect", 0.35, False, "shorter by longer side"),
+    )
+
+
+def measure(pixels: NDArray[np.uint8], height: int, width: int) -> dict[str, float]:
+    """Measure one picture: reason of a check -> its measure.
+
+    Args:
+        pixels: (h, w, 3) uint8, RGB, at most CANVAS_PX on the longer side.
+        height: Of the stored picture, in px.
+        width: As height.
+    """
+    tones, image = brightness(pixels), Image.fromarray(pixels)
+    darkest, brightest = np.percentile(tones, [5, 99])
+    return {
+        "dark": float(brightest),
+        "bright": float(darkest),
+        "constant": float(tones.std()),
+        "blurred": sharpness(image),
+        "no fine detail": fineness(image),
+        "tiny": min(height, width),
+        "odd aspect": min(height, width) / max(height, width),
+    }
+
+
+def brightness(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Compute how bright each pixel looks, 0 to 1. (h, w, 3) -> (h, w).
+
+    Source:
+        Finley 2006, "HSP color model"; cleanvision's calculate_brightness.
+    """
+    squares = np.square(pixels.astype(np.float64))
+    bright: NDArray[np.float64] = np.sqrt(squares @ [0.241, 0.691, 0.068]) / 255
+    return bright
+
+
+def sharpness(image: Image.Image) -> float:
+    """Score edges and tones, 0 to 1; few tones on a large plain ground are no blur.
+
+    Source:
+        cleanvision's BlurrinessProperty, with its normalizing_factor of 0.01.
+    """
+    ratio = max(image.size) / SHARPNESS_PX
+    if ratio > 1:
+        width, height = (max(int(side // ratio), 1) for side in image.size)
+        image = image.resize((width, height))
+    grey = image.convert("L")
+    edges = ImageStat.Stat(grey.filter(ImageFilter.FIND_EDGES)).stddev[0]
+    tones = 1 - np.exp(-0.01 * np.std(grey.histogram()))
+    score = 1 - np.exp(-0.01 * edges) + (tones if tones > FEW_TONES else 0.0)
+    return min(1.0, float(score))
+
+
+def fineness(image: Image.Image) -> float:
+    """Compute how much of a picture's contrast is lost where it is reduced FINE_PX times.
+
+    Returns:
+        The standard deviation of what it loses by that, as a share of its own, 0 to about 1; 1 of a
+        picture that is nearly constant, which has nothing to lose.
+    """
+    grey = image.convert("L").convert("F")
+    before = np.asarray(grey, np.float64)
+    if before.std() < 255 * LEAST_CONTRAST:
+        return 1.0
+    width, height = (side / FINE_PX for side in grey.size)  # the last pixels may be narrower
+    small = grey.reduce(FINE_PX)
+    again = small.resize(grey.size, Image.Resampling.BICUBIC, box=(0, 0, width, height))
+    lost = np.square(before - np.asarray(again)).mean() - ROUNDING
+    return float(np.sqrt(max(lost, 0.0)) / before.std())

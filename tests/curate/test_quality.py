@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from sslpipe.curate.quality import checks, fineness, measure
+from sslpipe.curate.outliers import checks, fineness, measure
 
 # by cleanvision 0.3.7: BlurrinessProperty with its parameters, calc_percentile_brightness
 CLEANVISION = {
