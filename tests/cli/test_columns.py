@@ -9,7 +9,6 @@ import torch
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.cli.evaluations import print_values
 from sslpipe.data.index import load_index
-from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed, save_embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import data_metadata
@@ -28,7 +27,7 @@ from sslpipe.recipe import load_recipe
 from sslpipe.report.compare import merged
 from sslpipe.report.tables import task_tables
 from sslpipe.train import train
-from tests.cli.test_evaluate import call
+from tests.cli.test_evaluate import call, refused
 from tests.evaluation.test_knn import random_rows
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
@@ -113,9 +112,8 @@ def test_an_erased_column_is_fitted_on_the_first_file_and_recorded(given, tmp_pa
     (result,) = nuisance(*whiten(*expected), column=codes)
     assert row == {**plain([result])[0], "whitened": True, "erased": ["camera"]}
     assert "erased=camera whitened nuisance" in " ".join(shown.split())
-    words = [*map(str, paths), "--erase", "camera"]
-    with pytest.raises(UserError, match="--erase camera is looked up in the data set"):
-        evaluate_tool.app(["knn", *words], standalone_mode=False)
+    words = [*paths, "--erase", "camera"]
+    refused(evaluate_tool, ["knn", *words], "--erase camera is looked up in the data set")
 
 
 def test_query_and_gallery_keep_the_rows_that_they_describe(given, tmp_path, monkeypatch):
@@ -155,7 +153,7 @@ def test_values_are_shown_as_they_are_written(capsys, monkeypatch):
 
 def test_one_file_on_both_sides_needs_conditions_that_no_row_meets_twice(given, tmp_path):
     manifest, (train, _), (rows, _), codes = given
-    words = ["knn", str(train), str(train), "--data", str(manifest), "--k", "3"]
+    words = ["knn", train, train, "--data", manifest, "--k", "3"]
     query = ["--query", "camera = a"]
     out = tmp_path / "numbers.json"
     call(evaluate_tool, *words, *query, "--gallery", "camera != a", "--out", out)
@@ -164,8 +162,7 @@ def test_one_file_on_both_sides_needs_conditions_that_no_row_meets_twice(given, 
     )
     (expected,) = knn_results(bank, queries, k=(3,))
     assert json.loads(out.read_text())[0]["value"] == expected.value
-    with pytest.raises(UserError, match="every sample would find itself"):
-        evaluate_tool.app([*words, *query], standalone_mode=False)
+    refused(evaluate_tool, [*words, *query], "every sample would find itself")
 
 
 @pytest.mark.parametrize("name", ["knn", "retrieval"])
@@ -176,8 +173,7 @@ def test_equal_ids_of_two_splits_are_not_taken_for_one_sample(given, name):
         r"--exclude-same-id is for two files of one split, and these are of split 'train' of (\w+) "
         r"and split 'test' of \1, whose equal ids are different samples; leave it out"
     )
-    with pytest.raises(UserError, match=message):
-        evaluate_tool.app([name, str(train), str(test), "--exclude-same-id"], standalone_mode=False)
+    refused(evaluate_tool, [name, train, test, "--exclude-same-id"], message)
     call(evaluate_tool, name, train, train, "--exclude-same-id", "--k", "3")
 
 
@@ -191,26 +187,24 @@ def test_equal_ids_of_two_splits_are_not_taken_for_one_sample(given, name):
 )
 def test_what_the_columns_do_not_have_is_refused(given, words, message):
     manifest, paths, _, _ = given
-    arguments = ["knn", *map(str, paths), "--data", str(manifest), *words]
-    with pytest.raises(UserError, match=message):
-        evaluate_tool.app(arguments, standalone_mode=False)
+    arguments = ["knn", *paths, "--data", manifest, *words]
+    refused(evaluate_tool, arguments, message)
 
 
 def test_columns_are_those_of_the_data_that_was_embedded(given, tmp_path):
     manifest, paths, rows, _ = given
     for words in (["--exclude-same", "camera"], ["--query", "camera = a"]):
-        with pytest.raises(UserError, match=r"name the dataset\.json that .* with --data"):
-            evaluate_tool.app(["knn", *map(str, paths), *words], standalone_mode=False)
+        refused(
+            evaluate_tool, ["knn", *paths, *words], r"name the dataset\.json that .* with --data"
+        )
     other = write_dataset(tmp_path, (200,))
-    words = ["knn", *map(str, paths), "--data", str(other), "--exclude-same", "camera"]
-    with pytest.raises(UserError, match=r"train.safetensors was not embedded from .* embed the"):
-        evaluate_tool.app(words, standalone_mode=False)
+    words = ["knn", *paths, "--data", other, "--exclude-same", "camera"]
+    refused(evaluate_tool, words, r"train.safetensors was not embedded from .* embed the")
     longer = tmp_path / "longer.safetensors"
     shifted = rows[1]._replace(ids=rows[1].ids + 1)
     save_embeddings(longer, shifted, data_metadata(load_index(manifest), "test"))
-    words = ["knn", str(paths[0]), str(longer), "--data", str(manifest)]
-    with pytest.raises(UserError, match=r"has an id 90, and split 'test' of .* has 90 samples"):
-        evaluate_tool.app(words, standalone_mode=False)
+    words = ["knn", paths[0], longer, "--data", manifest]
+    refused(evaluate_tool, words, r"has an id 90, and split 'test' of .* has 90 samples")
 
 
 @pytest.fixture(scope="module")
@@ -288,8 +282,10 @@ def test_an_eval_json_without_probes_loads_and_one_whose_chance_is_none_does_not
 
 def test_columns_of_a_suite_are_chosen_before_anything_is_embedded(evaluated):
     run_dir, manifest, _, _ = evaluated
-    words = ["suite", str(run_dir), "--data", str(manifest), "--columns"]
-    with pytest.raises(UserError, match="no column 'scaner'; did you mean 'scanner'"):
-        evaluate_tool.app([*words, "scaner"], standalone_mode=False)
-    with pytest.raises(UserError, match="--columns are those of the data set that a model embeds"):
-        evaluate_tool.app(["suite", "--columns", "scanner"], standalone_mode=False)
+    words = ["suite", run_dir, "--data", manifest, "--columns"]
+    refused(evaluate_tool, [*words, "scaner"], "no column 'scaner'; did you mean 'scanner'")
+    refused(
+        evaluate_tool,
+        ["suite", "--columns", "scanner"],
+        "--columns are those of the data set that a model embeds",
+    )

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sslpipe.cli.app import run
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from tests.helpers.columns import add_columns
@@ -50,18 +49,15 @@ def write(folder, data):
     return folder
 
 
-def call(capsys, *words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sslpipe", "curate", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            run()
-    shown = capsys.readouterr()
-    return end.value.code or 0, shown.out, shown.err
+@pytest.fixture
+def curate(call):
+    """`sslpipe curate COMMAND FOLDER/train.safetensors ...`: status, stdout, stderr."""
 
+    def curate(folder, command, *words, **names):
+        features = names.get("features", folder / "train.safetensors")
+        return call("curate", command, features, "--data", folder / "data", *words)
 
-def curate(capsys, folder, command, *words):
-    features, data = folder / "train.safetensors", folder / "data"
-    return call(capsys, command, features, "--data", data, *words)
+    return curate
 
 
 def table(path):
@@ -69,8 +65,8 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def test_outliers_have_reasons_values_and_a_page(capsys, unlabelled, tmp_path):
-    status, shown, _ = curate(capsys, unlabelled, "outliers", "--out", tmp_path, *NEAR)
+def test_outliers_have_reasons_values_and_a_page(curate, unlabelled, tmp_path):
+    status, shown, _ = curate(unlabelled, "outliers", "--out", tmp_path, *NEAR)
     assert status == 0
     assert "of 40 samples of train: 1 no neighbour, 1 dark, 1 constant, 1 blurred" in shown
     rows = table(tmp_path / "outliers.csv")
@@ -87,15 +83,15 @@ def test_outliers_have_reasons_values_and_a_page(capsys, unlabelled, tmp_path):
     assert "No neighbour" in page
 
 
-def test_tiny_is_less_than_half_of_the_view(capsys, unlabelled, tmp_path):
-    status, shown, _ = curate(capsys, unlabelled, "outliers", "--out", tmp_path, "--tiny-px", 17)
+def test_tiny_is_less_than_half_of_the_view(curate, unlabelled, tmp_path):
+    status, shown, _ = curate(unlabelled, "outliers", "--out", tmp_path, "--tiny-px", 17)
     assert status == 0
     assert ", 40 tiny" in shown
 
 
-def test_clusters_are_listed_and_mapped(capsys, labelled, tmp_path):
+def test_clusters_are_listed_and_mapped(curate, labelled, tmp_path):
     words = ("clusters", "--out", tmp_path, "--count", 5)
-    assert curate(capsys, labelled, *words)[0] == 0
+    assert curate(labelled, *words)[0] == 0
     rows = table(tmp_path / "clusters.csv")
     assert [int(row["id"]) for row in rows] == list(range(SAMPLES))
     sizes = np.bincount([int(row["cluster"]) for row in rows])
@@ -108,14 +104,14 @@ def test_clusters_are_listed_and_mapped(capsys, labelled, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["coverage", "balanced", "hard"])
-def test_of_copies_one_is_chosen_and_none_of_what_has_a_label(capsys, tmp_path, how):
+def test_of_copies_one_is_chosen_and_none_of_what_has_a_label(curate, tmp_path, how):
     data = write_dataset(tmp_path / "data", (20, 20))
     add_columns(data, duplicate_group=(np.arange(SAMPLES) // 4).tolist())  # 0..3 are one picture
     folder = write(tmp_path, data)
     words = ["--ignore-labels"] if how != "hard" else ["--labels", tmp_path / "labels.csv"]
     (tmp_path / "labels.csv").write_text("split,id,label\ntrain,1,a\ntrain,6,b\n")
     words += ["--count", 8, "--how", how, "--clusters", 4, "--out", tmp_path / "out"]
-    status, shown, _ = curate(capsys, folder, "select", *words)
+    status, shown, _ = curate(folder, "select", *words)
     assert status == 0
     left_out = 10 * 3  # of those with a label, the others
     assert f"{left_out} copies of other samples are left out, by duplicate_group" in shown
@@ -125,10 +121,10 @@ def test_of_copies_one_is_chosen_and_none_of_what_has_a_label(capsys, tmp_path, 
         assert not {0, 1} & set(chosen)
 
 
-def test_what_is_chosen_and_labelled_becomes_a_data_set(capsys, unlabelled, tmp_path):
+def test_what_is_chosen_and_labelled_becomes_a_data_set(curate, call, unlabelled, tmp_path):
     chosen, out = tmp_path / "chosen", tmp_path / "built"
     words = ("select", "--count", 8, "--images", "--out", chosen)
-    assert curate(capsys, unlabelled, *words)[0] == 0
+    assert curate(unlabelled, *words)[0] == 0
     rows = table(chosen / "chosen.csv")
     assert [int(row["order"]) for row in rows] == list(range(8))
     assert all(row["label"] == "" and (chosen / row["path"]).is_file() for row in rows)
@@ -146,49 +142,44 @@ def test_what_is_chosen_and_labelled_becomes_a_data_set(capsys, unlabelled, tmp_
     for how in ("coverage", "balanced", "hard"):
         words = ("--how", how, "--clusters", 4, "--labels", chosen / "chosen.csv")
         words = ("select", "--count", 6, "--out", tmp_path / how, *words)
-        assert curate(capsys, unlabelled, *words)[0] == 0, how
+        assert curate(unlabelled, *words)[0] == 0, how
         later = {row["id"] for row in table(tmp_path / how / "chosen.csv")}
         assert len(later) == 6
         assert not later & {row["id"] for row in rows}
 
     # and `shards build` takes the table
-    with pytest.MonkeyPatch.context() as patch:
-        words = ["build", out, "--source", "csv", "--csv", chosen / "chosen.csv"]
-        patch.setattr("sys.argv", ["sslpipe", "shards", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            run()
-    assert not end.value.code
+    assert call("shards", "build", out, "--source", "csv", "--csv", chosen / "chosen.csv")[0] == 0
     index = load_index(out)
     assert index.manifest.classes == tuple(sorted({row["label"] for row in rows}))
     assert len(index.split("train")) == 8
 
 
-def test_a_labelled_data_set_needs_a_word_on_its_labels(capsys, labelled, tmp_path):
-    status, _, error = curate(capsys, labelled, "select", "--count", 4, "--out", tmp_path)
+def test_a_labelled_data_set_needs_a_word_on_its_labels(curate, labelled, tmp_path):
+    status, _, error = curate(labelled, "select", "--count", 4, "--out", tmp_path)
     assert status == 2
     assert "all 40 samples of split 'train' have a label" in error
     words = ("select", "--count", 4, "--ignore-labels", "--out", tmp_path)
-    assert curate(capsys, labelled, *words)[0] == 0
+    assert curate(labelled, *words)[0] == 0
     assert len(table(tmp_path / "chosen.csv")) == 4
 
 
-def test_labels_that_were_filled_in_are_never_written_over(capsys, unlabelled, tmp_path):
+def test_labels_that_were_filled_in_are_never_written_over(curate, unlabelled, tmp_path):
     words = ("select", "--count", 3, "--out", tmp_path)
-    assert curate(capsys, unlabelled, *words)[0] == 0
-    assert curate(capsys, unlabelled, *words)[0] == 0  # nobody has filled in any
+    assert curate(unlabelled, *words)[0] == 0
+    assert curate(unlabelled, *words)[0] == 0  # nobody has filled in any
     path = tmp_path / "chosen.csv"
     filled = path.read_text().replace(",\n", ",cat\n", 1)
     path.write_text(filled)
-    status, _, error = curate(capsys, unlabelled, *words)
+    status, _, error = curate(unlabelled, *words)
     assert status == 2
     assert "chosen.csv holds labels, which would be lost; name another --out" in error
     assert path.read_text() == filled
 
 
-def test_tables_are_exported(capsys, labelled, tmp_path):
-    assert curate(capsys, labelled, "outliers", "--out", tmp_path, *NEAR)[0] == 0
+def test_tables_are_exported(curate, labelled, tmp_path):
+    assert curate(labelled, "outliers", "--out", tmp_path, *NEAR)[0] == 0
     words = ("export", "--to", "fiftyone", "--table", tmp_path / "outliers.csv", "--listed")
-    status, shown, _ = curate(capsys, labelled, *words, "--out", tmp_path / "fiftyone")
+    status, shown, _ = curate(labelled, *words, "--out", tmp_path / "fiftyone")
     assert status == 0
     assert "1 samples of train for fiftyone" in shown
     (sample,) = json.loads((tmp_path / "fiftyone" / "samples.json").read_text())["samples"]
@@ -207,22 +198,22 @@ def test_tables_are_exported(capsys, labelled, tmp_path):
         (("export", "--to", "lightly", "--listed"), "name one with --table"),
     ],
 )
-def test_wrong_words_are_refused(capsys, labelled, tmp_path, words, message):
-    status, _, error = curate(capsys, labelled, *words, "--out", tmp_path / "out")
+def test_wrong_words_are_refused(curate, labelled, tmp_path, words, message):
+    status, _, error = curate(labelled, *words, "--out", tmp_path / "out")
     assert status == 2
     assert message in error
     assert not (tmp_path / "out").exists()
 
 
-def test_features_of_another_data_set_are_refused(capsys, labelled, unlabelled, tmp_path):
-    features, data = labelled / "train.safetensors", unlabelled / "data"
-    words = ("outliers", features, "--data", data, "--out", tmp_path)
-    status, _, error = call(capsys, *words)
-    assert status == 2
-    assert "was not embedded from" in error
-    status, _, error = call(capsys, "outliers", tmp_path / "no", "--data", data, "--out", tmp_path)
-    assert status == 2
-    assert "there is no such file" in error
+def test_features_of_another_data_set_are_refused(curate, labelled, unlabelled, tmp_path):
+    for features, told in (
+        (labelled / "train.safetensors", "was not embedded from"),
+        (tmp_path / "no", "there is no such file"),
+    ):
+        words = ("outliers", "--out", tmp_path)
+        status, _, error = curate(unlabelled, *words, features=features)
+        assert status == 2
+        assert told in error
 
 
 @pytest.mark.parametrize(
@@ -235,15 +226,15 @@ def test_features_of_another_data_set_are_refused(capsys, labelled, unlabelled, 
     ],
 )
 def test_features_of_no_samples_of_the_split_are_refused(
-    capsys, unlabelled, tmp_path, ids, width, told
+    curate, unlabelled, tmp_path, ids, width, told
 ):
     index = load_index(unlabelled / "data")
     rows = Embeddings(torch.ones(4, width), torch.full((4,), -1), torch.tensor(ids))
     facts = {"data_sha256": index.sha256, "split": "train", "view": {"resize_px": 16}}
     save_embeddings(tmp_path / "f.npz", rows, facts)
-    words = (tmp_path / "f.npz", "--data", unlabelled / "data", "--out", tmp_path / "out")
     for command in (("outliers",), ("clusters",), ("export", "--to", "lightly")):
-        status, _, error = call(capsys, command[0], *words, *command[1:])
+        words = (*command, "--out", tmp_path / "out")
+        status, _, error = curate(unlabelled, *words, features=tmp_path / "f.npz")
         assert status == 2
         assert told in error
     assert not (tmp_path / "out").exists()
@@ -251,7 +242,7 @@ def test_features_of_no_samples_of_the_split_are_refused(
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_without_a_file_half_written(
-    request, capsys, unlabelled, tmp_path, monkeypatch, number, expected
+    request, curate, unlabelled, tmp_path, monkeypatch, number, expected
 ):
     replace = os.replace
     # a shell has jobs in the background ignore Ctrl-C, and so the tests that such a job runs
@@ -265,7 +256,7 @@ def test_a_signal_ends_it_without_a_file_half_written(
 
     monkeypatch.setattr("os.replace", ended)
     status, _, error = curate(
-        capsys, unlabelled, "select", "--count", 3, "--images", "--out", tmp_path / "out"
+        unlabelled, "select", "--count", 3, "--images", "--out", tmp_path / "out"
     )
     assert (status, error) == (expected, "")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

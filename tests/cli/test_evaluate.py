@@ -46,6 +46,11 @@ def call(tool, *arguments) -> str:
     return result.output
 
 
+def refused(tool, words, message):
+    with pytest.raises(UserError, match=message):
+        tool.app([*map(str, words)], standalone_mode=False)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """(run directory, dataset.json): a training of a few steps on the tiny data set."""
@@ -189,18 +194,15 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     # without whitening: the principal axes alone
     export_backbone(run_dir, tmp_path / "turned", ["safetensors"])
     arguments = [tmp_path / "turned", train_file, "--pca", "--floor", "0.1"]
-    with pytest.raises(UserError, match="--pca does not whiten"):
-        whiten_tool.app([*map(str, arguments)], standalone_mode=False)
+    refused(whiten_tool, arguments, "--pca does not whiten")
     call(whiten_tool, tmp_path / "turned", train_file, "--dims", "8", "--pca")
     expected = fit_pca(rows, 8)(plain).features
     turned = load_backbone(tmp_path / "turned").encode(images)
     torch.testing.assert_close(turned, expected, rtol=1e-4, atol=1e-4)
 
     ten = ["--data", str(data), "--out", str(test_file), "--crops", "ten"]
-    with pytest.raises(UserError, match="its own view"):
-        embed_tool.app([str(tmp_path / "out"), *ten], standalone_mode=False)
-    with pytest.raises(UserError, match="is whitened already"):
-        whiten_tool.app([str(tmp_path / "out"), str(test_file)], standalone_mode=False)
+    refused(embed_tool, [str(tmp_path / "out"), *ten], "its own view")
+    refused(whiten_tool, [str(tmp_path / "out"), str(test_file)], "is whitened already")
     (tmp_path / "out" / "whitening.safetensors").write_bytes(b"other")
     with pytest.raises(UserError, match=r"whitening\.safetensors is not the file that SHA256SUMS"):
         load_backbone(tmp_path / "out")
@@ -425,14 +427,15 @@ def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger,
     report = json.loads(out.read_text())
     assert [row["name"] for row in report["facts"]["against"]] == ["weights", "run"]
     assert sorted((tmp_path / "weights").rglob("*")) == files
-    with pytest.raises(UserError, match=r"--against .*weights is given twice"):
-        evaluate_tool.app([*map(str, arguments), "--against", str(stranger)], standalone_mode=False)
-    with pytest.raises(UserError, match="nothing-here"):
-        evaluate_tool.app(
-            [*map(str, arguments), "--against", "nothing-here"], standalone_mode=False
-        )
-    with pytest.raises(UserError, match="--against is compared with a model"):
-        evaluate_tool.app(["suite", "--against", str(stranger)], standalone_mode=False)
+    refused(
+        evaluate_tool,
+        [*arguments, "--against", str(stranger)],
+        r"--against .*weights is given twice",
+    )
+    refused(evaluate_tool, [*arguments, "--against", "nothing-here"], "nothing-here")
+    refused(
+        evaluate_tool, ["suite", "--against", str(stranger)], "--against is compared with a model"
+    )
 
 
 def test_a_run_is_compared_with_the_weights_that_it_started_from(run, stranger, tmp_path):
@@ -559,7 +562,7 @@ def test_two_processes_print_and_write_once_what_one_does(files, tmp_path, name)
     paths, _ = files
     options = ["--far", "0.1"] if name == "verification" else []
     call(evaluate_tool, name, *paths, *options, "--out", tmp_path / "one.json")
-    command = ["evaluate", name, *map(str, paths), *options, "--device", "cpu", "--out"]
+    command = ["evaluate", name, *paths, *options, "--device", "cpu", "--out"]
     ranks = launched(2, *command, str(tmp_path / "two.json"))
     assert [done.returncode for done in ranks] == [0, 0], ranks[0].stderr + ranks[1].stderr
     title = f"{name}: train.safetensors -> test.safetensors"
@@ -570,8 +573,9 @@ def test_two_processes_print_and_write_once_what_one_does(files, tmp_path, name)
 def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("sslpipe.run.launch.join_processes", lambda **_: Rank(0, 2))
-    with pytest.raises(UserError, match="ridge runs in one process, and the launcher started 2"):
-        evaluate_tool.app(["ridge", *map(str, files[0])], standalone_mode=False)
+    refused(
+        evaluate_tool, ["ridge", *files[0]], "ridge runs in one process, and the launcher started 2"
+    )
 
 
 def test_whiten_is_applied_to_both_files(files, tmp_path):
@@ -591,10 +595,9 @@ def test_pca_is_applied_to_both_files_and_recorded(files, tmp_path):
     assert (row["whitened"], row["pca"]) == (False, 3)
     assert "pca=3 knn-weighted k=5" in shown
     assert [row["value"]] == list(knn_accuracies(*pca(*rows, dims=3), k=(5,)).values())
-    with pytest.raises(UserError, match="--whiten and --pca are two maps"):
-        evaluate_tool.app(
-            ["knn", *map(str, paths), "--pca", "3", "--whiten"], standalone_mode=False
-        )
+    refused(
+        evaluate_tool, ["knn", *paths, "--pca", "3", "--whiten"], "--whiten and --pca are two maps"
+    )
 
 
 def test_suite_takes_files_alone(files, tmp_path):
@@ -624,8 +627,7 @@ def test_suite_takes_files_alone(files, tmp_path):
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(UserError, match=message):
-        evaluate_tool.app(arguments, standalone_mode=False)
+    refused(evaluate_tool, arguments, message)
     monkeypatch.setattr("sys.argv", ["sslpipe", "evaluate", *arguments])
     with pytest.raises(SystemExit) as stopped:
         run_program()
@@ -638,12 +640,10 @@ def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, capsys, 
 def test_features_of_a_taken_name_are_refused(files):
     (train, test), _ = files
     twice = ["--features", f"mine={train},{test}"] * 2
-    with pytest.raises(UserError, match="--features mine=: the name mine is taken"):
-        evaluate_tool.app(["suite", *twice], standalone_mode=False)
+    refused(evaluate_tool, ["suite", *twice], "--features mine=: the name mine is taken")
     for name in ("ssl", "random", "pixels"):  # what the model's own rows are called
         words = ["suite", "run", "--data", "d", "--features", f"{name}={train},{test}"]
-        with pytest.raises(UserError, match=f"the name {name} is taken"):
-            evaluate_tool.app(words, standalone_mode=False)
+        refused(evaluate_tool, words, f"the name {name} is taken")
 
 
 def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differs(files, tmp_path):
@@ -658,11 +658,9 @@ def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differ
     for key, other in (("backbone_sha256", "b"), ("canvas_px", 512), ("whitening_sha256", "w")):
         test = written("test.npz", rows[1], split="test", **{key: other})
         for arguments in (["knn", train, test], ["suite", "--features", f"mine={train},{test}"]):
-            with pytest.raises(UserError, match=f"differ in {key}"):
-                evaluate_tool.app(arguments, standalone_mode=False)
+            refused(evaluate_tool, arguments, f"differ in {key}")
     for name in ("knn", "linear", "ridge", "sgd"):
-        with pytest.raises(UserError, match="both files are of split 'train'"):
-            evaluate_tool.app([name, train, train], standalone_mode=False)
+        refused(evaluate_tool, [name, train, train], "both files are of split 'train'")
 
 
 def test_the_canvas_is_in_the_facts_and_never_smaller_than_twice_the_view(run, tmp_path):
@@ -675,10 +673,8 @@ def test_the_canvas_is_in_the_facts_and_never_smaller_than_twice_the_view(run, t
     call(embed_tool, run_dir, "--data", data, "--out", out, "--canvas-px", "24")
     assert load_embeddings(out)[1]["canvas_px"] == 24
     given = [str(run_dir), "--data", str(data), "--test-split"]
-    with pytest.raises(UserError, match="tset"):
-        evaluate_tool.app(["sgd-augmented", *given, "tset"], standalone_mode=False)
-    with pytest.raises(UserError, match="name two splits"):
-        evaluate_tool.app(["suite", *given, "train"], standalone_mode=False)
+    refused(evaluate_tool, ["sgd-augmented", *given, "tset"], "tset")
+    refused(evaluate_tool, ["suite", *given, "train"], "name two splits")
 
 
 @pytest.mark.parametrize(
@@ -691,15 +687,4 @@ def test_the_canvas_is_in_the_facts_and_never_smaller_than_twice_the_view(run, t
 )
 def test_an_option_out_of_range_is_reported(files, arguments, message):
     name, *options = arguments
-    with pytest.raises(UserError, match=message):
-        evaluate_tool.app([name, *map(str, files[0]), *options], standalone_mode=False)
-
-
-def test_help_has_an_example_for_every_command():
-    for tool, commands in (
-        (evaluate_tool, [[], ["suite"], *([n] for n in EVALS)]),
-        (embed_tool, [[]]),
-        (whiten_tool, [[]]),
-    ):
-        for command in commands:
-            assert "Example" in call(tool, *command, "--help")
+    refused(evaluate_tool, [name, *files[0], *options], message)

@@ -7,7 +7,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sslpipe.augment.eval_view import eval_view_for
-from sslpipe.cli.app import run
 from sslpipe.data.decode import decode
 from sslpipe.export.load import freeze, load_backbone
 from sslpipe.metric_learning.gallery import Gallery
@@ -48,21 +47,14 @@ def photos(tmp_path):
     return tmp_path
 
 
-def call(capsys, *words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sslpipe", "gallery", *map(str, words)])
-        try:
-            run()
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-    shown = capsys.readouterr()
-    return status, shown.out.replace(" \n", " "), shown.err
+@pytest.fixture
+def gallery(call):
+    return lambda *words: call("gallery", *words)
 
 
-def test_enrol_calibrate_identify_remove(photos, model, capsys):
+def test_enrol_calibrate_identify_remove(photos, model, gallery):
     book = photos / "book.safetensors"
-    status, said, _ = call(capsys, "enrol", book, photos / "photos", "--model", model)
+    status, said, _ = gallery("enrol", book, photos / "photos", "--model", model)
     assert (status, "9 images of 3 names; 3 names in all" in said) == (0, True)
     backbone, loaded = load_backbone(model), Gallery.load(book)
     pixels = decode((photos / "photos/bob/1.png").read_bytes(), 256)
@@ -70,25 +62,25 @@ def test_enrol_calibrate_identify_remove(photos, model, capsys):
     torch.testing.assert_close(loaded.embeddings("bob")[1], expected[0], rtol=0, atol=1e-6)
 
     strangers = photos / "strangers"
-    status, said, warned = call(capsys, "calibrate", book, strangers, "--model", model)
+    status, said, warned = gallery("calibrate", book, strangers, "--model", model)
     assert status == 0
-    assert "from 10 strangers at FAR 0.01" in said.replace("\n", " ")
-    assert "fewer than 100 strangers" in warned.replace("\n", " ")
+    assert "from 10 strangers at FAR 0.01" in said
+    assert "fewer than 100 strangers" in warned
     threshold = Gallery.load(book).threshold
 
     words = ("identify", book, photos / "photos/cy", strangers, "--model", model)
-    answers = {search: call(capsys, *words, "--search", search)[1] for search in ("torch", "faiss")}
+    answers = {search: gallery(*words, "--search", search)[1] for search in ("torch", "faiss")}
     assert answers["torch"] == answers["faiss"]
     lines = [line.split("\t") for line in answers["torch"].splitlines()]
     assert [line[1] for line in lines] == ["cy"] * 3 + ["-"] * 10
     assert all(float(line[2].split()[0]) < threshold for line in lines[3:])
 
-    call(capsys, "remove", book, "cy")
-    status, said, _ = call(capsys, "identify", book, photos / "photos/cy/0.png", "--model", model)
+    gallery("remove", book, "cy")
+    status, said, _ = gallery("identify", book, photos / "photos/cy/0.png", "--model", model)
     assert "\tcy" not in said
     one = photos / "photos/cy/0.png"
-    assert call(capsys, "add", book, "cy", one, "--model", model)[0] == 0
-    status, said, _ = call(capsys, "list", book)
+    assert gallery("add", book, "cy", one, "--model", model)[0] == 0
+    status, said, _ = gallery("list", book)
     assert [line.split() for line in said.splitlines()[:3]] == [
         ["3", "ann"],
         ["3", "bob"],
@@ -96,54 +88,54 @@ def test_enrol_calibrate_identify_remove(photos, model, capsys):
     ]
 
 
-def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photos, model, capsys):
+def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photos, model, gallery):
     book, strangers = photos / "book.safetensors", photos / "strangers"
-    _, _, after = call(capsys, "enrol", book, photos / "photos", "--model", model)
+    _, _, after = gallery("enrol", book, photos / "photos", "--model", model)
     assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
-    assert call(capsys, "list", book)[1].splitlines()[-1].startswith("threshold not set")
+    assert gallery("list", book)[1].splitlines()[-1].startswith("threshold not set")
     words = ("identify", book, strangers, "--model", model)
-    status, said, after = call(capsys, *words)
+    status, said, after = gallery(*words)
     assert status == 0
     assert [line.endswith("(nearest name, no threshold set)") for line in said.splitlines()] == (
         [True] * 10
     )
-    assert "a stranger's too" in after.replace("\n", " ")
+    assert "a stranger's too" in after
     assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
 
-    _, _, after = call(capsys, "calibrate", book, strangers, "--model", model)
+    _, _, after = gallery("calibrate", book, strangers, "--model", model)
     assert "sslpipe gallery identify" in after
-    status, said, after = call(capsys, *words)
+    status, said, after = gallery(*words)
     assert "no threshold" not in said + after
 
 
-def test_names_and_files_with_control_characters_are_shown_as_text(photos, model, capsys):
+def test_names_and_files_with_control_characters_are_shown_as_text(photos, model, gallery):
     book = photos / "book.safetensors"
     evil = "\x1b]0;owned\x07\x1b[2Jann"
-    assert call(capsys, "add", book, evil, photos / "photos/ann/0.png", "--model", model)[0] == 0
+    assert gallery("add", book, evil, photos / "photos/ann/0.png", "--model", model)[0] == 0
     (photos / "photos/ann/0.png").rename(photos / "photos/\x1b[31mred.png")
     for words in (
         ("list", book),
         ("identify", book, photos / "photos/\x1b[31mred.png", "--model", model),
         ("remove", book, evil),
     ):
-        status, said, after = call(capsys, *words)
+        status, said, after = gallery(*words)
         assert status == 0
         assert "\x1b" not in said + after
         assert "\\x1b" in said
 
 
-def test_verify_says_same_or_different_and_so_does_its_status(photos, model, capsys):
+def test_verify_says_same_or_different_and_so_does_its_status(photos, model, gallery):
     ann, bob = photos / "photos/ann", photos / "photos/bob"
     options = ("--model", model, "--pairs", photos / "photos", "--far", "0")
-    status, said, _ = call(capsys, "verify", ann / "0.png", ann / "1.png", *options)
+    status, said, _ = gallery("verify", ann / "0.png", ann / "1.png", *options)
     assert (status, said.split("\t")[0]) == (0, "same")
-    status, said, _ = call(capsys, "verify", ann / "0.png", bob / "1.png", *options)
+    status, said, _ = gallery("verify", ann / "0.png", bob / "1.png", *options)
     assert (status, said.split("\t")[0]) == (1, "different")
 
 
-def test_mistakes_are_one_line(photos, model, capsys, tmp_path_factory):
+def test_mistakes_are_one_line(photos, model, gallery, tmp_path_factory):
     book = photos / "book.safetensors"
-    call(capsys, "enrol", book, photos / "photos", "--model", model)
+    gallery("enrol", book, photos / "photos", "--model", model)
     other = write_model(tmp_path_factory.mktemp("other"), seed=1)
     (photos / "photos/ann/bad.png").write_bytes(b"junk")
     for words, text in (
@@ -154,10 +146,10 @@ def test_mistakes_are_one_line(photos, model, capsys, tmp_path_factory):
         (("verify", photos, photos, "--model", model), "give --threshold, or --pairs"),
         (("remove", book, "an"), "did you mean 'ann'"),
     ):
-        status, _, said = call(capsys, *words)
+        status, _, said = gallery(*words)
         assert status == 2
         assert text in said
         assert "Traceback" not in said
-    status, said, warned = call(capsys, "enrol", book, photos / "photos", "--model", model)
+    status, said, warned = gallery("enrol", book, photos / "photos", "--model", model)
     assert "skipped" in warned
     assert "9 images of 3 names" in said
