@@ -562,7 +562,7 @@ def test_two_processes_print_and_write_once_what_one_does(files, tmp_path, name)
     paths, _ = files
     options = ["--far", "0.1"] if name == "verification" else []
     call(evaluate_tool, name, *paths, *options, "--out", tmp_path / "one.json")
-    command = ["evaluate", name, *paths, *options, "--device", "cpu", "--out"]
+    command = ["evaluate", name, *map(str, paths), *options, "--device", "cpu", "--out"]
     ranks = launched(2, *command, str(tmp_path / "two.json"))
     assert [done.returncode for done in ranks] == [0, 0], ranks[0].stderr + ranks[1].stderr
     title = f"{name}: train.safetensors -> test.safetensors"
