@@ -115,12 +115,12 @@ def duplicates(
         COLUMN,
         FIELDS,
         check_place,
+        doubt_sheet,
         group_rows,
         shared_sentences,
         write_column,
     )
     from sslpipe.curate.scan import scan
-    from sslpipe.curate.sheet import doubt_sheet
     from sslpipe.run.allocator import keep_freed_memory
 
     if column:

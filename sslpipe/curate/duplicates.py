@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from sslpipe.curate.candidates import (
-    NEIGHBOURS,
-    ByDescriptors,
-    ByFeatures,
-    each_once,
-)
+from sslpipe.curate.candidates import NEIGHBOURS, ByDescriptors, ByFeatures, each_once
 from sslpipe.curate.groups import BYTES, CROPPED, MIRRORED, NEAR, PIXELS, Pairs, joined
 from sslpipe.curate.register import Verdicts, compare
 from sslpipe.curate.scan import Samples, one_thread_an_operation
@@ -43,29 +38,18 @@ class Doubt(NamedTuple):
 
     First those refused that are most similar as a whole: they differ in one place. Then those
     accepted, the lowest score first.
-
-    Args:
-        pairs: (D, 2) int64 rows.
-        score: (D,) float32.
-        accepted: (D,) whether they count as one picture.
     """
 
-    pairs: Integers
-    score: NDArray[np.float32]
-    accepted: Flags
+    pairs: Integers  # (D, 2) rows
+    score: NDArray[np.float32]  # (D,)
+    accepted: Flags  # (D,), as one picture
 
 
 class Found(NamedTuple):
-    """All duplicates of some samples.
+    """All duplicates of some samples."""
 
-    Args:
-        pairs: Verified, each once.
-        apart: (A, 2) rows of different pictures that no common crop joins, see `groups.group`.
-        doubt: For people to look at.
-    """
-
-    pairs: Pairs
-    apart: Integers
+    pairs: Pairs  # verified, each once
+    apart: Integers  # (A, 2) rows of pictures that no common crop joins, see `groups.group`
     doubt: Doubt
 
 
@@ -110,6 +94,15 @@ def find_duplicates(
         with bar("compare", len(pairs)) as advance:
             return compare_all(samples, pairs, num_workers=num_workers, progress=advance)
 
+    def look_further(wanted: Integers) -> tuple[Integers, Verdicts]:
+        """Add to the pairs and verdicts those of pairs that are not known yet."""
+        known = set(map(tuple, pairs.tolist()))
+        new = [pair for pair in wanted.tolist() if tuple(pair) not in known]
+        if not new:
+            return pairs, verdicts
+        more = np.array(new, np.int64)
+        return np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
+
     # candidates; more of them for a sample whose candidates are mostly copies
     k, pairs = NEIGHBOURS, near(rows, NEIGHBOURS)
     verdicts = look(pairs)
@@ -119,12 +112,9 @@ def find_duplicates(
         if not len(crowded):
             break
         k *= WIDENING
-        more = _unknown(near(crowded, k), pairs)
-        pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
+        pairs, verdicts = look_further(near(crowded, k))
     # and each with the centre of what it is connected to
-    more = _unknown(_to_centres(pairs[accepted(verdicts)], len(samples)), pairs)
-    if len(more):
-        pairs, verdicts = np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
+    pairs, verdicts = look_further(_to_centres(pairs[accepted(verdicts)], len(samples)))
     same = accepted(verdicts)
     kinds = NEAR + verdicts.mirrored * (MIRRORED - NEAR) + verdicts.cropped * (CROPPED - NEAR)
     found = Pairs(pairs[same, 0], pairs[same, 1], kinds[same], verdicts.score[same])
@@ -173,7 +163,7 @@ def _paired(hashes: NDArray[np.uint8], kind: int) -> Pairs:
     """Pair each row with the first one of an equal hash. hashes: (N, 32)."""
     whole = np.ascontiguousarray(hashes).view("V32").ravel()
     _, first, place = np.unique(whole, return_index=True, return_inverse=True)
-    first = first[place.ravel()]
+    first = first[place]
     second = np.flatnonzero(first != np.arange(len(hashes)))
     how = np.full(len(second), kind, np.int64)
     return Pairs(first[second], second, how, np.ones(len(second), np.float32))
@@ -189,13 +179,6 @@ def _to_centres(found: Integers, rows: int) -> Integers:
     members = np.flatnonzero(degree)
     wanted = np.stack([members, centre[label[members]]], 1)
     return each_once([wanted[wanted[:, 0] != wanted[:, 1]]])
-
-
-def _unknown(wanted: Integers, known: Integers) -> Integers:
-    """Return the pairs that are not known yet, (P, 2), both with the lower row first."""
-    have = set(map(tuple, known.tolist()))
-    new = [pair for pair in wanted.tolist() if tuple(pair) not in have]
-    return np.array(new, np.int64).reshape(-1, 2)
 
 
 def _doubt(pairs: Integers, verdicts: Verdicts) -> Doubt:

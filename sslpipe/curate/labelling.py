@@ -25,28 +25,17 @@ PROBE_C = 0.01  # of logistic regression: few labels leave none to choose it by
 
 
 class Choice(NamedTuple):
-    """A row to label, and why.
-
-    Args:
-        row: Its place among the rows.
-        reason: For people.
-        value: What the order is by; see each way of choosing.
-    """
+    """A row to label, and why."""
 
     row: int
-    reason: str
-    value: float
+    reason: str  # for people
+    value: float  # what the order is by; see each way of choosing
 
 
 def one_of_each(groups: NDArray[np.int64], labelled: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Say which rows to choose among: of copies one, and none of what has a label.
 
-    Args:
-        groups: (N,) group of each row, whose members are one picture; -1 for none.
-        labelled: (N,) which rows have a label; these stay.
-
-    Returns:
-        (N,).
+    groups: (N,), whose members are one picture, -1 for none; labelled: (N,), these stay -> (N,).
     """
     kept = labelled | (groups < 0)
     waiting = np.flatnonzero(~kept & ~np.isin(groups, groups[labelled]))

@@ -12,7 +12,6 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from sslpipe.curate.duplicates import accepted, compare_all
 from sslpipe.curate.results import COLUMN
-from sslpipe.curate.scan import Progress as Advance
 from sslpipe.curate.scan import Samples, scan
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
@@ -31,15 +30,10 @@ LARGE_BYTES = 2**14  # of a sample, from which on threads that decode are worth 
 
 
 class Leaks(NamedTuple):
-    """What was found.
+    """What was found."""
 
-    Args:
-        ids: (L,) int64, test samples that have a near-duplicate in train, ascending.
-        how: By what, for people.
-    """
-
-    ids: NDArray[np.int64]
-    how: str
+    ids: Integers  # (L,) test samples that have a near-duplicate in train, ascending
+    how: str  # by what, for people
 
 
 def find_leaks(
@@ -69,9 +63,18 @@ def find_leaks(
     if all(split.has_values(COLUMN) for split in splits):
         return Leaks(_by_column(*splits), f"by the column {COLUMN}")
     wanted = _near(rows, pixels())
-    count = sum(len(np.unique(side)) for side in wanted.T)
+    ids = [np.unique(side) for side in wanted.T]
+    shards = [shard for split in splits for shard in split.shards]
+    mean_bytes = sum(shard.bytes for shard in shards) / sum(shard.samples for shard in shards)
+    count = sum(map(len, ids))
     with nullcontext() if progress is None else progress("leakage", count) as advance:
-        samples = _read(splits, wanted, num_workers, advance)
+        samples = scan(
+            splits,
+            ids=ids,
+            num_workers=num_workers if mean_bytes >= LARGE_BYTES else 0,
+            on_bad=lambda bad: None,  # reported where features were made
+            progress=advance,
+        )
     with closing(samples.thumbs):
         pairs = _rows_of(samples, wanted)
         hashes = samples.pixels_sha256
@@ -81,11 +84,7 @@ def find_leaks(
 
 
 def _near(rows: Pair, pixels: Pair) -> Integers:
-    """Pair test samples with the nearest train samples, as ids.
-
-    Returns:
-        (P, 2), each once: nearest by features, and by pixels, mirrored or not, that are alike.
-    """
+    """Pair train ids with test ids, (P, 2): nearest by features, and alike by pixels."""
     (train, test), (of_train, of_test) = ([each.ids.numpy() for each in p] for p in (rows, pixels))
     by_features = nearest(rows[0].features, rows[1].features, 1).indices[:, 0].numpy()
     pairs = [np.stack([train[by_features], test], 1)]
@@ -99,10 +98,10 @@ def _near(rows: Pair, pixels: Pair) -> Integers:
 
 
 def small_pictures(pixels: Tensor) -> Tensor:
-    """Make pictures of rows of `baselines.pixel_features`, (N, S S) or (N, 3 S S).
+    """Make pictures of rows of `baselines.pixel_features`.
 
-    Returns:
-        (N, 1 or 3, side, side), side at most PIXELS_PX.
+    Shape:
+        (N, S S) or (N, 3 S S) -> (N, 1 or 3, side, side), side at most PIXELS_PX.
     """
     width = pixels.shape[1]
     channels = 1 if isqrt(width) ** 2 == width else 3  # thrice a square is none
@@ -119,28 +118,8 @@ def _units(pictures: Tensor) -> Tensor:
     return fixed_point_units(rows - rows.mean(1, keepdim=True))
 
 
-def _read(
-    splits: tuple[Split, Split], wanted: Integers, num_workers: int, advance: Advance | None
-) -> Samples:
-    """Read the samples of pairs of ids, (P, 2)."""
-    shards = [shard for split in splits for shard in split.shards]
-    mean_bytes = sum(shard.bytes for shard in shards) / sum(shard.samples for shard in shards)
-    return scan(
-        splits,
-        ids=[np.unique(side) for side in wanted.T],
-        num_workers=num_workers if mean_bytes >= LARGE_BYTES else 0,
-        on_bad=lambda bad: None,  # reported where features were made
-        progress=advance,
-    )
-
-
 def _rows_of(samples: Samples, wanted: Integers) -> Integers:
-    """Rows of the train and test samples of some pairs, (P, 2), that could both be read.
-
-    Args:
-        samples: Of both splits, train first.
-        wanted: (P, 2) ids.
-    """
+    """Rows of pairs of train and test ids, (P, 2), that could both be read."""
     sides = []
     for number, ids in enumerate(wanted.T):
         rows = np.flatnonzero(samples.split == number)

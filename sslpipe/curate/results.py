@@ -1,11 +1,13 @@
-"""Write groups of duplicates down: the rows of groups.csv, and the column of the data set."""
+"""Write duplicates down: rows of groups.csv, the sheet of doubtful pairs, the data set's column."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
+from sslpipe.curate.duplicates import Doubt
 from sslpipe.curate.groups import KINDS, Groups
 from sslpipe.curate.scan import Samples
 from sslpipe.curate.tables import Kinds
@@ -16,31 +18,22 @@ from sslpipe.errors import DataError
 from sslpipe.sharding.columns import ColumnValues, add_columns
 
 COLUMN = DERIVED_COLUMN
-FIELDS: Kinds = {
-    **{"split": str, "id": int, "key": str, "group": int, "kind": str},
-    **{"score": float, "nearest": str},
-}
+FIELDS: Kinds = dict(split=str, id=int, key=str, group=int, kind=str, score=float, nearest=str)
+# of the sheet of doubtful pairs
+CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 10, 15, 20
+BACKGROUND, INK, REFUSED = (250, 250, 248), (34, 34, 34), (176, 0, 32)
+COLUMNS, MOST_PAIRS = 4, 120
 
 
 def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
-    """Return one row a sample of a group, by group, then as in `samples`.
-
-    `nearest` is SPLIT:ID of the member that is most like it, `kind` and `score` how much.
-    """
+    """Return a row a sample of a group, by group; `nearest` is SPLIT:ID of the most similar one."""
     places = np.flatnonzero(groups.group >= 0)
-    ids, split = samples.ids.tolist(), [samples.splits[k] for k in samples.split.tolist()]
     rows = []
     for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
-        near = int(groups.nearest[row])
-        values = (
-            split[row],
-            ids[row],
-            samples.keys[row],
-            int(groups.group[row]),
-            KINDS[groups.kind[row]],
-            round(float(groups.score[row]), 6),
-            f"{split[near]}:{ids[near]}",
-        )
+        kind, score = KINDS[groups.kind[row]], round(float(groups.score[row]), 6)
+        near, group = samples.name(groups.nearest[row]), int(groups.group[row])
+        split, sample_id = samples.splits[samples.split[row]], int(samples.ids[row])
+        values = split, sample_id, samples.keys[row], group, kind, score, near
         rows.append(dict(zip(FIELDS, values, strict=True)))
     return rows
 
@@ -59,6 +52,44 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
             share = f" ({100 * count / total:.2g} %)" if count else ""
             sentences.append(f"{count:,} of {total:,} {name} images are also in train{share}")
     return sorted(sentences, key=lambda text: " test images" not in text)
+
+
+def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image.Image | None:
+    """Draw thumbnails of the most doubtful pairs side by side, with red words if refused.
+
+    Args:
+        samples: As scanned.
+        doubt: Of `duplicates.find_duplicates`.
+        most: Pairs drawn.
+
+    Returns:
+        An RGB image; None where no pair is doubtful.
+    """
+    pairs, scores, verdicts = (column[:most] for column in doubt)
+    if not len(pairs):
+        return None
+    font = ImageFont.load_default(size=11)
+    step_x, step_y = 2 * CELL_PX + 2 + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
+    columns = min(COLUMNS, len(pairs))
+    rows = -(-len(pairs) // columns)
+    size = columns * step_x - GAP_PX + 2 * MARGIN_PX, rows * step_y - GAP_PX + 2 * MARGIN_PX
+    sheet = Image.new("RGB", size, BACKGROUND)
+    pen = ImageDraw.Draw(sheet)
+    for place, pair in enumerate(pairs.tolist()):
+        left = MARGIN_PX + place % columns * step_x
+        top = MARGIN_PX + place // columns * step_y
+        for side, thumb in enumerate(samples.thumbs.read(pair)):
+            height, width = samples.sizes[pair[side]].tolist()
+            # thumbnails are square, whatever the picture's shape
+            scale = CELL_PX / max(height, width)
+            shape = max(1, round(width * scale)), max(1, round(height * scale))
+            sheet.paste(Image.fromarray(thumb).resize(shape), (left + side * (CELL_PX + 2), top))
+        accepted = bool(verdicts[place])
+        words = f"{'one picture' if accepted else 'refused'}, score {scores[place]:.4f}"
+        pen.text((left, top + CELL_PX + 1), words, fill=INK if accepted else REFUSED, font=font)
+        names = ", ".join(map(samples.name, pair))
+        pen.text((left, top + CELL_PX + LINE_PX), names, fill=INK, font=font)
+    return sheet
 
 
 def check_place(index: DatasetIndex) -> None:

@@ -68,6 +68,10 @@ class Samples(NamedTuple):
     def __len__(self) -> int:
         return len(self.ids)
 
+    def name(self, row: int) -> str:
+        """Name a row as SPLIT:ID."""
+        return f"{self.splits[self.split[row]]}:{self.ids[row]}"
+
 
 class _Seen(NamedTuple):
     id: int

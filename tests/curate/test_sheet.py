@@ -7,7 +7,7 @@ import pytest
 
 from sslpipe.curate.duplicates import Doubt
 from sslpipe.curate.scan import scan_pictures
-from sslpipe.curate.sheet import CELL_PX, MARGIN_PX, doubt_sheet
+from sslpipe.curate.results import CELL_PX, MARGIN_PX, doubt_sheet
 
 
 @pytest.fixture(scope="module")
