@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sslpipe.curate.duplicates import Doubt
-from sslpipe.curate.scan import scan_pictures
 from sslpipe.curate.results import CELL_PX, MARGIN_PX, doubt_sheet
+from sslpipe.curate.scan import scan_pictures
 
 
 @pytest.fixture(scope="module")
