@@ -13,11 +13,10 @@ import pytest
 import typer
 from PIL import Image
 
-from sslpipe.cli.app import app
 from sslpipe.cli.explain import explain
 from sslpipe.recipe import load_recipe
 from tests.helpers.dataset import picture, write_dataset
-from tests.helpers.runs import ROOT, write_recipe
+from tests.helpers.runs import ROOT, resolved, write_recipe
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "launch/README.md")),
@@ -76,15 +75,11 @@ def parse(words: list[str], *, strict: bool) -> None:
         strict: Raise on everything that it does not know or misses; else on unknown commands and
             options.
     """
-    words = [word for word in words if word not in ("--plugin", "my_parts.py", "my_module")]
-    command = typer.main.get_command(app)
-    while isinstance(command, typer.core.TyperGroup) and words and not words[0].startswith("-"):
-        _, command, words = command.resolve_command(
-            command.make_context("x", list(words)), list(words)
-        )
+    plugin = ("--plugin", "my_parts.py", "my_module")
+    command, words = resolved(*(word for word in words if word not in plugin))
     if strict:
         with contextlib.suppress(typer.Exit):  # of --explain, which needs nothing else
-            command.make_context("x", list(words))
+            command.make_context("x", words)
         return
     known = {name for parameter in command.params for name in parameter.opts}
     known |= {name for parameter in command.params for name in parameter.secondary_opts}

@@ -4,6 +4,7 @@ import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -120,12 +121,17 @@ def command_line(
     return done
 
 
-def parsed(*words: str) -> dict[str, object]:
-    """What the program's own parser makes of the words behind `sslpipe`; raises on unknown ones."""
-    command = typer.main.get_command(app)
-    rest = list(words)
-    while isinstance(command, typer.core.TyperGroup):
+def resolved(*words: str) -> tuple[Any, list[str]]:
+    """The sub-command that words behind `sslpipe` name, and the words that are left for it."""
+    command, rest = typer.main.get_command(app), list(words)
+    while isinstance(command, typer.core.TyperGroup) and rest and not rest[0].startswith("-"):
         _, command, rest = command.resolve_command(command.make_context("x", [*rest]), [*rest])
+    return command, rest
+
+
+def parsed(*words: str) -> dict[str, object]:
+    """What the program's own parser makes of words behind `sslpipe`; raises on unknown ones."""
+    command, rest = resolved(*words)
     return command.make_context("x", rest).params
 
 
