@@ -80,7 +80,7 @@ def test_what_the_run_would_refuse_is_refused(tmp_path, data):
     for overrides, text in (
         (("loss.kind=arcfase",), "did you mean 'arcface'"),
         (("loss.scal=3",), "did you mean 'scale'"),
-        (("sampler.classes_per_batch=7",), "use at most 6"),
+        (("sampler.classes_per_batch=7",), "set sampler.classes_per_batch=6"),
         (("tune.backbone=frozen", "embedding={}", "loss={kind='triplet'}"), "nothing is trained"),
         (("optim.precision=fp16", "run.device=cpu"), "needs a CUDA device"),
         (("sampler.neighbours=1", "run.prefetch=99"), "run.prefetch = 99 reads farther"),

@@ -160,7 +160,8 @@ def feed_equal_views():
         for row in range(count):
             of_row = params.rows(torch.arange(row, len(params.boxes), count))
             views.append(original(self, batch.rows(torch.tensor([row])), of_row, dtype))
-        return torch.stack(views, dim=1).flatten(0, 1)  # all first views, then all second
+        # all first views, then all second
+        return torch.cat([torch.stack(views)[:, k] for k in range(len(views[0]))])
 
     FusedViews.forward = alone
 
