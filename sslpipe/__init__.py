@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from sslpipe.evaluation.knn import knn
     from sslpipe.export.load import load_backbone
     from sslpipe.export.write import export_backbone
-    from sslpipe.losses import (
-        DCLLoss,
-        HardNegativeLoss,
-        MoCoLoss,
-        NTXentLoss,
-        SupConLoss,
-    )
+    from sslpipe.losses import DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss
     from sslpipe.recipe import load_recipe
     from sslpipe.registry.plugins import load_plugins
 
@@ -44,12 +38,9 @@ __all__ = [
     "train",
 ]
 
+_LOSSES = ("DCLLoss", "HardNegativeLoss", "MoCoLoss", "NTXentLoss", "SupConLoss")
 _HOMES = {
-    "DCLLoss": "losses",
-    "HardNegativeLoss": "losses",
-    "MoCoLoss": "losses",
-    "NTXentLoss": "losses",
-    "SupConLoss": "losses",
+    **dict.fromkeys(_LOSSES, "losses"),
     "TwoViews": "augment.two_views",
     "export_backbone": "export.write",
     "knn": "evaluation.knn",

@@ -44,15 +44,11 @@ def current_rank() -> Rank:
 
 
 def pick_device(name: str, setting: str) -> str:
-    """Choose the kind of device to compute on.
+    """Choose the kind of device to compute on: "cpu", "cuda" or "mps".
 
     Args:
-        name: "cpu", "cuda", "mps" (Apple's GPUs, where torch has them), or "auto": CUDA where torch
-            sees a device, else the CPU. MPS is used only where it is requested.
+        name: One of these, or "auto": CUDA where torch sees a device, else the CPU; never MPS.
         setting: How the user wrote it, for the message: "run.device = 'mps'", "--device mps".
-
-    Returns:
-        "cpu", "cuda" or "mps".
 
     Raises:
         UserError: It is unknown, or this machine has no such device.
@@ -96,15 +92,9 @@ _host_groups: dict[Any, Any] = {}  # the default group -> the one beside it
 
 
 def host_group(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
-    """Return the group that moves CPU tensors: gloo's, which is made where the default has none.
+    """Return the group that moves CPU tensors: gloo's, made where needed; None: the default does.
 
-    A process group must be there.
-
-    Args:
-        timeout: Of its collectives, where it is made; None: torch's.
-
-    Returns:
-        None where the default group does.
+    A process group must be there. timeout: Of its collectives, where it is made; None: torch's.
     """
     if "cpu:" in dist.get_backend_config():
         return None

@@ -10,11 +10,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class UserError(ValueError):
-    """A mistake in the input, not in the program; printed in one line, without a stack trace.
-
-    Whatever the text quotes, it is one line: breaks become spaces, other control characters their
-    escapes, and what is longer than 4,000 characters is cut in the middle.
-    """
+    """A mistake in the input, not in the program; printed in one line, without a stack trace."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(one_line(arg) if isinstance(arg, str) else arg for arg in args))
@@ -80,7 +76,7 @@ def did_you_mean_key(key: str, known: Iterable[str], most: int = 3, cutoff: floa
 
 
 def one_line(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """Return a text that fits a line of a terminal or a log, cut in the middle where it is long."""
+    """Return a text as one line: breaks become spaces, a long one is cut in the middle."""
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
     text = re.sub(r"\s*[\r\n]\s*", " ", text)

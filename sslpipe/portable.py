@@ -1,7 +1,7 @@
-"""What differs between platforms and devices, one function each, and files written whole.
+"""What differs between platforms, one function each, and files written whole.
 
-The rest of the library calls these and asks for no operating system. Each takes Linux's own way
-where there is one, and a portable one elsewhere; both give the same bytes.
+Each takes Linux's own way where there is one, and a portable one elsewhere; both give the same
+bytes.
 """
 
 import ctypes
@@ -43,19 +43,17 @@ _BINARY = getattr(os, "O_BINARY", 0)
 def replacing(path: Path, *, fsync: bool = False, sweep: bool = True) -> Iterator[Path]:
     """Give a temporary file to write to; on leaving it becomes `path`, whole or not at all.
 
-    Where the block raises, `path` is as it was and nothing is left beside it. Several threads or
-    processes may write the same file at once: the last one to finish counts. The temporary file is
-    new, under a name that nobody can guess; where `path` is a link, the link is replaced, not what
-    it leads to. What killed writers of the same file left beside it is removed.
+    If the block raises, `path` is as it was and nothing is left beside it. Of several writers at
+    once, the last to finish counts. The temporary name cannot be guessed; a link is replaced, not
+    what it leads to.
 
     Args:
         path: The file to write; its folder must exist.
-        fsync: Put the bytes and the rename on disk before returning, so that a power cut cannot
-            undo them. Without it they survive the end of the process only.
+        fsync: Put the bytes and the rename on disk before returning, to survive a power cut.
         sweep: Remove what killed writers left; not for folders of very many files.
     """
     if sweep:
-        _remove_abandoned(path.parent, path.name)
+        remove_abandoned(path.parent, path.name)
     writer = f"{_host()}-{os.getpid()}-{process_start()}"
     temporary = path.with_name(f".{path.name}.{writer}.{secrets.token_hex(8)}.tmp")
     try:
@@ -93,12 +91,8 @@ def full_disk(error: BaseException) -> OSError | None:
     return None
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Remove all temporary files in a folder whose writers, on this machine, are gone."""
-    _remove_abandoned(folder, None)
-
-
-def _remove_abandoned(folder: Path, target: str | None) -> None:
+def remove_abandoned(folder: Path, target: str | None = None) -> None:
+    """Remove temporary files whose writers, on this machine, are gone; of one file, or of all."""
     file = r"\..+" if target is None else rf"\.{re.escape(target)}"
     ours = re.compile(rf"{file}\.{_host()}-(\d+)-([\w.]+)\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
     with suppress(OSError):
@@ -118,14 +112,7 @@ def _host() -> str:
 def write_atomically(
     path: Path, content: bytes | str, *, fsync: bool = False, sweep: bool = True
 ) -> None:
-    """Write a file that has all of this content, or is as it was.
-
-    Args:
-        path: The file to write; its folder must exist.
-        content: Bytes, or text, which is written as UTF-8 with its line ends as they are.
-        fsync: As in `replacing`.
-        sweep: As in `replacing`.
-    """
+    """Write bytes, or text as UTF-8, whole or not at all; arguments as in `replacing`."""
     with replacing(path, fsync=fsync, sweep=sweep) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -232,7 +219,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 def sync(path: Path) -> None:
     """Put a file's bytes, or the renames in a folder, on disk."""
     if not path.is_dir():
-        flags = os.O_RDWR | getattr(os, "O_BINARY", 0)  # Windows flushes writable files only
+        flags = os.O_RDWR | _BINARY  # Windows flushes writable files only
     elif hasattr(os, "O_DIRECTORY"):
         flags = os.O_RDONLY | os.O_DIRECTORY
     else:  # Windows opens no folders; its file system logs renames by itself
@@ -279,9 +266,8 @@ def total_memory_bytes() -> int:
         fields = _meminfo()
     except OSError:
         return int(_psutil().virtual_memory().total + _psutil().swap_memory().total)
-    return (
-        min([fields["MemTotal"], *(limit for limit, _ in _cgroup_limits())]) + fields["SwapTotal"]
-    )
+    limits = (limit for limit, _ in _cgroup_limits())
+    return min([fields["MemTotal"], *limits]) + fields["SwapTotal"]
 
 
 def _meminfo() -> dict[str, int]:
@@ -331,14 +317,9 @@ def _cgroup_limit(folder: Path, most: str, used: str, cached: str) -> list[tuple
 
 
 def process_start(pid: int | None = None) -> str | None:
-    """Say when a process started, which tells it from a later one with the same number.
+    """Say when a process (default: this one) started; None where there is no such process.
 
-    Args:
-        pid: Its number; this process by default.
-
-    Returns:
-        On Linux the kernel's ticks, elsewhere seconds since the epoch; None where there is no such
-        process. Compare only for equality, on one machine.
+    It tells a process from a later one with the same number: compare for equality, on one machine.
     """
     pid = pid or os.getpid()
     try:
@@ -355,7 +336,7 @@ def process_start(pid: int | None = None) -> str | None:
 
 
 def command_of(pid: int) -> str | None:
-    """Read a process's command line; None where there is no such process, or it may not be read."""
+    """Read a process's command line; None where it is gone or may not be read."""
     try:
         raw = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -366,10 +347,8 @@ def command_of(pid: int) -> str | None:
 def stop_signals() -> tuple[signal.Signals, ...]:
     """List the signals that ask a run to save and end; Windows lacks some of them.
 
-    SIGHUP comes when a terminal is closed, SIGQUIT from a keyboard, SIGXCPU and SIGPWR from a batch
-    system or a container. The signals that a program may use for itself (timers, SIGUSR2) are among
-    them where nobody does: they would end the process unsaved. A process that was started with
-    SIGHUP ignored (`nohup`) keeps ignoring it, see `ignores_hang_up`.
+    Signals that a program may use for itself (timers, SIGUSR2) are included where nobody handles
+    them: they would end the process unsaved. SIGHUP is not, where `nohup` had it ignored.
     """
     names = ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGQUIT"]
     if ignores_hang_up():

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from sslpipe.cli.evaluate import JsonFile
 from sslpipe.cli.next_step import after_evaluation
-from sslpipe.cli.options import Device
+from sslpipe.cli.options import Device, argument, option
 from sslpipe.cli.processes import start
 from sslpipe.cli.suite_tables import percent
 from sslpipe.cli.terminal import new_app, show, working, write_json
@@ -38,48 +38,37 @@ SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge", "sgd")
 
 _KEEP = "Keep only the rows of {} that match, such as 'theme {} papirus'{}"
-# what every subcommand takes beside the arguments of its function: name -> type, option, default
-COMMON: dict[str, tuple[Any, Any, Any]] = {
-    "data": (
+COMMON = {  # what every subcommand takes beside the arguments of its function
+    "data": Annotated[
+        str | None, option("The dataset.json that both files were embedded from, for its columns.")
+    ],
+    "query": Annotated[
         str | None,
-        typer.Option(help="The dataset.json that both files were embedded from, for its columns."),
-        None,
-    ),
-    "query": (
-        str | None,
-        typer.Option(
+        option(
+            _KEEP.format("TEST", "=", ". Operators: = != < <= > >= in, and `and`."),
             metavar="CONDITION",
-            help=_KEEP.format("TEST", "=", ". Operators: = != < <= > >= in, and `and`."),
         ),
-        None,
-    ),
-    "gallery": (
-        str | None,
-        typer.Option(metavar="CONDITION", help=_KEEP.format("TRAIN", "!=", "; see --query.")),
-        None,
-    ),
-    "erased": (
+    ],
+    "gallery": Annotated[
+        str | None, option(_KEEP.format("TRAIN", "!=", "; see --query."), metavar="CONDITION")
+    ],
+    "erased": Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Change both sides so that no linear probe of TRAIN can read this column of the data "
+            "set; before --whiten and --pca; repeatable.",
             "--erase",
             metavar="COLUMN",
-            help="Change both sides so that no linear probe of TRAIN can read this column of the "
-            "data set; before --whiten and --pca; repeatable.",
         ),
-        None,
-    ),
-    "whiten_both": (
-        bool,
-        typer.Option("--whiten", help="PCA-whiten both sides, fitted on TRAIN."),
-        False,
-    ),
-    "axes": (
+    ],
+    "whiten_both": Annotated[
+        bool | None, option("PCA-whiten both sides, fitted on TRAIN.", "--whiten")
+    ],
+    "axes": Annotated[
         int | None,
-        typer.Option(
-            "--pca", min=1, help="Project both sides to this many principal axes of TRAIN."
-        ),
-        None,
-    ),
+        option("Project both sides to this many principal axes of TRAIN.", "--pca", min=1),
+    ],
+    "out": JsonFile,
 }
 _EXTRA = {  # of the examples
     "few-shot": " --labels-per-class 10",
@@ -121,9 +110,9 @@ class ColumnRows:
         self.kept: list[str] = []  # sentences
         kept = []
         conditions = (("gallery", gallery), ("query", query))
-        for (path, rows, metadata), (option, text) in zip(files, conditions, strict=True):
+        for (path, rows, metadata), condition in zip(files, conditions, strict=True):
             split = None if data is None else split_of_file(data, path, rows, metadata)
-            kept.append(self._select(_File(path, rows, split), option, text))
+            kept.append(self._select(_File(path, rows, split), *condition))
         self.bank, self.queries = kept
 
     @property
@@ -131,29 +120,27 @@ class ColumnRows:
         """Whether no row is on both sides, by its id."""
         return not bool(torch.isin(self.queries.rows.ids, self.bank.rows.ids).any())
 
-    def codes(self, option: str, name: str) -> GroupCodes:
-        """Look up a column for the rows kept. `option`: who asks, for the message."""
-        asked = f"--{option.replace('_', '-')} {name} is looked up in the data set"
+    def codes(self, asked_by: str, name: str) -> GroupCodes:
+        """Look up a column for the rows kept. `asked_by`: an option, for the message."""
+        asked = f"--{asked_by.replace('_', '-')} {name} is looked up in the data set"
         bank, queries = (
             (_known(file.split, asked), file.rows.ids.cpu().numpy())
             for file in (self.bank, self.queries)
         )
         return group_codes(name, bank, queries)
 
-    def _select(self, file: _File, option: str, text: str | None) -> _File:
+    def _select(self, file: _File, side: str, text: str | None) -> _File:
         if text is None:
             return file
-        split = _known(file.split, f"--{option} {text!r} is about columns of the data set")
+        split = _known(file.split, f"--{side} {text!r} is about columns of the data set")
         conditions = parse_conditions(text)
         chosen = torch.from_numpy(select(conditions, split, file.rows.ids.numpy()))
         said = " and ".join(map(str, conditions))
         total, left = len(chosen), int(chosen.sum())
         if not left:
-            raise DataError(
-                f"--{option} {said!r}: it holds for none of {total} rows of {file.path}"
-            )
-        self.protocol += f" {option}[{said}]"
-        self.kept.append(f"{option} {said!r}: {left} of {total} rows of {file.path.name}")
+            raise DataError(f"--{side} {said!r}: it holds for none of {total} rows of {file.path}")
+        self.protocol += f" {side}[{said}]"
+        self.kept.append(f"{side} {said!r}: {left} of {total} rows of {file.path.name}")
         return file._replace(rows=file.rows.rows(chosen.nonzero()[:, 0]))
 
 
@@ -245,7 +232,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         query: str | None,
         gallery: str | None,
         erased: list[str] | None,
-        whiten_both: bool,
+        whiten_both: bool | None,
         axes: int | None,
         device: str,
         out: Path | None,
@@ -266,7 +253,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         for column in columns:
             if options[column] is not None:
                 options[column] = rows.codes(column, options[column])
-        mapped = _Map(erased or [], whiten_both, axes)
+        mapped = _Map(erased or [], bool(whiten_both), axes)
         bank, queries = mapped.of_rows(rows)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
@@ -285,12 +272,11 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
 
     summary, helps = documentation(evaluate)
     parameters = [
-        _parameter("train", Path, typer.Argument(help="Features of the labelled train split.")),
-        _parameter("test", Path, typer.Argument(help="Features of the test split.")),
+        _parameter("train", Annotated[Path, argument("Features of the labelled train split.")]),
+        _parameter("test", Annotated[Path, argument("Features of the test split.")]),
         *(_option(p, helps.get(p.name)) for p in accepted if p.name != "process"),
-        *(_parameter(key, *rest) for key, rest in COMMON.items()),
-        _parameter("device", Device, default="auto"),
-        _parameter("out", JsonFile, default=None),
+        _parameter("device", Device, "auto"),
+        *(_parameter(key, kind, None) for key, kind in COMMON.items()),
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -301,9 +287,8 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
 
 
 def _parameter(
-    name: str, kind: Any, option: Any = None, default: Any = inspect.Parameter.empty
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
 ) -> inspect.Parameter:
-    annotation = kind if option is None else Annotated[kind, option]
     place = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, place, default=default, annotation=annotation)
 
@@ -328,7 +313,8 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
                 shown = f"{ends[0]}, {ends[1]}, ... {ends[-1]}: {len(ends)} values"
     if text is not None:  # without what is meant for those who read the code
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
-    return _parameter(parameter.name, kind, typer.Option(help=text, show_default=shown), default)
+    annotation = Annotated[kind, option(text or "", show_default=shown)]  # type: ignore[valid-type]
+    return _parameter(parameter.name, annotation, default)
 
 
 def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
