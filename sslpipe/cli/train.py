@@ -145,7 +145,9 @@ def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     data: Data = ...,  # type: ignore[assignment]
-    run_dir: Annotated[Path, option("The run's folder; resumes its run.")] = ...,  # type: ignore[assignment]
+    run_dir: Annotated[
+        Path, option("The run's folder; if it holds an unfinished run, that run resumes.")
+    ] = ...,  # type: ignore[assignment]
     init: Init = None,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
