@@ -4,7 +4,8 @@ import ast
 import json
 import runpy
 import sys
-import types
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -103,96 +104,70 @@ def test_listed_samples_alone_as_small_jpegs(tmp_path, data, rows):
             assert (image.format, image.size) == ("JPEG", (8, 8))
 
 
-class FakeStudio:
-    """As much of lightly-studio 1.2.0 as the script uses; the script was run with the real one."""
-
-    session, dataset_id, collection_id = "session", "dataset", "collection"
-
-    def __init__(self, out):
-        self.out, self.metadata, self.started = out, {}, False
-        self.samples, self.tags, self.labels = [], {}, {}
-
-    def modules(self):
-        studio = types.ModuleType("lightly_studio")
-        studio.EmbeddingSpaceSpec = types.SimpleNamespace
-        studio.EmbeddingResult = types.SimpleNamespace
-        studio.register_default_embedder = lambda embedder: setattr(self, "embedder", embedder)
-        studio.ImageDataset = types.SimpleNamespace(create=self.create)
-        studio.start_gui = lambda: setattr(self, "started", True)
-        create = types.ModuleType("lightly_studio.core.annotation.annotation_create")
-        create.CreateClassification = FakeClassification
-        resolvers = types.ModuleType("lightly_studio.resolvers")
-        resolvers.annotation_resolver = types.SimpleNamespace(create_many=self.annotate)
-        resolvers.tag_resolver = types.SimpleNamespace(
-            get_or_create_sample_tag_by_name=self.tag, add_sample_ids_to_tag_id=self.add_to_tag
-        )
-        serve = types.ModuleType("lightly_studio_serve.embedder")
-        serve.ImagePathEmbedder = object
-        names = ("lightly_studio.core", "lightly_studio.core.annotation", "lightly_studio_serve")
-        packages = {name: types.ModuleType(name) for name in names}
-        modules = (studio, create, resolvers, serve)
-        return {module.__name__: module for module in modules} | packages
-
-    def create(self, name):
-        self.name = name
-        return self
-
-    def add_images_from_path(self, path):
-        files = sorted(path.iterdir(), reverse=True)
-        self.found = self.embedder.embed_images([f.absolute().as_posix() for f in files])
-        self.samples = [
-            types.SimpleNamespace(sample_id=number, file_path_abs=file.absolute().as_posix())
-            for number, file in enumerate(files)
-        ]
-
-    def __iter__(self):
-        return iter(self.samples)
-
-    def update_metadata(self, sample_metadata):
-        self.metadata = dict(sample_metadata)
-
-    def annotate(self, session, parent_collection_id, annotations):
-        assert (session, parent_collection_id) == ("session", "collection")
-        self.labels = dict(annotations)
-
-    def tag(self, session, collection_id, tag_name):
-        assert (session, collection_id) == ("session", "collection")
-        return types.SimpleNamespace(tag_id=f"tag {tag_name}")
-
-    def add_to_tag(self, session, tag_id, sample_ids):
-        assert session == "session"
-        for sample_id in sample_ids:
-            self.tags.setdefault(sample_id, []).append(tag_id)
-
-
-class FakeClassification:
-    def __init__(self, *, class_name):
-        self.class_name = class_name
-
-    def to_annotation_create(self, session, dataset_id, parent_sample_id):
-        assert (session, dataset_id) == ("session", "dataset")
-        return parent_sample_id, self.class_name
-
-
 def test_the_script_hands_all_to_lightly_studio(tmp_path, data, rows, monkeypatch):
+    """As much of lightly-studio 1.2.0 as the script uses; the script was run with the real one."""
     out, _ = call(tmp_path, "lightly", data, rows)
-    studio = FakeStudio(out)
-    for name, module in studio.modules().items():
+    files = [file.absolute().as_posix() for file in sorted((out / "images").iterdir())[::-1]]
+    studio, create, resolvers = MagicMock(), MagicMock(), MagicMock()
+    studio.EmbeddingSpaceSpec = studio.EmbeddingResult = SimpleNamespace
+    dataset = studio.ImageDataset.create.return_value
+    dataset.__iter__.side_effect = lambda: iter(
+        [SimpleNamespace(sample_id=k, file_path_abs=file) for k, file in enumerate(files)]
+    )
+    made = {"session": dataset.session, "dataset_id": dataset.dataset_id}
+    listed = {"session": dataset.session, "collection_id": dataset.collection_id}
+
+    def annotation(class_name):
+        def to_annotation_create(parent_sample_id, **words):
+            assert words == made
+            return parent_sample_id, class_name
+
+        return SimpleNamespace(to_annotation_create=to_annotation_create)
+
+    def tag_named(tag_name, **words):
+        assert words == listed
+        return SimpleNamespace(tag_id=f"tag {tag_name}")
+
+    create.CreateClassification = lambda *, class_name: annotation(class_name)
+    tags = resolvers.tag_resolver
+    tags.get_or_create_sample_tag_by_name.side_effect = tag_named
+    modules = {
+        "lightly_studio": studio,
+        "lightly_studio.core": MagicMock(),
+        "lightly_studio.core.annotation": MagicMock(),
+        "lightly_studio.core.annotation.annotation_create": create,
+        "lightly_studio.resolvers": resolvers,
+        "lightly_studio_serve": MagicMock(),
+        "lightly_studio_serve.embedder": SimpleNamespace(ImagePathEmbedder=object),
+    }
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     runpy.run_path(str(out / "open_lightly_studio.py"))
-    assert studio.started
-    assert studio.name == data.manifest.name
-    spec = studio.embedder.embedding_space_spec()
-    assert (spec.space_key, spec.dimension) == ("sslpipe/x", 2)
+    studio.start_gui.assert_called_once_with()
+    studio.ImageDataset.create.assert_called_once_with(data.manifest.name)
+    dataset.add_images_from_path.assert_called_once_with(path=(out / "images").absolute())
+    # features
+    embedder = studio.register_default_embedder.call_args.kwargs["embedder"]
+    spec, embedded = embedder.embedding_space_spec(), embedder.embed_images(files)
     ids = [7, 6, 5, 4, 2, 1, 0]  # as it lists the files
-    assert studio.found.embeddings[:, 0].tolist() == ids
-    assert studio.found.kept_indices == list(range(7))
-    assert [studio.metadata[k]["source_id"] for k in range(7)] == ids
-    tags = ["train", "outliers", "dark", "blurred", "chosen"]
-    assert sorted(studio.tags[5]) == sorted(f"tag {name}" for name in tags)
-    assert studio.tags[6] == ["tag train"]
-    assert studio.labels == {k: data.manifest.classes[i % 4] for k, i in enumerate(ids)}
-    assert studio.embedder.embed_images(["/elsewhere.png"]).kept_indices == []
+    assert (spec.space_key, spec.dimension) == ("sslpipe/x", 2)
+    assert embedded.embeddings[:, 0].tolist() == ids
+    assert embedded.kept_indices == list(range(7))
+    assert embedder.embed_images(["/elsewhere.png"]).kept_indices == []
+    # what is said of each
+    (metadata,) = dataset.update_metadata.call_args.args
+    assert [dict(metadata)[k]["source_id"] for k in range(7)] == ids
+    tagged = [each.kwargs for each in tags.add_sample_ids_to_tag_id.call_args_list]
+    assert {each["session"] for each in tagged} == {dataset.session}
+    found = {k: [each["tag_id"] for each in tagged if k in each["sample_ids"]] for k in (5, 6)}
+    names = ["train", "outliers", "dark", "blurred", "chosen"]
+    assert sorted(found[5]) == sorted(f"tag {name}" for name in names)
+    assert found[6] == ["tag train"]
+    resolvers.annotation_resolver.create_many.assert_called_once_with(
+        session=dataset.session,
+        parent_collection_id=dataset.collection_id,
+        annotations=[(k, data.manifest.classes[i % 4]) for k, i in enumerate(ids)],
+    )
 
 
 def test_a_reason_is_a_tag_though_no_sample_has_two(tmp_path, data, rows):
