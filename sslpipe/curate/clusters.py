@@ -13,19 +13,12 @@ from sslpipe.evaluation.embed import Embeddings
 
 
 class Clusters(NamedTuple):
-    """K clusters, the largest first.
+    """K clusters of N rows, the largest first."""
 
-    Args:
-        of_row: (N,) int64, 0 to K - 1.
-        sizes: (K,) int64, not increasing.
-        central: (K,) int64, the row nearest to each centre.
-        distances: (N,) float64, between a row of length 1 and the centre of its cluster.
-    """
-
-    of_row: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    central: NDArray[np.int64]
-    distances: NDArray[np.float64]
+    of_row: NDArray[np.int64]  # (N,), 0 to K - 1
+    sizes: NDArray[np.int64]  # (K,), not increasing
+    central: NDArray[np.int64]  # (K,), the row nearest to each centre
+    distances: NDArray[np.float64]  # (N,), of rows of length 1 to the centre of their cluster
 
     def members(self, cluster: int) -> NDArray[np.int64]:
         """List the rows of a cluster, ascending."""

@@ -36,23 +36,14 @@ FEW_TONES = 0.18  # a histogram score up to this counts as none: cleanvision's c
 
 
 class Outlier(NamedTuple):
-    """A sample and a reason to look at it.
-
-    Args:
-        id: Its place in the split.
-        key: Of its shard; "" where it is not known.
-        reason: `NO_NEIGHBOUR`, `UNREADABLE`, or that of a `Check`.
-        value: What was measured; NaN of an unreadable one.
-        limit: That the value is beyond; NaN of an unreadable one.
-        detail: What the value is, or why a sample is unreadable.
-    """
+    """A sample and a reason to look at it."""
 
     id: int
-    key: str
-    reason: str
-    value: float
-    limit: float
-    detail: str
+    key: str  # of its shard; "" if not known
+    reason: str  # `NO_NEIGHBOUR`, `UNREADABLE`, or that of a `Check`
+    value: float  # NaN of an unreadable one
+    limit: float  # that the value is beyond; NaN of an unreadable one
+    detail: str  # what the value is, or why a sample is unreadable
 
 
 def far_from_all(rows: Embeddings, *, neighbours: int = 10, z: float = 3.5) -> list[Outlier]:
@@ -136,36 +127,30 @@ def bad_pictures(
     Raises:
         DataError: A shard cannot be read.
     """
-    unreadable: list[Outlier] = []
     listed = checks(tiny_px)
-    doubted: dict[str, list[Outlier]] = {check.reason: [] for check in listed}
+    bad: list[Quarantined] = []
+    doubted: list[Outlier] = []
 
-    def on_bad(bad: Quarantined) -> None:
-        nothing = float("nan")
-        unreadable.append(Outlier(bad.id, bad.key, UNREADABLE, nothing, nothing, bad.reason))
+    def look(sample_id: int, raw: Raw) -> list[Outlier]:
+        if isinstance(raw.image, BadSample):
+            raise raw.image
+        pixels = decode(raw.image, CANVAS_PX).transpose(1, 2, 0)  # (h, w, 3)
+        width, height = header_size(raw.image)  # before any rotation: no measure tells them apart
+        found = measure(pixels, height, width)
+        return [
+            Outlier(sample_id, raw.key, reason, found[reason], limit, says)
+            for reason, limit, above, says in listed
+            if (found[reason] > limit if above else found[reason] < limit)
+        ]
 
-    for part in each_part(split, _look, list, num_workers=num_workers, on_bad=on_bad):
-        for sample_id, key, measures in (one for one in part if one is not None):
-            for check in listed:
-                value = measures[check.reason]
-                if check.doubts(value):
-                    one = Outlier(sample_id, key, check.reason, value, check.limit, check.says)
-                    doubted[check.reason].append(one)
+    for part in each_part(split, look, list, num_workers=num_workers, on_bad=bad.append):
+        doubted += [one for own in part for one in own or ()]
         if progress is not None:
             progress(len(part))
-    found = sorted(unreadable)
-    for own in doubted.values():
-        found += sorted(own, key=lambda one: (-abs(one.value - one.limit), one.id))
-    return found
-
-
-def _look(sample_id: int, raw: Raw) -> tuple[int, str, dict[str, float]]:
-    """Measure one sample: its id, its key, its measures. Raises: BadSample."""
-    if isinstance(raw.image, BadSample):
-        raise raw.image
-    pixels = decode(raw.image, CANVAS_PX).transpose(1, 2, 0)  # (h, w, 3)
-    width, height = header_size(raw.image)  # before any rotation: no measure tells them apart
-    return sample_id, raw.key, measure(pixels, height, width)
+    order = {check.reason: place for place, check in enumerate(listed)}
+    doubted.sort(key=lambda one: (order[one.reason], -abs(one.value - one.limit), one.id))
+    nan = float("nan")
+    return [*(Outlier(b.id, b.key, UNREADABLE, nan, nan, b.reason) for b in sorted(bad)), *doubted]
 
 
 class Check(NamedTuple):
@@ -175,10 +160,6 @@ class Check(NamedTuple):
     limit: float
     above: bool
     says: str  # what the measure is
-
-    def doubts(self, value: float) -> bool:
-        """Say whether a value lies on the wrong side."""
-        return value > self.limit if self.above else value < self.limit
 
 
 def checks(tiny_px: float) -> tuple[Check, ...]:

@@ -41,29 +41,17 @@ U = TypeVar("U")
 
 
 class Samples(NamedTuple):
-    """The readable samples of some splits, one split after the other, by id.
-
-    Args:
-        splits: Their names.
-        split: (N,) int64, which of them.
-        ids: (N,) int64, the place in that split.
-        keys: N of the shards.
-        bytes_sha256: (N, 32) uint8, of the encoded image.
-        pixels_sha256: (N, 32) uint8, of its decoded pixels and their shape.
-        sizes: (N, 2) int64, height and width in px.
-        descriptors: (N, VIEWS, 64) int8, see `thumbnails.describe`.
-        thumbs: N thumbnails, on disk.
-    """
+    """The N readable samples of some splits, one split after the other, by id."""
 
     splits: tuple[str, ...]
-    split: Integers
-    ids: Integers
-    keys: list[str]
-    bytes_sha256: NDArray[np.uint8]
-    pixels_sha256: NDArray[np.uint8]
-    sizes: Integers
-    descriptors: NDArray[np.int8]
-    thumbs: ThumbFile
+    split: Integers  # (N,), which of them
+    ids: Integers  # (N,), the place in that split
+    keys: list[str]  # of the shards
+    bytes_sha256: NDArray[np.uint8]  # (N, 32), of the encoded image
+    pixels_sha256: NDArray[np.uint8]  # (N, 32), of its decoded pixels and their shape
+    sizes: Integers  # (N, 2), height and width in px
+    descriptors: NDArray[np.int8]  # (N, VIEWS, 64), see `thumbnails.describe`
+    thumbs: ThumbFile  # on disk
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -208,8 +196,8 @@ def each_part(
 
     Args:
         split: Where they are.
-        look: Makes of a sample's id and bytes what is kept; raises BadSample.
-        gather: Makes of what is kept of a part's samples what is yielded, where these were made.
+        look: Called with a sample's id and bytes, in a thread; raises BadSample.
+        gather: Called with a part's results, in the same thread; its own are yielded.
         ids: The samples wanted, sorted; all by default.
         num_workers: Threads that look; 0: the caller does.
         on_bad: Called for each bad sample, from any thread; None stands in its place.

@@ -155,7 +155,11 @@ def test_measures_are_those_of_cleanvision(name):
 
 def reasons(pixels, tiny_px=8):
     found = measure(pixels, *pixels.shape[:2])
-    return {check.reason for check in checks(tiny_px) if check.doubts(found[check.reason])}
+    return {
+        reason
+        for reason, limit, above, _ in checks(tiny_px)
+        if (found[reason] - limit) * (1 if above else -1) > 0
+    }
 
 
 def noise(height=64, width=64, low=0, high=256):
