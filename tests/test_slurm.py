@@ -204,7 +204,7 @@ def test_at_the_time_limit_it_saves_and_resumes_and_a_cancelled_job_stays_cancel
     cluster, data, straight, tmp_path
 ):
     run_dir = tmp_path / "run"
-    options = ["--time=1", "--signal=B:USR1@10"]  # sent 10 to 40 s before the end
+    options = ["--time=1", "--signal=B:USR1@10"]  # 10 to 40 s before the end
     job = pretrain(cluster, tmp_path, data, options=options, settings=LONG, **SLOW)
     job.requeued(1)
     assert "requeued" in log_of(tmp_path)
