@@ -1,7 +1,6 @@
 """Pairs of samples that may be one picture, by descriptors or by features; exact, in tiles."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ _LOW = np.flatnonzero(np.logical_and.outer(_FEW, _FEW))[1:]
 _HALVED, _HALF = np.argsort(~EVEN, kind="stable"), int(EVEN.sum())
 
 
-class ByDescriptors(NamedTuple):
+class ByDescriptors:
     """Search of the samples whose whole picture is most like a view of another.
 
     WIDER are found by the low frequencies of a picture's COARSE views; the k of them most like any
@@ -39,37 +38,27 @@ class ByDescriptors(NamedTuple):
     Args:
         descriptors: (N, VIEWS, 64) int8, of all samples; they are held once.
         rows: (M,) int64 of those that are compared, ascending.
-        low: (14, M) and (10, M), even and odd low frequencies of the wholes.
-        whole: (M, 64) float32, even and then odd frequencies of the wholes.
-        length: (M,) float32 of those. Rounded descriptors are longer or shorter than 127 by up to
-            1 %, and of pictures that look alike cosines differ by less.
         num_workers: Threads that search; 0: the caller does.
         least: Cosine that a neighbour has at least.
     """
 
-    descriptors: NDArray[np.int8]
-    rows: Integers
-    low: tuple[Tensor, Tensor]
-    whole: Floats
-    length: Floats
-    num_workers: int
-    least: float
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         descriptors: NDArray[np.int8],
         rows: Integers,
         *,
         num_workers: int = 2,
         least: float = LEAST_SIMILAR,
-    ) -> "ByDescriptors":
-        """Prepare the search of some rows."""
+    ) -> None:
+        self.descriptors, self.rows = descriptors, rows
+        self.num_workers, self.least = num_workers, least
         wholes = descriptors[rows, FULL]
         even, odd = _low_halves(wholes[:, None])
-        whole = np.ascontiguousarray(wholes[:, _HALVED], np.float32)
-        low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()
-        return cls(descriptors, rows, low, whole, _lengths(whole), num_workers, least)
+        self.low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()  # (14, M), (10, M)
+        self.whole = np.ascontiguousarray(wholes[:, _HALVED], np.float32)  # (M, 64)
+        # rounded descriptors are longer or shorter than 127 by up to 1 %, and of pictures that look
+        # alike cosines differ by less
+        self.length = _lengths(self.whole)  # (M,)
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples, ascending, with its k nearest.
@@ -137,30 +126,20 @@ class ByDescriptors(NamedTuple):
         return np.stack([np.full(len(kept), self.rows[row]), kept], 1)
 
 
-class ByFeatures(NamedTuple):
+class ByFeatures:
     """Search of the samples whose features are most like those of another, by cosine.
 
     Args:
-        units: (M, F) float32, features as `fixed_point_units` returns them.
-        samples: (M,) int64, whose they are, ascending.
+        features: (N, F) float32 of all, any scale; overwritten, so that they are held once.
+        samples: (M,) int64 of those that are searched, ascending: no row is written before it is
+            read.
     """
 
-    units: Tensor
-    samples: Integers
-
-    @classmethod
-    def of(cls, features: Tensor, samples: Integers) -> "ByFeatures":
-        """Search some samples.
-
-        Args:
-            features: (N, F) float32 of all, any scale; overwritten, so that they are held once.
-            samples: (M,) int64, ascending: no row is written before it is read.
-        """
-        units = features[: len(samples)]
+    def __init__(self, features: Tensor, samples: Integers) -> None:
+        self.units, self.samples = features[: len(samples)], samples
         for first in range(0, len(samples), PART_ROWS):
             part = torch.from_numpy(samples[first : first + PART_ROWS])
-            units[first : first + PART_ROWS] = fixed_point_units(features[part])
-        return cls(units, samples)
+            self.units[first : first + PART_ROWS] = fixed_point_units(features[part])
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples with its k nearest, as `ByDescriptors.pairs` does."""

@@ -65,7 +65,7 @@ def find_duplicates(
     Args:
         samples: As scanned.
         features: (N, F) float32 of a backbone, by which candidates are searched, too; overwritten
-            (see `ByFeatures.of`). None: by low frequencies alone.
+            (see `ByFeatures`). None: by low frequencies alone.
         num_workers: Threads that compare pixels; 0: the caller does.
         progress: Makes the progress bars of samples searched for and of pairs compared.
     """
@@ -75,10 +75,10 @@ def find_duplicates(
     rows = np.flatnonzero(first)
     # a network may not know a mirrored picture again, so low frequencies are searched, too
     searches: list[ByDescriptors | ByFeatures] = [
-        ByDescriptors.of(samples.descriptors, rows, num_workers=num_workers)
+        ByDescriptors(samples.descriptors, rows, num_workers=num_workers)
     ]
     if features is not None:
-        searches.append(ByFeatures.of(features, rows))
+        searches.append(ByFeatures(features, rows))
 
     def bar(title: str, total: int) -> AbstractContextManager[Callable[[int], None] | None]:
         return nullcontext() if progress is None else progress(title, total)

@@ -311,10 +311,10 @@ def test_descriptors_name_the_pairs_that_brute_force_names():
         }
         best = sorted(alike, key=lambda b: -alike[b])[:5]
         expected |= {tuple(sorted((a, b))) for b in best if alike[b] >= 0.6 * 127**2}
-    found = ByDescriptors.of(descriptors, np.arange(40)).pairs(np.arange(40), 5)
+    found = ByDescriptors(descriptors, np.arange(40)).pairs(np.arange(40), 5)
     assert set(map(tuple, found.tolist())) == expected
     assert {(k, 30 + k) for k in range(10)} <= expected
-    alone = ByDescriptors.of(descriptors, np.arange(1))
+    alone = ByDescriptors(descriptors, np.arange(1))
     assert alone.pairs(np.arange(1), 5).shape == (0, 2)
 
 
@@ -322,10 +322,10 @@ def test_tiles_and_threads_do_not_change_a_pair(monkeypatch):
     rng = np.random.default_rng(0)
     descriptors = describe(rng.integers(0, 256, (700, 64, 64, 3), np.uint8))
     every = np.arange(700)
-    whole = ByDescriptors.of(descriptors, every, least=0.1).pairs(every, 5)
+    whole = ByDescriptors(descriptors, every, least=0.1).pairs(every, 5)
     monkeypatch.setattr(candidates, "TILE_ROWS", 7)
     monkeypatch.setattr(candidates, "TILE_COLUMNS", 11)
-    tiled = ByDescriptors.of(descriptors, every, least=0.1, num_workers=0)
+    tiled = ByDescriptors(descriptors, every, least=0.1, num_workers=0)
     assert np.array_equal(tiled.pairs(every, 5), whole)
     # of some samples only: their pairs, and no others
     some = tiled.pairs(every[::9], 5)
@@ -343,7 +343,7 @@ def test_few_views_leave_those_of_many_that_brute_force_finds_by_them(monkeypatc
     sign = np.where(np.arange(64) % 8 % 2 == 0, 1, -1)
     units = descriptors[:, :, low].astype(np.float32)
     units = np.rint(127 * units / np.linalg.norm(units, axis=2, keepdims=True))
-    search = ByDescriptors.of(descriptors, np.arange(700), least=0.0)
+    search = ByDescriptors(descriptors, np.arange(700), least=0.0)
     for row in rng.choice(700, 20, replace=False).tolist():
         alike = np.stack([units[row, COARSE], units[row, COARSE] * sign[low]]) @ units[:, 0].T
         near = np.argsort(-alike.max((0, 1)))
@@ -372,7 +372,7 @@ def test_crops_of_one_side_are_named_among_hundreds_that_are_alike():
     shown = [np.uint8(grey)[..., None].repeat(3, 2) for grey in greys]
     cuts = [each[6:] if row % 2 else each[:, :-6] for row, each in enumerate(shown[:100])]
     descriptors = describe(np.stack([thumbnail(each) for each in (*shown, *cuts)]))
-    found = ByDescriptors.of(descriptors, np.arange(1000)).pairs(np.arange(100), 5)
+    found = ByDescriptors(descriptors, np.arange(1000)).pairs(np.arange(100), 5)
     assert {(row, 900 + row) for row in range(100)} <= set(map(tuple, found.tolist()))
 
 
@@ -482,7 +482,7 @@ def test_features_name_the_pairs_that_brute_force_names_and_are_held_once():
         others = [other for other in kept.tolist() if other != row]
         near = sorted(others, key=lambda other: -(wide[row] @ wide[other]))[:k]
         expected |= {(min(row, other), max(row, other)) for other in near}
-    search = ByFeatures.of(features, kept)
+    search = ByFeatures(features, kept)
     assert {tuple(pair) for pair in search.pairs(asked, k).tolist()} == expected
     assert len(search.pairs(kept, k)) > len(expected)
     assert search.units.data_ptr() == features.data_ptr()
