@@ -1,9 +1,8 @@
 """Choose the images of a split that are worth a label first.
 
-Three ways: `by_coverage` where there are few labels or none, `balanced` for a fair sample of every
-kind, `hard` once there are labels of all classes. Each takes what is labelled already into account,
-and gives the same rows for the same features and seed, in an order of which any beginning is a
-choice of its own.
+`by_coverage` with few labels or none, `balanced` for a fair sample of every kind, `hard` once there
+are labels of all classes. The same features, labels and seed give the same rows, in an order of
+which any beginning is a choice of its own.
 """
 
 from typing import NamedTuple
@@ -48,10 +47,9 @@ def by_coverage(
 ) -> list[Choice]:
     """Choose one typical row of each cluster that has no label yet, of the largest cluster first.
 
-    There are as many clusters as there will be labels. Of a cluster the row is taken whose mean
-    similarity to its TYPICAL_NEIGHBOURS nearest inside the cluster is the largest: k-centre greedy
-    (Sener and Savarese 2018, arXiv:1708.00489) takes the farthest instead, which with few labels
-    are outliers. `benchmarks/selection.py` compares both with this and with a random choice.
+    There are as many clusters as there will be labels; the typical row has the largest mean
+    similarity to its TYPICAL_NEIGHBOURS nearest in the cluster. k-centre greedy (Sener and Savarese
+    2018, arXiv:1708.00489) takes the farthest, with few labels outliers: `benchmarks/selection.py`.
 
     Args:
         rows: Features of one split.
@@ -72,14 +70,11 @@ def by_coverage(
     found = cluster(rows, count + int(known.sum()), seed=seed)
     covered = np.zeros(len(found.sizes), bool)
     covered[found.of_row[known]] = True
-    return [
-        Choice(
-            _most_typical(rows, found.members(number)),
-            f"typical of {found.sizes[number]} samples",
-            float(found.sizes[number]),
-        )
-        for number in np.flatnonzero(~covered)[:count].tolist()
-    ]
+    chosen = []
+    for number in np.flatnonzero(~covered)[:count].tolist():
+        row, size = _most_typical(rows, found.members(number)), int(found.sizes[number])
+        chosen.append(Choice(row, f"typical of {size} samples", float(size)))
+    return chosen
 
 
 def balanced(
@@ -107,14 +102,12 @@ def balanced(
     """
     known = _check(rows, count, labelled)
     found = cluster(rows, clusters, seed=seed)
-    return [
-        Choice(
-            row,
-            f"cluster {found.of_row[row]} of {found.sizes[found.of_row[row]]} samples",
-            float(found.of_row[row]),
-        )
-        for row in _in_turn(found, rows, known, seed)[:count].tolist()
-    ]
+    chosen = []
+    for row in _in_turn(found, rows, known, seed)[:count].tolist():
+        number = int(found.of_row[row])
+        reason = f"cluster {number} of {found.sizes[number]} samples"
+        chosen.append(Choice(row, reason, float(number)))
+    return chosen
 
 
 def hard(rows: Embeddings, count: int, *, labels: NDArray[np.int64]) -> list[Choice]:

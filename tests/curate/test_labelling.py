@@ -31,6 +31,7 @@ def test_coverage_takes_the_most_typical_of_each_cluster_the_largest_first(rows)
     chosen = by_coverage(rows, 4)
     assert [blob(one.row) for one in chosen] == [0, 1, 2, 3]
     assert [one.value for one in chosen] == list(SIZES)
+    assert {type(one.value) for one in chosen} == {float}  # as written to chosen.csv
     units = torch.nn.functional.normalize(rows.features.double()).numpy()
     for one, first, size in zip(chosen, np.cumsum((0, *SIZES)), SIZES, strict=False):
         own = units[first : first + size]
