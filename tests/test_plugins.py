@@ -223,7 +223,7 @@ print(backbone.num_features)
 def run_python(lines: str, cwd: Path) -> str:
     """Run lines of Python behind `import sslpipe`; returns what they print."""
     command = [sys.executable, "-c", f"import sslpipe\n{lines}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -18,9 +18,9 @@ from PIL import Image
 
 import sslpipe.cli.app as program
 from sslpipe.__main__ import main
-from sslpipe.cli.app import COMMANDS, app, load_command
+from sslpipe.cli.app import COMMANDS, load_command
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, command_line, write_recipe
+from tests.helpers.runs import ROOT, command_line, parsed, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +85,8 @@ def test_alone_it_shows_the_commands_of_a_normal_day():
 def test_the_examples_of_the_help_are_command_lines_of_the_program(example):
     words = shlex.split(example)
     words = words[words.index("sslpipe") + 1 :]
-    command = typer.main.get_command(app)
-    while isinstance(command, typer.core.TyperGroup):
-        _, command, words = command.resolve_command(
-            command.make_context("x", list(words)), list(words)
-        )
     with contextlib.suppress(typer.Exit):  # of --explain, which needs nothing else
-        command.make_context("x", list(words))  # raises on what it does not know or misses
+        parsed(*words)  # raises on what it does not know or misses
     assert "launch/" not in example, "the reader has no clone"
 
 

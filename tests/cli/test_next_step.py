@@ -3,12 +3,11 @@
 import shlex
 
 import pytest
-import typer
 
 from sslpipe.cli import next_step
-from sslpipe.cli.app import app, run
+from sslpipe.cli.app import run
 from tests.helpers.photos import write_photos
-from tests.helpers.runs import RECIPE, ROOT
+from tests.helpers.runs import RECIPE, ROOT, parsed
 
 STEPS = "steps = 4"
 
@@ -78,7 +77,7 @@ def test_a_beginner_is_led_from_photographs_to_an_export(follow, tmp_path):
     curate = f"sslpipe curate outliers f/train.safetensors {data} --out look/outliers"
     commands, line = follow_all(follow, curate, "sslpipe shards")
     assert commands == ["curate outliers", "curate clusters", "curate select"]
-    parsed(line)  # it wants the labels that nobody has filled in
+    parsed(*shlex.split(line)[1:])  # it wants the labels that nobody has filled in
     line = follow("sslpipe curate duplicates 'out/my data' --out look/duplicates")
     assert "'data.keep=duplicate_group first'" in line
     follow(line)
@@ -90,15 +89,6 @@ def test_a_beginner_is_led_from_photographs_to_an_export(follow, tmp_path):
     line = follow(line.replace("STRANGERS", "'my photos'"))
     assert line.startswith("sslpipe gallery identify pets.safetensors 'my photos' --model")
     assert follow(line) is None
-
-
-def parsed(line):
-    """The command line is one of the program."""
-    words, command = shlex.split(line)[1:], typer.main.get_command(app)
-    while isinstance(command, typer.core.TyperGroup):
-        context = command.make_context("x", list(words))
-        _, command, words = command.resolve_command(context, list(words))
-    command.make_context("x", list(words))
 
 
 def test_without_a_recipe_to_name_nothing_is_made_up(follow, tmp_path):
@@ -135,7 +125,7 @@ def test_existing_weights_are_the_other_way(monkeypatch, tmp_path, capsys):
     assert titles == ("Next", "Or, from pretrained weights")
     start = "--init WEIGHTS.pth --data 'my data/dataset.json'"
     assert commands[1].startswith(f"sslpipe check {next_step.ADAPTING} {start} 'data.keep=")
-    parsed(commands[1])
+    parsed(*shlex.split(commands[1])[1:])
     monkeypatch.setenv("SSLPIPE_NEXT", "0")
     next_step.after_a_look("my data")
     assert not capsys.readouterr().err
