@@ -332,8 +332,6 @@ def repack(
     files or dots in file names, or have class folders instead of labels. Images, labels and
     everything else of a sample keep their bytes and order; links and what belongs to no image are
     left out.
-
-    - `sslpipe shards repack photos.tar.gz out/photos --split train --folder-labels`
     """
     from sslpipe.sharding.index import any_tars
     from sslpipe.sharding.repack import repack as repack_tars
@@ -379,8 +377,6 @@ def index(
 
     A sample is KEY.jpg, KEY.png or KEY.webp, with an optional integer label in KEY.cls and columns
     in KEY.json; other members are ignored. mean and std in dataset.json are ImageNet's.
-
-    - `sslpipe shards index laion --json-fields url,width:integer`
     """
     from sslpipe.sharding.index import check_columns, find_tars, index_folder
     from sslpipe.sharding.sources import class_names
