@@ -4,6 +4,8 @@ Every member of a group is a verified duplicate of its centre, or equal to one: 
 pair would join two groups, and a series of frames would be one.
 """
 
+import heapq
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -60,10 +62,10 @@ def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
         apart: (A, 2) pairs that no centre joins: what a crop cut off may be the only difference of
             two pictures that it is a part of.
     """
-    differ: dict[int, set[int]] = {}
+    differ: dict[int, set[int]] = defaultdict(set)
     for one, other in () if apart is None else apart.tolist():
-        differ.setdefault(one, set()).add(other)
-        differ.setdefault(other, set()).add(one)
+        differ[one].add(other)
+        differ[other].add(one)
     # neighbours of each row, nearest first
     first = np.concatenate([pairs.first, pairs.second])
     second = np.concatenate([pairs.second, pairs.first])
@@ -72,30 +74,26 @@ def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
     first, second, kind, score = first[order], second[order], kind[order], score[order]
     starts = np.searchsorted(first, np.arange(rows + 1))
     degree = np.diff(starts)
-    # stars: a row's count only falls, so that the order of the first counts is gone through once,
-    # and a row whose count has fallen waits again, behind those that have more
-    label = np.full(rows, -1, np.int64)
-    buckets: list[list[int]] = [[] for _ in range(int(degree.max(initial=0)) + 1)]
-    for row in np.flatnonzero(degree)[::-1].tolist():
-        buckets[degree[row]].append(row)
-    count = 0
-    for size in range(len(buckets) - 1, 0, -1):
-        waiting = sorted(buckets[size], reverse=True)
-        while waiting:
-            row = waiting.pop()
-            if label[row] >= 0:
-                continue
-            around = second[starts[row] : starts[row + 1]]
-            free = around[label[around] < 0]
-            if len(free) < size:
-                buckets[len(free)].append(row)
-                continue
-            kept: list[int] = []  # the nearest first
-            for one in free.tolist():
-                if differ.get(one, set()).isdisjoint(kept):
-                    kept.append(one)
-            label[row] = label[kept] = count
-            count += 1
+    # stars: a row's count of free neighbours only falls; if it has, the row waits again
+    label, count = np.full(rows, -1, np.int64), 0
+    waiting = [(-size, row) for row, size in enumerate(degree.tolist()) if size]
+    heapq.heapify(waiting)
+    while waiting:
+        size, row = heapq.heappop(waiting)
+        if label[row] >= 0:
+            continue
+        around = second[starts[row] : starts[row + 1]]
+        free = around[label[around] < 0]
+        if len(free) < -size:
+            if len(free):
+                heapq.heappush(waiting, (-len(free), row))
+            continue
+        kept: list[int] = []  # the nearest first
+        for one in free.tolist():
+            if differ[one].isdisjoint(kept):
+                kept.append(one)
+        label[row] = label[kept] = count
+        count += 1
     # what is equal goes where the first of its kind went: that one alone was compared with others
     equal = pairs.kind <= PIXELS
     leader = np.arange(rows)
