@@ -89,19 +89,12 @@ ls.start_gui()
 
 
 class Sample(NamedTuple):
-    """What is said of one sample.
+    """What is said of one sample."""
 
-    Args:
-        path: Of its picture, below the folder.
-        label: The name of its class; None where it has none.
-        tags: The names of the tables that list it, and the reasons that they give.
-        fields: Values by name: of a table's column, TABLE_COLUMN.
-    """
-
-    path: str
-    label: str | None
-    tags: list[str]
-    fields: dict[str, Any]
+    path: str  # of its picture, below the folder
+    label: str | None  # the name of its class
+    tags: list[str]  # the tables that list it, and the reasons that they give
+    fields: dict[str, Any]  # values by name: of a table's column, TABLE_COLUMN
 
 
 def export(
@@ -178,19 +171,12 @@ def class_names(index: DatasetIndex, split: Split, ids: NDArray[np.int64]) -> li
 
 
 class _Table(NamedTuple):
-    """A table by sample id.
+    """A table by sample id."""
 
-    Args:
-        name: Of the file, without its end; letters, digits and underscores.
-        columns: What it says beside OWN_COLUMNS.
-        cells: Sample id -> its rows, each column -> value.
-        several: Whether a sample has several rows, so that values are lists.
-    """
-
-    name: str
-    columns: list[str]
-    cells: dict[int, list[dict[str, Any]]]
-    several: bool
+    name: str  # of the file, without its end; letters, digits and underscores
+    columns: list[str]  # but OWN_COLUMNS
+    cells: dict[int, list[dict[str, Any]]]  # sample id -> its rows, each column -> value
+    several: bool  # whether a sample has several rows, so that values are lists
 
     @classmethod
     def read(cls, path: Path, split: Split) -> "_Table":
