@@ -343,8 +343,11 @@ class TupletMarginLoss(MetricLoss, normalize=True):
         near = d * (1 - d.square() / 4).clamp_min(SINE_LIMIT).sqrt()
         far = (1 - cosines.square()).clamp_min(SINE_LIMIT).sqrt()
         sines = torch.where(cosines > 0.5, near, far)
-        # cosines near 1 keep their digits less 1: both sides of the softmax are taken less base
-        base = (s - relative).mean(1, keepdim=True)  # (n, 1)
+        # cosines near 1 keep their digits less 1: both sides of the softmax are taken less base, a
+        # constant of rows of length 1
+        base = (s - relative).detach().mean(1, keepdim=True)  # (n, 1)
+        if not batch.unit:
+            base = (batch.anchors @ batch.columns.detach().mean(0))[:, None]
         own = math.cos(margin) * slots.take(relative) + (math.cos(margin) - 1) * base
         own = own + math.sin(margin) * sines  # (n, P)
         negatives = masked_lse(relative, pairs.negative, scale)[:, None]
