@@ -153,13 +153,15 @@ def embed_here(
     device: torch.device | str,
     rows_on: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
+    process: Rank = Rank(),  # noqa: B008 (immutable)
     **reading: Any,
 ) -> Embeddings:
     """Compute this process's rows of `embed`; (0, 0) features where it has none. Not collective."""
     before = module_sha256(backbone)
     wanted = None if ids is None else np.asarray(ids, dtype=np.int64)
-    batches = one_pass(split, ids=wanted, **reading)
-    parts: list[Embeddings] = []
+    batches = one_pass(split, ids=wanted, process=process, **reading)
+    most = process.share(len(split) if wanted is None else len(wanted))
+    made, done = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64)), 0
     view = view.to(device)
     tensors = (*backbone.parameters(), *backbone.buffers())  # an average has buffers alone
     dtype = next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
@@ -169,19 +171,17 @@ def embed_here(
             images = view.make_views(batch).to(dtype)  # (B, 3, S, S)
             features = view.reduced(backbone(images))  # (B, F)
             rows = Embeddings(features.float(), batch.labels, batch.ids)
-            parts.append(Embeddings(*(tensor.to(rows_on) for tensor in rows)))
+            if not done:  # one piece of memory: joining parts takes it twice
+                sizes = ((most.stop - most.start, *each.shape[1:]) for each in rows)
+                there = zip(rows, sizes, strict=True)
+                made = Embeddings(*(each.new_empty(n, device=rows_on) for each, n in there))
+            for whole, part in zip(made, rows, strict=True):
+                whole[done : done + len(part)] = part
+            done += len(rows.ids)
             if progress is not None:
-                progress(len(parts[-1].ids))
+                progress(len(rows.ids))
     assert module_sha256(backbone) == before, "evaluation changed the backbone"
-    if not parts:
-        rows = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64))
-        return Embeddings(*(tensor.to(rows_on) for tensor in rows))
-    return joined(parts)
-
-
-def joined(parts: list[Embeddings]) -> Embeddings:
-    """Join the rows of all parts, one after the other."""
-    return Embeddings(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    return Embeddings(*(tensor[:done].to(rows_on) for tensor in made))
 
 
 def _gather(
@@ -532,7 +532,7 @@ def _join(
         rows += [part] if len(part.ids) else []
     if not rows:
         raise DataError(f"split {split.name!r}: no sample of it could be read")
-    together = joined(rows)
+    together = Embeddings(*(torch.cat(columns) for columns in zip(*rows, strict=True)))
     assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
     assert len(together.ids) + len(left_out) == len(split), "a sample was skipped silently"
     save_embeddings(out, together, {**facts, "left_out": left_out}, dtype)

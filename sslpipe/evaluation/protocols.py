@@ -165,6 +165,7 @@ class Protocols:
         progress: Progress | None,
         kept: KeptResults | None = None,
         time_to_go: TimeToGo | None = None,
+        use_up: bool = False,
     ) -> list[FormResults]:
         """Measure a set, plain and whitened.
 
@@ -175,6 +176,7 @@ class Protocols:
             progress: Makes the progress bar.
             kept: Has what was measured before an interruption, and gets what is measured.
             time_to_go: Shown with what comes next.
+            use_up: Nobody needs the plain features later: they are whitened in place.
         """
         clock = time_to_go or TimeToGo(1)
         columns, found = self.columns(), list[FormResults]()
@@ -188,7 +190,7 @@ class Protocols:
                 title = f"{name}{', whitened' if whitened else ''}"
                 say(f"{title}: kNN, retrieval, verification{clock.text()}")
                 with clock.part(f"whitening {whitened}"):
-                    pair = whiten(*plain) if whitened else plain
+                    pair = whiten(*plain, in_place=use_up) if whitened else plain
                 form = FormResults(whitened, [], [])
                 for part in parts[whitened]:
                     if part.title == "ridge":

@@ -59,7 +59,8 @@ def run_suite(
 
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
-            makes them when their turn comes, but for the first: one that fails is left out.
+            makes them anew when their turn comes, but for the first: one that fails is left out;
+            they are whitened in place.
         facts: Where the features come from, plain values.
         against: Those of the sets that are other networks', to compare with; see `against`.
         start: Which of those the run started from.
@@ -174,7 +175,10 @@ def _measure(
                     _check_same_samples({first: ready[first], name: pair})
                 else:
                     pair = ready[name]
-                measured.sets[name] = protocols.measure(name, pair, say, progress, kept, clock)
+                used_up = callable(given) and not columns  # made for this, and not probed later
+                measured.sets[name] = protocols.measure(
+                    name, pair, say, progress, kept, clock, use_up=used_up
+                )
                 if columns:
                     measured.pairs[name] = pair
             except FAILURES as error:

@@ -28,14 +28,16 @@ class Whitening(NamedTuple):
     mean: Tensor
     projection: Tensor
 
-    def __call__(self, rows: Embeddings) -> Embeddings:
+    def __call__(self, rows: Embeddings, *, in_place: bool = False) -> Embeddings:
         """Map the features of some rows."""
-        return rows._replace(features=self.apply(rows.features))
+        return rows._replace(features=self.apply(rows.features, in_place=in_place))
 
-    def apply(self, features: Tensor) -> Tensor:
-        """Map features, (N, F) -> (N, D) float32."""
+    def apply(self, features: Tensor, *, in_place: bool = False) -> Tensor:
+        """Map features, (N, F) -> (N, D) float32; `in_place` in their memory where it fits."""
         mean, projection = self.mean.to(features.device), self.projection.to(features.device)
-        mapped = features.new_empty(len(features), projection.shape[1], dtype=torch.float32)
+        shape = len(features), projection.shape[1]
+        fits = in_place and features.shape == shape and features.dtype == torch.float32
+        mapped = features if fits else features.new_empty(shape, dtype=torch.float32)
         rows = part_rows(features)
         for part, out in zip(torch.split(features, rows), torch.split(mapped, rows), strict=True):
             out.copy_(part.double().sub_(mean) @ projection)
@@ -122,10 +124,15 @@ def load_whitening(path: Path, sha256: str) -> Whitening:
     raise ValueError(f"{path.name} is not the file that config.json names")
 
 
-def whiten(fit_on: Embeddings, *others: Embeddings, floor: float = FLOOR) -> list[Embeddings]:
-    """Whiten `fit_on` and the others, all with what was learned on `fit_on` alone."""
+def whiten(
+    fit_on: Embeddings, *others: Embeddings, floor: float = FLOOR, in_place: bool = False
+) -> list[Embeddings]:
+    """Whiten `fit_on` and the others, all with what was learned on `fit_on` alone.
+
+    `in_place` puts the result where the features were, which halves the memory.
+    """
     whitening = fit_whitening(fit_on, floor)
-    return [whitening(rows) for rows in (fit_on, *others)]
+    return [whitening(rows, in_place=in_place) for rows in (fit_on, *others)]
 
 
 def pca(fit_on: Embeddings, *others: Embeddings, dims: int | None = None) -> list[Embeddings]:
