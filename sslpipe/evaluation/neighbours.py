@@ -31,6 +31,7 @@ Search = Literal["torch", "faiss"]
 TILE_NUMBERS = 2**24  # similarities of a tile on the CPU, in one of two buffers of 64 MiB
 TILE_ROWS = 512  # queries of a tile there, at most; with fewer than 100, products are slower
 PROGRESS_ROWS = 1024  # queries that are reported at a time
+PART_BYTES = 2**27  # of a bank on the CPU that is searched at a time: its unit rows are a copy
 SMALL_BANK = 2048  # rows: compared as a whole, many queries at a time
 CROWDED = 1 / 32  # of the bank with one id: then it is searched without these rows
 MOST_NUMBERS = 2**28  # similarities of a tile on a GPU: 1 GiB
@@ -52,7 +53,8 @@ def nearest(
     """Find the k nearest rows of the bank for each query. Collective.
 
     Of several processes, each moves its share of the bank to where the queries are and searches it;
-    the shares' nearest rows are merged by their exact similarities.
+    one process searches a large bank on the CPU part by part. What the shares or parts name as
+    nearest is merged by exact similarities.
 
     Args:
         bank: (N, F) float32, any scale, on any device.
@@ -75,27 +77,31 @@ def nearest(
         if large:
             ids = bank_ids, query_ids
             return _group_by_group(bank, queries, k, large, *ids, search=search, process=process)
-    if process.world_size == 1:
+    own_rows = check_k(len(bank), k, bank_ids, query_ids)
+    whole = device.type == "cuda" or own_rows > SPARE  # the parts' lists would be long
+    parts = 1 if whole else -(-bank.nbytes // PART_BYTES)
+    if process.world_size == parts == 1:
         units = fixed_point_units(bank.to(device)), fixed_point_units(queries)
         ids_there = None if bank_ids is None else bank_ids.to(device)
         return nearest_units(*units, k, search=search, bank_ids=ids_there, query_ids=query_ids)
-    own_rows = check_k(len(bank), k, bank_ids, query_ids)
-    # this share's nearest, a query's own rows among them; short lists end with what none may find
-    share = process.share(len(bank))
-    local = bank[share.start : share.stop]
-    width = min(k + own_rows, -(-len(bank) // process.world_size))
-    indices = torch.zeros(len(queries), width, dtype=torch.int64, device=device)
-    similarities = torch.full((len(queries), width), -torch.inf, device=device)
-    found = min(width, len(local))
-    if found:
-        near = nearest(local, queries, found, search=search)
-        indices[:, :found], similarities[:, :found] = near.indices + share.start, near.similarities
+    # each share's nearest, a query's own rows among them; short lists end with what none may find
+    ranks = [process] if process.world_size > 1 else [Rank(part, parts) for part in range(parts)]
+    total = ranks[0].world_size
+    width = min(k + own_rows, -(-len(bank) // total))
+    indices = torch.zeros(len(ranks), len(queries), width, dtype=torch.int64, device=device)
+    similarities = torch.full(indices.shape, -torch.inf, device=device)
+    for at, rank in enumerate(ranks):
+        share = rank.share(len(bank))
+        found = min(width, share.stop - share.start)
+        if found:
+            near = nearest(bank[share.start : share.stop], queries, found, search=search)
+            indices[at, :, :found] = near.indices + share.start
+            similarities[at, :, :found] = near.similarities
     # the shares' lists side by side
-    lists = (
-        all_gather_rows(part).view(process.world_size, len(queries), width).transpose(0, 1)
-        for part in (indices, similarities)
-    )
-    rows, values = (each.flatten(1) for each in lists)  # (Q, world_size * width)
+    if process.world_size > 1:
+        indices, similarities = all_gather_rows(indices), all_gather_rows(similarities)
+    lists = indices.transpose(0, 1), similarities.transpose(0, 1)  # (Q, total, width)
+    rows, values = (each.flatten(1) for each in lists)  # (Q, total * width)
     if bank_ids is not None and query_ids is not None:
         own = bank_ids.to(device)[rows] == query_ids[:, None]
         values = values.masked_fill(own, -torch.inf)

@@ -96,6 +96,18 @@ def test_a_bank_in_parts_is_merged_to_what_it_is_as_a_whole(part, monkeypatch):
     assert_same(among_all(*units, 30, bank.ids, queries.ids), whole)
 
 
+@pytest.mark.parametrize("part_bytes", [20_000, 7_777])
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_a_large_bank_is_searched_in_parts_with_the_same_neighbours(
+    leave_out, part_bytes, monkeypatch
+):
+    bank, queries = tied_rows(5000, 6, 3, 1), tied_rows(40, 6, 3, 2)  # 120,000 bytes
+    ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
+    whole = nearest(bank.features, queries.features, 30, **ids)
+    monkeypatch.setattr(neighbours, "PART_BYTES", part_bytes)
+    assert_same(nearest(bank.features, queries.features, 30, **ids), whole)
+
+
 def stand_in(seen):
     """faiss as on a GPU: products of the tensors it is given, of 2,048 rows at most."""
 
