@@ -65,7 +65,7 @@ def different_files(root: Path, levels: int | None = None) -> Classes:
         raise SystemExit(f"{root} is no folder; unpack the package as `--help` says")
     seen: set[str] = set()
     folders: dict[str, list[tuple[str, Path]]] = {}
-    for path in sorted(root.rglob("*.png")):
+    for path in filter(Path.is_file, sorted(root.rglob("*.png"))):  # no link to another package
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         if not path.is_symlink() and sha256 not in seen:
             seen.add(sha256)

@@ -64,6 +64,15 @@ COMMON = {  # what every subcommand takes beside the arguments of its function
     "whiten_both": Annotated[
         bool | None, option("PCA-whiten both sides, fitted on TRAIN.", "--whiten")
     ],
+    "power": Annotated[
+        float | None,
+        option(
+            "Flatten the spectrum of both sides: divide each principal axis of TRAIN by its "
+            "spread to this power; 1 is --whiten.",
+            min=0,
+            max=1,
+        ),
+    ],
     "axes": Annotated[
         int | None,
         option("Project both sides to this many principal axes of TRAIN.", "--pca", min=1),
@@ -185,12 +194,12 @@ class _Map(NamedTuple):
 
     Args:
         erased: Columns.
-        whitened: Whether they are.
+        power: Of a whitening, 1, or of what flattens the spectrum in part; None: neither.
         axes: Principal axes that they are projected to; None: as they are.
     """
 
     erased: Sequence[str]
-    whitened: bool
+    power: float | None
     axes: int | None
 
     def of_rows(self, rows: ColumnRows) -> tuple[Embeddings, Embeddings]:
@@ -199,8 +208,8 @@ class _Map(NamedTuple):
         if self.erased:
             codes = {column: rows.codes("erase", column).bank for column in self.erased}
             bank, queries = erase(bank, queries, columns=codes)
-        if self.whitened:
-            bank, queries = whiten(bank, queries)
+        if self.power is not None:
+            bank, queries = whiten(bank, queries, power=self.power)
         if self.axes is not None:
             bank, queries = pca(bank, queries, dims=self.axes)
         return bank, queries
@@ -210,13 +219,15 @@ class _Map(NamedTuple):
         """What stands before the protocols in a table."""
         erased = f"erased={','.join(self.erased)} " if self.erased else ""
         axes = "" if self.axes is None else f"pca={self.axes} "
-        return erased + ("whitened " if self.whitened else axes)
+        flattened = "" if self.power is None else f"flattened={self.power:g} "
+        return erased + ("whitened " if self.power == 1 else flattened + axes)
 
     def to_json(self) -> dict[str, Any]:
         """Return what stands beside each number."""
         axes = {} if self.axes is None else {"pca": self.axes}
         erased = {"erased": self.erased} if self.erased else {}
-        return {"whitened": self.whitened, **axes, **erased}
+        power = {} if self.power in (None, 1) else {"power": self.power}
+        return {"whitened": self.power == 1, **power, **axes, **erased}
 
 
 def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
@@ -233,13 +244,16 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         gallery: str | None,
         erased: list[str] | None,
         whiten_both: bool | None,
+        power: float | None,
         axes: int | None,
         device: str,
         out: Path | None,
         **options: Any,
     ) -> None:
-        if whiten_both and axes is not None:
-            raise DataError("--whiten and --pca are two maps of the features; name one")
+        maps = {"--whiten": whiten_both, "--power": power is not None, "--pca": axes is not None}
+        named = [option for option, given in maps.items() if given]
+        if len(named) > 1:
+            raise DataError(f"{' and '.join(named)} are two maps of the features; name one")
         target, process = start(device, "" if shared else name)
         if shared:
             options["process"] = process
@@ -253,7 +267,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         for column in columns:
             if options[column] is not None:
                 options[column] = rows.codes(column, options[column])
-        mapped = _Map(erased or [], bool(whiten_both), axes)
+        mapped = _Map(erased or [], 1.0 if whiten_both else power, axes)
         bank, queries = mapped.of_rows(rows)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)

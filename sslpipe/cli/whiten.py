@@ -22,6 +22,15 @@ def main(
         float | None,
         option(f"Add this share of the mean variance to each variance. Default: {FLOOR}.", min=0),
     ] = None,
+    power: Annotated[
+        float | None,
+        option(
+            "Divide each axis by its spread to this power: 1 whitens (default), 0.25 to 0.75 "
+            "flatten in part, 0 only centres and rotates.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     dims: Annotated[int | None, option("Axes to keep. Default: all.", min=1)] = None,
     pca: Annotated[
         bool, option("Rotate to the principal axes without whitening.", "--pca")
@@ -49,8 +58,10 @@ def main(
 
     from sslpipe.export.whiten import whiten_export
 
-    width, kept = whiten_export(export, train, floor, dims, pca=pca, erase=erase or (), data=data)
-    done = "principal axes, largest first" if pca else "whitened"
+    options = {"power": power, "pca": pca, "erase": erase or (), "data": data}
+    width, kept = whiten_export(export, train, floor, dims, **options)  # type: ignore[arg-type]
+    whitened = "whitened" if power in (None, 1) else f"spectrum flattened by power {power:g}"
+    done = "principal axes, largest first" if pca else whitened
     erased = f"{', '.join(erase)} erased, " if erase else ""
     say(f"{export}: {width} -> {kept} features, {erased}{done}")
     say_next("gallery", "enrol", "--help")

@@ -44,22 +44,27 @@ class Whitening(NamedTuple):
         return mapped
 
 
-def fit_whitening(train: Embeddings, floor: float = FLOOR, dims: int | None = None) -> Whitening:
-    """Rotate to the principal axes of `train` and divide each by its spread.
+def fit_whitening(
+    train: Embeddings, floor: float = FLOOR, dims: int | None = None, power: float = 1.0
+) -> Whitening:
+    """Rotate to the principal axes of `train` and divide each by its spread to the `power`.
 
     Args:
         train: The rows to learn from.
         floor: Added to each variance, as a share of the mean variance; 0 whitens fully and needs
             more rows than features.
         dims: Keep the axes of the largest variances only; by default all.
+        power: 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
 
     Raises:
-        DataError: dims is not one of 1 to F.
+        DataError: dims is not one of 1 to F, or power not in 0..1.
     """
+    if not 0 <= power <= 1:
+        raise DataError(f"power = {power} must lie in 0..1: 0 only rotates, 1 whitens")
     mean, variances, axes = principal_axes(train.features, dims)
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
     # an axis without variance and without floor carries nothing
-    scale = torch.where(spread > 1e-10 * spread.max(), 1 / spread, torch.zeros_like(spread))
+    scale = torch.where(spread > 1e-10 * spread.max(), spread**-power, torch.zeros_like(spread))
     kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend
     return Whitening(mean, (axes * scale)[:, kept].contiguous())
 
@@ -125,13 +130,17 @@ def load_whitening(path: Path, sha256: str) -> Whitening:
 
 
 def whiten(
-    fit_on: Embeddings, *others: Embeddings, floor: float = FLOOR, in_place: bool = False
+    fit_on: Embeddings,
+    *others: Embeddings,
+    floor: float = FLOOR,
+    power: float = 1.0,
+    in_place: bool = False,
 ) -> list[Embeddings]:
     """Whiten `fit_on` and the others, all with what was learned on `fit_on` alone.
 
-    `in_place` puts the result where the features were, which halves the memory.
+    See `fit_whitening`; `in_place` puts the result into the memory of the features.
     """
-    whitening = fit_whitening(fit_on, floor)
+    whitening = fit_whitening(fit_on, floor, power=power)
     return [whitening(rows, in_place=in_place) for rows in (fit_on, *others)]
 
 

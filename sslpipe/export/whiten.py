@@ -32,6 +32,7 @@ def whiten_export(
     floor: float | None = None,
     dims: int | None = None,
     *,
+    power: float | None = None,
     pca: bool = False,
     erase: Sequence[str] = (),
     data: str | None = None,
@@ -44,7 +45,9 @@ def whiten_export(
         train: A features file of the train split, by this export, not whitened.
         floor: Added to each variance, as a share of their mean; None: FLOOR.
         dims: Principal axes that are kept, the largest first; None: all.
-        pca: Rotate to the principal axes, the largest first, without whitening; takes no floor.
+        power: 1 whitens, less flattens the spectrum in part; see `fit_whitening`. None: 1.
+        pca: Rotate to the principal axes, the largest first, without whitening; takes no floor and
+            no power.
         erase: Columns of the data set that no linear probe reads from the features afterwards.
         data: The dataset.json that the features were embedded from, where its columns are.
 
@@ -67,10 +70,11 @@ def whiten_export(
         raise UserError(f"{train} is of another backbone; embed the train split with {export}")
     if "whitening_sha256" in metadata:
         raise UserError(f"{train} is whitened already; embed with an export without whitening")
-    if pca and floor is not None:
-        raise UserError(
-            f"--floor {floor:g} is of whitening, and --pca does not whiten; leave one out"
-        )
+    for option, value in (("--floor", floor), ("--power", power)):
+        if pca and value is not None:
+            raise UserError(
+                f"{option} {value:g} is of whitening, and --pca does not whiten; leave one out"
+            )
     width = left = rows.features.shape[1]
     erasure = None
     if erase:
@@ -80,8 +84,8 @@ def whiten_export(
         erased = f" less {width - left} that are erased" if erase else ""
         raise UserError(f"--dims {dims} is more than the {width} features{erased}")
     kept = dims or left
-    chosen = FLOOR if floor is None else floor
-    fitted = fit_pca(rows, kept) if pca else fit_whitening(rows, chosen, kept)
+    chosen = FLOOR if floor is None else floor, kept, 1.0 if power is None else power
+    fitted = fit_pca(rows, kept) if pca else fit_whitening(rows, *chosen)
     if erasure is not None:
         fitted = erasure.then(fitted)
     tree = json.loads(config_json.read_text(encoding="utf-8"))

@@ -37,6 +37,39 @@ def test_distances_are_mahalanobis_distances_with_the_floor_as_ridge():
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("power", [0.0, 0.3, 0.75, 1.0])
+def test_a_power_leaves_each_axis_its_variance_to_one_minus_the_power(power):
+    train, test = random_rows(500, 8, 3, seed=1), random_rows(50, 8, 3, seed=2)
+    rows = [
+        each._replace(features=each.features * torch.logspace(-1, 1, 8)) for each in (train, test)
+    ]
+    flat_train, flat = whiten(*rows, floor=0, power=power)
+    variances, axes = np.linalg.eigh(covariance(rows[0].features).numpy())
+    got = np.linalg.eigvalsh(covariance(flat_train.features).numpy())
+    np.testing.assert_allclose(got, np.sort(variances ** (1 - power)), rtol=1e-4)
+    # distances: those in the eigenbasis, each axis times its variance to -power / 2
+    centred = rows[1].features.double().numpy() @ axes * variances ** (-power / 2)
+    expected = torch.cdist(*[torch.from_numpy(centred)] * 2)
+    torch.testing.assert_close(
+        torch.cdist(*[flat.features.double()] * 2), expected, rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("power", [-0.1, 1.5, float("nan")])
+def test_a_power_beyond_its_range_is_one_clear_error(power):
+    with pytest.raises(DataError, match=r"power = .* must lie in 0\.\.1"):
+        fit_whitening(random_rows(20, 4, 2, seed=1), power=power)
+
+
+def test_in_place_gives_the_same_numbers_in_the_memory_of_the_features():
+    train, test = random_rows(500, 8, 3, seed=1), random_rows(50, 8, 3, seed=2)
+    expected = whiten(train, test)
+    copies = [rows._replace(features=rows.features.clone()) for rows in (train, test)]
+    for before, after, whole in zip(copies, whiten(*copies, in_place=True), expected, strict=True):
+        assert after.features.data_ptr() == before.features.data_ptr()
+        assert torch.equal(after.features, whole.features)
+
+
 def test_it_is_fitted_on_the_first_argument_alone_and_keeps_labels_and_ids():
     train, test = random_rows(200, 5, 3, seed=1), random_rows(40, 5, 3, seed=2, first_id=900)
     together = whiten(train, test)

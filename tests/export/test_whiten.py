@@ -45,6 +45,17 @@ def encoded(folder: Path) -> torch.Tensor:
     return load_backbone(folder).encode(IMAGES)
 
 
+def test_a_power_flattens_what_the_export_encodes(export, tmp_path):
+    out, train = export
+    shutil.copytree(out, tmp_path / "out")
+    plain, rows = encoded(out), load_embeddings(train)[0]
+    whiten_export(tmp_path / "out", train, power=0.5)
+    expected = fit_whitening(rows, power=0.5).apply(plain)
+    torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match=r"--power 0\.5 is of whitening, and --pca does not whiten"):
+        whiten_export(out, train, power=0.5, pca=True)
+
+
 def test_an_erased_column_is_in_the_export_with_the_whitening_after_it(export, tmp_path):
     out, train = export
     shutil.copytree(out, tmp_path / "out")
