@@ -26,6 +26,8 @@ from benchmarks.documented import MEASURED, compare
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, check
+from benchmarks.graded import data as graded
+from benchmarks.graded import table as graded_table
 from benchmarks.selection import FIRST, MEASURES, SECOND, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
@@ -388,3 +390,51 @@ def test_a_training_is_waited_for_once_and_its_seconds_are_added_up(tmp_path, mo
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(SystemExit, match="says why this run failed"):
         trainings.train(run, tmp_path)
+
+
+def test_classes_of_the_graded_sets_are_cut_in_half_and_none_is_in_both(tmp_path) -> None:
+    folders: dict[str, list[Path]] = {}
+    for unit, frames in {"elf": 5, "orc-x": 4, "ghost": 30, "rare": 3}.items():
+        for frame in range(frames):
+            path = tmp_path / f"{unit}-{frame}.png"
+            path.write_text(f"{unit} {frame}")
+            folders.setdefault("units", []).append(path)
+    classes = graded.by_first_word(folders)
+    assert {name: len(files) for name, files in classes.items()} == {
+        **{"units/elf": 5, "units/orc": 4},
+        **{"units/ghost": 30, "units/rare": 3},
+    }
+    rows = graded.rows_of(classes)
+    splits = {label: {split for _, name, split in rows if name == label} for _, label, _ in rows}
+    assert set(splits) == {"units/elf", "units/orc", "units/ghost"}  # of the rare one are too few
+    assert all(len(found) == 1 for found in splits.values())
+    assert {len([1 for row in rows if row[1] == name]) for name in splits} == {4, 5, graded.MOST}
+
+
+def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypatch) -> None:
+    write_dataset(tmp_path / "toy", (6,))
+    made = {name: torch.rand(6, width) + 0.1 for name, width in (("a", 3), ("b", 5))}
+
+    def embed(path, split, load, facts, *, canvas_px):
+        return Embeddings(made[facts["candidate"]], *torch.zeros(2, 6, dtype=torch.int64))
+
+    monkeypatch.setattr(graded_table, "embedded", embed)
+    rows = graded_table.joined.__wrapped__(tmp_path, "toy", "train", "a+b").features
+    for part, name in zip(rows.split([3, 5], dim=1), made, strict=True):
+        unit = made[name] / made[name].norm(dim=1, keepdim=True)
+        torch.testing.assert_close(part, unit)
+
+
+def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
+    sets = json.loads((MEASURED / "graded.json").read_text())["sets"]
+    page = (MEASURED.parent / "graded.md").read_text().replace("whitened (power 1)", "power 1")
+    metric, rows = "", 0
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] in graded_table.METRICS:
+            metric, columns = cells[0], cells[1:]
+        elif "@" in cells[0] and len(cells) > 1:
+            expected = [f"{100 * sets[name][cells[0]][metric]['value']:.1f}" for name in columns]
+            assert cells[1:] == expected
+            rows += 1
+    assert rows > 10

@@ -1,0 +1,158 @@
+"""The graded sets: nine kinds of images that anyone can fetch offline from Debian.
+
+    apt-get download openclipart-png tuxpaint-stamps-default gnome-icon-theme mate-icon-theme \
+        oxygen-icon-theme adwaita-icon-theme wesnoth-1.16-data nexuiz-textures ufoai-textures \
+        dataset-fashion-mnist fonts-dejavu-core fonts-liberation fonts-freefont-ttf
+    for deb in *.deb; do dpkg -x $deb debian; done
+    python -m benchmarks.graded.data debian out/graded
+
+drawings: openclipart by folder. stamps: Tux Paint's by folder. icons: one icon name in several
+themes. sprites: the frames of one unit of Wesnoth. terrain: Wesnoth's by folder and first word.
+walls: Nexuiz's colour maps by folder. surfaces: UFO AI's colour maps by folder and first word.
+fashion: Fashion-MNIST. glyphs: a letter or digit in every font of the packages.
+
+Files of the same bytes and links count once; of a class at most MOST images are taken, and classes
+of fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
+"train", on which spectra are learned without labels, half "test", which nothing saw. Settings are
+chosen on the two sets that TUNING names. Transparent parts become white; larger images are reduced
+to 224 px on the shorter side.
+
+Licences: as each package's copyright file says (PD, GPL, CC-BY-SA, MIT, OFL); nothing but features
+and scores is kept.
+"""
+
+import argparse
+import gzip
+import hashlib
+import string
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from benchmarks.adapting.data import build, different_files
+
+TUNING = ("drawings", "stamps")  # settings are chosen on these, and nowhere else
+MOST, LEAST, MOST_CLASSES = 20, 4, 100
+SHORTER_PX = 224
+MAPS = ("_norm", "_gloss", "_glow", "_bump", "_nm", "_sm", "_gm", "_luma", "_shirt", "_pants")
+Classes = dict[str, list[Path]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("debian", type=Path, help="where the packages are unpacked")
+    parser.add_argument("out", type=Path, help="folder of the data sets")
+    args = parser.parse_args()
+    share, made = args.debian / "usr" / "share", args.out / "images"
+    units = share / "games" / "wesnoth" / "1.16" / "data" / "core" / "images"
+    themes = [share / "icons" / name for name in ("gnome", "mate", "oxygen", "Adwaita")]
+    sets: dict[str, Callable[[], Classes]] = {
+        "drawings": lambda: different_files(share / "openclipart" / "png", 2),
+        "stamps": lambda: different_files(share / "tuxpaint" / "stamps"),
+        "icons": lambda: same_names(themes),
+        "sprites": lambda: by_first_word(different_files(units / "units")),
+        "terrain": lambda: by_first_word(different_files(units / "terrain")),
+        "walls": lambda: colour_maps(share / "games/nexuiz/data/textures.pk3", made / "walls"),
+        "surfaces": lambda: by_first_word(
+            colour_maps(share / "games/ufoai/base/0textures.pk3", made / "surfaces")
+        ),
+        "fashion": lambda: fashion_mnist(share / "datasets" / "fashion-mnist", made / "fashion"),
+        "glyphs": lambda: glyphs(share / "fonts", made / "glyphs"),
+    }
+    for name, find in sets.items():
+        if not (args.out / name / "dataset.json").is_file():
+            options = ("--resize-shorter", str(SHORTER_PX))
+            build(args.out / name, rows_of(find()), "Debian", "see the packages", options=options)
+
+
+def rows_of(classes: Classes) -> list[tuple[Path, str, str]]:
+    """Give each image that is taken its class and its split, half of the classes each."""
+    large = {name: files for name, files in classes.items() if len(files) >= LEAST}
+    names = sorted(large, key=lambda name: hashlib.sha256(name.encode()).digest())
+    names = names[: 2 * MOST_CLASSES]
+    rows = []
+    for at, name in enumerate(names):
+        files = sorted(large[name], key=lambda path: hashlib.sha256(path.read_bytes()).digest())
+        rows += [(path, name, ("train", "test")[at % 2]) for path in files[:MOST]]
+    return rows
+
+
+def by_first_word(folders: Classes) -> Classes:
+    """Split folders by the first word of a file's name: elf-attack-2.png is an elf."""
+    found: Classes = {}
+    for folder, files in folders.items():
+        for path in files:
+            word = path.stem.replace("_", "-").split("-")[0].rstrip(string.digits)
+            found.setdefault(f"{folder}/{word}", []).append(path)
+    return found
+
+
+def same_names(themes: Iterable[Path]) -> Classes:
+    """Find each theme's largest file of an icon name."""
+    found: Classes = {}
+    for theme in themes:
+        best: dict[str, Path] = {}
+        for files in different_files(theme).values():
+            for path in files:
+                with Image.open(path) as image:
+                    side = image.width if image.width == image.height else 0
+                if 32 <= side <= 256 and "symbolic" not in path.stem:
+                    known = best.get(path.stem)
+                    if known is None or path.stat().st_size > known.stat().st_size:
+                        best[path.stem] = path
+        for name, path in best.items():
+            found.setdefault(name, []).append(path)
+    return {name: files for name, files in found.items() if len(files) >= LEAST}
+
+
+def colour_maps(pack: Path, out: Path) -> Classes:
+    """Unpack the colour maps of a game's textures as PNG, by folder."""
+    found: Classes = {}
+    with zipfile.ZipFile(pack) as archive:
+        for name in sorted(archive.namelist()):
+            inside = Path(name)
+            if inside.suffix not in (".jpg", ".tga", ".png") or inside.stem.endswith(MAPS):
+                continue
+            path = out / inside.with_suffix(".png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(name) as file, Image.open(file) as image:
+                image.convert("RGB").save(path)
+            found.setdefault(str(inside.parent), []).append(path)
+    return found
+
+
+def fashion_mnist(folder: Path, out: Path) -> Classes:
+    """Write images of Fashion-MNIST's test split as PNG, 100 a class."""
+    raw = [gzip.decompress(next(folder.glob(f"t10k-{k}*")).read_bytes()) for k in ("im", "la")]
+    images = np.frombuffer(raw[0], np.uint8, offset=16).reshape(-1, 28, 28)
+    labels = np.frombuffer(raw[1], np.uint8, offset=8)
+    found: Classes = {}
+    for label in range(10):
+        for at in np.flatnonzero(labels == label)[:100]:
+            path = out / f"{label}" / f"{at}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images[at]).save(path)
+            found.setdefault(f"class {label}", []).append(path)
+    return found
+
+
+def glyphs(fonts: Path, out: Path) -> Classes:
+    """Draw letters and digits with every font, black on white, 64 px."""
+    found: Classes = {}
+    for number, font in enumerate(sorted(fonts.rglob("*.ttf"))):
+        face = ImageFont.truetype(str(font), 48)
+        for letter in string.ascii_letters + string.digits:
+            image = Image.new("L", (64, 64), 255)
+            ImageDraw.Draw(image).text((32, 32), letter, font=face, fill=0, anchor="mm")
+            path = out / f"{ord(letter)}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+            found.setdefault(f"glyph {ord(letter)}", []).append(path)
+    return found
+
+
+if __name__ == "__main__":
+    main()
