@@ -64,11 +64,12 @@ COMMON = {  # what every subcommand takes beside the arguments of its function
     "whiten_both": Annotated[
         bool | None, option("PCA-whiten both sides, fitted on TRAIN.", "--whiten")
     ],
-    "power": Annotated[
+    "whiten_power": Annotated[
         float | None,
         option(
             "Flatten the spectrum of both sides: divide each principal axis of TRAIN by its "
             "spread to this power; 1 is --whiten.",
+            "--whiten-power",
             min=0,
             max=1,
         ),
@@ -244,13 +245,17 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         gallery: str | None,
         erased: list[str] | None,
         whiten_both: bool | None,
-        power: float | None,
+        whiten_power: float | None,
         axes: int | None,
         device: str,
         out: Path | None,
         **options: Any,
     ) -> None:
-        maps = {"--whiten": whiten_both, "--power": power is not None, "--pca": axes is not None}
+        maps = {
+            "--whiten": whiten_both,
+            "--whiten-power": whiten_power is not None,
+            "--pca": axes is not None,
+        }
         named = [option for option, given in maps.items() if given]
         if len(named) > 1:
             raise DataError(f"{' and '.join(named)} are two maps of the features; name one")
@@ -267,7 +272,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         for column in columns:
             if options[column] is not None:
                 options[column] = rows.codes(column, options[column])
-        mapped = _Map(erased or [], 1.0 if whiten_both else power, axes)
+        mapped = _Map(erased or [], 1.0 if whiten_both else whiten_power, axes)
         bank, queries = mapped.of_rows(rows)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)

@@ -590,13 +590,15 @@ def test_whiten_is_applied_to_both_files(files, tmp_path):
 def test_power_flattens_both_files_and_is_recorded(files, tmp_path):
     paths, rows = files
     out = tmp_path / "numbers.json"
-    shown = call(evaluate_tool, "knn", *paths, "--k", "5", "--power", "0.5", "--out", out)
+    shown = call(evaluate_tool, "knn", *paths, "--k", "5", "--whiten-power", "0.5", "--out", out)
     (row,) = json.loads(out.read_text())
     assert (row["whitened"], row["power"]) == (False, 0.5)
     assert "flattened=0.5" in shown
     assert [row["value"]] == list(knn_accuracies(*whiten(*rows, power=0.5), k=(5,)).values())
     refused(
-        evaluate_tool, ["knn", *paths, "--power", "1", "--pca", "3"], "--power and --pca are two"
+        evaluate_tool,
+        ["knn", *paths, "--whiten-power", "1", "--pca", "3"],
+        "--whiten-power and --pca are two",
     )
 
 
