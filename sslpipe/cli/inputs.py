@@ -77,7 +77,8 @@ def parse_ids(texts: Sequence[str] | None) -> list[int] | None:
     return [int(word) for word in ids]
 
 
-_FILES = "data device erase gallery help out pca query whiten whiten-power"  # of what takes two embeddings
+# of what takes two embeddings
+_FILES = "data device erase gallery help out pca query whiten whiten-power"
 _MODEL = "batch-size canvas-px checkpoint data device help num-workers out test-split train-split"
 _MODEL += " weights"
 # The options of each evaluation, which are the arguments of its function. That one needs torch; a
