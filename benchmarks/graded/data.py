@@ -7,12 +7,12 @@
     python -m benchmarks.graded.data debian out/graded
 
 drawings: openclipart by folder. stamps: Tux Paint's by folder. icons: one icon name in several
-themes. sprites: the frames of one unit of Wesnoth. terrain: Wesnoth's by folder and first word.
-walls: Nexuiz's colour maps by folder. surfaces: UFO AI's colour maps by folder and first word.
-fashion: Fashion-MNIST. glyphs: a letter or digit in every font of the packages.
+themes. sprites, terrain: Wesnoth's units (every frame) and fields by folder and first word. walls:
+Nexuiz's colour maps by folder. surfaces: UFO AI's colour maps by folder and first word. fashion:
+Fashion-MNIST. glyphs: a letter or digit in every font of the packages.
 
-Files of the same bytes and links count once; of a class at most MOST images are taken, and classes
-of fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
+Images of the same pixels count once in a set; of a class at most MOST are taken, and classes of
+fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
 "train", on which spectra are learned without labels, half "test", which nothing saw. Settings are
 chosen on the two sets that TUNING names. Transparent parts become white; larger images are reduced
 to 224 px on the shorter side.
@@ -71,13 +71,32 @@ def main() -> None:
 def rows_of(classes: Classes) -> list[tuple[Path, str, str]]:
     """Give each image that is taken its class and its split, half of the classes each."""
     large = {name: files for name, files in classes.items() if len(files) >= LEAST}
-    names = sorted(large, key=lambda name: hashlib.sha256(name.encode()).digest())
-    names = names[: 2 * MOST_CLASSES]
-    rows = []
-    for at, name in enumerate(names):
+    seen: set[bytes] = set()
+    rows: list[tuple[Path, str, str]] = []
+    taken = 0
+    for name in sorted(large, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        different: dict[bytes, Path] = {}
         files = sorted(large[name], key=lambda path: hashlib.sha256(path.read_bytes()).digest())
-        rows += [(path, name, ("train", "test")[at % 2]) for path in files[:MOST]]
+        for path in files:
+            if len(different) < MOST and (pixels := pixels_sha256(path)) not in seen:
+                different.setdefault(pixels, path)
+        if len(different) >= LEAST:
+            seen |= different.keys()
+            rows += [(path, name, ("train", "test")[taken % 2]) for path in different.values()]
+            taken += 1
+        if taken == 2 * MOST_CLASSES:
+            break
     return rows
+
+
+def pixels_sha256(path: Path) -> bytes:
+    """Hash an image's size and pixels; the bytes of one that is too large to decode."""
+    try:
+        with Image.open(path) as image:
+            content = f"{image.size}".encode() + image.convert("RGBA").tobytes()
+    except Image.DecompressionBombError:
+        content = path.read_bytes()
+    return hashlib.sha256(content).digest()
 
 
 def by_first_word(folders: Classes) -> Classes:

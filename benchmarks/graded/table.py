@@ -39,7 +39,7 @@ SETS = (
 CANDIDATES = ("lite0@96", "lite0@128", "lite0@160", "lite1@128")
 JOINS = (("lite0@128", "lite1@128"), ("lite0@96", "lite0@160"))
 POWERS, FLOORS = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.01, 0.1)
-FLATTENED = 0.25  # the best mean of Recall@1 on the two tuning sets, just so
+FLATTENED = 0.25  # the best mean of Recall@1 on the two tuning sets
 FORMS = {"as it is": None, **{f"power {power:g}": power for power in POWERS[1:]}}
 BASE = "lite0@128"
 METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
@@ -67,7 +67,7 @@ def main() -> None:
         print(f"scored: {name}", file=sys.stderr, flush=True)
     result = {"machine": machine(1), "power": FLATTENED, "floor": FLOOR, "sets": sets}
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        args.json.write_text(json.dumps(result, indent=1).replace("\n" + 5 * " ", " ") + "\n")
     for metric in METRICS:
         header = [metric, *sets]
         lines = [
@@ -132,7 +132,7 @@ def summary(found: dict[str, Scores]) -> dict[str, Any]:
 
 
 def show_tuning(folder: Path) -> None:
-    """Print Recall@1 and MAP@R of every power and floor on the tuning sets' train classes."""
+    """Print Recall@1 and MAP@R of every power and floor on the tuning sets."""
     lines = []
     for floor in FLOORS:
         for power in POWERS:

@@ -58,8 +58,9 @@ def main(
 
     from sslpipe.export.whiten import whiten_export
 
-    options = {"power": power, "pca": pca, "erase": erase or (), "data": data}
-    width, kept = whiten_export(export, train, floor, dims, **options)  # type: ignore[arg-type]
+    width, kept = whiten_export(
+        export, train, floor, dims, power=power, pca=pca, erase=erase or (), data=data
+    )
     whitened = "whitened" if power in (None, 1) else f"spectrum flattened by power {power:g}"
     done = "principal axes, largest first" if pca else whitened
     erased = f"{', '.join(erase)} erased, " if erase else ""

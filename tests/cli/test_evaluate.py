@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -578,41 +579,28 @@ def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatc
     )
 
 
-def test_whiten_is_applied_to_both_files(files, tmp_path):
+@pytest.mark.parametrize(
+    ("option", "recorded", "shown", "mapped"),
+    [
+        (["--whiten"], {"whitened": True}, "whitened", whiten),
+        (["--whiten-power", "0.5"], {"power": 0.5}, "flattened=0.5", partial(whiten, power=0.5)),
+        (["--pca", "3"], {"pca": 3}, "pca=3 knn-weighted k=5", partial(pca, dims=3)),
+    ],
+)
+def test_a_map_is_applied_to_both_files_and_recorded(
+    files, tmp_path, option, recorded, shown, mapped
+):
     paths, rows = files
     out = tmp_path / "numbers.json"
-    call(evaluate_tool, "knn", *paths, "--k", "5", "--whiten", "--out", out)
+    assert shown in call(evaluate_tool, "knn", *paths, "--k", "5", *option, "--out", out)
     (row,) = json.loads(out.read_text())
-    assert row["whitened"]
-    assert [row["value"]] == list(knn_accuracies(*whiten(*rows), k=(5,)).values())
-
-
-def test_power_flattens_both_files_and_is_recorded(files, tmp_path):
-    paths, rows = files
-    out = tmp_path / "numbers.json"
-    shown = call(evaluate_tool, "knn", *paths, "--k", "5", "--whiten-power", "0.5", "--out", out)
-    (row,) = json.loads(out.read_text())
-    assert (row["whitened"], row["power"]) == (False, 0.5)
-    assert "flattened=0.5" in shown
-    assert [row["value"]] == list(knn_accuracies(*whiten(*rows, power=0.5), k=(5,)).values())
-    refused(
-        evaluate_tool,
-        ["knn", *paths, "--whiten-power", "1", "--pca", "3"],
-        "--whiten-power and --pca are two",
-    )
-
-
-def test_pca_is_applied_to_both_files_and_recorded(files, tmp_path):
-    paths, rows = files
-    out = tmp_path / "numbers.json"
-    shown = call(evaluate_tool, "knn", *paths, "--k", "5", "--pca", "3", "--out", out)
-    (row,) = json.loads(out.read_text())
-    assert (row["whitened"], row["pca"]) == (False, 3)
-    assert "pca=3 knn-weighted k=5" in shown
-    assert [row["value"]] == list(knn_accuracies(*pca(*rows, dims=3), k=(5,)).values())
-    refused(
-        evaluate_tool, ["knn", *paths, "--pca", "3", "--whiten"], "--whiten and --pca are two maps"
-    )
+    assert {key: row[key] for key in row if key in ("whitened", "power", "pca")} == {
+        "whitened": False,
+        **recorded,
+    }
+    assert [row["value"]] == list(knn_accuracies(*mapped(*rows), k=(5,)).values())
+    other = ["--whiten"] if option == ["--pca", "3"] else ["--pca", "3"]
+    refused(evaluate_tool, ["knn", *paths, *option, *other], "are two maps of the features")
 
 
 def test_suite_takes_files_alone(files, tmp_path):

@@ -291,6 +291,18 @@ def rows_of(report, name):
     return [row for row in report["rows"] if row["features"] == name]
 
 
+def test_features_that_are_made_on_the_way_are_used_up_and_those_of_the_caller_are_not(report):
+    train, test = pair()
+    held, made = [noise_of(train), noise_of(test)], [noise_of(train), noise_of(test)]
+    sets = {"ssl": (train, test), "noise": tuple(held)}
+    assert run_suite(sets, {"data": "made up"}) == report
+    assert run_suite({**sets, "noise": lambda: tuple(made)}, {"data": "made up"}) == report
+    for whole, rows, mine in zip(whiten(*held), made, held, strict=True):
+        assert torch.equal(rows.features, whole.features)  # in their own memory
+        assert torch.equal(mine.features, noise_of(mine).features)
+    assert torch.equal(train.features, pair()[0].features)
+
+
 @pytest.mark.parametrize("when", ["it is embedded", "it is measured"])
 def test_an_interrupted_suite_keeps_the_sets_that_are_measured(report, when, monkeypatch):
     train, test = pair()
