@@ -1,6 +1,6 @@
 """The one view of evaluation: no randomness, the same for training's monitor, tools and exports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sslpipe.augment.pixels import normalize_
 from sslpipe.augment.spec import check_statistics
 from sslpipe.data.pipeline import Batch
+from sslpipe.errors import shown
 from sslpipe.recipe.base import LONGEST_SIDE_PX
 
 Crops = Literal["center", "flip", "five", "ten"]
@@ -79,7 +80,7 @@ class EvalView(nn.Module):
             raise ValueError(
                 f"interpolation = {interpolation!r} is unknown; known: bilinear, bicubic"
             )
-        self._config = {
+        self._config: dict[str, Any] = {
             "crop_px": int(crop_px),
             "resize_px": int(resize_px),
             "mean": [float(value) for value in mean],
@@ -97,13 +98,38 @@ class EvalView(nn.Module):
         self.register_buffer("mean", torch.tensor(self._config["mean"]), persistent=False)
         self.register_buffer("std", torch.tensor(self._config["std"]), persistent=False)
 
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> "EvalView":
+        """Make the view, or the `JoinedView`, whose `config()` this was.
+
+        Raises:
+            ValueError: Naming argument and value.
+            TypeError: These are no arguments of a view.
+        """
+        views = config.get("views")
+        if views is None:
+            return EvalView(**config)
+        if not isinstance(views, list):
+            raise TypeError(f"views = {shown(views)} is no list of views")
+        return JoinedView([EvalView(**each) for each in views])
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape of one image that the network gets."""
+        return 3, self.crop_px, self.crop_px
+
+    @property
+    def sides(self) -> list[int]:
+        """Sides of the images that it makes, in px: one, or those of each view of a join."""
+        return [self.crop_px]
+
     @property
     def canvas_px(self) -> int:
         """Longer side to decode to, in px: no picture of at most 2 : 1 loses anything by it."""
         return max(256, 2 * self.resize_px)
 
     def config(self) -> dict[str, Any]:
-        """Return plain values; EvalView(**view.config()) is the same view."""
+        """Return plain values; `EvalView.from_config` of them is the same view."""
         return dict(self._config)
 
     @torch.no_grad()
@@ -171,6 +197,45 @@ class EvalView(nn.Module):
             if self.interpolation == "bicubic":  # it overshoots
                 pixels = pixels.clamp_(0, 1)
         return normalize_(pixels, self.mean, self.std)
+
+
+class JoinedView(EvalView):
+    """Several views of an image in one tensor, for a `JoinedBackbone`, which takes it apart.
+
+    Args:
+        views: Two or more that differ, each of one crop, the centre's. Mean, std and sizes of
+            the largest are this view's own, for whoever asks for one number.
+
+    Raises:
+        ValueError: They are fewer, equal, or of several crops.
+    """
+
+    def __init__(self, views: Sequence[EvalView]) -> None:
+        configs = [view.config() for view in views]
+        if len(configs) < 2 or any(config in configs[:n] for n, config in enumerate(configs)):
+            raise ValueError("a joined view is of two or more different views")
+        if any(view.crops != "center" for view in views):
+            raise ValueError("a joined view is of views with one crop, the centre's")
+        largest = max(views, key=lambda view: (view.crop_px, view.resize_px))
+        super().__init__(**largest.config())
+        self._config["views"] = configs
+        self.views: nn.Module = nn.ModuleList(views)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape of one image that the network gets: all views' pixels, one after the other."""
+        return 3, 1, sum(side**2 for side in self.sides)
+
+    @property
+    def sides(self) -> list[int]:
+        """Sides of the images of each view, in px."""
+        return [each["crop_px"] for each in self._config["views"]]
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, sizes: Tensor) -> Tensor:
+        """Return all views of a batch, (B, 3, 1, sum of crop_px^2); arguments as EvalView's."""
+        views: list[Tensor] = [view(images, sizes) for view in self.views.children()]
+        return torch.cat([view.flatten(2) for view in views], dim=2)[:, :, None]
 
 
 def eval_view_for(

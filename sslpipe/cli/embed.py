@@ -139,8 +139,14 @@ def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Pat
     """Return the export's view with the options instead of its own settings."""
     from sslpipe.augment.eval_view import EvalView
 
+    own = backbone.view.config()
+    if options and "views" in own:
+        raise UserError(
+            f"--crops, --reduce, --resize-px: the parts of {model} have views of their own; leave "
+            "them out"
+        )
     try:
-        view = EvalView(**backbone.view.config() | options)
+        view = EvalView.from_config(own | options)
     except ValueError as error:
         raise UserError(f"--crops, --reduce, --resize-px: {error}") from error
     if backbone.whitening is not None and view.config() != backbone.view.config():

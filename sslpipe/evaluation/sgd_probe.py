@@ -193,6 +193,11 @@ class TrainingView(nn.Module):
         super().__init__()
         self.seed, self.epoch = seed, epoch
         config = view.config()
+        if "views" in config:
+            raise DataError(
+                "augmented views are made at one size with one mean and std; the networks of this "
+                "join have several: evaluate one of them"
+            )
         try:
             self.views = FusedViews(
                 "simclr",

@@ -120,7 +120,7 @@ def _other_epsilon(model: FrozenBackbone) -> str | None:
     told = {key: value for key, value in component.model_dump().items() if key not in untold}
     theirs = build_backbone(Component.model_validate(told), crop_px=model.config.crop_px)
     theirs.load_state_dict(model.backbone.state_dict())
-    images = proof_images(model.config.crop_px)
+    images = proof_images(model.view.image_shape)
     ours = copy.deepcopy(model.backbone).cpu().float().eval()
     with torch.no_grad():
         features = [outputs(each, images)["features"] for each in (theirs.eval(), ours)]
@@ -257,8 +257,14 @@ def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
         tensor.ClearField("metadata_props")
     # what a reader must know of the images
     view = model.view.config()
+    images = "(batch, 3, crop_px, crop_px) float32 RGB: in [0, 1], less mean, over std"
+    if "views" in view:
+        images = (
+            f"(batch, {', '.join(map(str, model.view.image_shape))}): for each of `views` such "
+            f"images, {images}, flattened to (batch, 3, 1, crop_px * crop_px); side by side"
+        )
     metadata = {
-        "images": "(batch, 3, crop_px, crop_px) float32 RGB: in [0, 1], less mean, over std",
+        "images": images,
         "features": f"(batch, {model.num_features}) float32, "
         + ("of length 1" if model.backbone.normalize else "not normalised"),
         **{key: json.dumps(value) for key, value in view.items()},
@@ -286,7 +292,7 @@ def _write_pt2(model: FrozenBackbone, folder: Path) -> Path:
 
 
 def _traced(model: FrozenBackbone) -> Tensor:
-    return torch.zeros(TRACED_IMAGES, 3, model.config.crop_px, model.config.crop_px)
+    return torch.zeros(TRACED_IMAGES, *model.view.image_shape)
 
 
 def _free_batch() -> dict[str, dict[int, Any]]:

@@ -21,7 +21,7 @@ from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model_card import sha256_sums
-from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.backbones import JOIN, Backbone, build_backbone
 from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.recipe.base import Component, Tune, Weights
@@ -181,6 +181,10 @@ def with_init(
         RecipeError: No backbone at all, or an override names another one, or the recipe other
             weights.
     """
+    if init_from is not None and init_from.config.backbone.kind == JOIN:
+        raise UserError(
+            f"--init: {init_from.name} is a join, and a join is not trained; name one part"
+        )
     wanted = recipe.backbone
     if init_from is None:
         if wanted is None:

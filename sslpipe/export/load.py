@@ -1,5 +1,6 @@
 """Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from sslpipe.data.index import Manifest
 from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
+from sslpipe.export.join import at_size, join
 from sslpipe.export.model import Config, FrozenBackbone, freeze
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import JoinedBackbone, build_backbone
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import module_sha256
@@ -75,7 +77,8 @@ def load_backbone(
 
     Args:
         source: Folder of an export with the safetensors format, its timm or hf folder, a run
-            directory, or weights of another program: see `weights.source`.
+            directory, or weights of another program: see `weights.source`. SOURCE@PX is one for
+            images of PX px, A+B several side by side: see `export.join`.
         checkpoint: Of a run directory, as in `load_run`.
         weights: Of a run directory, as in `load_run`.
         component: A recipe's [backbone]: weights of another program are put into it; None: into
@@ -95,17 +98,27 @@ def load_backbone(
         UserError: See `load_run`.
     """
     parsed = parse_source(source)
+    if parsed.px is not None and crop_px not in (None, parsed.px):
+        raise UserError(f"{source}: images have {crop_px} px here; leave @{parsed.px} out")
+    if parsed.px is not None:
+        check_side(parsed.text, parsed.px)
+    if parsed.scheme == "join" and crop_px is not None:
+        raise UserError(f"{source}: a join is not trained, and each part has a size; name one part")
     if parsed.scheme in HUBS:
-        parsed = fetch(parsed)
+        parsed = replace(fetch(parsed), px=parsed.px)
     path = parsed.path
     if parsed.scheme == "sslpipe" and (path / "recipe.json").exists():
-        return load_run(path, checkpoint=checkpoint, weights=weights)
+        run = load_run(path, checkpoint=checkpoint, weights=weights)
+        return run if parsed.px is None else at_size(run, parsed.px, parsed.text)
     for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
         if value is not None:
             raise UserError(f"{option} {value} is for a run directory, and {source} is none")
+    if parsed.scheme == "join":
+        return join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     if parsed.scheme == "sslpipe":
-        return _load_export(path)
-    read = read_weights(parsed, component, crop_px)
+        export = _load_export(path)
+        return export if parsed.px is None else at_size(export, parsed.px, parsed.text)
+    read = read_weights(parsed, component, crop_px if parsed.px is None else parsed.px)
     metadata = {"name": read.name, "init": read.report}
     model = freeze(read.backbone, read.component, read.view, metadata)
     if parsed.scheme == "onnx":  # the module has no tensors
@@ -139,8 +152,13 @@ def _load_export(path: Path) -> FrozenBackbone:
             )
         tensors = _tensors(path / "model.safetensors")
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
-        view = EvalView(**config.view)
+        view = EvalView.from_config(config.view)
         check_side(f"{path}/config.json", view.resize_px)
+        if isinstance(backbone, JoinedBackbone) and backbone.sides != view.sides:
+            raise ExportError(
+                f"{path}/config.json: its networks see images of {backbone.sides} px, and its view "
+                f"makes {view.sides}"
+            )
         whitening = None
         if config.whitening_sha256 is not None:
             whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)

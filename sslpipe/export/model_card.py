@@ -49,6 +49,12 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
             f"A `{kind}` backbone whose weights another program trained; sslpipe wrote them anew: "
             f"an image in, {config['num_features']} features out ({length})."
         )
+    if kind == "join":  # its parts stand in their own lines
+        about = (
+            f"{len(arguments['parts'])} parts side by side, the features of each with length 1: an "
+            f"image in, {config['num_features']} features out."
+        )
+        arguments = {}
     if is_finetune(recipe):
         about = (
             f"An embedding of images for retrieval, recognition and verification: a `{kind}` "
@@ -65,9 +71,12 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         "| | |",
         "|---|---|",
         f"| backbone | `{kind}` {_settings(arguments)} |",
-        f"| input | RGB in [0, 1], {_resize(view)}, central crop of {view['crop_px']} px |",
-        f"| normalised with | mean {_numbers(view['mean'])}, std {_numbers(view['std'])} |",
     ]
+    for each in view.get("views", [view]):
+        lines += [
+            f"| input | RGB in [0, 1], {_resize(each)}, central crop of {each['crop_px']} px |",
+            f"| normalised with | mean {_numbers(each['mean'])}, std {_numbers(each['std'])} |",
+        ]
     if data:
         lines += [
             f"| data | {_plain(data['name'])}, index sha256 `{data['index_sha256'][:16]}` |",
@@ -196,6 +205,9 @@ def _resize(view: Mapping[str, Any]) -> str:
 
 def _source(init: Mapping[str, Any]) -> str:
     """Say which weights a backbone has, or has started from; see `load_backbone`."""
+    notes = [_plain(note) for note in init.get("notes", [])]
+    if init.get("format") == "join":  # each part has a note
+        return "; ".join(notes)
     text = f"{_plain(str(init.get('source', '')))} ({_plain(str(init.get('format', '')))}"
     sha256 = init.get("sha256") or init.get("weights_sha256")
     if sha256:
@@ -203,7 +215,6 @@ def _source(init: Mapping[str, Any]) -> str:
     if init.get("loaded"):
         text += f", {init['loaded']} tensors"
     changed = [f"{key} {_plain(', '.join(init[key]))}" for key in ("resized",) if init.get(key)]
-    notes = [_plain(note) for note in init.get("notes", [])]
     return "; ".join([f"{text})", *changed, *notes])
 
 

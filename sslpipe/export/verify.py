@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,10 +31,10 @@ TOLERANCE = 1e-5  # largest difference of two features, relative to the largest 
 PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
 
 
-def proof_images(crop_px: int) -> Tensor:
-    """Return the images of a proof, (PROOF_IMAGES, 3, crop_px, crop_px) noise."""
+def proof_images(shape: Sequence[int]) -> Tensor:
+    """Return the images of a proof, (PROOF_IMAGES, *shape) noise; shape: `EvalView.image_shape`."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(PROOF_IMAGES, 3, crop_px, crop_px, generator=generator)
+    return torch.randn(PROOF_IMAGES, *shape, generator=generator)
 
 
 def relative_difference(value: Tensor, expected: Tensor) -> float:

@@ -202,7 +202,9 @@ def refusals(model: FrozenBackbone) -> dict[str, str]:
 
 def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
     """Resolve "all" and repeats. Raises ExportError where a format is not possible."""
-    if model.config.backbone.kind == ONNX:
+    networks = [model.config.backbone.kind]
+    networks += [each["kind"] for each in model.config.backbone.arguments.get("networks", ())]
+    if ONNX in networks:
         raise ExportError(
             "an ONNX file has no weights to export; name the weights that it was made from"
         )
@@ -238,7 +240,7 @@ def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
     Raises:
         ExportError: It is not finite, or all zero: equal features would prove nothing.
     """
-    images = proof_images(model.view.crop_px)
+    images = proof_images(model.view.image_shape)
     with evaluating(model), torch.no_grad():
         expected = outputs(model, images)
     for key, value in expected.items():

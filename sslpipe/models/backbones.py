@@ -5,9 +5,10 @@ What stands before the slash is the table's entry, what stands after it the arch
 Built with random weights; `sslpipe.load_backbone` fills in those that others trained.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,6 +18,8 @@ from sslpipe.recipe.base import Component, Positive
 from sslpipe.registry import Table, build, typed
 
 ONNX = "onnx"  # the kind of a backbone that is a program in a file; see weights.onnx_file
+JOIN = "join"  # the kind of several backbones side by side; see export.join
+MOST_PARTS = 16  # of a join
 Stem = Literal["imagenet", "small_pool", "small"]
 STEMS: dict[str, str] = {
     "imagenet": "7x7 stride-2 convolution and max-pool: 1/4 of the resolution",
@@ -63,6 +66,49 @@ class Backbone(nn.Module):
         return features if self.embedding is None else self.embedding(features)
 
 
+class JoinedBackbone(Backbone):
+    """Several networks side by side, the features of each with length 1.
+
+    Args:
+        networks: Each once, whatever the number of sizes that it sees images in.
+        parts: (network, view) of each part of the features, in their order.
+        sides: Of each view's square images, in px.
+
+    Raises:
+        ValueError: Parts are none, more than MOST_PARTS, or of what is not there.
+    """
+
+    def __init__(
+        self, networks: Sequence[Backbone], parts: Sequence[tuple[int, int]], sides: Sequence[int]
+    ) -> None:
+        there = {(n, v) for n in range(len(networks)) for v in range(len(sides))}
+        if not 0 < len(parts) <= MOST_PARTS or not there.issuperset(map(tuple, parts)):
+            raise ValueError(
+                f"parts = {shown(parts)}: 1 to {MOST_PARTS} pairs of a network in 0.."
+                f"{len(networks) - 1} and a view in 0..{len(sides) - 1}"
+            )
+        width = sum(networks[number].num_features for number, _ in parts)
+        super().__init__(nn.ModuleList(networks), width)
+        self.parts, self.sides = [(int(n), int(v)) for n, v in parts], [int(s) for s in sides]
+
+    def raw(self, images: Tensor) -> Tensor:
+        """Compute features (B, num_features), each part's rows of length 1.
+
+        Shape:
+            images: (B, 3, S, S) where all parts see one view; else what `JoinedView` gives.
+        """
+        views = [images]
+        if len(self.sides) > 1:
+            pixels = torch.split(images.flatten(2), [side**2 for side in self.sides], dim=2)
+            views = [
+                each.reshape(-1, 3, side, side).contiguous(memory_format=torch.channels_last)
+                for each, side in zip(pixels, self.sides, strict=True)
+            ]
+        networks = list(self.network)  # type: ignore[call-overload]
+        rows = [F.normalize(networks[n](views[v]), dim=1) for n, v in self.parts]  # (B, F) each
+        return torch.cat(rows, dim=1)
+
+
 def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     """Build the network that `backbone.kind` names, with random weights from torch's generator.
 
@@ -81,6 +127,8 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
             "an ONNX file can be embedded with and compared with; it cannot be trained or built "
             "anew: name the weights that it was made from"
         )
+    if component.kind == JOIN:
+        return _build_joined(component.arguments)
     arguments = component.arguments
     embedding_dim = arguments.pop("embedding_dim", None)
     embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
@@ -113,6 +161,20 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
         backbone.num_features = embedding_dim
     backbone.normalize = normalize
     return backbone
+
+
+def _build_joined(arguments: dict[str, Any]) -> JoinedBackbone:
+    """Build a join: `networks`, a kind, crop_px and arguments each; `parts`; `sides`."""
+    if not arguments:
+        raise RecipeError(
+            "backbone.kind = 'join': several networks side by side are embedded with, not trained; "
+            "name one of them"
+        )
+    networks = []
+    for tree in arguments["networks"]:
+        crop_px = tree.pop("crop_px")
+        networks.append(build_backbone(Component.model_validate(tree), crop_px=crop_px))
+    return JoinedBackbone(networks, arguments["parts"], arguments["sides"])
 
 
 def fitting_stem(crop_px: int) -> Stem:

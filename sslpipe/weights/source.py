@@ -2,13 +2,13 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from sslpipe.errors import WeightsError
 
-Scheme = Literal["sslpipe", "path", "onnx", "timm", "torchvision", "hf-hub"]
+Scheme = Literal["sslpipe", "path", "onnx", "timm", "torchvision", "hf-hub", "join"]
 HUBS = ("timm", "torchvision", "hf-hub")  # need a network, or what was downloaded before
 
 # weights of a folder, the first that is there; then the only file of these kinds
@@ -25,11 +25,12 @@ INDEX = "dataset.json"  # of a folder of shards
 OF_SSLPIPE = ("recipe.json", "config.json")
 MOST_JSON_BYTES = 2**26
 _OF_OTHERS = {"architecture", "architectures", "model_type"}  # keys of timm and transformers
+_SIZED = re.compile(r"(.+)@([0-9]{1,5})", re.DOTALL)
 _NAMED = re.compile(r"([A-Za-z][\w.-]*(?:/[\w.-]+)?)@(.+)", re.DOTALL)
 EXPECTED = (
     "an export or a run, a folder or file of weights, KIND@FILE as in "
     "timm/vit_small_patch16_224@weights.pth, model.onnx, or, with a network, timm:NAME, "
-    "torchvision:NAME, hf-hub:OWNER/NAME"
+    "torchvision:NAME, hf-hub:OWNER/NAME; SOURCE@PX sets the size, A+B joins two"
 )
 
 
@@ -44,6 +45,8 @@ class Source:
         path: Of all but hubs.
         kind: "timm/resnet50": the network that the user named, or none.
         name: Of hubs: what follows the colon.
+        px: Side of the images that the user asked for; None: the weights' own.
+        parts: Of the scheme "join": the sources that stand side by side.
     """
 
     text: str
@@ -51,23 +54,37 @@ class Source:
     path: Path = Path()
     kind: str | None = None
     name: str = ""
+    px: int | None = None
+    parts: "tuple[Source, ...]" = ()
 
 
 def parse_source(text: str | Path) -> Source:
     """Take a SOURCE apart, and check that its files are there.
 
+    What is a path is one; else A+B is a join, and a number behind the last @ a size in px.
+
     Raises:
-        WeightsError: It is none, or its file is missing.
+        WeightsError: It is none, its file is missing, or a join has one part twice.
     """
     given, text = text, str(text)
+    named = _NAMED.fullmatch(text)
+    file = None if named is None else Path(named[2].removeprefix("local-dir:"))
+    if not Path(given).exists() and (file is None or not file.exists()):
+        if "+" in text and all(text.split("+")):
+            parts = tuple(parse_source(part) for part in text.split("+"))
+            if len({part.text for part in parts}) < len(parts):
+                raise WeightsError(f"{text} joins one network with itself; give each another size")
+            return Source(text, "join", parts=parts)
+        if (sized := _SIZED.fullmatch(text)) is not None:
+            return replace(parse_source(sized[1]), text=text, px=int(sized[2]))
     scheme, _, rest = text.partition(":")
     if scheme in HUBS and rest and not Path(given).exists():
         return Source(text, scheme, name=rest)  # type: ignore[arg-type]
     path, kind = Path(given), None
     if scheme == "local-dir" and not path.exists():
         path = Path(rest)
-    elif (named := _NAMED.fullmatch(text)) is not None and not path.exists():
-        kind, path = named[1], Path(named[2].removeprefix("local-dir:"))
+    elif named is not None and file is not None and not path.exists():
+        kind, path = named[1], file
     if not path.exists():
         raise WeightsError(
             f"{text} is neither an export nor a run, nor other weights: there is no {path}; a "

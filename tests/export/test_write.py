@@ -104,10 +104,9 @@ def test_verify_runs_as_a_program_without_a_warning(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert os.listdir(tmp_path / "out") == ["safetensors-0"]
-    assert torch.equal(
-        load_file(tmp_path / "out" / "safetensors-0")["features"],
-        verify.outputs(model, images)["features"],
-    )
+    found = load_file(tmp_path / "out" / "safetensors-0")["features"]
+    expected = verify.outputs(model, images)["features"]
+    assert verify.relative_difference(found, expected) <= verify.TOLERANCE  # threads may differ
 
 
 def test_each_format_is_read_without_what_another_left_behind(tmp_path):

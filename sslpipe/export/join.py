@@ -1,0 +1,137 @@
+"""Several backbones side by side as one, and one backbone for images of another size."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sslpipe.augment.eval_view import EvalView, JoinedView
+from sslpipe.errors import UserError
+from sslpipe.export.model import FrozenBackbone, freeze
+from sslpipe.models.backbones import JOIN, ONNX, Backbone, JoinedBackbone, build_backbone
+from sslpipe.models.limits import check_side, within_memory
+from sslpipe.recipe.base import Component
+from sslpipe.weights.fit import fit_tensors
+
+
+def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
+    """Put backbones side by side: the features of each with length 1, one after the other.
+
+    Each sees images through its own view. A network that sees two sizes is kept once.
+
+    Args:
+        models: Two or more; their weights are shared, not copied.
+        source: Names them, A+B.
+
+    Raises:
+        UserError: One is whitened, or takes several crops, or two are one network and view.
+    """
+    networks: list[FrozenBackbone] = []
+    views: list[EvalView] = []
+    parts: list[tuple[int, int]] = []
+    for model in models:
+        if model.whitening is not None or model.view.crops != "center":
+            has = "a whitening" if model.whitening is not None else "several crops an image"
+            raise UserError(
+                f"{source}: {model.name} has {has}, and joins are of features as they are; name "
+                "what it was made from, and `sslpipe whiten` an export of the join"
+            )
+        if model.config.backbone.kind == JOIN:
+            raise UserError(f"{source}: {model.name} is a join already; name its parts")
+        config = model.view.config()
+        view = next((n for n, each in enumerate(views) if each.config() == config), len(views))
+        views += [model.view] if view == len(views) else []
+        network = next((n for n, each in enumerate(networks) if _same(each, model)), len(networks))
+        networks += [model] if network == len(networks) else []
+        if (network, view) in parts:
+            raise UserError(f"{source} joins {model.name} with itself; give each another size")
+        parts.append((network, view))
+    sides = [view.crop_px for view in views]
+    trees = [
+        {**each.config.backbone.model_dump(), "crop_px": each.config.crop_px} for each in networks
+    ]
+    component = Component.model_validate(
+        {"kind": JOIN, "networks": trees, "parts": [list(part) for part in parts], "sides": sides}
+    )
+    backbone = JoinedBackbone([each.backbone for each in networks], parts, sides)
+    notes = [_describe(model) for model in models]
+    metadata: dict[str, Any] = {
+        "name": " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
+    }
+    metadata["init"] = {"source": source, "format": JOIN, "notes": notes}
+    whole = views[0] if len(views) == 1 else JoinedView(views)
+    joined = freeze(backbone, component, whole, metadata)
+    if any(each.config.backbone.kind == ONNX for each in networks):  # it has no tensors to hash
+        together = " ".join(each.config.weights_sha256 for each in networks)
+        sha256 = hashlib.sha256(together.encode()).hexdigest()
+        joined.config = joined.config.model_copy(update={"weights_sha256": sha256})
+    return joined
+
+
+@torch.no_grad()
+def _same(one: FrozenBackbone, other: FrozenBackbone) -> bool:
+    """Say whether two backbones are one network: equal weights, and features of a third's images.
+
+    Tables that depend on the size of images, and are in no state dict, make them differ.
+    """
+    kinds = (one.config.backbone, other.config.backbone)
+    if kinds[0] != kinds[1] or one.config.weights_sha256 != other.config.weights_sha256:
+        return False
+    if one.config.crop_px == other.config.crop_px:
+        return True
+    images = torch.randn(1, *other.view.image_shape, generator=torch.Generator().manual_seed(0))
+    try:
+        return torch.equal(one(images), other(images))
+    except (RuntimeError, AssertionError, ValueError):  # it takes images of its own size only
+        return False
+
+
+def _describe(model: FrozenBackbone) -> str:
+    """Name a part in one sentence for reports and the model card."""
+    facts, view = model.config.facts, model.view
+    init = facts.get("init")
+    source = init.get("source") if isinstance(init, dict) and "digest" not in facts else None
+    return (
+        f"{source or model.name}: {model.num_features} features of {view.crop_px} px, weights "
+        f"sha256 {model.config.weights_sha256[:16]}"
+    )
+
+
+def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
+    """Build an export's or run's backbone anew for images of another size.
+
+    The view keeps its share of the image; a vision transformer's position table is resized.
+
+    Args:
+        model: With a view of its own.
+        crop_px: Side of the images.
+        source: Names it.
+
+    Raises:
+        UserError: It is whitened, or the network cannot take images of this size.
+    """
+    if crop_px == model.view.crop_px:
+        return model
+    if model.whitening is not None or model.config.backbone.kind == JOIN:
+        has = "is a join" if model.whitening is None else "has a whitening"
+        raise UserError(f"{source}: it {has}, which is for its own images; leave @{crop_px} out")
+    check_side(source, crop_px)
+    view = model.view.config()
+    resize_px = max(crop_px, math.floor(crop_px * view["resize_px"] / view["crop_px"]))
+    sized = EvalView.from_config({**view, "crop_px": crop_px, "resize_px": resize_px})
+    component = model.config.backbone
+    with within_memory("backbone"):
+        backbone: Backbone = build_backbone(component, crop_px=crop_px)
+    own, given = backbone.state_dict(), model.backbone.state_dict()
+    if all(own[key].shape == given[key].shape for key in own):
+        backbone.load_state_dict(given, strict=True)
+    else:
+        inner = model.backbone.network.state_dict()
+        fit_tensors(backbone, component.kind, inner, source)
+        rest = {key: t for key, t in given.items() if not key.startswith("network.")}
+        backbone.load_state_dict(rest, strict=False)  # an embedding behind the network
+    facts = model.config.facts
+    metadata = {key: facts[key] for key in facts if not key.startswith("evaluation")}
+    return freeze(backbone, component, sized, metadata)

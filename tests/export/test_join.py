@@ -1,0 +1,214 @@
+"""A+B is both networks' features side by side, whatever their sizes, also through an export."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from typer.testing import CliRunner
+
+import sslpipe.cli.embed
+import sslpipe.cli.export
+import sslpipe.cli.whiten
+from sslpipe.augment.eval_view import EvalView, JoinedView
+from sslpipe.errors import ExportError, UserError, WeightsError
+from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.sgd_probe import TrainingView
+from sslpipe.export import write
+from sslpipe.export.initial import open_init, with_init
+from sslpipe.export.load import load_backbone
+from sslpipe.recipe import load_recipe
+from sslpipe.weights.source import parse_source
+from tests.export.test_write import ReadHere
+from tests.helpers.dataset import write_dataset
+from tests.helpers.weights import randomised, saved
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+CONV, VIT = "timm/test_resnet", "timm/test_vit"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Sources of small networks: a convolutional one, a vision transformer, one as the first."""
+    folder = tmp_path_factory.mktemp("join")
+    sources = []
+    for seed, kind in enumerate((CONV, VIT, CONV)):
+        network = randomised(timm.create_model(kind.removeprefix("timm/")), seed)
+        sources.append(f"{kind}@{saved(network.state_dict(), folder, f'{seed}.pth')}")
+    return sources
+
+
+@pytest.fixture
+def pictures():
+    sizes = [(3, 70, 90), (3, 200, 60)]
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 256, size, generator=generator, dtype=torch.uint8) for size in sizes]
+
+
+def side_by_side(sources, pictures):
+    rows = [F.normalize(load_backbone(source).encode(pictures), dim=1) for source in sources]
+    return torch.cat(rows, dim=1)
+
+
+@pytest.mark.parametrize(
+    ("which", "sizes", "views"),
+    [((0, 1), ("", ""), 2), ((0, 1), ("@64", "@96"), 2), ((2, 0), ("@64", "@64"), 1)],
+)
+def test_features_are_unit_rows_of_both_side_by_side(files, pictures, which, sizes, views):
+    sources = [f"{files[n]}{size}" for n, size in zip(which, sizes, strict=True)]
+    model = load_backbone("+".join(sources))
+    assert len(model.backbone.network) == 2
+    assert len(model.view.config().get("views", [0])) == views
+    assert torch.equal(model.encode(pictures), side_by_side(sources, pictures))
+
+
+def test_one_network_at_two_sizes_is_kept_once_where_it_is_convolutional(files, pictures):
+    for file, networks in zip(files[:2], (1, 2), strict=True):  # a ViT has a position table a size
+        sources = [f"{file}@64", f"{file}@96"]
+        model = load_backbone("+".join(sources))
+        assert len(model.backbone.network) == networks
+        assert torch.equal(model.encode(pictures), side_by_side(sources, pictures))
+
+
+@pytest.mark.parametrize(("which", "sizes"), [((0, 1), ("@64", "@96")), ((0, 2), ("@64", "@64"))])
+def test_an_export_of_a_join_is_the_join_also_by_onnxruntime_alone(
+    files, pictures, which, sizes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(write, "CleanProcess", ReadHere)
+    sources = [f"{files[n]}{size}" for n, size in zip(which, sizes, strict=True)]
+    words = ["+".join(sources), "--out", str(tmp_path / "out")]
+    words += ["--format", "safetensors", "--format", "onnx", "--format", "hf"]
+    result = CliRunner().invoke(sslpipe.cli.export.app, words)
+    assert result.exit_code == 0, result.output
+    expected = side_by_side(sources, pictures)
+    for folder in (tmp_path / "out", tmp_path / "out" / "hf"):
+        assert torch.equal(load_backbone(folder).encode(pictures), expected)
+    # by hand: each part's own view, as the file says
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    metadata = session.get_modelmeta().custom_metadata_map
+    one = {k: json.loads(v) for k, v in metadata.items() if k in ("crop_px", "resize_px", "mean")}
+    one |= {k: json.loads(v) for k, v in metadata.items() if k in ("std", "interpolation")}
+    views = json.loads(metadata.get("views", "[]"))
+    rows = []
+    for picture in pictures:
+        size = torch.tensor([picture.shape[-2:]])
+        images = [EvalView(**each)(picture[None], size).numpy() for each in views or [one]]
+        packed = [image.reshape(1, 3, 1, -1) for image in images] if views else images
+        rows.append(session.run(["features"], {"images": np.concatenate(packed, axis=3)})[0])
+    assert np.concatenate(rows) == pytest.approx(expected.numpy(), abs=1e-5)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "2 parts side by side" in card
+    assert all(f"of {px} px, weights sha256" in card for px in {s[1:] for s in sizes})
+
+
+def test_a_join_is_embedded_and_its_export_whitened(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "CleanProcess", ReadHere)
+    data = write_dataset(tmp_path / "data", (12,))
+    source = "+".join(f"{file}@64" for file in files[:2])
+    write.export_model(load_backbone(source), tmp_path / "out", ["safetensors"])
+    rows = []
+    for name, model in (("source", source), ("export", tmp_path / "out")):
+        out = tmp_path / f"{name}.safetensors"
+        words = [str(model), "--data", str(data), "--split", "train", "--out", str(out)]
+        result = CliRunner().invoke(sslpipe.cli.embed.app, words)
+        assert result.exit_code == 0, result.output
+        rows.append(load_embeddings(out))
+    assert torch.equal(rows[0][0].features, rows[1][0].features)
+    assert rows[0][1]["backbone_sha256"] == rows[1][1]["backbone_sha256"]
+    norms = rows[0][0].features.norm(dim=1)
+    assert norms == pytest.approx(2**0.5)
+    words = [str(tmp_path / "out"), str(out), "--power", "0.25", "--dims", "8"]
+    result = CliRunner().invoke(sslpipe.cli.whiten.app, words)
+    assert result.exit_code == 0, result.output
+    flattened = load_backbone(tmp_path / "out")
+    image = torch.zeros(3, 64, 64, dtype=torch.uint8)
+    assert flattened.encode(image).shape == (1, 8)
+    with pytest.raises(UserError, match=r"has a whitening.*name what it was made from"):
+        load_backbone(f"{tmp_path / 'out'}+{files[0]}")
+
+
+def test_a_size_of_an_export_is_that_of_the_weights(files, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "CleanProcess", ReadHere)
+    for file in files:
+        write.export_model(load_backbone(f"{file}@64"), tmp_path / "out", ["safetensors"],
+                           overwrite=True)  # fmt: skip
+        ours = load_backbone(f"{tmp_path / 'out'}@96")
+        theirs = load_backbone(f"{file}@96")
+        assert ours.view.config()["crop_px"] == 96
+        if file.startswith(CONV):
+            assert torch.equal(ours.encode(pictures), theirs.encode(pictures))
+        else:  # its table was resized twice
+            assert ours.encode(pictures).shape == theirs.encode(pictures).shape
+            assert not torch.equal(ours.encode(pictures), load_backbone(tmp_path / "out")
+                                   .encode(pictures))  # fmt: skip
+
+
+def test_what_a_source_means(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a+b.pth", "a.pth", "b.pth", "c@64.pth"):
+        (tmp_path / name).write_bytes(b"")
+    single = [("a+b.pth", None), ("a.pth@64", 64), ("timm/x@a+b.pth", None), ("c@64.pth", None)]
+    single += [("timm/x@a.pth@96", 96), ("timm:x@128", 128), ("timm/x@c@64.pth", None)]
+    for text, px in single:
+        source = parse_source(text)
+        assert (source.px, source.parts, source.text) == (px, (), text)
+    parts = parse_source("a.pth@64+timm/x@b.pth+timm:y").parts
+    assert [part.text for part in parts] == ["a.pth@64", "timm/x@b.pth", "timm:y"]
+    assert [part.px for part in parts] == [64, None, None]
+    for text, said in [("a.pth+a.pth", "joins one network with itself"),
+                       ("a.pth+none.pth", "there is no none.pth"),
+                       ("none+", r"there is no none\+")]:  # fmt: skip
+        with pytest.raises(WeightsError, match=said):
+            parse_source(text)
+
+
+def test_what_cannot_be_joined_or_trained_is_refused(files, tmp_path):
+    conv = files[0]
+    file = conv.partition("@")[2]
+    with pytest.raises(UserError, match="joins test_resnet with itself"):
+        load_backbone(f"{conv}+{CONV}@/{file}")  # another name of the file
+    for px in (0, 99999):
+        with pytest.raises(WeightsError, match=f"asks for images of {px}"):
+            load_backbone(f"{conv}@{px}")
+    recipe = load_recipe(RECIPES / "my_images_small.toml", ["augment.crop_px=64"])
+    for text, said in [(f"{conv}@64+{conv}@96", "a join is not trained"),
+                       (f"{conv}@96", "images have 64 px here; leave @96 out")]:  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            open_init(recipe, text)
+    joined = load_backbone(f"{conv}@64+{conv}@96")
+    with pytest.raises(UserError, match="is a join, and a join is not trained"):
+        with_init(recipe, joined)
+    with pytest.raises(UserError, match="networks of this join have several"):
+        TrainingView(joined.view, seed=0, epoch=0)
+    with pytest.raises(UserError, match="leave them out"):
+        sslpipe.cli.embed._choose_view(joined, {"crops": "flip"}, tmp_path)
+    with pytest.raises(ValueError, match="two or more different views"):
+        JoinedView([EvalView(8, 8), EvalView(8, 8)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parts": [[0, 2]]},
+        {"parts": [[0, 0]] * 17},
+        {"parts": []},
+        {"sides": [64, 64]},
+        {"networks": 3},
+        {"networks": [{"kind": "timm/test_resnet"}]},
+    ],
+)
+def test_a_config_of_a_stranger_is_refused_in_one_line(files, tmp_path, monkeypatch, change):
+    monkeypatch.setattr(write, "CleanProcess", ReadHere)
+    joined = load_backbone(f"{files[0]}@64+{files[0]}@96")
+    write.export_model(joined, tmp_path / "out", ["safetensors"])
+    config = tmp_path / "out" / "config.json"
+    tree = json.loads(config.read_text())
+    tree["backbone"] |= change
+    config.write_text(json.dumps(tree))
+    (tmp_path / "out" / "SHA256SUMS").unlink()
+    with pytest.raises(ExportError, match=r"config\.json|out: "):
+        load_backbone(tmp_path / "out")
