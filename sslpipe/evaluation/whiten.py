@@ -1,6 +1,7 @@
 """PCA, whitening or not: learned on train features, applied alike to both sides of comparisons."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,14 +60,22 @@ def fit_whitening(
     Raises:
         DataError: dims is not one of 1 to F, or power not in 0..1.
     """
-    if not 0 <= power <= 1:
-        raise DataError(f"power = {power} must lie in 0..1: 0 only rotates, 1 whitens")
+    return fit_powers(train, (power,), floor, dims)[0]
+
+
+def fit_powers(
+    train: Embeddings, powers: Sequence[float], floor: float = FLOOR, dims: int | None = None
+) -> list[Whitening]:
+    """Fit the principal axes once, and return what `fit_whitening` does for each power."""
+    for power in powers:
+        if not 0 <= power <= 1:
+            raise DataError(f"power = {power} must lie in 0..1: 0 only rotates, 1 whitens")
     mean, variances, axes = principal_axes(train.features, dims)
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
-    # an axis without variance and without floor carries nothing
-    scale = torch.where(spread > 1e-10 * spread.max(), spread**-power, torch.zeros_like(spread))
+    some = spread > 1e-10 * spread.max()  # an axis without variance and floor carries nothing
     kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend
-    return Whitening(mean, (axes * scale)[:, kept].contiguous())
+    scales = [torch.where(some, spread**-power, torch.zeros_like(spread)) for power in powers]
+    return [Whitening(mean, (axes * scale)[:, kept].contiguous()) for scale in scales]
 
 
 def fit_pca(train: Embeddings, dims: int | None = None) -> Whitening:

@@ -1,0 +1,103 @@
+"""Make the page of `sslpipe choose`: the answer, the ranking, and the same queries under each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from markupsafe import Markup
+
+from sslpipe.data.index import Split
+from sslpipe.evaluation.choose import Parts, Ranked, side_by_side
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.whiten import fit_powers
+from sslpipe.random import permutation
+from sslpipe.report.page import html, html_page, joined, render, table
+from sslpipe.report.pictures import NEIGHBOURS, thumbnails
+
+QUERIES = 8
+MOST_ROWS = 5  # of the ranking that the queries are shown under
+
+
+def choice_page(
+    split: Split,
+    sentences: Sequence[str],
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    ranked: Sequence[Ranked],
+    features: Mapping[str, Embeddings],
+    names: Sequence[str],
+    seed: int = 0,
+) -> str:
+    """Show the answer, the ranking as a table, and neighbours of the same queries side by side.
+
+    Args:
+        split: Of the images.
+        sentences: The answer; the first is the heading's.
+        heads: Of the table's columns.
+        cells: Its rows, the best first.
+        ranked: The same rows.
+        features: Candidate -> features.
+        names: Classes by label.
+        seed: Of the queries.
+    """
+    sections: dict[str, Markup] = {"Ranking": table(heads, cells)}
+    shown = list({row.parts: row for row in ranked}.values())[:MOST_ROWS]
+    rows = next(iter(features.values()))
+    some = torch.from_numpy(permutation(len(rows.ids), seed, 1)[:QUERIES])
+    found = {row.name: _neighbours(features, row.parts, row.power, some) for row in shown}
+    wanted = {int(rows.ids[n]) for near, _ in found.values() for n in near.flatten().tolist()}
+    pictures = thumbnails(split, wanted | {*rows.ids[some].tolist()})
+
+    def cell(number: int, cosine: float | None, query: int) -> dict[str, Any]:
+        label, sample = int(rows.labels[number]), int(rows.ids[number])
+        known = label >= 0 and int(rows.labels[query]) >= 0 and cosine is not None
+        same = label == int(rows.labels[query])
+        return {
+            "uri": pictures.get(sample),
+            "alt": f"sample {sample}",
+            "name": names[label] if 0 <= label < len(names) else "",
+            "word": ("right" if same else "wrong") if known else "",
+            "sign": ("✓" if same else "✗") if known else "",
+            "cosine": "" if cosine is None else f"{cosine:.2f}",
+        }
+
+    tables = []
+    for place, query in enumerate(some.tolist()):
+        lines = []
+        for name, (near, cosines) in found.items():
+            pairs = zip(near[place].tolist(), cosines[place].tolist(), strict=True)
+            head = {**cell(query, None, query), "name": name}
+            lines.append((head, [cell(n, cosine, query) for n, cosine in pairs]))
+        of_class = cell(query, None, query)["name"]
+        title = html("<h3>{} {}</h3>", f"sample {int(rows.ids[query])}", of_class)
+        sheet = render(
+            "neighbours", rows=lines, heads=[f"{n}." for n in range(1, near.shape[1] + 1)]
+        )
+        tables.append(title + sheet)
+    sections["Neighbours"] = html(
+        "<p>{}</p>{}",
+        f"The {near.shape[1]} nearest images of {len(some)} queries, chosen at random, under each "
+        "of the best rows; the number is the cosine.",
+        joined(tables),
+    )
+    heading = html(
+        "<h1>{}</h1><p class='verdict'>{}</p>",
+        f"Features for {split.name}: {len(rows.ids):,} images",
+        " ".join(sentences),
+    )
+    footer = Markup("Written by <code>sslpipe choose</code>.")
+    return html_page("Which features", heading, sections, footer=footer)
+
+
+def _neighbours(
+    features: Mapping[str, Embeddings], parts: Parts, power: float | None, queries: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Search the nearest rows of some, (Q, k), and their cosines, by features of a row."""
+    rows = side_by_side(features, parts)
+    if power is not None:
+        rows = fit_powers(rows, (power,))[0](rows)
+    k = min(NEIGHBOURS, len(rows.ids) - 1)
+    own = rows.rows(queries)
+    near, cosines = nearest(rows.features, own.features, k, bank_ids=rows.ids, query_ids=own.ids)
+    return near, cosines

@@ -1,0 +1,177 @@
+"""Planted features: the ranking finds what is known to be better, with labels and without."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.errors import DataError
+from sslpipe.evaluation.choose import (
+    POWERS,
+    CornerViews,
+    check_features,
+    from_json,
+    rank_with_labels,
+    rank_without_labels,
+    side_by_side,
+    to_json,
+    why_unlabelled,
+)
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.whiten import fit_powers, fit_whitening
+
+CLASSES, EACH, DIM = 30, 8, 24
+
+
+def rows_of(features: torch.Tensor, labels: torch.Tensor) -> Embeddings:
+    return Embeddings(features.float(), labels, torch.arange(len(labels)))
+
+
+def planted(seed: int = 0) -> dict[str, Embeddings]:
+    """Features of one set of classes: good, dead in one half, shuffled, and two that complete.
+
+    "left" tells the even classes' groups apart, "right" the odd ones': together they tell all.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+
+    def noisy(centres, noise):
+        return centres[labels] + noise * torch.randn(len(labels), DIM, generator=draw)
+
+    centres = torch.randn(CLASSES, DIM, generator=draw)
+    good = noisy(centres, 0.8)
+    dead = good.clone()
+    dead[:, : DIM // 2] = 0
+    shuffled = good[torch.randperm(len(labels), generator=draw)]
+    coarse = [torch.randn(6, DIM, generator=draw)[index] for index in
+              (torch.arange(CLASSES) % 6, torch.arange(CLASSES) // 5)]  # fmt: skip
+    left, right = (noisy(each, 0.5) for each in coarse)
+    made = {"good": good, "dead": dead, "shuffled": shuffled, "left": left, "right": right}
+    return {name: rows_of(x, labels) for name, x in made.items()}
+
+
+def best(ranked):
+    return ranked[0].parts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_labels_the_planted_best_is_first_and_its_gain_is_on_other_classes(seed):
+    features = planted(seed)
+    ranked = rank_with_labels(features, [("dead",), ("shuffled",), ("good",)], seed)
+    assert len(ranked) == 3 * (1 + len(POWERS))
+    assert best(ranked) == ("good",)
+    assert {row.parts for row in ranked[-4:]} == {("shuffled",)}
+    more = ranked[0].more["MAP@R"]
+    assert more.interval95[0] > 0 and ranked[0].p <= 0.05
+    assert (more.unit, more.number) == ("classes", CLASSES // 2)
+    base = next(row for row in ranked if row.parts == ("dead",) and row.power is None)
+    assert more.value == pytest.approx(ranked[0].values["MAP@R"] - base.values["MAP@R"])
+    assert base.more["MAP@R"].value == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_join_wins_where_its_parts_complete_each_other_and_loses_where_one_is_noise(seed):
+    features = planted(seed)
+    sets = [("left",), ("right",), ("left", "right")]
+    assert best(rank_with_labels(features, sets, seed)) == ("left", "right")
+    sets = [("good",), ("shuffled",), ("good", "shuffled")]
+    assert best(rank_with_labels(features, sets, seed)) == ("good",)
+
+
+def test_values_are_those_of_loops_over_the_half_that_did_not_choose():
+    features = planted()
+    rows = features["good"]
+    ranked = rank_with_labels(features, [("good",)], seed=5)
+    plain = next(row for row in ranked if row.power is None)
+
+    def scores(half):
+        unit = F.normalize(rows.features[half].double(), dim=1)
+        labels, hits, precision = rows.labels[half], [], []
+        for n in range(len(unit)):
+            order = [m for m in (unit @ unit[n]).argsort(descending=True).tolist() if m != n]
+            right = [float(labels[m] == labels[n]) for m in order[: EACH - 1]]
+            hits.append(right[0])
+            at = [sum(right[: k + 1]) / (k + 1) * right[k] for k in range(EACH - 1)]
+            precision.append(sum(at) / (EACH - 1))
+        return np.mean(hits), np.mean(precision)
+
+    # which half is which: the two are all classes, each once
+    import sslpipe.evaluation.choose as choose
+
+    chooses, reports = choose._halves(rows.labels.numpy(), 5)
+    assert sorted([*chooses, *reports]) == list(range(CLASSES))
+    halves = [torch.from_numpy(np.isin(rows.labels.numpy(), own)) for own in (chooses, reports)]
+    assert plain.score == pytest.approx(scores(halves[0])[1])
+    recall, map_at_r = scores(halves[1])
+    assert plain.values == pytest.approx({"Recall@1": recall, "MAP@R": map_at_r})
+    # a spectrum is learned on the other half alone
+    flat = fit_whitening(rows.rows(halves[0]), power=0.5)
+    rows = rows._replace(features=flat.apply(rows.features))
+    half = next(row for row in ranked if row.power == 0.5)
+    assert half.values["MAP@R"] == pytest.approx(scores(halves[1])[1], abs=1e-6)
+
+
+def test_without_labels_the_candidate_that_knows_an_images_other_corner_is_first():
+    draw = torch.Generator().manual_seed(0)
+    content = torch.randn(60, DIM, generator=draw)
+    corners, features = {}, {}
+    for name, noise in (("blind", 5.0), ("seeing", 0.3), ("weak", 1.5)):
+        noisy = [content + noise * torch.randn(60, DIM, generator=draw) for _ in range(3)]
+        corners[name] = torch.stack(noisy[:2])
+        features[name] = rows_of(noisy[2], torch.full((60,), -1))
+    ranked = rank_without_labels(features, corners, [("blind",), ("weak",), ("seeing",)])
+    assert [row.parts for row in ranked] == [("seeing",), ("weak",), ("blind",)]
+    assert ranked[0].score == 1.0
+    both = rank_without_labels(features, corners, [("blind",), ("blind", "seeing")])
+    assert best(both) == ("blind", "seeing")
+
+
+def test_one_fit_gives_each_power_what_a_fit_of_its_own_does():
+    rows = planted()["good"]
+    for power, fitted in zip((0.0, 0.3, 1.0), fit_powers(rows, (0.0, 0.3, 1.0)), strict=True):
+        own = fit_whitening(rows, power=power)
+        assert torch.equal(own.projection, fitted.projection)
+
+
+def test_corners_are_crops_of_the_image_with_half_of_what_the_view_sees():
+    view = EvalView(32, 32)
+    images = torch.arange(3 * 90 * 90, dtype=torch.float64).reshape(1, 3, 90, 90)
+    images = (images / images.max() * 255).round().to(torch.uint8)
+    corners = CornerViews(view)
+    made = corners(images, torch.tensor([[90, 90]]))
+    whole = EvalView(45, 45)(images, torch.tensor([[90, 90]]))
+    assert corners.resize_px == 45  # 32 px are half of the area
+    assert torch.equal(made[0], whole[0, :, :32, :32])
+    assert torch.equal(made[1], whole[0, :, -32:, -32:].flip(2))
+    assert corners.reduced(torch.arange(4.0)[:, None]).tolist() == [[0.0, 2.0], [1.0, 3.0]]
+
+
+def test_a_ranking_is_the_same_when_it_is_read_again():
+    ranked = rank_with_labels(planted(), [("good",), ("dead",)])
+    assert from_json(json.loads(json.dumps(to_json(ranked)))) == ranked
+
+
+def test_what_cannot_be_ranked_is_said_in_one_line():
+    features = planted()
+    with pytest.raises(DataError, match=r"^10 images are too few.*give 20 or more$"):
+        check_features("good", features["good"].rows(torch.arange(10)))
+    one = features["good"]._replace(features=torch.ones(240, DIM))
+    with pytest.raises(DataError, match="gives all 240 images the same features"):
+        check_features("lite0@96", one)
+    check_features("good", features["good"])
+    assert why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, 3])) is None
+    assert "3 classes have two images" in why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, -1, -1]))
+
+
+def test_unlabelled_images_and_lone_ones_are_searched_by_nobody():
+    features = planted()
+    labels = features["good"].labels.clone()
+    labels[: 3 * EACH] = -1  # three classes
+    labels[3 * EACH + 1 : 4 * EACH] = -1  # one image left of the fourth
+    changed = {name: rows._replace(labels=labels) for name, rows in features.items()}
+    ranked = rank_with_labels(changed, [("good",)])
+    assert ranked[0].more["MAP@R"].number == (CLASSES - 4) // 2
+    assert torch.equal(side_by_side(changed, ("good",)).labels, labels)
