@@ -64,7 +64,7 @@ def main(
     num_workers: NumWorkers = 2,
     device: Device = "auto",
 ) -> None:
-    """Rank pretrained weights on your images: sizes, joins of two, and flattening; no training.
+    """Rank pretrained weights on your images: sizes, joins and flattening. Nothing is trained.
 
     With labels of two images or more in each of four classes, half the classes choose and the
     others say what it is worth; without, candidates are ranked by how well they recognise an
@@ -216,6 +216,9 @@ def _load(source: str, taken: dict[str, Candidate], device: str) -> Candidate:
     if model.whitening is not None:
         raise UserError("it is whitened; name what it was made from")
     name = f"{model.name}@{model.view.crop_px}"
+    known = [(c.model.config.weights_sha256, c.model.view.config()) for c in taken.values()]
+    if (model.config.weights_sha256, model.view.config()) in known:
+        raise UserError(f"it is {name} again: the same weights and view as another candidate")
     name = name if name not in taken else short_name(source, taken)
     images = torch.zeros(8, *model.view.image_shape, device=device).contiguous(
         memory_format=torch.channels_last
@@ -396,12 +399,12 @@ def _print(
     ranked: "Sequence[Ranked]", heads: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> None:
     """Print the best form of each row in columns; the page has all."""
-    best = {row.parts: n for n, row in reversed([*enumerate(ranked)])}
-    cells = [cells[n] for n in sorted(best.values())]
-    rows = [list(heads), *map(list, cells)]
+    from sslpipe.evaluation.choose import best_forms
+
+    rows = [list(heads), *(list(cells[n]) for n in best_forms(ranked))]
     widths = [max(len(row[n]) for row in rows) for n in range(len(heads))]
     for row in rows:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         typer.echo(line.rstrip())
-    if any("*" in cell for row in cells for cell in row):
+    if any(cell.endswith("*") for row in rows for cell in row):
         typer.echo("* clearly different, all rows taken together (Holm)")

@@ -170,6 +170,12 @@ def rank_without_labels(
     return sorted(ranked, key=lambda row: -row.score)
 
 
+def best_forms(ranked: Sequence[Ranked]) -> list[int]:
+    """Return the places of each row's best form, the best first."""
+    first = {row.parts: place for place, row in reversed([*enumerate(ranked)])}
+    return sorted(first.values())
+
+
 def to_json(ranked: Sequence[Ranked]) -> list[dict[str, Any]]:
     """Return plain values."""
     return [

@@ -7,7 +7,7 @@ import torch
 from markupsafe import Markup
 
 from sslpipe.data.index import Split
-from sslpipe.evaluation.choose import Parts, Ranked, side_by_side
+from sslpipe.evaluation.choose import Parts, Ranked, best_forms, side_by_side
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.whiten import fit_powers
@@ -16,6 +16,11 @@ from sslpipe.report.page import html, html_page, joined, render, table
 from sslpipe.report.pictures import NEIGHBOURS, thumbnails
 
 QUERIES = 8
+NOTE = (
+    "The best form of each row. With labels, half the classes choose a row, and all other numbers "
+    "are of the other half; * is clearly different, all rows taken together (Holm). Milliseconds "
+    "are of this machine; numbers are those of one feature."
+)
 MOST_ROWS = 5  # of the ranking that the queries are shown under
 
 
@@ -41,8 +46,8 @@ def choice_page(
         names: Classes by label.
         seed: Of the queries.
     """
-    sections: dict[str, Markup] = {"Ranking": table(heads, cells)}
-    shown = list({row.parts: row for row in ranked}.values())[:MOST_ROWS]
+    best = best_forms(ranked)
+    shown = [ranked[place] for place in best[:MOST_ROWS]]
     rows = next(iter(features.values()))
     some = torch.from_numpy(permutation(len(rows.ids), seed, 1)[:QUERIES])
     found = {row.name: _neighbours(features, row.parts, row.power, some) for row in shown}
@@ -75,19 +80,24 @@ def choice_page(
             "neighbours", rows=lines, heads=[f"{n}." for n in range(1, near.shape[1] + 1)]
         )
         tables.append(title + sheet)
+    ranking = table(heads, [cells[place] for place in best])
+    sections = {"Ranking": html("{}<p class='note'>{}</p>", ranking, NOTE)}
     sections["Neighbours"] = html(
         "<p>{}</p>{}",
         f"The {near.shape[1]} nearest images of {len(some)} queries, chosen at random, under each "
         "of the best rows; the number is the cosine.",
         joined(tables),
     )
+    sections["All rows"] = table(heads, cells)
     heading = html(
         "<h1>{}</h1><p class='verdict'>{}</p>",
         f"Features for {split.name}: {len(rows.ids):,} images",
         " ".join(sentences),
     )
     footer = Markup("Written by <code>sslpipe choose</code>.")
-    return html_page("Which features", heading, sections, footer=footer)
+    return html_page(
+        "Which features", heading, sections, footer=footer, opened=("Ranking", "Neighbours")
+    )
 
 
 def _neighbours(

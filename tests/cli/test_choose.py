@@ -1,0 +1,154 @@
+"""`sslpipe choose` answers on shards and folders, with labels and without, and says what fails."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import sslpipe.evaluation.embed
+from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.export.load import load_backbone
+from tests.cli.test_gallery import write_model
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Three exports: two random networks, and one whose features are not finite."""
+    folders = []
+    for seed, name in enumerate(("one", "two", "broken")):
+        folder = tmp_path_factory.mktemp(name)
+        folders.append(write_model(folder, seed))
+    path = folders[2] / "model.safetensors"
+    tensors = {key: t * float("nan") if t.is_floating_point() else t
+               for key, t in load_file(path).items()}  # fmt: skip
+    save_file(tensors, path)
+    backbone = load_backbone(folders[0]).backbone
+    backbone.load_state_dict(tensors)
+    config = json.loads((folders[2] / "config.json").read_text())
+    config["weights_sha256"] = sslpipe.evaluation.embed.module_sha256(backbone)
+    (folders[2] / "config.json").write_text(json.dumps(config))
+    return folders
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """NAME/0.png to 4.png of eight names: a pattern each, with noise."""
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for name in "abcdefgh":
+        pattern = rng.integers(0, 90, (5, 6, 3)).repeat(4, 0).repeat(4, 1)
+        (folder / name).mkdir()
+        for number in range(5):
+            noisy = (pattern + rng.integers(0, 160, pattern.shape)).astype(np.uint8)
+            Image.fromarray(noisy).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_a_folder_of_images_is_answered_and_the_named_commands_work(
+    call, models, photos, tmp_path, monkeypatch
+):
+    out = tmp_path / "choice"
+    words = ["choose", *models[:2], "--px", 16, "--px", 24, "--data", photos, "--out", out]
+    status, said, errors = call(*words)
+    assert status == 0, errors
+    tree = json.loads((out / "choice.json").read_text())
+    # two candidates at two sizes, each one's sizes together, and both at the larger: 4 forms each
+    assert len(tree["rows"]) == (4 + 2 + 1) * 4
+    assert len(said.splitlines()) >= 1 + 7 + 2  # heading, best forms, answer
+    (answer,) = [line for line in said.splitlines() if line.startswith("Use ")]
+    assert "on 4 classes that did not choose it" in answer
+    page = (out / "choice.html").read_text()
+    assert page.count("<img") > 8 * 8
+    assert "✓" in page
+    # what it names: an export of the best, flattened
+    lines = [line for line in errors.splitlines() if line.startswith("Next")]
+    commands = [line.partition("sslpipe ")[2].split() for line in lines]
+    best = tree["rows"][0]
+    assert [words[0] for words in commands][:1] == ["export"]
+    assert len(commands) == (1 if best["power"] is None else 3)
+    for command in commands:
+        status, _, errors = call(*command)
+        assert status == 0, errors
+    model = load_backbone(out / "backbone")
+    assert (model.whitening is not None) == (best["power"] is not None)
+    # the same command reads all and embeds nothing
+    monkeypatch.setattr(sslpipe.evaluation.embed, "embed", None)
+    status, again, _ = call(*words)
+    assert status == 0
+    assert answer in again.splitlines()
+    assert json.loads((out / "choice.json").read_text())["rows"] == tree["rows"]
+
+
+def test_other_weights_and_other_images_are_embedded_anew(call, models, photos, tmp_path):
+    out = tmp_path / "choice"
+    assert call("choose", models[0], "--data", photos, "--out", out)[0] == 0
+    assert len(list((out / "features").iterdir())) == 1
+    assert call("choose", models[1], "--data", photos, "--out", out)[0] == 0
+    data = out / "shards" / "dataset.json"
+    assert call("choose", models[1], "--data", data, "--most", 20, "--out", out)[0] == 0
+    files = list((out / "features").iterdir())
+    assert len(files) == 3
+    assert sorted(len(load_embeddings(file)[0].ids) for file in files) == [20, 40, 40]
+    # a damaged file is reported and made again
+    before = files[0].read_bytes()
+    files[0].write_bytes(before[:-4])
+    for words in ([models[0]], [models[1]], [models[1], "--most", 20]):
+        assert call("choose", *words, "--data", data, "--out", out)[0] == 0
+    assert files[0].read_bytes() == before
+
+
+def test_without_labels_it_says_so(call, models, photos, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(photos.rglob("*.png"))):
+        (flat / f"{number}.png").write_bytes(path.read_bytes())
+    status, said, errors = call("choose", *models[:2], "--data", flat, "--out", tmp_path / "out")
+    assert status == 0, errors
+    assert "Without labels, use " in said
+    assert "0 classes have two images or more" in said
+    rows = json.loads((tmp_path / "out" / "choice.json").read_text())["rows"]
+    assert {row["power"] for row in rows} == {0.25}
+    assert len(rows) == 3
+    assert [row["score"] for row in rows] == sorted((r["score"] for r in rows), reverse=True)
+
+
+def test_a_candidate_that_fails_is_named_and_the_others_are_ranked(call, models, photos, tmp_path):
+    none, out = tmp_path / "none.pth", tmp_path / "out"
+    words = [models[0], none, models[2], f"{models[1]}@70000"]
+    status, said, errors = call("choose", *words, "--data", photos, "--out", out)
+    assert status == 2
+    skipped = [line for line in errors.splitlines() if line.startswith("skipped: ")]
+    assert len(skipped) == 3 == len(json.loads((out / "choice.json").read_text())["skipped"])
+    assert "there is no" in skipped[0]
+    assert "not finite" in skipped[1]
+    assert "70000" in skipped[2]
+    assert "Use small_resnet@16" in said
+    status, _, errors = call("choose", none, "--data", photos, "--out", out)
+    assert status == 2
+    assert "error: no candidate can be read" in errors
+
+
+@pytest.mark.parametrize(
+    ("count", "equal", "message"),
+    [(10, False, "10 images are too few"), (25, True, "the same features: are they one?")],
+)
+def test_images_that_cannot_choose_are_one_line(call, models, tmp_path, count, equal, message):
+    (tmp_path / "images").mkdir()
+    for number in range(count):
+        noise = np.random.default_rng(0 if equal else number).integers(0, 256, (20, 24, 3))
+        Image.fromarray(noise.astype(np.uint8)).save(tmp_path / "images" / f"{number}.png")
+    words = ["choose", models[0], "--data", tmp_path / "images", "--out", tmp_path / "out"]
+    status, _, errors = call(*words)
+    assert status == 2
+    assert message in errors
+    assert "no candidate can be ranked" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_network_is_not_joined_with_itself_under_two_names(call, models, photos, tmp_path):
+    out = tmp_path / "out"
+    words = [models[0], f"{models[0]}/", "--data", photos, "--out", out]
+    status, said, errors = call("choose", *words)
+    assert status == 2, said
+    assert "it is small_resnet@16 again" in errors
