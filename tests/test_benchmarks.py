@@ -431,15 +431,24 @@ def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypa
 
 
 def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
-    sets = json.loads((MEASURED / "graded.json").read_text())["sets"]
+    sets, choice = (
+        json.loads((MEASURED / f"{name}.json").read_text())["sets"]
+        for name in ("graded", "graded_choice")
+    )
     page = (MEASURED.parent / "graded.md").read_text().replace("whitened (power 1)", "power 1")
-    metric, rows = "", 0
+    metric, columns, rows, regrets = "", [], 0, 0
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[0] in graded_table.METRICS:
+        if not line.startswith("|") or cells[0].startswith("---"):
+            continue
+        if cells[0].partition(",")[0] in graded_table.METRICS:
             metric, columns = cells[0], cells[1:]
-        elif "@" in cells[0] and len(cells) > 1:
+        elif metric in graded_table.METRICS:
             expected = [f"{100 * sets[name][cells[0]][metric]['value']:.1f}" for name in columns]
             assert cells[1:] == expected
             rows += 1
-    assert rows > 10
+        else:
+            how = metric.partition(",")[0]
+            assert cells[1:] == [f"{choice[name][cells[0]][how]:.1f}" for name in columns]
+            regrets += 1
+    assert (rows, regrets) == (22, 8)

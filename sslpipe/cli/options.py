@@ -19,7 +19,7 @@ def argument(help: str, **settings: Any) -> Any:
 SOURCES = (  # for the help of a MODEL
     "an export, a folder or file of weights (timm, torchvision, transformers, MoCo, DINO, VISSL, "
     "lightly, solo-learn), KIND@FILE, or, with a network, timm:NAME, torchvision:NAME, "
-    "hf-hub:OWNER/NAME"
+    "hf-hub:OWNER/NAME; SOURCE@128 for images of 128 px, A+B for both side by side"
 )
 MOST_SEED = 2**63 - 1
 
