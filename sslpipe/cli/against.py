@@ -132,7 +132,8 @@ def short_name(source: str, taken: Collection[str]) -> str:
         taken: Names that others have.
     """
     parts = [part for part in re.split(r"[:/\\]+", source) if part.strip(".")] or ["other"]
-    parts[-1] = re.sub(r"\.(safetensors|pth|pt|bin|onnx|tar)$", "", parts[-1]) or parts[-1]
+    suffix = r"\.(safetensors|pth|pt|bin|onnx|tar)(?=(@\d+)?$)"
+    parts[-1] = re.sub(suffix, "", parts[-1]) or parts[-1]
     parts = [re.sub(r"[^\w.+-]+", "-", part) for part in parts]
     tries = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
     tries = [name[-LONGEST_NAME:].strip("-") for name in tries]

@@ -56,11 +56,12 @@ def main(
     out: Annotated[Path, option("Folder for the page, the numbers and the kept features.")],
     split: Annotated[str, option("The split to choose on; keep test for the end.")] = "train",
     px: Annotated[
-        list[int] | None, option("Side of the images; repeatable. Default: the weights' own.")
+        list[int] | None,
+        option("Side of the images, where SOURCE names none; repeatable. Default: the weights'."),
     ] = None,
     most: Annotated[int, option("Images to use at most: whole classes of them.", min=20)] = 5000,
     seed: Annotated[int, option("For the halves of the classes.", min=0, max=MOST_SEED)] = 0,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = 32,
     num_workers: NumWorkers = 2,
     device: Device = "auto",
 ) -> None:
@@ -104,9 +105,7 @@ def main(
     found: dict[str, Candidate] = {}
     features: dict[str, Embeddings] = {}
     corners, keys = {}, []
-    sizes: list[int | None] = [*px] if px else [None]
-    for text, size in itertools.product(wanted, sizes):
-        source = text if size is None else f"{text}@{size}"
+    for source in (each for text in wanted for each in _at_sizes(text, px)):
         try:
             one = _load(source, found, target)
             made, key = _embedded(one, one.model.view, index, rows, ids, out, **options)
@@ -205,6 +204,15 @@ def _some(rows: "Split", most: int, seed: int) -> Any:
     return chosen
 
 
+def _at_sizes(source: str, px: Sequence[int] | None) -> list[str]:
+    """Return a source at each size; one that names its own, and a join, as it is."""
+    from sslpipe.weights.source import parse_source
+
+    parsed = parse_source(source)
+    own = not px or parsed.px is not None or parsed.scheme == "join"
+    return [source] if own else [f"{source}@{size}" for size in px or ()]
+
+
 def _load(source: str, taken: dict[str, Candidate], device: str) -> Candidate:
     """Load a candidate and take its time. Raises: UserError."""
     import torch
@@ -301,6 +309,8 @@ def _rows(found: dict[str, Candidate]) -> "list[Parts]":
     """Return each candidate, then joins: of two networks at their largest sizes, and of sizes."""
     by_weights: dict[str, list[Candidate]] = {}
     for one in found.values():
+        if one.model.config.backbone.kind == "join":  # stands beside no other
+            continue
         by_weights.setdefault(one.model.config.weights_sha256, []).append(one)
     sizes = [sorted(own, key=lambda c: c.model.view.crop_px) for own in by_weights.values()]
     joins = [(own[0].name, own[-1].name) for own in sizes if len(own) > 1]

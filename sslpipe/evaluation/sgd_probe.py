@@ -245,6 +245,7 @@ def augmented_sgd_probe(
     The backbone is frozen, so an epoch's features are computed at once, two epochs in one pass over
     the images, and its hash is compared after each. options: those of `embed`. Collective.
     """
+    TrainingView(view, seed=seed, epoch=0, crop_area=crop_area, flip_prob=flip_prob)  # may refuse
     plain = embed(backbone, view, train, **options)
     held_test = embed(backbone, view, test, **options)
     latest: dict[int, Embeddings] = {}  # the pass of two epochs that was made last

@@ -76,7 +76,10 @@ def parse_source(text: str | Path) -> Source:
                 raise WeightsError(f"{text} joins one network with itself; give each another size")
             return Source(text, "join", parts=parts)
         if (sized := _SIZED.fullmatch(text)) is not None:
-            return replace(parse_source(sized[1]), text=text, px=int(sized[2]))
+            whole = parse_source(sized[1])
+            if whole.px is not None:
+                raise WeightsError(f"{text} names two sizes; write one, as in {sized[1]}")
+            return replace(whole, text=text, px=int(sized[2]))
     scheme, _, rest = text.partition(":")
     if scheme in HUBS and rest and not Path(given).exists():
         return Source(text, scheme, name=rest)  # type: ignore[arg-type]

@@ -146,6 +146,21 @@ def test_images_that_cannot_choose_are_one_line(call, models, tmp_path, count, e
     assert "Traceback" not in errors
 
 
+def test_a_join_and_a_source_with_a_size_keep_theirs(call, models, photos, tmp_path):
+    one, two = models[:2]
+    out = tmp_path / "out"
+    words = [one, f"{two}@16", f"{one}@16+{two}@24", "--px", 24, "--data", photos, "--out", out]
+    status, _, errors = call("choose", *words)
+    assert status == 0, errors
+    rows = json.loads((out / "choice.json").read_text())["rows"]
+    # the join as a candidate of its own, which no other stands beside
+    joined = "small_resnet 16 px + small_resnet 24 px@24"
+    assert {tuple(row["parts"]) for row in rows} == {
+        *(("small_resnet@24",), ("small_resnet@16",), (joined,)),
+        ("small_resnet@24", "small_resnet@16"),
+    }
+
+
 def test_a_network_is_not_joined_with_itself_under_two_names(call, models, photos, tmp_path):
     out = tmp_path / "out"
     words = [models[0], f"{models[0]}/", "--data", photos, "--out", out]

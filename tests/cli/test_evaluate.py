@@ -509,6 +509,7 @@ def test_the_recorded_source_of_a_start_is_taken_from_a_path_and_never_from_a_hu
         ("hf-hub:facebook/dinov2-small", (), "dinov2-small"),
         ("/data/a/backbone", ("backbone",), "a-backbone"),
         ("weights/lite0.pth", (), "lite0"),
+        ("weights/lite0.pth@128", (), "lite0-128"),
         ("lite0.pth", ("lite0",), "lite0-2"),
         ("lite0.pth", ("lite0", "lite0-2"), "lite0-3"),
         ("a/[b] <c>/", (), "-b-c-".strip("-")),

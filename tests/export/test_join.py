@@ -160,6 +160,7 @@ def test_what_a_source_means(tmp_path, monkeypatch):
     assert [part.text for part in parts] == ["a.pth@64", "timm/x@b.pth", "timm:y"]
     assert [part.px for part in parts] == [64, None, None]
     for text, said in [("a.pth+a.pth", "joins one network with itself"),
+                       ("a.pth@64@96", r"names two sizes; write one, as in a.pth@64$"),
                        ("a.pth+none.pth", "there is no none.pth"),
                        ("none+", r"there is no none\+")]:  # fmt: skip
         with pytest.raises(WeightsError, match=said):
