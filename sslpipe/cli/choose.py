@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from sslpipe.cli.inputs import check_folder, check_model, open_data
+from sslpipe.cli.inputs import check_folder, check_model, find_images, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import (
     MOST_SEED,
@@ -23,6 +23,7 @@ from sslpipe.cli.options import (
 )
 from sslpipe.cli.terminal import new_app, progress, report_bad, say, write_json
 from sslpipe.errors import DataError, UserError
+from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
     from sslpipe.augment.eval_view import EvalView
@@ -82,14 +83,14 @@ def main(
             _skip(failed, source, error)
     if not wanted:
         raise UserError("no candidate can be read")
-    index = open_data(_shards(data, out), split)
+    data = _shards(data, out)
+    index = open_data(data, split)
     rows = index.split(split)
 
     from sslpipe.cli.processes import start
     from sslpipe.evaluation.choose import (
         CornerViews,
         check_features,
-        from_json,
         rank_with_labels,
         rank_without_labels,
         to_json,
@@ -100,7 +101,8 @@ def main(
     target, _ = start(device, "choose")
     ids = _some(rows, most, seed)
     lacking = why_unlabelled(rows.labels[ids])
-    options = {"batch_size": batch_size, "num_workers": num_workers, "device": target}
+    options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
+    options |= {"device": target, "on_bad": report_bad}
     # features of each candidate, and of two corners of each image where labels cannot choose
     found: dict[str, Candidate] = {}
     features: dict[str, Embeddings] = {}
@@ -118,6 +120,7 @@ def main(
                 )
                 corners[one.name] = _two(both.features)
             features[one.name], found[one.name] = made, one
+            options["on_bad"] = lambda bad: None  # reported with the first features
             keys.append(key)
         except UserError as error:
             _skip(failed, source, error)
@@ -128,7 +131,7 @@ def main(
     identity = {"keys": keys, "sets": [list(parts) for parts in sets], "seed": seed}
     identity["labels"] = lacking is None
     file = out / "choice.json"
-    ranked = [] if (kept := _kept(file, identity)) is None else from_json(kept)
+    ranked = _kept(file, identity)
     if not ranked:
         say(f"rank {len(sets)} rows of {len(found)} candidates")
         if lacking is None:
@@ -143,7 +146,7 @@ def main(
     page = choice_page(
         rows, sentences, heads, cells, ranked, features, index.manifest.classes, seed
     )
-    (out / "choice.html").write_text(page, encoding="utf-8")
+    write_atomically(out / "choice.html", page)
     _print(ranked, heads, cells)
     typer.echo("\n".join(sentences))
     say(f"{out / 'choice.html'}: the same queries under each")
@@ -152,7 +155,7 @@ def main(
     say_next("export", source, "--out", out / "backbone")
     if best.power is not None:
         train = out / "backbone.safetensors"
-        where = ["--data", _shards(data, out), "--split", split, "--out", train]
+        where = ["--data", data, "--split", split, "--out", train]
         say_next("embed", out / "backbone", *where, when=", to flatten")
         say_next("whiten", out / "backbone", train, "--power", f"{best.power:g}", when=", last")
     if failed:
@@ -166,7 +169,7 @@ def _skip(failed: list[str], source: str, error: Exception) -> None:
 
 
 def _shards(data: str, out: Path) -> str:
-    """Return a data set's dataset.json; a folder of images is written into OUT/shards first."""
+    """Return a data set's dataset.json; a folder of images is written as shards into OUT first."""
     folder = Path(data)
     if not folder.is_dir() or (folder / "dataset.json").is_file():
         return data
@@ -174,7 +177,10 @@ def _shards(data: str, out: Path) -> str:
     from sslpipe.sharding.sources import SourceOptions
     from sslpipe.sharding.writer import Layout
 
-    shards = out / "shards"
+    stats = [(str(path), path.stat()) for path in find_images(folder)]
+    listed = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    state = hashlib.sha256(json.dumps([str(folder.absolute()), listed]).encode()).hexdigest()
+    shards = out / f"shards-{state[:8]}"  # of these very files
     if not (shards / "dataset.json").is_file():
         say(f"{folder}: write its images as shards into {shards}")
         layout = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9, scatter=False)
@@ -283,7 +289,6 @@ def _embedded(
             ids=ids,
             canvas_px=view.canvas_px,
             progress=advance,
-            on_bad=report_bad,
             network=one.name,
             **options,
         )
@@ -318,13 +323,16 @@ def _rows(found: dict[str, Candidate]) -> "list[Parts]":
     return [*((name,) for name in found), *joins]
 
 
-def _kept(file: Path, identity: dict[str, Any]) -> Any:
-    """Read the ranking of the same features; None where there is none."""
+def _kept(file: Path, identity: dict[str, Any]) -> "list[Ranked]":
+    """Read the ranking of the same features; [] where there is none."""
+    from sslpipe.evaluation.choose import from_json
+    from sslpipe.registry import REFUSALS
+
     try:
         tree = json.loads(file.read_bytes())
-        return tree["rows"] if tree["identity"] == identity else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return from_json(tree["rows"]) if tree["identity"] == identity else []
+    except (OSError, *REFUSALS):  # none, or not ours any more
+        return []
 
 
 def _costs(row: "Ranked", found: dict[str, Candidate]) -> tuple[str, str, str]:

@@ -69,9 +69,16 @@ class CornerViews(EvalView):
 
     Args:
         view: Of the network: size, mean, std and interpolation are its own.
+
+    Raises:
+        DataError: It is of a join of several.
     """
 
     def __init__(self, view: EvalView) -> None:
+        if len(view.sides) > 1:
+            raise DataError(
+                "without labels a join is no candidate; name its parts, which are joined here"
+            )
         resize_px = round(view.resize_px * math.sqrt(2))
         both = {"resize_px": resize_px, "crops": "flip", "reduce": "concat"}
         super().__init__(**view.config() | both)

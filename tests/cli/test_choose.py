@@ -85,7 +85,7 @@ def test_other_weights_and_other_images_are_embedded_anew(call, models, photos, 
     assert call("choose", models[0], "--data", photos, "--out", out)[0] == 0
     assert len(list((out / "features").iterdir())) == 1
     assert call("choose", models[1], "--data", photos, "--out", out)[0] == 0
-    data = out / "shards" / "dataset.json"
+    (data,) = out.glob("shards-*/dataset.json")
     assert call("choose", models[1], "--data", data, "--most", 20, "--out", out)[0] == 0
     files = list((out / "features").iterdir())
     assert len(files) == 3
@@ -108,6 +108,10 @@ def test_without_labels_it_says_so(call, models, photos, tmp_path):
     assert "Without labels, use " in said
     assert "0 classes have two images or more" in said
     rows = json.loads((tmp_path / "out" / "choice.json").read_text())["rows"]
+    joined = f"{models[0]}@16+{models[1]}@24"
+    words = ["choose", models[0], joined, "--data", flat, "--out", tmp_path / "out"]
+    status, _, errors = call(*words)
+    assert (status, "without labels a join is no candidate" in errors) == (2, True)
     assert {row["power"] for row in rows} == {0.25}
     assert len(rows) == 3
     assert [row["score"] for row in rows] == sorted((r["score"] for r in rows), reverse=True)
@@ -144,6 +148,26 @@ def test_images_that_cannot_choose_are_one_line(call, models, tmp_path, count, e
     assert message in errors
     assert "no candidate can be ranked" in errors
     assert "Traceback" not in errors
+
+
+def test_another_folder_is_not_answered_with_the_first_ones_images(call, models, photos, tmp_path):
+    other, out = tmp_path / "other", tmp_path / "out"
+    for number, path in enumerate(sorted(photos.rglob("*.png"))[:30]):
+        (other / f"c{number % 5}").mkdir(parents=True, exist_ok=True)
+        (other / f"c{number % 5}" / path.name.replace(".", f"{number}.")).write_bytes(
+            path.read_bytes()
+        )
+    counts = []
+    for folder in (photos, other, photos):
+        assert call("choose", models[0], "--data", folder, "--out", out)[0] == 0
+        counts.append("Features for train: 40 images" in (out / "choice.html").read_text())
+    assert counts == [True, False, True]
+    # a ranking that is not ours any more is made again
+    tree = json.loads((out / "choice.json").read_text())
+    tree["rows"] = [{"parts": 3}]
+    (out / "choice.json").write_text(json.dumps(tree))
+    assert call("choose", models[0], "--data", photos, "--out", out)[0] == 0
+    assert len(json.loads((out / "choice.json").read_text())["rows"]) == 4
 
 
 def test_a_join_and_a_source_with_a_size_keep_theirs(call, models, photos, tmp_path):
