@@ -20,6 +20,7 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.sgd_probe import TrainingView
 from sslpipe.export import write
 from sslpipe.export.initial import open_init, with_init
+from sslpipe.export.join import join
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.weights.source import parse_source
@@ -72,6 +73,14 @@ def test_one_network_at_two_sizes_is_kept_once_where_it_is_convolutional(files, 
         model = load_backbone("+".join(sources))
         assert len(model.backbone.network) == networks
         assert torch.equal(model.encode(pictures), side_by_side(sources, pictures))
+
+
+def test_networks_of_equal_weights_with_other_features_are_kept_apart(files):
+    one, other = load_backbone(f"{files[0]}@64"), load_backbone(f"{files[0]}@96")
+    assert len(join([one, other], "A@64+A@96").backbone.network) == 1
+    # what a size decides and no tensor shows: masks, tables that are computed
+    other.backbone.network.register_forward_hook(lambda module, given, out: out + 1)
+    assert len(join([one, other], "A@64+A@96").backbone.network) == 2
 
 
 @pytest.mark.parametrize(("which", "sizes"), [((0, 1), ("@64", "@96")), ((0, 2), ("@64", "@64"))])
