@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sslpipe.export.load import FrozenBackbone
 
 app = new_app()
+FEW = 8  # images of a class that are kept whole
 COSTS = ("ms an image", "MB", "numbers")
 
 
@@ -60,7 +61,7 @@ def main(
         list[int] | None,
         option("Side of the images, where SOURCE names none; repeatable. Default: the weights'."),
     ] = None,
-    most: Annotated[int, option("Images to use at most: whole classes of them.", min=20)] = 5000,
+    most: Annotated[int, option("Images to use at most, of each class alike.", min=20)] = 5000,
     seed: Annotated[int, option("For the halves of the classes.", min=0, max=MOST_SEED)] = 0,
     batch_size: BatchSize = 32,
     num_workers: NumWorkers = 2,
@@ -189,23 +190,34 @@ def _shards(data: str, out: Path) -> str:
 
 
 def _some(rows: "Split", most: int, seed: int) -> Any:
-    """Choose ids, sorted: all, or whole classes at random, then others, up to `most`."""
+    """Choose sample ids, sorted: all, or up to `most`.
+
+    Of a large class as many as all can have, but FEW or more; then random classes, and last images
+    of no class.
+    """
     import numpy as np
 
     from sslpipe.random import permutation
 
     if len(rows) <= most:
         return np.arange(len(rows))
-    labels = rows.labels
-    known, counts = np.unique(labels[labels >= 0], return_counts=True)
-    shuffled = permutation(len(known), seed, 2)
-    kept = known[shuffled[np.cumsum(counts[shuffled]) <= most]]
-    own = np.flatnonzero(np.isin(labels, kept))
-    others = np.flatnonzero(labels < 0)
-    others = others[permutation(len(others), seed, 3)[: most - len(own)]]
-    chosen = np.sort(np.concatenate([own, others]))
-    if not len(chosen):  # each class is larger
-        chosen = np.sort(permutation(len(rows), seed, 3)[:most])
+    shuffled = permutation(len(rows), seed, 2)
+    labels = rows.labels[shuffled]
+    labelled = shuffled[labels >= 0]
+    known, of_class, counts = np.unique(
+        labels[labels >= 0], return_inverse=True, return_counts=True
+    )
+    cap = max(FEW, most // max(1, len(known)))
+    # each image's place in its class, in the order of the shuffle
+    by_class = np.argsort(of_class, kind="stable")
+    place = np.empty_like(by_class)
+    place[by_class] = np.arange(len(by_class)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # classes in random order, as long as they fit
+    order = permutation(len(known), seed, 3)
+    kept = np.zeros(len(known), bool)
+    kept[order[np.cumsum(np.minimum(counts, cap)[order]) <= most]] = True
+    own = labelled[kept[of_class] & (place < cap)]
+    chosen = np.sort(np.concatenate([own, shuffled[labels < 0][: most - len(own)]]))
     say(f"{len(chosen):,} of {len(rows):,} images; --most takes more")
     return chosen
 

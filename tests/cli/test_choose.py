@@ -8,6 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sslpipe.evaluation.embed
+from sslpipe.cli.choose import _some
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export.load import load_backbone
 from tests.cli.test_gallery import write_model
@@ -168,6 +169,35 @@ def test_another_folder_is_not_answered_with_the_first_ones_images(call, models,
     (out / "choice.json").write_text(json.dumps(tree))
     assert call("choose", models[0], "--data", photos, "--out", out)[0] == 0
     assert len(json.loads((out / "choice.json").read_text())["rows"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "classes", "each"),
+    [
+        ([800] * 10, 2000, 10, {200}),  # large classes: as many of each
+        ([4] * 1000, 1000, 250, {4}),  # many small ones: whole classes
+        ([3, 500, 500], 100, 3, {3, 33}),
+        ([5] * 6, 100, 6, {5}),
+    ],
+)
+def test_of_too_many_images_each_class_has_its_share(counts, most, classes, each):
+    labels = np.repeat(np.arange(len(counts)), counts)
+
+    class Rows:
+        def __init__(self, labels):
+            self.labels = labels
+
+        def __len__(self):
+            return len(self.labels)
+
+    ids = _some(Rows(labels), most, 0)
+    found = np.unique(labels[ids], return_counts=True)
+    assert (len(found[0]), {*found[1].tolist()}) == (classes, each)
+    assert (np.diff(ids) > 0).all()
+    assert np.array_equal(ids, _some(Rows(labels), most, 0))
+    if len(labels) > most:
+        assert not np.array_equal(ids, _some(Rows(labels), most, 1))
+    assert len(_some(Rows(np.full(len(labels), -1)), most, 0)) == min(most, len(labels))
 
 
 def test_a_join_and_a_source_with_a_size_keep_theirs(call, models, photos, tmp_path):
